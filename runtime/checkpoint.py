@@ -1,0 +1,197 @@
+"""Checkpoints without pickle: safetensors and JSON, a manifest with SHA-256 written last.
+
+    checkpoints/
+      step-120/   model.safetensors optimizer.safetensors [ema.safetensors] state.json MANIFEST.json
+      best-96/    the weights of the best evaluation
+
+A checkpoint is written into a temporary folder, every file synced, the manifest last, then the folder renamed and its
+parent synced; older ones are removed only then. One that does not match its manifest is never loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from runtime.errors import CheckpointError
+from runtime.files import read_json, sha256, storage_error, sync_folder, write_json
+
+FORMAT = 1
+MANIFEST = "MANIFEST.json"
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A verified checkpoint in memory."""
+
+    path: Path
+    tensors: dict[str, dict[str, Tensor]]
+    """By file: model, optimizer, ema."""
+    state: dict[str, Any]
+
+
+def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping[str, Any]) -> Path:
+    """Write the checkpoint `folder/name`, all of it or nothing.
+
+    Raises:
+        StorageError: if it cannot be written; nothing is left behind.
+    """
+    final, beside = folder / name, folder / f".tmp-{name}-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        for stem, group in tensors.items():
+            _write_tensors(beside / f"{stem}.safetensors", group)
+        write_json(beside / "state.json", dict(state))
+        parts = sorted(beside.iterdir())
+        files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in parts}
+        write_json(beside / MANIFEST, {"format": FORMAT, "files": files})
+        if final.exists():
+            shutil.rmtree(final)
+        beside.rename(final)
+        sync_folder(folder)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise storage_error(final, error) from None
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    return final
+
+
+def _write_tensors(path: Path, tensors: Tensors) -> None:
+    seen: set[int] = set()
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        value = tensor.detach().to("cpu").contiguous()
+        # safetensors refuses tensors that share memory, as tied weights do.
+        plain[name] = value.clone() if value.data_ptr() in seen else value
+        seen.add(value.data_ptr())
+    with path.open("wb") as file:
+        file.write(safetensors.torch.save(plain))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def verify(path: Path) -> str | None:
+    """What is wrong with a checkpoint, naming the file; None if it matches its manifest."""
+    manifest = read_json(path / MANIFEST)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        return f"{MANIFEST} is missing or not whole"
+    if manifest.get("format") != FORMAT:
+        return f"format {manifest.get('format')}, this version reads {FORMAT}"
+    for name, entry in manifest["files"].items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != entry["bytes"]:
+            return f"{name} has {file.stat().st_size} bytes, expected {entry['bytes']}"
+        if (digest := sha256(file)) != entry["sha256"]:
+            return f"{name} has SHA-256 {digest[:12]}..., expected {entry['sha256'][:12]}..."
+    return None
+
+
+def load(path: Path) -> Loaded:
+    """Read one checkpoint.
+
+    Raises:
+        CheckpointError: if it does not match its manifest.
+    """
+    wrong = verify(path)
+    if wrong:
+        raise CheckpointError(f"checkpoint {path}: {wrong}", "a checkpoint that matches its manifest",
+                              "name another one, or leave the choice to us")  # fmt: skip
+    files = [p for p in path.iterdir() if p.suffix == ".safetensors"]
+    tensors = {p.stem: safetensors.torch.load_file(p) for p in files}
+    return Loaded(path, tensors, json.loads((path / "state.json").read_text(encoding="utf-8")))
+
+
+def latest(folder: Path) -> tuple[Loaded | None, list[str]]:
+    """The newest checkpoint that verifies, and one line for each that was passed over.
+
+    Raises:
+        CheckpointError: if there are checkpoints and none verifies: never a silent start from zero.
+    """
+    passed: list[str] = []
+    for path in reversed(steps(folder)):
+        wrong = verify(path)
+        if wrong is None:
+            return load(path), passed
+        passed.append(f"checkpoint {path.name} is damaged: {wrong}; an older one is used")
+    if passed:
+        raise CheckpointError(f"{folder}: no checkpoint verifies:\n  " + "\n  ".join(passed),
+                              "a checkpoint that matches its manifest", "start again with --new")  # fmt: skip
+    return None, passed
+
+
+def steps(folder: Path, kind: str = "step") -> list[Path]:
+    """The checkpoints of a kind, oldest first."""
+    found = [p for p in folder.glob(f"{kind}-*") if p.name.removeprefix(f"{kind}-").isdigit()]
+    return sorted(found, key=lambda p: int(p.name.rsplit("-", 1)[1]))
+
+
+def prune(folder: Path, keep: int, best: int | None) -> None:
+    """Remove what is no longer needed: all but the last `keep`, and every best that none of them names."""
+    kept = steps(folder)[-max(1, keep) :]
+    for path in steps(folder):
+        if path not in kept:
+            _remove(path)
+    named = {best} | {_best_of(path) for path in kept}
+    for path in steps(folder, "best"):
+        if int(path.name.rsplit("-", 1)[1]) not in named:
+            _remove(path)
+    for path in folder.glob(".tmp-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _best_of(path: Path) -> int | None:
+    state = read_json(path / "state.json") or {}
+    best = state.get("watch", {}).get("best", {})
+    return best.get("step") if best.get("best") is not None else None
+
+
+def _remove(path: Path) -> None:
+    trash = path.with_name(f".tmp-{path.name}")
+    path.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state by parameter name: `weight/exp_avg`."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {f"{names[id(p)]}/{key}": torch.as_tensor(value)
+            for p, entry in optimizer.state.items() for key, value in entry.items() if value is not None}  # fmt: skip
+
+
+def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
+    """Put state back by parameter name.
+
+    Raises:
+        CheckpointError: if a name is unknown.
+    """
+    parameters = dict(model.named_parameters())
+    for full, value in tensors.items():
+        name, _, key = full.rpartition("/")
+        if name not in parameters:
+            raise CheckpointError(f"the optimizer state names {name!r}, which the network does not have",
+                                  "the network that was saved", "undo the change of the model, or use --new")  # fmt: skip
+        parameter = parameters[name]
+        place = parameter.device if key != "step" or optimizer.param_groups[0].get("fused") else torch.device("cpu")
+        value = value.to(place)
+        # Moments take the memory format of their parameter, which fused kernels require.
+        same = value.shape == parameter.shape and value.ndim > 0
+        optimizer.state[parameter][key] = (
+            torch.empty_like(parameter, dtype=value.dtype).copy_(value) if same else value.clone()
+        )

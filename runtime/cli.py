@@ -1,0 +1,127 @@
+"""The command line: `python -m runtime COMMAND`, installed as `drivetrain`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from runtime.errors import DrivetrainError, SpecError
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    given = _parser().parse_args(arguments)
+    command: Command = given.command
+    try:
+        return command(given)
+    except DrivetrainError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="drivetrain", description="Fits a training job to the machine it lands on.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, command: Command, text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text)
+        made.set_defaults(command=command)
+        return made
+
+    def with_job(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        made.add_argument("job", type=Path, help="job spec in YAML")
+        made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a value")
+        return made
+
+    with_job(add("validate", validate, "check a job spec; no torch, no network"))
+    made = add("facts", facts, "what this container may use, host beside allowed")
+    made.add_argument("--json", action="store_true", help="as JSON, the input of plan --hardware")
+    made = with_job(add("plan", plan, "every decision with its reason"))
+    made.add_argument("--hardware", type=Path, metavar="FILE", help="decide for a recorded machine")
+    made.add_argument("--plain", action="store_true", help="everything off")
+    made.add_argument("--json", action="store_true", help="as JSON, the input of train --plan")
+    made = with_job(add("train", train, "train, or resume an unfinished run"))
+    made.add_argument("--plain", action="store_true", help="everything off: the honest baseline")
+    made.add_argument("--plan", type=Path, metavar="FILE", help="replay a stored plan")
+    made.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go")
+    made.add_argument("--new", action="store_true", help="start a new run, whatever is unfinished")
+    made = with_job(add("launch", launch, "host side: train in a container under the job's limits"))
+    made.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="which kind of image")
+    made.add_argument("--new", action="store_true", help="start a new run, whatever is unfinished")
+    add("schema", schema, "JSON schema of the job spec")
+    return parser
+
+
+def validate(given: argparse.Namespace) -> int:
+    """Check a job spec."""
+    from runtime import spec
+
+    job = spec.load(given.job, given.set)
+    print(f"{given.job}: valid ({job.name}, {job.task})")
+    return 0
+
+
+def facts(given: argparse.Namespace) -> int:
+    """Show what this container may use."""
+    from runtime.detect import detect
+    from runtime.facts import render
+    from runtime.table import console
+
+    machine = detect(Path("runs"))
+    if given.json:
+        print(json.dumps(machine.to_json(), indent=1))
+    else:
+        console().print(render(machine))
+    return 0
+
+
+def plan(given: argparse.Namespace) -> int:
+    """Show every decision."""
+    from runtime import hardware, spec
+    from runtime import plan as plans
+    from runtime.detect import detect
+    from runtime.table import console, render
+
+    job = spec.load(given.job, given.set)
+    machine = hardware.load(given.hardware) if given.hardware else detect(Path("runs"))
+    made = plans.resolve(job, machine, plain=given.plain)
+    if given.json:
+        print(json.dumps(made.to_json(), indent=1))
+    else:
+        console().print(render(made, job, machine))
+    return 0
+
+
+def train(given: argparse.Namespace) -> int:
+    """Train or resume."""
+    from runtime import supervise
+
+    if given.plain and given.plan:
+        raise SpecError("--plain and --plan together", "one of them", "leave one out")
+    return supervise.train(
+        supervise.Request(given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new)
+    )
+
+
+def launch(given: argparse.Namespace) -> int:
+    """Train in a container."""
+    from runtime import launch as launching
+
+    return launching.launch(launching.Request(given.job, tuple(given.set), given.device, given.new))
+
+
+def schema(given: argparse.Namespace) -> int:
+    """Print the JSON schema."""
+    from runtime import spec
+
+    print(json.dumps(spec.schema(), indent=1))
+    return 0

@@ -1,0 +1,71 @@
+"""Batches: which samples come when, and how they are fetched.
+
+The order is a function of (seed, epoch), so nothing of it has to be saved: a resumed run asks for the batches from
+its step on and gets the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.utils.data import DataLoader
+
+from runtime import draws
+from runtime.data.dataset import Batch, Split
+from runtime.draws import Ids
+
+
+class Batches:
+    """The training batches of every epoch.
+
+    Args:
+        split: the samples.
+        batch_size: samples per batch; the last batch of an epoch may be smaller.
+        seed: the run's seed.
+    """
+
+    def __init__(self, split: Split, batch_size: int, seed: int) -> None:
+        self.split, self.batch_size, self.seed = split, batch_size, seed
+        self.workers = 0
+        self.pin = False
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches in one epoch."""
+        return -(-len(self.split) // self.batch_size)
+
+    def order(self, epoch: int, start: int = 0) -> list[Ids]:
+        """The sample ids of each batch of an epoch, from batch `start` on."""
+        ids = draws.permutation(self.seed, epoch, len(self.split))
+        return [ids[i : i + self.batch_size] for i in range(start * self.batch_size, len(ids), self.batch_size)]
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch, from batch `start` on."""
+        return fetch(self.split, self.order(epoch, start), workers=self.workers, pin=self.pin)
+
+
+def in_order(split: Split, batch_size: int, *, workers: int = 0) -> Iterator[Batch]:
+    """All samples once, in order: for evaluation."""
+    ids = torch.arange(len(split)).numpy()
+    return fetch(split, [ids[i : i + batch_size] for i in range(0, len(ids), batch_size)], workers=workers)
+
+
+def fetch(split: Split, groups: Sequence[Ids], *, workers: int = 0, pin: bool = False) -> Iterator[Batch]:
+    """One batch per group of ids; in this process, or prepared ahead by worker processes."""
+    source = _Groups(split)
+    if workers == 0:
+        return map(source.__getitem__, groups)
+    return iter(DataLoader(source, batch_size=None, sampler=groups, num_workers=workers, prefetch_factor=2,
+                           pin_memory=pin, timeout=300))  # fmt: skip
+
+
+class _Groups(torch.utils.data.Dataset[Batch]):
+    """A map from a group of ids to a batch: the form in which torch's loader can share the work."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+
+    def __getitem__(self, ids: Ids) -> Batch:
+        index = torch.from_numpy(ids)
+        return Batch(ids, self.split.gather(ids), {name: y[index] for name, y in self.split.targets.items()})

@@ -1,0 +1,49 @@
+"""Crop: images as squares. The short side fits, the centre stays, the ends of the long side go."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+LUMA = (0.299, 0.587, 0.114)
+"""Share of red, green and blue in grey (ITU-R BT.601, as Pillow and JPEG have it)."""
+
+
+def square(pixels: Tensor, size: int, channels: int) -> Tensor:
+    """Images as squares with so many channels, of the dtype they had.
+
+    Args:
+        pixels: shape (N, C, H, W), uint8 or float32.
+        size: side of the square in pixels; smaller is antialiased, larger is bilinear.
+        channels: 1 or 3; grey becomes three equal channels, colour becomes its luma.
+
+    Returns:
+        Shape (N, channels, size, size).
+    """
+    pixels = _recoloured(pixels, channels)
+    height, width = pixels.shape[2:]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    pixels = pixels[:, :, top : top + side, left : left + side]
+    if side == size:
+        return pixels.contiguous()
+    parts = [_resized(part, size) for part in pixels.split(1024)]
+    return torch.cat(parts)
+
+
+def _resized(pixels: Tensor, size: int) -> Tensor:
+    out = functional.interpolate(pixels.float(), (size, size), mode="bilinear", antialias=True)
+    return _as(out, pixels.dtype)
+
+
+def _recoloured(pixels: Tensor, channels: int) -> Tensor:
+    if pixels.shape[1] == channels:
+        return pixels
+    if channels == 3:
+        return pixels.expand(-1, 3, -1, -1)
+    return _as(sum(pixels[:, i : i + 1].float() * share for i, share in enumerate(LUMA)), pixels.dtype)  # type: ignore[arg-type]
+
+
+def _as(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values if dtype.is_floating_point else values.round().clamp(0, 255).to(dtype)

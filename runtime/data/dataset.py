@@ -1,0 +1,118 @@
+"""Dataset: what a job's data turned out to be, in the form that training, evaluation and prediction share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from runtime.draws import Ids
+
+Inputs = tuple[torch.Tensor, ...]
+Targets = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Head:
+    """One output: its classes, or the names and scale of its numbers."""
+
+    name: str
+    """Empty for a single output."""
+    classes: tuple[str, ...] = ()
+    """Class names in the order of the network's outputs; empty for regression."""
+    several: bool = False
+    """Whether a sample may have several of the classes."""
+    columns: tuple[str, ...] = ()
+    """Names of the numbers to predict; empty for classification."""
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    """Scale of the numbers: the network predicts (value - mean) / std."""
+    weight: float = 1.0
+    """Weight of this head in the loss."""
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the network for this head."""
+        return len(self.classes) or len(self.columns)
+
+
+@dataclass
+class Batch:
+    """Some samples, prepared for the network.
+
+    `inputs` are the positional arguments of the network, each of shape (N, ...). `targets` hold per head class
+    indices of shape (N,) int64, class probabilities (N, classes) float, or scaled numbers (N, columns) float.
+    """
+
+    ids: Ids
+    inputs: Inputs
+    targets: Targets
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on `device`; from pinned memory the copy does not block."""
+        return replace(
+            self,
+            inputs=tuple(x.to(device, non_blocking=True) for x in self.inputs),
+            targets={name: y.to(device, non_blocking=True) for name, y in self.targets.items()},
+        )
+
+    def split(self, size: int) -> Iterator[Batch]:
+        """Parts of at most `size` samples, in order."""
+        if size >= len(self):
+            yield self
+            return
+        for start in range(0, len(self), size):
+            part = slice(start, start + size)
+            yield Batch(self.ids[part], tuple(x[part] for x in self.inputs),
+                        {name: y[part] for name, y in self.targets.items()})  # fmt: skip
+
+
+class Split(Protocol):
+    """Training or validation samples, numbered from 0."""
+
+    targets: Targets
+    """All targets, each of shape (size, ...)."""
+
+    def __len__(self) -> int: ...
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Raw inputs of these samples; may run in a worker process."""
+        ...
+
+    def title(self, index: int) -> str:
+        """A name for one sample, for lists of mistakes: a path, a row, the text itself."""
+        ...
+
+
+class Prepare(Protocol):
+    """Raw inputs to network inputs, on the device; random only if an epoch is given."""
+
+    def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs: ...
+
+
+def as_it_is(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
+    """For data that is ready when it is gathered."""
+    return inputs
+
+
+@dataclass
+class Dataset:
+    """Training and validation data with everything that prediction needs to know."""
+
+    train: Split
+    validation: Split
+    heads: dict[str, Head]
+    preprocessing: dict[str, Any]
+    """What `predict` needs to prepare new samples; plain JSON data, stored with the model."""
+    prepare: Prepare = as_it_is
+    mixable: bool = True
+    """Whether inputs are numbers that mixup may blend."""
+    decoded: bool = True
+    """False where samples are decoded from files each time."""
+    notes: list[str] = field(default_factory=list)
+    """What a person should know about the data: counts, files left out, conversions."""

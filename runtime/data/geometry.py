@@ -1,0 +1,33 @@
+"""Geometry: the size and the channels that the network sees, given or chosen from the images."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+SMALLEST, LARGEST, GRID = 16, 224, 16
+"""Limits and multiple of a size chosen for image files, in pixels."""
+
+
+def choose_size(asked: int | str, short_sides: npt.NDArray[np.int64], exact: bool) -> tuple[int, str]:
+    """The side of the square and the reason.
+
+    Args:
+        asked: `data.image_size` of the job.
+        short_sides: shorter side of each image, in pixels.
+        exact: whether all images have one size, as in an array, so that it can be kept.
+    """
+    if isinstance(asked, int):
+        return asked, "the job asks for it"
+    middle = float(np.median(short_sides))
+    if exact:
+        return int(middle), "the arrays have it"
+    size = int(np.clip(round(middle / GRID) * GRID, SMALLEST, LARGEST))
+    return size, f"half of the images have a short side of {middle:g} or more; a multiple of {GRID}, at most {LARGEST}"
+
+
+def choose_channels(asked: int | str, grey: bool) -> tuple[int, str]:
+    """1 or 3, and the reason."""
+    if isinstance(asked, int):
+        return asked, "the job asks for it"
+    return (1, "every image is grey") if grey else (3, "there are images in colour")

@@ -1,0 +1,42 @@
+"""Labels: the classes of a job, from labels as they were written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.errors import DataError, nearest
+
+
+def class_names(labels: Iterable[str]) -> tuple[str, ...]:
+    """Every label once: by number where all of them are whole numbers, else in the order of text."""
+    names = set(labels)
+    if all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
+
+
+def indices(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDArray[np.int64]:
+    """The class index of each label, shape (N,).
+
+    Raises:
+        DataError: for a label that is not among the classes, naming `key`.
+    """
+    place = {name: i for i, name in enumerate(classes)}
+    strange = Counter(label for label in labels if label not in place)
+    if strange:
+        shown = ", ".join(f'"{label}" ({count:,})' for label, count in sorted(strange.items())[:5])
+        hint = nearest(min(strange), classes)
+        raise DataError(f"{key}: classes that the training data does not have: {shown}",
+                        f"the {len(classes)} classes of the training data: {listed(classes)}",
+                        hint or "add samples of these classes to the training data, or take them out here")  # fmt: skip
+    return np.fromiter((place[label] for label in labels), np.int64, len(labels))
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """`a, b, c` and how many more."""
+    rest = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest

@@ -1,0 +1,29 @@
+"""Stratify: which samples are held out for validation, class by class."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime import draws
+from runtime.draws import Ids
+
+
+def held_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Ids, Ids]:
+    """Positions for training and for validation, both ascending.
+
+    The fraction is taken from every class; a class of two or more samples has at least one on each side, a class of
+    one sample stays in training. The answer depends on the labels, the fraction and the seed alone.
+
+    Args:
+        labels: class index of each sample, shape (N,).
+        fraction: share to hold out, between 0 and 1.
+        seed: the run's seed.
+    """
+    shuffled = draws.generator(seed, "validation").permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    sizes = np.bincount(labels)
+    taken = np.clip(np.rint(sizes * fraction).astype(np.int64), np.minimum(1, sizes // 2), np.maximum(sizes - 1, 0))
+    rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    chosen = rank < np.repeat(taken, sizes)
+    return np.sort(by_class[~chosen]).astype(np.int64), np.sort(by_class[chosen]).astype(np.int64)

@@ -1,0 +1,47 @@
+"""Random draws without state: every number is a function of (seed, what it is for, where we are).
+
+Nothing has to be saved, and worker count, prefetching and resuming cannot change a draw. The mixing function is
+SplitMix64 (Steele, Lea & Flood 2014), vectorized over samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int64]
+
+
+def key(seed: int, *parts: int | str) -> int:
+    """A 63-bit number from the seed and what the draw is for."""
+    text = "/".join(map(str, (seed, *parts)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def generator(seed: int, *parts: int | str) -> np.random.Generator:
+    """A private generator for batch-wide draws: `generator(seed, "mixup", step)`."""
+    return np.random.Generator(np.random.PCG64(key(seed, *parts)))
+
+
+def permutation(seed: int, epoch: int, size: int) -> Ids:
+    """The order of the samples in one epoch; shape (size,), int64."""
+    return generator(seed, "order", epoch).permutation(size).astype(np.int64)
+
+
+def uniform(seed: int, purpose: str, epoch: int, ids: Ids, count: int = 1) -> npt.NDArray[np.float64]:
+    """`count` numbers in [0, 1) for each sample, from (seed, purpose, epoch, sample id) alone; shape (N, count)."""
+    start = np.uint64(key(seed, purpose, epoch))
+    lanes = np.arange(count, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
+    with np.errstate(over="ignore"):
+        state = start + _mix(ids.astype(np.uint64)[:, None] + np.uint64(1)) + lanes[None, :]
+        bits = _mix(_mix(state) + np.uint64(0x9E3779B97F4A7C15))
+    return np.asarray((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+def _mix(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    value = value + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

@@ -1,0 +1,126 @@
+"""The exception tree and its exit codes.
+
+    DrivetrainError            the root; never raised itself
+    ├── SpecError         2    the job spec (or a command line value) is invalid
+    ├── DataError         3    the data cannot be used
+    ├── CheckpointError   4    no acceptable checkpoint or run folder
+    ├── NumericsError     5    the budget for non-finite steps is spent
+    ├── OutOfMemory       6    memory is short at micro-batch 1
+    ├── StorageError      7    a folder cannot be written
+    ├── PeerError         8    another process is lost or hung
+    ├── DeviceError       9    the device cannot be used: wrong image, lost GPU, no engine
+    └── Stopped          75    stopped early, nothing committed was lost, run me again
+
+Every message has three parts: what was given, what is possible here, what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class DrivetrainError(Exception):
+    """A failure a person can act on.
+
+    Args:
+        given: what was given or found, with its key or path.
+        possible: what is allowed or possible here.
+        action: what to do about it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, given: str, possible: str = "", action: str = "") -> None:
+        self.given, self.possible, self.action = given, possible, action
+        super().__init__("\n".join(self.lines()))
+
+    def lines(self) -> list[str]:
+        """The message, one line a part, empty parts left out."""
+        labels = (("", self.given), ("  possible: ", self.possible), ("  do:       ", self.action))
+        return [label + text for label, text in labels if text]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in a spec: where (`file:line:column`), which key, and the three parts."""
+
+    place: str
+    key: str
+    given: str
+    possible: str
+    action: str
+
+    def lines(self) -> list[str]:
+        """The problem as the person sees it."""
+        head = f"{self.place}: {self.key}: {self.given}" if self.key else f"{self.place}: {self.given}"
+        return DrivetrainError(head, self.possible, self.action).lines()
+
+
+class SpecError(DrivetrainError):
+    """The spec is invalid; holds every problem of the file at once."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Iterable[Problem] | str, possible: str = "", action: str = "") -> None:
+        self.problems: list[Problem] = []
+        if isinstance(problems, str):
+            super().__init__(problems, possible, action)
+            return
+        self.problems = list(problems)
+        super().__init__("\n".join(line for problem in self.problems for line in problem.lines()))
+
+
+class DataError(DrivetrainError):
+    """The data cannot be used."""
+
+    exit_code = 3
+
+
+class CheckpointError(DrivetrainError):
+    """No acceptable checkpoint or run folder."""
+
+    exit_code = 4
+
+
+class NumericsError(DrivetrainError):
+    """The budget for non-finite steps is spent."""
+
+    exit_code = 5
+
+
+class OutOfMemory(DrivetrainError):
+    """Memory is short even at micro-batch 1."""
+
+    exit_code = 6
+
+
+class StorageError(DrivetrainError):
+    """A folder cannot be written."""
+
+    exit_code = 7
+
+
+class PeerError(DrivetrainError):
+    """Another process is lost or hung."""
+
+    exit_code = 8
+
+
+class DeviceError(DrivetrainError):
+    """The device cannot be used: wrong image, lost GPU, no engine."""
+
+    exit_code = 9
+
+
+class Stopped(DrivetrainError):
+    """Stopped early by a signal or a time limit; the same command goes on from here."""
+
+    exit_code = 75
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`did you mean "x"?` for the closest of `known`, or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f'did you mean "{close[0]}"?' if close else ""

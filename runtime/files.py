@@ -1,0 +1,88 @@
+"""Files that are whole or not there: written beside, synced, then renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import StorageError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that a crash leaves the old or the new one, never a part.
+
+    Raises:
+        StorageError: if the folder cannot be written.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise storage_error(path, error) from None
+
+
+def write_json(path: Path, data: Any) -> None:
+    """`write_text` of JSON that a person can read; NaN becomes null."""
+    write_text(path, json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def read_json(path: Path) -> Any:
+    """The data of a JSON file; None if it is missing or not whole."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def read_lines(path: Path) -> Iterable[dict[str, Any]]:
+    """The rows of a JSON-lines file; a row cut by a crash is left out."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(row, dict):
+                    yield row
+    except OSError:
+        return
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder survive a power loss."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """A StorageError for a failed write."""
+    return StorageError(f"{path}: {error.strerror or error}", "a folder with room that this user may write",
+                        "free some space, or name another folder with --runs DIR")  # fmt: skip

@@ -1,0 +1,109 @@
+"""The run folder `runs/<name>-<NNN>/`: which one a command means, and that only one process writes to it."""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import CheckpointError, StorageError
+from runtime.files import read_json, storage_error, write_text
+from runtime.job import Job, dump
+
+# What may change between stop and resume: it does not change what is learned.
+FREE = ("limits", "checkpoint")
+
+
+@dataclass
+class RunFolder:
+    """One run folder, locked for this process and its children."""
+
+    path: Path
+    resumes: bool
+    lock: int
+    """Open file that holds the lock; hand it to the trainer so that the lock lives as long as any of us."""
+
+    def state(self) -> dict[str, Any]:
+        """What the supervisor last wrote about the run."""
+        return read_json(self.path / "state.json") or {}
+
+
+def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, Any] | None = None) -> RunFolder:
+    """The unfinished run of this job's name, or the next number.
+
+    Raises:
+        StorageError: if the folder cannot be written, or another process is training in it.
+        CheckpointError: if the unfinished run was started with another spec.
+    """
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(runs, error) from None
+    known = numbered(runs, job.name)
+    last = known[-1] if known else None
+    if last and not new and (read_json(last / "state.json") or {}).get("status") != "done":
+        lock = _lock(last)
+        _same_spec(last, job)
+        return RunFolder(last, True, lock)
+    path = runs / f"{job.name}-{int(last.name[-3:]) + 1 if last else 1:03}"
+    try:
+        path.mkdir()
+        write_text(path / "job.yaml", spec_text(job))
+    except OSError as error:
+        raise storage_error(path, error) from None
+    return RunFolder(path, False, _lock(path))
+
+
+def numbered(runs: Path, name: str) -> list[Path]:
+    """The run folders of a name, in order."""
+    pattern = re.compile(rf"{re.escape(name)}-\d{{3,}}")
+    return sorted(p for p in runs.iterdir() if p.is_dir() and pattern.fullmatch(p.name))
+
+
+def spec_text(job: Job) -> str:
+    """The resolved spec as YAML."""
+    return dump(job.dumped())
+
+
+def _same_spec(path: Path, job: Job) -> None:
+    try:
+        stored = (path / "job.yaml").read_text(encoding="utf-8")
+    except OSError:
+        return
+    before, now = (_relevant(text) for text in (stored, spec_text(job)))
+    if before == now:
+        return
+    lines = difflib.unified_diff(before, now, "the unfinished run", "this spec", lineterm="", n=1)
+    raise CheckpointError(
+        f"{path} is unfinished and was started with another spec:\n" + "\n".join(f"    {line}" for line in lines),
+        "the spec that the run was started with", "undo the change, or start a new run with --new",
+    )  # fmt: skip
+
+
+def _relevant(text: str) -> list[str]:
+    kept, skipping = [], False
+    for line in text.splitlines():
+        if not line.startswith(" "):
+            skipping = line.split(":")[0] in FREE
+        if not skipping:
+            kept.append(line)
+    return kept
+
+
+def _lock(path: Path) -> int:
+    try:
+        handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise storage_error(path, error) from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise StorageError(f"{path}: another process is training in this folder", "one trainer per run folder",
+                           "wait for it, stop it, or start another run with --new") from None  # fmt: skip
+    return handle

@@ -1,0 +1,193 @@
+"""Hardware: what this container may use, host beside allowed. Frozen facts, no torch, no reading of the machine.
+
+`detect.py` makes one from the machine; `load` makes one from a file (`--hardware FILE`), so that every decision
+can be replayed on any laptop.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import SpecError, nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cpu:
+    """Processor facts. Counts are logical CPUs unless the name says otherwise."""
+
+    model: str
+    """Marketing name, as the kernel prints it."""
+    vendor: str
+    """GenuineIntel, AuthenticAMD, ARM or unknown."""
+    architecture: str
+    """x86_64 or aarch64."""
+    flags: tuple[str, ...]
+    """Instruction sets that matter here: avx2, fma, avx512f, avx512_bf16, amx_bf16, ..."""
+    host: int
+    """Logical CPUs of the machine."""
+    affinity: int
+    """Logical CPUs in the affinity mask of this process."""
+    cpuset: int | None
+    """Logical CPUs in the cgroup's cpuset; None where there is no such file."""
+    quota: float | None
+    """CPUs that the cgroup's quota amounts to; None without a quota."""
+    cores: int
+    """Physical cores behind the affinity mask: two hyperthreads of one core count once."""
+    budget: int
+    """What we may use: min(affinity, cpuset, quota rounded down), at least 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Memory facts, all in bytes."""
+
+    host: int
+    """Memory of the machine."""
+    limit: int | None
+    """The cgroup's limit (the lowest of all ancestors); None without one."""
+    used: int
+    """What the cgroup (or, without a limit, the machine) uses already and cannot give back."""
+    available: int
+    """What is left for us: limit minus use, never more than the machine has available."""
+    swap: bool
+    """Whether the kernel may swap this container out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """Sizes in bytes; None for what could not be read."""
+
+    shm: int | None
+    """Size of /dev/shm."""
+    shm_exec: bool
+    """Whether /dev/shm is mounted exec."""
+    tmp_exec: bool
+    """Whether the temporary folder is mounted exec."""
+    runs_free: int | None
+    """Room left under the run folder."""
+    cache: str
+    """Folder for compiled code."""
+    cache_exec: bool
+    """Whether compiled code in it may be executed."""
+    cache_writable: bool
+    """Whether we may write to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU as NVML shows it. Memory in bytes."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    memory: int
+    free: int
+    driver: str
+    mig: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torch:
+    """The installed torch, read from its files without importing it."""
+
+    version: str
+    cuda: str | None
+    """CUDA version of the build; None for a CPU build."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Libraries:
+    """Shared libraries that may be preloaded, as paths; None where they are not installed."""
+
+    iomp5: str | None = None
+    libomp: str | None = None
+    tcmalloc: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """What this container may really use."""
+
+    name: str
+    """Short name of the machine, for titles."""
+    place: str
+    """host, docker, podman, kubernetes or container."""
+    cgroup: int
+    """Version of the control groups: 1, 2, or 0 for none."""
+    image: str | None
+    """The image this process runs in (cpu, ampere, legacy); None outside our images."""
+    cpu: Cpu
+    memory: Memory
+    storage: Storage
+    gpus: tuple[Gpu, ...] = ()
+    gpu_trouble: str | None = None
+    """Why no GPU can be used although something NVIDIA is there; None if all is well."""
+    torch: Torch | None = None
+    compiler: str | None = None
+    """Path of the C++ compiler with Python headers beside it; None without either."""
+    libraries: Libraries = field(default_factory=Libraries)
+    assumed: tuple[str, ...] = ()
+    """Names of facts that were assumed, not read (recorded machines only)."""
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The first GPU, the one that decisions look at."""
+        return self.gpus[0] if self.gpus else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON data; `from_json` gives the same object back."""
+        return asdict(self)
+
+
+_PARTS: dict[str, type] = {
+    "cpu": Cpu, "memory": Memory, "storage": Storage, "torch": Torch, "libraries": Libraries,
+}  # fmt: skip
+
+
+def from_json(data: dict[str, Any], source: str = "hardware") -> Hardware:
+    """Make a Hardware from `to_json`'s data.
+
+    Raises:
+        SpecError: for a missing or unknown fact.
+    """
+    values = dict(data)
+    for key, kind in _PARTS.items():
+        if isinstance(values.get(key), dict):
+            values[key] = _make(kind, values[key], f"{source}: {key}")
+    values["gpus"] = tuple(_make(Gpu, gpu, f"{source}: gpus") for gpu in values.get("gpus") or ())
+    made: Hardware = _make(Hardware, values, source)
+    return made
+
+
+def load(path: Path) -> Hardware:
+    """Read the facts of a recorded machine.
+
+    Raises:
+        SpecError: if the file cannot be read or lacks a fact.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"--hardware {path}: {error}", "a JSON file as written by `drivetrain facts --json`",
+            "record one on the machine in question, or take one from tests/machines",
+        ) from None  # fmt: skip
+    if not isinstance(data, dict):
+        raise SpecError(f"--hardware {path}: not a JSON object", "the output of `drivetrain facts --json`")
+    return from_json(data, str(path))
+
+
+def _make(kind: type, values: dict[str, Any], source: str) -> Any:
+    known = {f.name for f in fields(kind)}
+    for key in values:
+        if key not in known:
+            raise SpecError(f"{source}: unknown fact {key!r}", f"known: {', '.join(sorted(known))}",
+                            nearest(key, known))  # fmt: skip
+    frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    try:
+        return kind(**frozen)
+    except TypeError as error:
+        raise SpecError(f"{source}: {error}", "every fact that `drivetrain facts --json` prints") from None

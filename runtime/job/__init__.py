@@ -1,0 +1,6 @@
+"""The job spec: YAML document, value types, one class per task."""
+
+from runtime.job.document import Document, dotted, dump
+from runtime.job.job import JOBS, Checkpoint, Job, Limits, lower_is_better
+
+__all__ = ["JOBS", "Checkpoint", "Document", "Job", "Limits", "dotted", "dump", "lower_is_better"]

@@ -1,0 +1,90 @@
+"""The `data:` part of the spec, one class per task."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from runtime.job.values import Count, Fraction, Positive, Spec
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Validation = Annotated[float, Field(gt=0, lt=1)] | str
+
+
+class Data(Spec):
+    """What all tasks share."""
+
+    train: str = Field(description="training data: a folder or file, relative to the job's folder, then the project")
+    validation: Validation = Field(0.1, description="a fraction of the training data, or a path of its own")
+    bad_samples: Fraction = Field(
+        0.05, description="share of samples that may be unreadable; they are listed and left out, more is exit 3"
+    )
+
+
+class RandAugment(Spec):
+    """RandAugment (Cubuk et al. 2020)."""
+
+    num_ops: Count = Field(2, description="operations per image")
+    magnitude: Annotated[int, Field(ge=0, le=30)] = Field(9, description="strength of the operations, 0 to 30")
+
+
+class ColorJitter(Spec):
+    """Random brightness, contrast and saturation, each by a factor in [1 - x, 1 + x]."""
+
+    brightness: Probability = Field(0.0, description="largest change of brightness")
+    contrast: Probability = Field(0.0, description="largest change of contrast")
+    saturation: Probability = Field(0.0, description="largest change of saturation")
+
+
+class Erasing(Spec):
+    """Random erasing (Zhong et al. 2020)."""
+
+    probability: Probability = Field(0.25, description="share of images with a patch erased")
+    area: tuple[Fraction, Fraction] = Field((0.02, 0.2), description="smallest and largest share erased", strict=False)
+
+
+class ResizedCrop(Spec):
+    """A random part of the image, resized to the full size (Szegedy et al. 2015)."""
+
+    scale: tuple[Probability, Probability] = Field((0.35, 1.0), description="smallest and largest share", strict=False)
+    ratio: tuple[Positive, Positive] = Field((0.75, 1.333), description="narrowest and widest shape", strict=False)
+
+
+class Mixup(Spec):
+    """Mixup (Zhang et al. 2018): pairs of samples blended, labels with them."""
+
+    alpha: Positive = Field(0.2, description="both parameters of the Beta distribution of the blend")
+    probability: Probability = Field(1.0, description="share of the steps that are mixed")
+
+
+class Cutmix(Spec):
+    """CutMix (Yun et al. 2019): a rectangle taken from another image, labels by area."""
+
+    alpha: Positive = Field(1.0, description="both parameters of the Beta distribution of the area")
+    probability: Probability = Field(1.0, description="share of the steps that are mixed")
+
+
+class ImageAugment(Spec):
+    """Random changes to training images; each sample's draws depend on (seed, epoch, sample) alone."""
+
+    flip: bool = Field(False, description="mirror half of the images left to right")
+    crop_padding: int = Field(0, ge=0, description="pad by so many pixels, then crop back at a random place")
+    resized_crop: ResizedCrop | None = Field(None, description="a random part, resized to the full size")
+    randaugment: RandAugment | None = Field(None, description="RandAugment")
+    color_jitter: ColorJitter | None = Field(None, description="brightness, contrast, saturation")
+    erasing: Erasing | None = Field(None, description="random erasing")
+    mixup: Mixup | None = Field(None, description="mixup, drawn for the whole batch from (seed, step)")
+    cutmix: Cutmix | None = Field(None, description="cutmix, drawn for the whole batch from (seed, step)")
+
+
+class ImageData(Data):
+    """Images: a folder with one folder per class, a CSV or Parquet manifest, or an .npz with `images` and `labels`."""
+
+    path_column: str = Field("path", description="column of a manifest that holds paths, relative to the manifest")
+    label_column: str = Field("label", description="column of a manifest that holds labels")
+    image_size: Annotated[int, Field(ge=4, le=2048)] | Literal["auto"] = Field(
+        "auto", description="side of the square the network sees, in pixels; auto looks at the images"
+    )
+    channels: Literal[1, 3, "auto"] = Field("auto", description="1 grey, 3 colour; auto looks at the images")
+    augment: ImageAugment = Field(ImageAugment(), description="random changes to training images")

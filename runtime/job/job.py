@@ -1,0 +1,124 @@
+"""Job: what the user asked for, checked and frozen. One class per task; no torch, no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PrivateAttr, StringConstraints
+
+from runtime.job.data import Data, ImageData
+from runtime.job.document import Document
+from runtime.job.model import ImageModel, ImageNetwork
+from runtime.job.train import Train
+from runtime.job.values import Interval, Positive, Size, Spec
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Setting = bool | int | float | str
+
+
+class Limits(Spec):
+    """What the container may use; enforced by the engine, checked in the plan."""
+
+    cpus: Positive | None = Field(None, description="CPUs, fractions allowed; 2 if absent")
+    memory: Size | None = Field(None, description="memory without swap; 4g if absent")
+    shm: Size | None = Field(None, description="shared memory for loader workers; 256m if absent")
+
+
+class Checkpoint(Spec):
+    """When the run is saved and what is kept."""
+
+    every: Interval = Field("5m", description="a duration, `200 steps`, or `epoch`")
+    keep: Annotated[int, Field(ge=1)] = Field(2, description="how many of the last checkpoints stay, besides the best")
+    best: str | None = Field(None, description="the metric whose best checkpoint stays; by task if absent")
+
+
+class Job(Spec):
+    """What all tasks share."""
+
+    METRICS: ClassVar[tuple[str, ...]] = ("loss",)
+    BEST: ClassVar[str] = "loss"
+    LOSSES: ClassVar[tuple[str, ...]] = ()
+
+    name: Name = Field(description="name of the run folders: letters, digits, dots, dashes")
+    task: str
+    data: Data
+    train: Train = Field(Train(), description="how to train")
+    optimize: dict[str, Setting] = Field({}, description="optimizations by name; absent or auto: the runtime decides")
+    limits: Limits = Field(Limits(), description="what the container may use")
+    checkpoint: Checkpoint = Field(Checkpoint(), description="when the run is saved and what is kept")
+
+    _document: Document = PrivateAttr(default_factory=lambda: Document("job"))
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    @property
+    def document(self) -> Document:
+        """Where every key stands."""
+        return self._document
+
+    @property
+    def folder(self) -> Path:
+        """The folder that relative paths start from."""
+        return self._folder
+
+    def heads(self) -> tuple[str, ...]:
+        """Names of the outputs; one empty name for a single output."""
+        return ("",)
+
+    def losses(self) -> tuple[str, ...]:
+        """Names of the losses that fit the task; empty if any does."""
+        return self.LOSSES
+
+    def metrics(self) -> list[str]:
+        """Every metric name that this job can be watched by."""
+        names = ["train/loss", "validation/loss"]
+        for head in self.heads():
+            start = f"validation/{head}/" if head else "validation/"
+            names += [start + metric for metric in self.METRICS if start + metric not in names]
+        return names
+
+    def best(self) -> str:
+        """The metric whose best checkpoint is kept."""
+        if self.checkpoint.best:
+            return self.checkpoint.best
+        first = self.heads()[0]
+        return f"validation/{first}/{self.BEST}" if first else f"validation/{self.BEST}"
+
+    def resolve(self, path: str) -> Path:
+        """A path of the spec: as it is if absolute, else in the job's folder, else in the working folder."""
+        given = Path(path).expanduser()
+        if given.is_absolute():
+            return given
+        beside = self._folder / given
+        return beside if beside.exists() or not given.exists() else given
+
+    def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
+        """Every path that the spec names, with its key."""
+        paths = [(("data", "train"), self.data.train)]
+        if isinstance(self.data.validation, str):
+            paths.append((("data", "validation"), self.data.validation))
+        return paths
+
+    def dumped(self) -> dict[str, Any]:
+        """The spec with every default filled in, as plain data."""
+        return self.model_dump(mode="json")
+
+
+class ImageJob(Job):
+    """Image classification."""
+
+    METRICS = ("loss", "accuracy", "f1")
+    BEST = "accuracy"
+    LOSSES = ("cross-entropy", "focal")
+
+    task: Literal["image-classification"]
+    data: ImageData
+    model: ImageModel = Field(ImageNetwork(name="small-cnn"), description="the network")
+
+
+JOBS: dict[str, type[Job]] = {"image-classification": ImageJob}
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a smaller value of the metric is an improvement."""
+    return metric.rsplit("/", 1)[-1] in ("loss", "mse", "mae", "rmse")

@@ -1,0 +1,57 @@
+"""The `model:` part of the spec: a built-in network, a library's, or the user's own file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from runtime.job.values import Count, Fraction, Spec, named
+
+
+class Freeze(Spec):
+    """Parts that are not trained; they run in evaluation mode unless told otherwise."""
+
+    embeddings: bool = Field(False, description="freeze the embeddings")
+    layers: int = Field(0, ge=0, description="freeze the first N layers")
+    names: tuple[str, ...] = Field((), description="freeze parameters by name pattern: `conv*`", strict=False)
+    train_mode: bool = Field(False, description="keep dropout and BatchNorm of frozen parts in training mode")
+
+
+class BuiltIn(Spec):
+    """What all built-in networks share."""
+
+    freeze: Freeze = Field(Freeze(), description="parts that are not trained")
+
+
+class ImageNetwork(BuiltIn):
+    """Convolutional networks for images."""
+
+    name: Literal["small-cnn", "resnet18", "resnet34", "resnet50"]
+    width: Count | None = Field(None, description="channels of the first stage; 32 for small-cnn, 64 for a ResNet")
+    dropout: Fraction = Field(0.0, description="dropout before the classifier")
+    stem: Literal["small", "large", "auto"] = Field(
+        "auto", description="small: 3x3 stride 1; large: 7x7 stride 2 and pooling; auto by image size"
+    )
+
+
+class OwnModel(Spec):
+    """The user's own network: a file beside the job and a function in it that returns a torch.nn.Module."""
+
+    file: str = Field(description="Python file beside the job")
+    factory: str = Field("build", description="function in the file that returns the module")
+    arguments: dict[str, Any] = Field({}, description="keyword arguments of the function")
+    freeze: Freeze = Field(Freeze(), description="parts that are not trained")
+
+
+def kind(value: Any) -> str:
+    """Which form of `model:` was written: `own` with a file, a library's name with a source, else `built-in`."""
+    keys = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    if "file" in keys:
+        return "own"
+    return str(keys.get("source", "built-in"))
+
+
+ImageModel = Annotated[
+    Annotated[ImageNetwork, Tag("built-in")] | Annotated[OwnModel, Tag("own")], Discriminator(kind), named()
+]  # fmt: skip

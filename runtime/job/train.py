@@ -1,0 +1,161 @@
+"""The `train:` part of the spec: optimizer, schedule, loss, stopping."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from runtime.job.values import Count, Duration, Fraction, Positive, Spec, named
+
+
+class Optimizer(Spec):
+    """What all optimizers share."""
+
+    weight_decay: float = Field(1e-4, ge=0, description="decay of weights; norms and biases get none")
+
+
+class Adam(Optimizer):
+    """Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019)."""
+
+    name: Literal["adamw", "adam"] = Field("adamw", description="adamw decouples the decay, adam adds it to the gradient")
+    lr: Positive = Field(1e-3, description="learning rate at the top of the schedule")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="decay of the two moments", strict=False)
+    eps: Positive = Field(1e-8, description="term that keeps the division away from zero")
+    amsgrad: bool = Field(False, description="keep the largest second moment (Reddi et al. 2018)")
+
+
+class Sgd(Optimizer):
+    """Stochastic gradient descent."""
+
+    name: Literal["sgd"]
+    lr: Positive = Field(0.1, description="learning rate at the top of the schedule")
+    momentum: Fraction = Field(0.9, description="share of the last update that goes on")
+    nesterov: bool = Field(False, description="look ahead along the momentum")
+    dampening: Fraction = Field(0.0, description="damping of the momentum")
+
+
+class OneCycle(Spec):
+    """Up and down once (Smith & Topin 2018), both along a cosine, ending at almost nothing."""
+
+    name: Literal["one-cycle"]
+    warmup: Fraction = Field(0.3, description="share of the steps that the rate climbs")
+
+
+class Cosine(Spec):
+    """Cosine annealing (Loshchilov & Hutter 2017) after a linear warm-up."""
+
+    name: Literal["cosine"]
+    warmup: Fraction = Field(0.0, description="share of the steps that the rate climbs")
+    floor: Fraction = Field(0.0, description="last rate as a share of lr")
+
+
+class Linear(Spec):
+    """Straight down to zero after a linear warm-up."""
+
+    name: Literal["linear"]
+    warmup: Fraction = Field(0.0, description="share of the steps that the rate climbs")
+
+
+class StepDown(Spec):
+    """Times `factor` every `epochs`."""
+
+    name: Literal["step"]
+    epochs: Count = Field(30, description="epochs between two drops")
+    factor: Fraction = Field(0.1, description="what each drop multiplies the rate with")
+
+
+class Plateau(Spec):
+    """Times `factor` when the watched metric has not improved for `patience` epochs."""
+
+    name: Literal["plateau"]
+    patience: int = Field(5, ge=0, description="epochs without improvement before a drop")
+    factor: Fraction = Field(0.1, description="what each drop multiplies the rate with")
+    metric: str = Field("validation/loss", description="the metric that is watched")
+
+
+class Constant(Spec):
+    """The same rate throughout."""
+
+    name: Literal["constant"]
+
+
+class CrossEntropy(Spec):
+    """Cross entropy over classes."""
+
+    name: Literal["cross-entropy"]
+    label_smoothing: Fraction = Field(0.0, description="share of the target spread over all classes")
+
+
+class Focal(Spec):
+    """Focal loss (Lin et al. 2017): cross entropy times (1 - p)^gamma; binary and multi-class."""
+
+    name: Literal["focal"]
+    gamma: float = Field(2.0, ge=0, description="how much easy samples are played down")
+    alpha: Fraction | None = Field(None, description="weight of class 1 of two; the other gets 1 - alpha")
+    label_smoothing: Fraction = Field(0.0, description="share of the target spread over all classes")
+
+
+class BinaryCrossEntropy(Spec):
+    """Sigmoid and binary cross entropy per label, for samples with several labels."""
+
+    name: Literal["bce"]
+    label_smoothing: Fraction = Field(0.0, description="share of the target moved towards one half")
+
+
+class MeanSquaredError(Spec):
+    """Mean squared error."""
+
+    name: Literal["mse"]
+
+
+class Huber(Spec):
+    """Huber loss (1964): quadratic near zero, linear beyond delta."""
+
+    name: Literal["huber"]
+    delta: Positive = Field(1.0, description="where quadratic turns into linear, in units of the scaled target")
+
+
+class EarlyStopping(Spec):
+    """Stop when a metric no longer improves."""
+
+    metric: str = Field(description="the metric that is watched")
+    patience: Count = Field(5, description="epochs without improvement before stopping")
+    min_delta: float = Field(0.0, ge=0, description="smallest change that counts as an improvement")
+
+
+AnyOptimizer = Annotated[Annotated[Adam | Sgd, Field(discriminator="name")], named("adamw")]
+AnySchedule = Annotated[
+    Annotated[OneCycle | Cosine | Linear | StepDown | Plateau | Constant, Field(discriminator="name")],
+    named("one-cycle"),
+]
+AnyLoss = Annotated[
+    Annotated[CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber, Field(discriminator="name")],
+    named(),
+]
+
+
+class Train(Spec):
+    """How to train."""
+
+    epochs: Count = Field(10, description="passes over the training data")
+    steps: Count | None = Field(None, description="stop after this many optimizer steps, whatever the epochs")
+    max_time: Duration | None = Field(None, description="stop before this much wall-clock time has passed: 2h")
+    batch_size: Count = Field(32, description="samples the optimizer sees in one step")
+    seed: int = Field(0, ge=0, lt=2**32, description="the root of every random draw")
+    deterministic: bool = Field(
+        True, description="same bits on the same image, CPU model and threads; false lets kernels choose freely"
+    )
+    optimizer: AnyOptimizer = Field(Adam(), description="the optimizer and its settings", validate_default=False)
+    schedule: AnySchedule = Field(
+        OneCycle(name="one-cycle"), description="how the learning rate moves", validate_default=False
+    )
+    loss: AnyLoss | None = Field(None, description="what is minimized; cross entropy or MSE by task")
+    class_weights: Literal["none", "balanced"] = Field(
+        "none", description="balanced: weight of a class = samples / (classes * samples of the class)"
+    )
+    clip_norm: Positive | None = Field(1.0, description="largest gradient norm; null switches clipping off")
+    early_stopping: EarlyStopping | None = Field(None, description="stop when a metric no longer improves")
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="decay of an average of the weights that is validated and stored beside them"
+    )

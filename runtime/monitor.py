@@ -1,0 +1,113 @@
+"""Monitor: a thread that samples memory, CPU and progress about once a second into telemetry.jsonl.
+
+with Monitor(folder, run) as monitor: ...
+monitor.latest(), monitor.history()
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from runtime import cgroup
+from runtime.run import Run
+
+Sample = dict[str, float | int | None]
+
+
+class Monitor:
+    """Samples this process and its children until closed.
+
+    Args:
+        folder: where telemetry.jsonl goes.
+        run: whose progress is noted; None to watch the process alone.
+        interval: seconds between samples.
+    """
+
+    def __init__(self, folder: Path, run: Run | None = None, interval: float = 1.0) -> None:
+        self.path, self.run, self.interval = folder / "telemetry.jsonl", run, interval
+        self.start = time.monotonic()
+        self.peak = 0
+        self.samples: list[Sample] = []
+        self.process = psutil.Process()
+        self.progress = _progress(run) if run else dict
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self._work, name="monitor", daemon=True)
+
+    def __enter__(self) -> Monitor:
+        self.process.cpu_percent()
+        self.thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop.set()
+        self.thread.join()
+
+    def latest(self) -> Sample | None:
+        """The last sample."""
+        return self.samples[-1] if self.samples else None
+
+    def history(self) -> list[Sample]:
+        """All samples."""
+        return list(self.samples)
+
+    def _work(self) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            ended = False
+            while not ended:
+                ended = self.stop.wait(self.interval)
+                sample = self._sample()
+                self.samples.append(sample)
+                file.write(json.dumps(sample) + "\n")
+                file.flush()
+
+    def _sample(self) -> Sample:
+        rss = self._rss()
+        self.peak = max(self.peak, rss)
+        limits = cgroup.read_limits(Path("/"))
+        return {
+            "seconds": round(time.monotonic() - self.start, 3),
+            "rss": rss,
+            "memory_used": limits.used,
+            "memory_limit": limits.memory,
+            "cpu_percent": self.process.cpu_percent(),
+            "throttled_seconds": cgroup.throttled_seconds(Path("/")),
+            **self.progress(),
+        }
+
+    def _rss(self) -> int:
+        """Resident memory of this process and its children, in bytes."""
+        total = 0
+        for process in (self.process, *self.process.children(recursive=True)):
+            try:
+                total += process.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+        return int(total)
+
+
+def _progress(run: Run) -> Callable[[], dict[str, Any]]:
+    """A function that tells the rate of samples and the share of waiting since its last call."""
+    before = [time.monotonic(), run.counters.samples, 0.0]
+
+    def since() -> dict[str, Any]:
+        now, samples, waited = time.monotonic(), run.counters.samples, run.clock.phases.get("input", 0.0)
+        span = max(1e-9, now - before[0])
+        values = {
+            "step": run.counters.step,
+            "samples_per_second": round((samples - before[1]) / span, 2),
+            "input_wait": round(min(1.0, (waited - before[2]) / span), 4),
+        }
+        before[:] = [now, samples, waited]
+        return values
+
+    return since

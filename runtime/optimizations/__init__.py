@@ -1,0 +1,106 @@
+"""The optimizations: one file each; this folder is listed, not registered.
+
+The file name is the key under `optimize:`, the row in the plan, the line in the report and the test id. A file holds
+
+    STAGE, EFFECT, OFF, Values                          EFFECT may be a function of the workload
+    choose(job, hardware, workload) -> Choice           what we would do, with the reason; workload may be None
+    refuse(job, hardware, workload, value) -> str|None  why a wanted value cannot be had
+    candidates(job, hardware, workload) -> list         values worth measuring, if contested
+    apply(run, value) -> None                           with `seen`, the only part that touches torch
+    seen(run) -> value                                  what is really in force, read back after assembly
+
+and, for a setting that must stand before the process starts, environment(hardware, value) -> dict.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from functools import cache, partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runtime.hardware import Hardware
+    from runtime.job import Job
+    from runtime.workload import Workload
+
+Value = bool | int | float | str
+
+
+class Stage(IntEnum):
+    """When an optimization is applied; the order of the members is the order of application."""
+
+    PROCESS = 0
+    LOADER = 1
+    MODEL = 2
+    OPTIMIZER = 3
+    STEP = 4
+    COMPILE = 5
+
+
+class Effect(StrEnum):
+    """What an optimization may change: nothing, the rounding, or what is learned."""
+
+    EXACT = "exact"
+    ROUNDING = "rounding"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value and why."""
+
+    value: Value
+    reason: str
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """One file of this folder, checked."""
+
+    name: str
+    sentence: str
+    stage: Stage
+    effect: Callable[[Workload | None], Effect]
+    off: Value
+    values: Any
+    """The type of the values, for validation and for the schema."""
+    choose: Callable[[Job, Hardware, Workload | None], Choice]
+    refuse: Callable[[Job, Hardware, Workload | None, Value], str | None]
+    candidates: Callable[[Job, Hardware, Workload | None], list[Value]]
+    apply: Callable[[Any, Value], None]
+    seen: Callable[[Any], Value]
+    environment: Callable[[Hardware, Value], dict[str, str]]
+
+
+def _constant(effect: Effect, workload: Workload | None) -> Effect:
+    return effect
+
+
+def _from(module: ModuleType) -> Optimization:
+    return Optimization(
+        name=module.__name__.rsplit(".", 1)[-1],
+        sentence=(module.__doc__ or "").strip().splitlines()[0],
+        stage=module.STAGE,
+        effect=module.EFFECT if not isinstance(module.EFFECT, Effect) else partial(_constant, module.EFFECT),
+        off=module.OFF,
+        values=module.Values,
+        choose=module.choose,
+        refuse=module.refuse,
+        candidates=module.candidates,
+        apply=module.apply,
+        seen=module.seen,
+        environment=getattr(module, "environment", lambda hardware, value: {}),
+    )
+
+
+@cache
+def every() -> tuple[Optimization, ...]:
+    """All optimizations, in the order (stage, name)."""
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__))
+    found = [_from(importlib.import_module(f"{__name__}.{name}")) for name in names]
+    return tuple(sorted(found, key=lambda o: (o.stage, o.name)))

@@ -1,0 +1,56 @@
+"""Preloads tcmalloc: the many short-lived tensors of a training step are allocated without system calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from runtime.optimizations import Choice, Effect, Stage, Value
+
+if TYPE_CHECKING:
+    from runtime.hardware import Hardware
+    from runtime.job import Job
+    from runtime.workload import Workload
+
+STAGE = Stage.PROCESS
+EFFECT = Effect.EXACT
+OFF = "off"
+Values = Literal["tcmalloc", "off"]
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """On a CPU, where it is installed."""
+    if hardware.gpu is not None:
+        return Choice(OFF, "tensors live on the GPU, which has an allocator of its own")
+    if hardware.libraries.tcmalloc:
+        return Choice("tcmalloc", "installed; large tensors are reused without page faults")
+    return Choice(OFF, "tcmalloc is not installed")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """Only an installed library can be preloaded."""
+    if value != OFF and not hardware.libraries.tcmalloc:
+        return "no libtcmalloc was found on this machine"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """tcmalloc against the C library's malloc."""
+    return ["tcmalloc", OFF] if hardware.libraries.tcmalloc else [OFF]
+
+
+def environment(hardware: Hardware, value: Value) -> dict[str, str]:
+    """Preload the library; its warnings about large blocks say nothing here and are silenced."""
+    if value == OFF or not hardware.libraries.tcmalloc:
+        return {}
+    return {"LD_PRELOAD": hardware.libraries.tcmalloc, "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": str(1 << 40)}
+
+
+def apply(run: Any, value: Value) -> None:
+    """Nothing is left to do: the environment has done it."""
+
+
+def seen(run: Any) -> Value:
+    """Whether the library is mapped into this process."""
+    mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    return "tcmalloc" if "libtcmalloc" in mapped else OFF

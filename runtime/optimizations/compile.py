@@ -1,0 +1,65 @@
+"""Compiles the network with torch.compile: fused kernels, paid for with the time that compiling takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from runtime.optimizations import Choice, Effect, Stage, Value
+
+if TYPE_CHECKING:
+    from runtime.hardware import Hardware
+    from runtime.job import Job
+    from runtime.workload import Workload
+
+STAGE = Stage.COMPILE
+EFFECT = Effect.ROUNDING
+OFF = False
+Values = bool
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """On for GPUs from 8.0 on; on a CPU its gain is between 0.8x and 1.2x, so only by measurement or request."""
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
+        return Choice(False, obstacle)
+    if hardware.gpu is None:
+        return Choice(False, "on CPUs it gains 0.8x to 1.2x and costs up to a minute; by measurement or request")
+    if hardware.gpu.capability < (8, 0):
+        return Choice(False, "Triton's matrix kernels start at 8.0; by measurement or request")
+    return Choice(True, "fused kernels on a GPU that Triton supports")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """It needs a chip that Triton knows, a compiler, and a folder whose code may be executed."""
+    if not value:
+        return None
+    gpu, storage = hardware.gpu, hardware.storage
+    if gpu is not None and gpu.capability < (7, 0):
+        return f"{gpu.name} has capability {gpu.capability[0]}.{gpu.capability[1]}; the compiler starts at 7.0"
+    if hardware.compiler is None:
+        return "no C++ compiler with Python's headers was found"
+    if not storage.cache_writable:
+        return f"the compile cache {storage.cache} cannot be written"
+    if not storage.cache_exec:
+        return f"the compile cache {storage.cache} is mounted noexec"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Contested wherever it is possible."""
+    return [False] if refuse(job, hardware, workload, True) else [True, False]
+
+
+def environment(hardware: Hardware, value: Value) -> dict[str, str]:
+    """Where compiled code is kept."""
+    return {"TORCHINDUCTOR_CACHE_DIR": hardware.storage.cache} if value else {}
+
+
+def apply(run: Any, value: Value) -> None:
+    """Compile the forward pass; the network itself, and so its saved weights, stay as they are."""
+    run.step.compile()
+
+
+def seen(run: Any) -> Value:
+    """Whether the forward pass is a compiled one."""
+    return run.step.forward is not run.model

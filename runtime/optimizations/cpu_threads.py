@@ -1,0 +1,67 @@
+"""Computes with as many threads as the container may use: more only get in each other's way under a CPU quota."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from runtime.optimizations import Choice, Effect, Stage, Value
+
+if TYPE_CHECKING:
+    from runtime.hardware import Hardware
+    from runtime.job import Job
+    from runtime.workload import Workload
+
+STAGE = Stage.PROCESS
+EFFECT = Effect.ROUNDING
+OFF = "off"
+Values = Annotated[int, Field(ge=1)] | Literal["off"]
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """The CPU budget, or the physical cores behind it if hyperthreads share them."""
+    cpu = hardware.cpu
+    threads = max(1, min(cpu.budget, cpu.cores))
+    if threads < cpu.budget:
+        return Choice(threads, f"{cpu.budget} CPUs are hyperthreads of {cpu.cores} cores")
+    if cpu.quota is not None and cpu.quota < min(cpu.affinity, cpu.cpuset or cpu.affinity):
+        return Choice(threads, f"the quota of {cpu.quota:g} CPUs rounded down, at least 1; {cpu.host} on the host")
+    return Choice(threads, f"all {threads} CPUs that this process may run on")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """More threads than CPUs in the affinity mask cannot run."""
+    if value != OFF and int(value) > hardware.cpu.affinity:
+        return f"this process may run on {hardware.cpu.affinity} CPUs"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """One thread can beat two on small work."""
+    best = int(choose(job, hardware, workload).value)
+    return [best] if best == 1 else [best, 1] if best == 2 else [best, best // 2]
+
+
+def environment(hardware: Hardware, value: Value) -> dict[str, str]:
+    """What OpenMP, MKL, OpenBLAS and the compiler's worker pool read when they are loaded."""
+    if value == OFF:
+        return {}
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+    return dict.fromkeys(names, str(value))
+
+
+def apply(run: Any, value: Value) -> None:
+    """Set torch's own pools: intra-op to the value, inter-op to 1."""
+    import torch
+
+    torch.set_num_threads(int(value))
+    if torch.get_num_interop_threads() != 1:
+        torch.set_num_interop_threads(1)
+
+
+def seen(run: Any) -> Value:
+    """The size of torch's intra-op pool."""
+    import torch
+
+    return torch.get_num_threads()

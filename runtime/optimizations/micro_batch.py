@@ -1,0 +1,52 @@
+"""Splits the optimizer's batch into smaller passes: less memory at the same batch size, sometimes better caches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from runtime.optimizations import Choice, Effect, Stage, Value
+
+if TYPE_CHECKING:
+    from runtime.hardware import Hardware
+    from runtime.job import Job
+    from runtime.workload import Workload
+
+STAGE = Stage.STEP
+OFF = "off"
+Values = Annotated[int, Field(ge=1)] | Literal["off"]
+
+
+def EFFECT(workload: Workload | None) -> Effect:
+    """Splitting changes what BatchNorm sees, and so what is learned; else only the rounding."""
+    return Effect.TRAINING if workload is not None and workload.has("BatchNorm", "SyncBatchNorm") else Effect.ROUNDING
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """The whole batch at once."""
+    return Choice(OFF, f"the whole batch of {job.train.batch_size} at once")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """A part cannot be larger than the whole."""
+    if value != OFF and int(value) > job.train.batch_size:
+        return f"train.batch_size is {job.train.batch_size}, and a micro-batch is a part of it"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Smaller passes may fit the caches better; never where they would change what is learned."""
+    if EFFECT(workload) is Effect.TRAINING:
+        return [OFF]
+    return [OFF, *(size for size in (16, 8) if size < job.train.batch_size)]
+
+
+def apply(run: Any, value: Value) -> None:
+    """Tell the step how many samples go through the network at once."""
+    run.step.micro_batch = int(value)
+
+
+def seen(run: Any) -> Value:
+    """How many samples the step sends through the network at once."""
+    return run.step.micro_batch or OFF

@@ -1,0 +1,63 @@
+"""Preloads Intel's or LLVM's OpenMP runtime with a short spin time: waiting threads do not burn the CPU quota."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from runtime.optimizations import Choice, Effect, Stage, Value
+
+if TYPE_CHECKING:
+    from runtime.hardware import Hardware
+    from runtime.job import Job
+    from runtime.workload import Workload
+
+STAGE = Stage.PROCESS
+EFFECT = Effect.ROUNDING
+OFF = "off"
+Values = Literal["iomp5", "libomp", "off"]
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """Whichever of the two is installed."""
+    if hardware.gpu is not None:
+        return Choice(OFF, "the GPU computes; torch's own libgomp is enough")
+    if hardware.libraries.iomp5:
+        return Choice("iomp5", "libiomp5 is installed; KMP_BLOCKTIME=1 spares the quota, no pinning")
+    if hardware.libraries.libomp:
+        return Choice("libomp", "LLVM's libomp is installed; KMP_BLOCKTIME=1 spares the quota, no pinning")
+    return Choice(OFF, "neither libiomp5 nor libomp is installed; torch brings libgomp")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """Only an installed library can be preloaded."""
+    if value != OFF and _path(hardware, value) is None:
+        return f"no {value} library was found on this machine"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """The installed one against torch's own."""
+    installed: list[Value] = [name for name in ("iomp5", "libomp") if _path(hardware, name)]
+    return [*installed, OFF]
+
+
+def environment(hardware: Hardware, value: Value) -> dict[str, str]:
+    """Preload one runtime for all libraries of the process; both understand KMP_BLOCKTIME, in milliseconds."""
+    path = _path(hardware, value)
+    return {"LD_PRELOAD": path, "KMP_BLOCKTIME": "1"} if path else {}
+
+
+def apply(run: Any, value: Value) -> None:
+    """Nothing is left to do: the environment has done it."""
+
+
+def seen(run: Any) -> Value:
+    """Which runtime's code is mapped into this process; torch's own libgomp stays mapped beside a preloaded one."""
+    mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    return "iomp5" if "libiomp5" in mapped else "libomp" if "/libomp.so" in mapped else OFF
+
+
+def _path(hardware: Hardware, value: Value) -> str | None:
+    paths: dict[Value, str | None] = {"iomp5": hardware.libraries.iomp5, "libomp": hardware.libraries.libomp}
+    return paths.get(value)

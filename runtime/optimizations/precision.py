@@ -1,0 +1,96 @@
+"""Computes in a shorter number format where the chip is good at it: less memory, faster matrix units."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+from runtime.optimizations import Choice, Effect, Stage, Value
+
+if TYPE_CHECKING:
+    from runtime.hardware import Gpu, Hardware
+    from runtime.job import Job
+    from runtime.workload import Workload
+
+STAGE = Stage.STEP
+EFFECT = Effect.ROUNDING
+OFF = "fp32"
+Values = Literal["fp32", "tf32", "bf16", "fp16"]
+
+# TU116 and TU117 report capability 7.5 and have no tensor cores; fp16 there is slow and gives NaN
+# (pytorch issues 58123 and 77955).
+_NO_TENSOR_CORES = re.compile(r"GTX 16\d\d|Quadro T\d|\bT(400|500|550|600|1000|1200|2000)\b|MX4[0-9]{2}", re.IGNORECASE)
+
+
+def tensor_cores(gpu: Gpu) -> bool:
+    """Whether the chip has tensor cores: from 7.0 on, except TU116 and TU117."""
+    return gpu.capability >= (7, 0) and not _NO_TENSOR_CORES.search(gpu.name)
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """bf16 from capability 8.0 on, fp16 on the first tensor cores, fp32 elsewhere and on CPUs."""
+    gpu = hardware.gpu
+    if gpu is None:
+        return Choice("fp32", "on CPUs shorter formats are often slower; only by measurement or request")
+    chip = f"{gpu.name} ({gpu.capability[0]}.{gpu.capability[1]})"
+    if gpu.capability >= (8, 0):
+        return Choice("bf16", f"{chip} has bf16 tensor cores; TF32 for what stays fp32")
+    if tensor_cores(gpu):
+        return Choice("fp16", f"{chip} has fp16 tensor cores and no bf16; with gradient scaling")
+    if gpu.capability >= (7, 0):
+        return Choice("fp32", f"{chip} has no tensor cores, and fp16 on it gives NaN")
+    return Choice("fp32", f"{chip} has no tensor cores")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """A format the chip only emulates, or computes wrongly, cannot be had."""
+    if value == "fp32":
+        return None
+    return _refuse_cpu(hardware, value) if hardware.gpu is None else _refuse_gpu(hardware.gpu, value)
+
+
+def _refuse_cpu(hardware: Hardware, value: Value) -> str | None:
+    flags = set(hardware.cpu.flags)
+    if value == "tf32":
+        return "TF32 is a format of NVIDIA GPUs from capability 8.0 on; this job runs on a CPU"
+    wanted = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "fphp"}}[str(value)]
+    if not flags & wanted:
+        return f"this CPU has no {value} instructions ({' or '.join(sorted(wanted))}); emulated it is many times slower"
+    return None
+
+
+def _refuse_gpu(gpu: Gpu, value: Value) -> str | None:
+    chip = f"{gpu.name} has capability {gpu.capability[0]}.{gpu.capability[1]}"
+    if value in ("bf16", "tf32") and gpu.capability < (8, 0):
+        return f"{chip}; {value} starts at 8.0, below it torch only emulates it"
+    if value == "fp16" and gpu.capability >= (7, 0) and not tensor_cores(gpu):
+        return f"{gpu.name} has no tensor cores, and fp16 on it gives NaN"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """fp32 and every shorter format that is not refused."""
+    formats: list[Value] = ["fp32", "bf16"] if hardware.gpu is None else ["fp32", "tf32", "bf16", "fp16"]
+    return [value for value in formats if refuse(job, hardware, workload, value) is None]
+
+
+def apply(run: Any, value: Value) -> None:
+    """Autocast around the forward pass; TF32 for the rest of a GPU's arithmetic; a scaler for fp16."""
+    from runtime.compat import allow_tf32
+
+    if run.device.type == "cuda" and value in ("tf32", "bf16"):
+        allow_tf32()
+    if value in ("bf16", "fp16"):
+        run.step.autocast(str(value))
+
+
+def seen(run: Any) -> Value:
+    """The type that autocast gives, and what fp32 products on a GPU use."""
+    import torch
+
+    from runtime.compat import tf32_allowed
+
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    if run.step.dtype in names:
+        return names[run.step.dtype]
+    return "tf32" if run.device.type == "cuda" and tf32_allowed() else OFF

@@ -1,0 +1,29 @@
+"""`python -m runtime.report RUN`: write the report of one run."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime.errors import DrivetrainError, SpecError
+from runtime.report import write
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the report; the exit code is 0, or that of the error."""
+    # Where there is no home folder, matplotlib tells about its caches in a log line per call.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    try:
+        if len(arguments) != 1:
+            raise SpecError(f"{len(arguments)} arguments", "one run folder", "python -m runtime.report runs/NAME-001")
+        write(Path(arguments[0]))
+    except DrivetrainError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,64 @@
+"""Confusion: which class was taken for which, counted on the validation data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.report.wording import clean
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Counts by truth (rows) and prediction (columns), for one head; the head's name is empty if it is the only one."""
+
+    head: str
+    classes: tuple[str, ...]
+    matrix: tuple[tuple[int, ...], ...]
+
+    @property
+    def total(self) -> int:
+        """How many samples were judged."""
+        return sum(map(sum, self.matrix))
+
+    @property
+    def hits(self) -> int:
+        """How many of them were right."""
+        return sum(row[i] for i, row in enumerate(self.matrix))
+
+    def mistakes(self, limit: int = 10) -> list[tuple[str, str, int, float]]:
+        """The most frequent mistakes: truth, prediction, count, share of the truth's samples."""
+        cells = [(count, i, j) for i, row in enumerate(self.matrix) for j, count in enumerate(row) if i != j and count]
+        cells.sort(key=lambda cell: (-cell[0], cell[1], cell[2]))
+        return [(self.classes[i], self.classes[j], count, count / sum(self.matrix[i])) for count, i, j in cells[:limit]]
+
+    def weakest(self, limit: int = 10) -> list[tuple[str, int, float, float, float]]:
+        """The classes with the lowest F1: name, samples, precision, recall, F1. Those without samples are left out."""
+        guessed = [sum(column) for column in zip(*self.matrix, strict=True)]
+        rows = []
+        for i, row in enumerate(self.matrix):
+            samples, hits = sum(row), row[i]
+            if samples:
+                precision = hits / guessed[i] if guessed[i] else 0.0
+                rows.append((self.classes[i], samples, precision, hits / samples, 2 * hits / (samples + guessed[i])))
+        return sorted(rows, key=lambda row: row[4])[:limit]
+
+
+def confusions(data: Any) -> list[Confusion]:
+    """The confusions of result.json, by head; what is not a square of counts with its classes is left out."""
+    heads: Iterable[tuple[Any, Any]] = data.items() if isinstance(data, Mapping) else ()
+    found = (_confusion(clean(str(head)), value) for head, value in heads)
+    return [confusion for confusion in found if confusion]
+
+
+def _confusion(head: str, value: Any) -> Confusion | None:
+    try:
+        classes = tuple(clean(str(name)) for name in value["classes"])
+        matrix = tuple(tuple(int(count) for count in row) for row in value["matrix"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    square = len(matrix) == len(classes) > 0 and all(len(row) == len(classes) for row in matrix)
+    if not square or any(count < 0 for row in matrix for count in row):
+        return None
+    return Confusion(head, classes, matrix)

@@ -1,0 +1,88 @@
+"""Headline: the result in one look, and what must not be overlooked."""
+
+from __future__ import annotations
+
+from runtime.plan import gib
+from runtime.report.blocks import Headline, Tile, Tone
+from runtime.report.decisions import differences
+from runtime.report.record import Record
+from runtime.report.summary import Summary
+from runtime.report.wording import duration, number, shown
+
+_TONES = {"done": Tone.GOOD, "failed": Tone.BAD, "stopped": Tone.WARN, "running": Tone.WARN, "unknown": Tone.WARN}
+
+
+def headline(record: Record, summary: Summary) -> Headline:
+    """The top of the report."""
+    best = summary.best
+    return Headline(
+        run=record.name,
+        what=f"{summary.job} · {summary.task}",
+        status=summary.status,
+        tone=_TONES.get(summary.status, Tone.WARN),
+        ending=ending(summary),
+        value=number(best.value) if best else "no result",
+        label=_label(summary),
+        tiles=tuple(_tiles(summary)),
+        alerts=tuple(alerts(record)),
+    )
+
+
+def ending(summary: Summary) -> str:
+    """How the run ended."""
+    if summary.status == "running" and summary.exit_code is None:
+        return "still running, or killed before it could say how it ended"
+    code = "" if summary.exit_code is None else f"exit {summary.exit_code}: "
+    reason = f"; {summary.stopped_because}" if summary.stopped_because else ""
+    return f"{code}{summary.meaning()}{reason}"
+
+
+def alerts(record: Record) -> list[tuple[str, str]]:
+    """What a reader must not overlook, with the section that tells more."""
+    found = [(f"{gap.file}: {gap.wrong}; {gap.lost}", "gaps") for gap in record.gaps]
+    found += [
+        (f"{name} is not as asked: {shown(row.get('asked'))} asked, {shown(row.get('seen'))} seen", "seen")
+        for name, row in differences(record.plan)
+    ]
+    broken = [(name, series.broken) for name, series in record.metrics.items() if series.broken]
+    found += [(f"{name}: {count} of its values were not finite", "curves") for name, count in broken]
+    return found
+
+
+def _label(summary: Summary) -> str:
+    best = summary.best
+    if best is None:
+        return "nothing was evaluated"
+    parts = []
+    if best.step is not None:
+        parts.append(f"at step {number(best.step)}" + (f" of {number(summary.steps)}" if summary.steps else ""))
+    if best.epoch is not None:
+        parts.append(f"epoch {number(best.epoch)}" + (f" of {number(summary.epochs)}" if summary.epochs else ""))
+    return f"{best.metric}, the best" + (f", {', '.join(parts)}" if parts else "")
+
+
+def _tiles(summary: Summary) -> list[Tile]:
+    tiles = [
+        Tile("time", duration(summary.seconds)),
+        Tile("speed", f"{number(summary.samples_per_second)}", "samples/s"),
+        _memory(summary),
+    ]
+    if summary.steps is not None:
+        epochs = "" if summary.epochs is None else f"{number(summary.epochs)} epochs"
+        tiles.append(Tile("steps", number(summary.steps), epochs))
+    if summary.parameters is not None:
+        frozen = summary.parameters - (summary.trainable if summary.trainable is not None else summary.parameters)
+        remark = "all trainable" if not frozen else f"{number(summary.trainable)} trainable"
+        tiles.append(Tile("parameters", number(summary.parameters), remark))
+    best = summary.best.metric if summary.best else ""
+    tiles += [Tile(name, number(value), "last") for name, value in summary.last.items() if name != best]
+    return tiles
+
+
+def _memory(summary: Summary) -> Tile:
+    peak, limit = summary.peak_memory, summary.memory_limit
+    value = gib(int(peak)) if peak is not None else "unknown"
+    if not limit:
+        return Tile("peak memory", value, "no limit")
+    used = None if peak is None else peak / limit
+    return Tile("peak memory", value, f"of {gib(int(limit))}", used)

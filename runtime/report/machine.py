@@ -1,0 +1,99 @@
+"""Machine: host beside allowed, and what the run made of it over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runtime.hardware import Hardware
+from runtime.plan import gib
+from runtime.report.blocks import Bar, Block, Curves, Section, Table, Text, Tone
+from runtime.report.series import Series
+from runtime.report.summary import Summary
+from runtime.report.wording import duration, shown
+
+
+def machine_section(hardware: Hardware) -> Section:
+    """The machine: what the host has, what this run was allowed."""
+    blocks: list[Block] = [Table(("what", "host", "allowed"), tuple(_facts(hardware)))]
+    if hardware.gpu_trouble:
+        blocks.append(Text(f"GPU: {shown(hardware.gpu_trouble)}", Tone.WARN))
+    if hardware.assumed:
+        blocks.append(Text(f"Assumed, not read: {', '.join(map(shown, hardware.assumed))}.", Tone.QUIET))
+    return Section("machine", "Machine", tuple(blocks))
+
+
+def _facts(hardware: Hardware) -> list[tuple[str, str, str]]:
+    cpu, memory, storage, torch = hardware.cpu, hardware.memory, hardware.storage, hardware.torch
+    bounds = [f"affinity {cpu.affinity}"] if cpu.affinity != cpu.host else []
+    bounds += [f"cpuset {cpu.cpuset}"] if cpu.cpuset is not None else []
+    bounds += [f"quota {cpu.quota:g}"] if cpu.quota is not None else []
+    cores = f"{cpu.cores} physical {'core' if cpu.cores == 1 else 'cores'} behind them"
+    group = f"control groups v{hardware.cgroup}" if hardware.cgroup else "no control groups"
+    rows = [
+        ("processor", shown(cpu.model), f"{cpu.architecture}: {', '.join(cpu.flags) or 'no extensions'}"),
+        ("logical CPUs", str(cpu.host), f"{cpu.budget} ({', '.join(bounds) or 'no limit'}); {cores}"),
+        ("memory", gib(memory.host), f"{gib(memory.limit)} limit" if memory.limit else "no limit"),
+        ("memory at the start", "", f"{gib(memory.available)} free, swap {'on' if memory.swap else 'off'}"),
+    ]
+    for gpu in hardware.gpus:
+        chip = f"capability {'.'.join(map(str, gpu.capability))}, driver {gpu.driver}{', MIG' if gpu.mig else ''}"
+        rows.append((f"GPU {gpu.index}", f"{gpu.name}, {gib(gpu.memory)}", f"{gib(gpu.free)} free; {chip}"))
+    build = f"CUDA {torch.cuda}" if torch and torch.cuda else "CPU build"
+    return [
+        *rows,
+        ("/dev/shm", "", f"{gib(storage.shm)}{'' if storage.shm_exec else ', noexec'}"),
+        ("room for runs", "", gib(storage.runs_free)),
+        ("place", shown(hardware.place), f"{group}, image {shown(hardware.image or 'none')}"),
+        ("torch", "", f"{torch.version}, {build}" if torch else "not installed"),
+        ("compiler", "", shown(hardware.compiler or "none")),
+    ]
+
+
+def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Hardware | None) -> Section | None:
+    """Where the time went, throughput and memory over time."""
+    blocks: list[Block] = []
+    if summary.phases:
+        phases = {**summary.phases, "other": (summary.seconds or 0.0) - sum(summary.phases.values())}
+        parts = tuple((shown(name), s, duration(s)) for name, s in phases.items() if s > 0)
+        blocks.append(Bar("Where the time went", parts))
+    throttled = telemetry.get("throttled_seconds", Series("")).risen("throttled")
+    charts = _charts(telemetry, summary, hardware, throttled)
+    blocks += [chart for chart in charts if any(len(series) for series in chart.series)]
+    if throttled and throttled.ys[-1] > 0:
+        blocks.append(Text(f"The CPU quota held the run back for {duration(throttled.ys[-1])}.", Tone.WARN))
+    return Section("time", "Throughput and memory over time", tuple(blocks)) if blocks else None
+
+
+def _charts(
+    telemetry: Mapping[str, Series], summary: Summary, hardware: Hardware | None, throttled: Series
+) -> list[Curves]:  # fmt: skip
+    ends = [series.xs[-1] for series in telemetry.values() if series]
+    axis, second = _clock(max(ends, default=0.0))
+
+    def line(key: str, name: str, scale: float = 1.0) -> Series:
+        return telemetry.get(key, Series(key)).scaled(name, second, scale)
+
+    top = max([summary.peak_memory or 0.0, *telemetry.get("memory_used", Series("")).ys])
+    unit, size = ("GiB", 2.0**30) if top >= 2**30 else ("MiB", 2.0**20)
+    memory = tuple(s for s in (line("rss", "processes", 1 / size), line("memory_used", "container", 1 / size)) if s)
+    cpu = hardware.cpu if hardware else None
+    allowed = None if cpu is None else cpu.quota or float(cpu.budget)
+    bound = ("allowed", allowed) if allowed else None
+    limit = ("limit", summary.memory_limit / size) if summary.memory_limit else None
+    charts = [
+        Curves("Throughput, samples/s", axis, (line("samples_per_second", "samples/s"),), from_zero=True),
+        Curves(f"Memory, {unit}", axis, memory, limit, from_zero=True),
+        Curves("CPUs busy", axis, (line("cpu_percent", "CPUs", 0.01),), bound, from_zero=True),
+        Curves("Waiting for input, %", axis, (line("input_wait", "waiting", 100.0),), from_zero=True),
+    ]
+    if throttled and throttled.ys[-1] > 0:
+        held = throttled.scaled("throttled", second)
+        charts.append(Curves("Held back by the CPU quota, s", axis, (held,), from_zero=True))
+    return charts
+
+
+def _clock(seconds: float) -> tuple[str, float]:
+    """The unit of the time axis and what a second is in it."""
+    if seconds < 300:
+        return "seconds", 1.0
+    return ("minutes", 1 / 60) if seconds < 3 * 3600 else ("hours", 1 / 3600)

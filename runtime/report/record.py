@@ -1,0 +1,186 @@
+"""Record: what a run left behind in its folder. Files may be missing, or cut in the middle of a line by a kill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import CheckpointError, SpecError
+from runtime.hardware import Hardware, from_json
+from runtime.job.document import parse
+from runtime.plan import Decision, Plan
+from runtime.report.series import Series, collect
+from runtime.report.wording import clean
+
+_LOST = {
+    "job.yaml": "the spec cannot be shown",
+    "hardware.json": "the machine cannot be shown",
+    "plan.json": "the decisions and the values read back cannot be shown",
+    "metrics.jsonl": "there are no curves",
+    "telemetry.jsonl": "throughput and memory over time cannot be shown",
+    "result.json": "the best value and the peaks are taken from the logs; there is no confusion matrix",
+    "state.json": "how the run ended is unknown",
+    "events.jsonl": "some events cannot be shown",
+}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A file that is missing or damaged: what is wrong, and what the report lacks because of it."""
+
+    file: str
+    wrong: str
+    lost: str
+
+
+@dataclass
+class Record:
+    """Everything that could be read of one run."""
+
+    name: str
+    text: str = ""
+    """The resolved spec as it was written."""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    hardware: Hardware | None = None
+    plan: Plan | None = None
+    metrics: dict[str, Series] = field(default_factory=dict)
+    """By step."""
+    telemetry: dict[str, Series] = field(default_factory=dict)
+    """By seconds since the start."""
+    result: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    events: list[Mapping[str, Any]] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+
+
+def read(run: Path) -> Record:
+    """Read a run folder.
+
+    Raises:
+        CheckpointError: if there is no such folder, or none of a run's files in it.
+    """
+    if not any((run / file).is_file() for file in _LOST):
+        what = "no file of a run is in it" if run.is_dir() else "there is no such folder"
+        raise CheckpointError(f"{run}: {what}", "a run folder holds " + ", ".join(_LOST),
+                              "name a folder that `drivetrain train` made, below runs/")  # fmt: skip
+    record = Record(clean(run.resolve().name))
+    _spec(record, run)
+    _hardware(record, run)
+    _plan(record, run)
+    record.metrics = collect(_rows(record, run / "metrics.jsonl"), "step")
+    record.metrics.pop("epoch", None)
+    record.telemetry = collect(_rows(record, run / "telemetry.jsonl"), "seconds", continues=True)
+    record.result = _object(record, run / "result.json")
+    record.state = _object(record, run / "state.json")
+    if (run / "events.jsonl").exists():  # a run without events writes none
+        record.events = list(_rows(record, run / "events.jsonl"))
+    return record
+
+
+def _gap(record: Record, path: Path, wrong: str, lost: str | None = None) -> None:
+    record.gaps.append(Gap(path.name, wrong, lost or _LOST[path.name]))
+
+
+def _text(record: Record, path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        _gap(record, path, "missing")
+    except OSError as error:
+        _gap(record, path, f"cannot be read: {error.strerror}")
+    return None
+
+
+def _object(record: Record, path: Path) -> dict[str, Any]:
+    text = _text(record, path)
+    if text is None:
+        return {}
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        data = None
+    if isinstance(data, dict):
+        return data
+    _gap(record, path, "empty" if not text.strip() else "cut or damaged")
+    return {}
+
+
+def _rows(record: Record, path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a log, one at a time: a log of days does not fit in the memory as text."""
+    bad: list[int] = []
+    line = 0
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line, text in enumerate(file, start=1):
+                row = _row(text)
+                if row is None:
+                    bad.append(line)
+                else:
+                    yield row
+    except FileNotFoundError:
+        _gap(record, path, "missing")
+    except OSError as error:
+        _gap(record, path, f"cannot be read: {error.strerror}")
+    else:
+        _damage(record, path, bad, line)
+
+
+def _row(text: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _damage(record: Record, path: Path, bad: list[int], last: int) -> None:
+    if not last:
+        _gap(record, path, "empty")
+    elif bad == [last]:
+        _gap(record, path, f"line {last}, the last, is cut", "everything up to it is shown")
+    elif bad:
+        _gap(record, path, f"{len(bad)} of {last} lines cannot be read, the first is line {bad[0]}",
+             "they are left out")  # fmt: skip
+
+
+def _spec(record: Record, run: Path) -> None:
+    record.text = clean(_text(record, run / "job.yaml") or "")
+    if record.text:
+        try:
+            record.spec = parse(record.text, "job.yaml").data
+        except SpecError as error:
+            first = str(error).splitlines()[0]
+            _gap(record, run / "job.yaml", f"damaged: {first}", "it is shown as it is, but name and task are unknown")
+
+
+def _hardware(record: Record, run: Path) -> None:
+    path = run / "hardware.json"
+    data = _object(record, path)
+    if data:
+        try:
+            record.hardware = from_json(data)
+        except (SpecError, TypeError, AttributeError, ValueError) as error:
+            _gap(record, path, f"not the facts of a machine: {str(error).splitlines()[0]}")
+
+
+def _plan(record: Record, run: Path) -> None:
+    """The plan, also one of another version: rows of unknown optimizations stay."""
+    path = run / "plan.json"
+    data = _object(record, path)
+    if not data:
+        return
+    known, row = {f.name for f in fields(Plan)}, {f.name for f in fields(Decision)}
+    try:
+        decisions = tuple(Decision(**{k: v for k, v in d.items() if k in row}) for d in data["decisions"])
+        seen = data.get("seen")
+        plan = Plan(**{k: v for k, v in data.items() if k in known} | {
+            "decisions": decisions, "notes": tuple(data.get("notes") or ()),
+            "seen": seen if isinstance(seen, dict) else {},
+        })  # fmt: skip
+    except (KeyError, TypeError, AttributeError) as error:
+        _gap(record, path, f"not a plan: {type(error).__name__} {error}")
+    else:
+        record.plan = plan

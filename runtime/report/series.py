@@ -1,0 +1,140 @@
+"""Series: one quantity along steps or seconds, as a log gives it."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Point = tuple[float, float]
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass
+class Series:
+    """Values `ys` at `xs`, which rise. Both are finite; `broken` counts the values that were not."""
+
+    name: str
+    xs: array[float] = field(default_factory=lambda: array("d"))
+    ys: array[float] = field(default_factory=lambda: array("d"))
+    broken: int = 0
+
+    def __len__(self) -> int:
+        return len(self.xs)
+
+    def add(self, x: float, y: float) -> None:
+        """Append a value; one that is already there for this x, or for a later one, gives way."""
+        self.drop(x)
+        if math.isfinite(y):
+            self.xs.append(x)
+            self.ys.append(y)
+        else:
+            self.broken += 1
+
+    def drop(self, x: float) -> None:
+        """Forget everything from `x` on."""
+        while self.xs and self.xs[-1] >= x:
+            self.xs.pop()
+            self.ys.pop()
+
+    def scaled(self, name: str, x: float = 1.0, y: float = 1.0) -> Series:
+        """The same values in other units."""
+        return Series(name, array("d", (v * x for v in self.xs)), array("d", (v * y for v in self.ys)), self.broken)
+
+    def risen(self, name: str) -> Series:
+        """How far a counter has risen since the first value; where it fell, it was started anew."""
+        risen, total = Series(name), 0.0
+        for x, before, after in zip(self.xs, self.ys[:1] + self.ys, self.ys, strict=False):
+            total += max(0.0, after - before)
+            risen.add(x, total)
+        return risen
+
+    def noisy(self) -> bool:
+        """Whether the line goes up and down so much that its mean says more."""
+        if len(self) < 100:
+            return False
+        way = sum(abs(b - a) for a, b in zip(self.ys, self.ys[1:], strict=False))
+        return way > 8 * (max(self.ys) - min(self.ys))
+
+
+def collect(rows: Iterable[Mapping[str, Any]], axis: str, *, continues: bool = False) -> dict[str, Series]:
+    """A series for every number in the rows, along `axis`.
+
+    Args:
+        rows: rows of a log; those without `axis` are skipped.
+        axis: the key of x.
+        continues: what to do where x falls back because a run was resumed. True: time goes on where it stood.
+            False: the steps are done again, so the first attempt is forgotten.
+    """
+    found: dict[str, Series] = {}
+    latest, offset = -math.inf, 0.0
+    for row in rows:
+        x = number(row, axis)
+        if x is None:
+            continue
+        if x + offset < latest:
+            if continues:
+                offset = latest
+            else:
+                for series in found.values():
+                    series.drop(x)
+        latest = x + offset
+        for key in row:
+            if key != axis and (y := _value(row[key])) is not None:
+                found.setdefault(key, Series(key)).add(latest, y)
+    return found
+
+
+def number(row: Mapping[str, Any], key: str) -> float | None:
+    """A finite number of a row, or None."""
+    value = _value(row.get(key))
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _value(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def thin(series: Series, limit: int = 1000) -> list[Point]:
+    """At most `limit` points; of every stretch the lowest and the highest stay, so no spike is lost."""
+    points = list(zip(series.xs, series.ys, strict=True))
+    if len(points) <= limit:
+        return points
+    stretches = (limit - 2) // 2
+    kept = [points[0]]
+    inner = points[1:-1]
+    for index in range(stretches):
+        part = inner[index * len(inner) // stretches : (index + 1) * len(inner) // stretches]
+        low, high = min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])
+        kept += sorted({low, high})
+    return [*kept, points[-1]]
+
+
+def mean(series: Series, windows: int = 60) -> list[Point]:
+    """The running mean over a sixtieth of the series, at most 300 points."""
+    half = max(1, len(series) // windows // 2)
+    sums = [0.0]
+    for y in series.ys:
+        sums.append(sums[-1] + y)
+    stride = max(1, math.ceil(len(series) / 299))
+    places = [*range(0, len(series) - 1, stride), len(series) - 1]
+    ends = [(i, max(0, i - half), min(len(series), i + half + 1)) for i in places]
+    return [(series.xs[i], (sums[stop] - sums[start]) / (stop - start)) for i, start, stop in ends]
+
+
+def sparkline(series: Series, width: int = 32) -> str:
+    """The shape of the series in one line of text."""
+    if not len(series):
+        return ""
+    low, high, count = min(series.ys), max(series.ys), len(series)
+    width = min(width, count)
+    spans = [series.ys[i * count // width : (i + 1) * count // width] for i in range(width)]
+    heights = [(sum(span) / len(span) - low) / (high - low or 1.0) for span in spans]
+    return "".join(_BARS[min(7, int(8 * height))] for height in heights)

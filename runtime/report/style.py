@@ -1,0 +1,103 @@
+"""Style: the look of the page; plain CSS, colours as variables, so that every picture follows light and dark."""
+
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --page: #f6f6f3; --card: #ffffff; --ink: #16181d; --muted: #5f6368; --grid: #dcdcd6; --soft: #efefea;
+  --good: #0b7a3e; --warn: #8a5300; --bad: #b3261e; --warn-soft: #fdf1da; --link: #1d5fb8;
+  --line-1: #2a78d6; --line-2: #e0602a; --line-3: #16936a; --line-4: #a97400; --line-5: #cc4f86; --line-6: #6a55c8;
+  --line-7: #1d8a96; --line-8: #c23b3b;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --page: #131416; --card: #1c1d20; --ink: #eceae4; --muted: #a3a39c; --grid: #383a3e; --soft: #25272b;
+    --good: #57c98a; --warn: #efb14e; --bad: #f2877d; --warn-soft: #362a14; --link: #7db3f5;
+    --line-1: #5a9df0; --line-2: #f08552; --line-3: #3fbd92; --line-4: #d9a32c; --line-5: #e57fae; --line-6: #a494f2;
+    --line-7: #4bbdc9; --line-8: #ee7b7b;
+  }
+}
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body { margin: 0; background: var(--page); color: var(--ink); line-height: 1.5;
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+main { max-width: 1240px; margin: 0 auto; padding: 24px 20px 64px; }
+header, section { background: var(--card); border: 1px solid var(--grid); border-radius: 10px;
+  padding: 20px 24px; margin-bottom: 16px; }
+h1 { font-size: 56px; line-height: 1.1; margin: 6px 0 0; font-weight: 650; letter-spacing: -0.02em;
+  overflow-wrap: anywhere; }
+h2 { font-size: 19px; margin: 0 0 12px; font-weight: 600; }
+p { margin: 0 0 10px; overflow-wrap: anywhere; }
+a { color: var(--link); text-decoration: none; }
+a:hover { text-decoration: underline; }
+.what, .label { color: var(--muted); margin: 0; }
+.what strong { color: var(--ink); }
+.ending { margin: 12px 0 0; }
+.badge { display: inline-block; padding: 1px 10px; border-radius: 999px; border: 1px solid currentColor;
+  font-weight: 600; font-size: 13px; margin-right: 4px; }
+.good { color: var(--good); } .warn { color: var(--warn); } .bad { color: var(--bad); } .quiet { color: var(--muted); }
+.alerts { margin: 14px 0 0; padding: 10px 14px 10px 30px; background: var(--warn-soft); border-radius: 8px; }
+.alerts a { color: var(--warn); overflow-wrap: anywhere; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 16px 24px; margin: 20px 0 0; }
+.tiles dt { color: var(--muted); font-size: 13px; overflow-wrap: anywhere; }
+.tiles dd { margin: 0; font-size: 21px; font-weight: 600; font-variant-numeric: tabular-nums; }
+.tiles small { font-size: 13px; font-weight: 400; color: var(--muted); }
+.meter { height: 5px; border-radius: 3px; background: var(--grid); margin-top: 4px; overflow: hidden; }
+.meter i { display: block; height: 100%; background: var(--line-1); }
+.meter.tight i { background: var(--bad); }
+nav { display: flex; flex-wrap: wrap; gap: 4px 18px; margin-top: 18px; padding-top: 12px; font-size: 14px;
+  border-top: 1px solid var(--grid); }
+.frames { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 340px), 1fr)); gap: 20px 28px; }
+figure { margin: 0 0 14px; min-width: 0; }
+.frames figure { margin: 0; }
+figcaption { font-size: 14px; }
+figcaption b { font-weight: 600; display: block; }
+figcaption > span { display: flex; flex-wrap: wrap; gap: 0 14px; color: var(--muted); font-size: 13px; }
+.key::before { content: ""; display: inline-block; width: 12px; height: 4px; border-radius: 2px; margin-right: 6px;
+  vertical-align: 3px; background: var(--shade); }
+.key em { font-style: normal; color: var(--ink); font-variant-numeric: tabular-nums; }
+.line-1 { --shade: var(--line-1); } .line-2 { --shade: var(--line-2); } .line-3 { --shade: var(--line-3); }
+.line-4 { --shade: var(--line-4); } .line-5 { --shade: var(--line-5); } .line-6 { --shade: var(--line-6); }
+.line-7 { --shade: var(--line-7); } .line-8 { --shade: var(--line-8); }
+.frame svg { display: block; width: 100%; height: auto; stroke-linejoin: round; font-variant-numeric: tabular-nums; }
+.bar > div { display: flex; gap: 2px; height: 18px; margin-top: 8px; border-radius: 4px; overflow: hidden; }
+.bar i { background: var(--shade); flex-basis: 0; min-width: 1px; }
+.matrix { overflow-x: auto; margin: 4px 0 18px; }
+.matrix svg { display: block; width: 100%; height: auto; }
+.matrix image { image-rendering: pixelated; }
+.matrix .frame { fill: none; stroke: var(--grid); }
+.matrix text { fill: var(--ink); dominant-baseline: central; font-variant-numeric: tabular-nums; }
+.matrix .axis { fill: var(--muted); font-size: 12px; text-anchor: middle; }
+.matrix .row { text-anchor: end; }
+.matrix .column { text-anchor: middle; dominant-baseline: auto; }
+.matrix .turned { text-anchor: start; }
+.matrix .count { text-anchor: middle; }
+table { border-collapse: collapse; font-size: 14px; margin: 0 0 16px; font-variant-numeric: tabular-nums; }
+table.wide { width: 100%; }
+th { text-align: left; font-weight: 500; color: var(--muted); font-size: 13px; padding: 4px 20px 4px 0; }
+td { padding: 6px 20px 6px 0; border-top: 1px solid var(--grid); vertical-align: top; overflow-wrap: anywhere; }
+td:first-child { font-weight: 500; overflow-wrap: normal; }
+tr.quiet td { color: var(--muted); }
+tr.warn td { background: var(--warn-soft); color: var(--warn); }
+tr.warn td:first-child { box-shadow: -8px 0 var(--warn-soft), inset 3px 0 var(--warn); padding-left: 10px; }
+details { border-top: 1px solid var(--grid); padding-top: 10px; }
+summary { cursor: pointer; }
+pre { overflow-x: auto; background: var(--soft); padding: 14px; border-radius: 8px; font-size: 13px; line-height: 1.45;
+  font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
+@media (max-width: 700px) {
+  main { padding: 10px 10px 40px; }
+  header, section { padding: 14px; margin-bottom: 10px; }
+  h1 { font-size: 42px; }
+  .tiles { grid-template-columns: 1fr 1fr; gap: 12px; }
+  table.wide thead { display: none; }
+  table.wide tr { display: block; border-top: 1px solid var(--grid); padding: 8px 0; }
+  table.wide td { display: block; border: 0; padding: 1px 0 1px 74px; }
+  table.wide td:first-child { padding-left: 0; font-weight: 600; }
+  table.wide td:not(:first-child)::before { content: attr(data-name); color: var(--muted); font-size: 13px;
+    float: left; margin-left: -74px; }
+  table.wide td:empty { display: none; }
+  table.wide tr.warn { background: var(--warn-soft); padding: 8px; }
+  tr.warn td:first-child { box-shadow: none; }
+  table.narrow td, table.narrow th { padding-right: 12px; }
+}
+@media print { body { background: none; } header, section { border: 0; break-inside: avoid; } }
+"""

@@ -1,0 +1,158 @@
+"""Summary: the result of a run in numbers, from the trainer's own account or, where that is missing, from the logs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from runtime import errors
+from runtime.job import lower_is_better
+from runtime.report.record import Record
+from runtime.report.series import Series, number
+from runtime.report.wording import shown
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best value of the watched metric."""
+
+    metric: str
+    value: float
+    step: int | None
+    epoch: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result. Times in seconds, memory in bytes; None for what nothing tells."""
+
+    job: str
+    task: str
+    status: str
+    exit_code: int | None
+    stopped_because: str
+    best: Best | None
+    last: Mapping[str, float]
+    seconds: float | None
+    steps: int | None
+    epochs: float | None
+    samples_per_second: float | None
+    peak_memory: float | None
+    memory_limit: float | None
+    parameters: int | None
+    trainable: int | None
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by part of the work."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return asdict(self)
+
+    def meaning(self) -> str:
+        """What the exit code says, in words."""
+        return exit_meaning(self.exit_code)
+
+
+def exit_meaning(code: int | None) -> str:
+    """An exit code in words."""
+    if code is None:
+        return "no exit code was recorded"
+    if code == 0:
+        return "done"
+    for kind in errors.DrivetrainError.__subclasses__():
+        if kind.exit_code == code:
+            return (kind.__doc__ or "").splitlines()[0].rstrip(".").lower()
+    if code < 0 or code > 128:
+        try:
+            return f"ended by {signal.Signals(-code if code < 0 else code - 128).name}"
+        except ValueError:
+            pass
+    return "failed"
+
+
+def summarize(record: Record) -> Summary:
+    """The summary of a record."""
+    result, state, spec = record.result, record.state, record.spec
+    rss, steps = record.telemetry.get("rss"), record.metrics.get("train/loss")
+    limit = record.hardware.memory.limit if record.hardware else None
+    return Summary(
+        job=shown(spec.get("name") or record.name),
+        task=shown(spec.get("task") or "unknown task"),
+        status=shown(state.get("status") or "unknown"),
+        exit_code=_whole(state, "exit_code"),
+        stopped_because=shown(result.get("stopped_because") or ""),
+        best=_best(record),
+        last=_last(record),
+        seconds=_first(number(result, "seconds"), _elapsed(state), _end(record.telemetry.get("rss"))),
+        steps=int(steps.xs[-1]) if steps and "steps" not in result else _whole(result, "steps"),
+        epochs=number(result, "epochs"),
+        samples_per_second=_first(number(result, "samples_per_second"), _median(record.telemetry)),
+        peak_memory=_first(number(result, "peak_memory"), max(rss.ys) if rss else None),
+        memory_limit=_first(number(result, "memory_limit"), limit),
+        parameters=_whole(result, "parameters"),
+        trainable=_whole(result, "trainable"),
+        phases=_numbers(result.get("phases")),
+    )
+
+
+def _best(record: Record) -> Best | None:
+    best = record.result.get("best")
+    if isinstance(best, Mapping) and (value := number(best, "value")) is not None:
+        return Best(shown(best.get("metric")), value, _whole(best, "step"), number(best, "epoch"))
+    metric = _watched(record)
+    series = record.metrics.get(metric) if metric else None
+    if not metric or not series:
+        return None
+    value = (min if lower_is_better(metric) else max)(series.ys)
+    return Best(metric, value, int(series.xs[series.ys.index(value)]), None)
+
+
+def _watched(record: Record) -> str | None:
+    """The metric by which the run is judged: the spec's, else a validation score, else a loss."""
+    checkpoint = record.spec.get("checkpoint")
+    asked = checkpoint.get("best") if isinstance(checkpoint, Mapping) else None
+    if asked:
+        return str(asked)
+    validation = [key for key in record.metrics if key.startswith("validation/")]
+    scores = [key for key in validation if not key.endswith("/loss")]
+    return next(iter([*scores, *validation, *(["train/loss"] if "train/loss" in record.metrics else [])]), None)
+
+
+def _last(record: Record) -> dict[str, float]:
+    last = _numbers(record.result.get("last"))
+    return last or {key: s.ys[-1] for key, s in record.metrics.items() if s and "/" in key}
+
+
+def _elapsed(state: Mapping[str, Any]) -> float | None:
+    try:
+        start, end = (datetime.fromisoformat(str(state[key])) for key in ("started", "ended"))
+        return (end - start).total_seconds()
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def _end(series: Series | None) -> float | None:
+    return series.xs[-1] if series else None
+
+
+def _median(telemetry: Mapping[str, Series]) -> float | None:
+    series = telemetry.get("samples_per_second")
+    return sorted(series.ys)[len(series) // 2] if series else None
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    if not isinstance(values, Mapping):
+        return {}
+    return {str(key): found for key in values if (found := number(values, key)) is not None}
+
+
+def _whole(values: Mapping[str, Any], key: str) -> int | None:
+    found = number(values, key)
+    return None if found is None else int(found)
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,207 @@
+"""Run: the assembled thing: model, optimizer, data, step, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime import checkpoint, draws, losses, optimizations, optimizer
+from runtime.clock import Clock
+from runtime.data.batches import Batches
+from runtime.data.dataset import Batch, Dataset
+from runtime.ema import Ema
+from runtime.freeze import freeze
+from runtime.hardware import Hardware
+from runtime.job import Job
+from runtime.job.values import duration_seconds
+from runtime.metrics import Metrics
+from runtime.models.build import Model
+from runtime.plan import Plan
+from runtime.schedules import Schedule, schedule
+from runtime.signals import Signals
+from runtime.step import Step
+from runtime.watch import Watch
+from runtime.workload import Workload
+
+
+@dataclass
+class Counters:
+    """Where the run stands."""
+
+    epoch: int = 0
+    """The epoch that is being trained, from 0."""
+    batch: int = 0
+    """Batches of this epoch that are done."""
+    step: int = 0
+    """Optimizer steps done."""
+    samples: int = 0
+    """Samples seen."""
+    seconds: float = 0.0
+    """Training time of earlier attempts."""
+
+
+@dataclass
+class Run:
+    """Everything a training needs; `loop.fit` drives it."""
+
+    job: Job
+    hardware: Hardware
+    plan: Plan
+    folder: Path
+    device: torch.device
+    dataset: Dataset
+    network: Model
+    model: nn.Module
+    frozen: list[nn.Module]
+    optimizer: torch.optim.Optimizer
+    step: Step
+    batches: Batches
+    schedule: Schedule
+    ema: Ema | None
+    watch: Watch
+    signals: Signals
+    clock: Clock
+    counters: Counters = field(default_factory=Counters)
+    samples_before: int = 0
+    """Samples seen by earlier attempts."""
+    metrics: Metrics | None = None
+    last: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last evaluation."""
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run, if nothing ends it early."""
+        steps = self.batches.per_epoch * self.job.train.epochs
+        return min(steps, self.job.train.steps or steps)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+    def train_mode(self) -> None:
+        """Training mode, except for frozen parts."""
+        self.model.train()
+        for module in self.frozen:
+            module.eval()
+
+    def prepared(self, batch: Batch, epoch: int | None) -> Batch:
+        """The batch on the device, ready for the network; augmented if an epoch is given."""
+        batch = batch.to(self.device)
+        return Batch(batch.ids, self.dataset.prepare(batch.inputs, batch.ids, epoch), batch.targets)
+
+    def set_rate(self) -> float:
+        """Set the learning rate of the coming step, and return it."""
+        rate = self.job.train.optimizer.lr * self.schedule(self.counters.step) * self.watch.factor()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return float(rate)
+
+    def seed_step(self) -> None:
+        """Make this step's dropout a function of (seed, step): no generator state to save, none to lose."""
+        torch.manual_seed(draws.key(self.job.train.seed, "step", self.counters.step))
+
+    def save(self, name: str | None = None) -> Path:
+        """Write a checkpoint; by default `step-<n>`, with everything needed to go on."""
+        tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": self.model.state_dict()}
+        if self.ema:
+            tensors["ema"] = self.ema.average
+        if name is None:
+            tensors["optimizer"] = checkpoint.optimizer_tensors(self.model, self.optimizer)
+        if self.metrics:
+            self.metrics.flush()
+        with self.clock.phase("checkpoint"), self.signals.held():
+            path = checkpoint.save(self.checkpoints, name or f"step-{self.counters.step}", tensors, self.state())
+            if name is None:
+                best = self.watch.best
+                checkpoint.prune(
+                    self.checkpoints, self.job.checkpoint.keep, best.step if best.best is not None else None
+                )
+        return path
+
+    def state(self) -> dict[str, Any]:
+        """Everything beside tensors that is needed to go on."""
+        return {
+            "counters": {**asdict(self.counters), "seconds": self.counters.seconds + self.clock.seconds},
+            "watch": self.watch.state(),
+            "scaler": self.step.scaler.state_dict(),
+            "ema_updates": self.ema.updates if self.ema else None,
+            "last": self.last,
+        }
+
+    def restore(self, loaded: checkpoint.Loaded) -> None:
+        """Go on from a verified checkpoint."""
+        self.model.load_state_dict(loaded.tensors["model"])
+        checkpoint.load_optimizer(self.model, self.optimizer, loaded.tensors["optimizer"])
+        state = loaded.state
+        self.counters = Counters(**state["counters"])
+        self.samples_before = self.counters.samples
+        self.watch.load(state["watch"])
+        if state["scaler"]:
+            self.step.scaler.load_state_dict(state["scaler"])
+        if self.ema:
+            self.ema.average = {name: value.to(self.device) for name, value in loaded.tensors["ema"].items()}
+            self.ema.updates = state["ema_updates"]
+        self.last = state["last"]
+
+    def time_left(self) -> float:
+        """Seconds until `max_time` of this attempt; infinite without one."""
+        if self.job.train.max_time is None:
+            return float("inf")
+        return duration_seconds(self.job.train.max_time) - self.clock.seconds
+
+
+def assemble(
+    job: Job, hardware: Hardware, plan: Plan, folder: Path, dataset: Dataset, network: Model,
+    signals: Signals, clock: Clock,
+) -> Run:  # fmt: skip
+    """Put a run together and apply the plan to it."""
+    device = torch.device("cuda:0" if hardware.gpu else "cpu")
+    torch.use_deterministic_algorithms(job.train.deterministic, warn_only=True)
+    # Filling fresh memory is a debugging aid: nothing here reads what it has not written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    model = network.module.to(device)
+    frozen = freeze(model, network.freeze, job)
+    made = optimizer.build(job.train.optimizer, model)
+    goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights)
+    batches = Batches(dataset.train, job.train.batch_size, job.train.seed)
+    batches.pin = device.type == "cuda"
+    total = batches.per_epoch * job.train.epochs
+    run = Run(
+        job=job, hardware=hardware, plan=plan, folder=folder, device=device, dataset=dataset, network=network,
+        model=model, frozen=frozen, optimizer=made, batches=batches, signals=signals, clock=clock,
+        step=Step(model, made, goal, job.train.clip_norm, device),
+        schedule=schedule(job.train.schedule, min(total, job.train.steps or total), batches.per_epoch),
+        ema=Ema(model, job.train.ema) if job.train.ema else None,
+        watch=Watch(job.best(), job.train.early_stopping, job.train.schedule),
+    )  # fmt: skip
+    for optimization in optimizations.every():
+        value = plan.value(optimization.name)
+        if value != optimization.off:
+            optimization.apply(run, value)
+    return run
+
+
+def workload(dataset: Dataset, model: nn.Module) -> Workload:
+    """What the model and the data turned out to be."""
+    kinds: dict[str, int] = {}
+    for module in model.modules():
+        if not list(module.children()):
+            kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
+    inputs = dataset.train.gather(torch.arange(1).numpy())
+    return Workload(
+        layers=kinds,
+        parameters=sum(p.numel() for p in model.parameters()),
+        trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        input_shapes=tuple(tuple(x.shape[1:]) for x in inputs),
+        input_types=tuple(str(x.dtype).removeprefix("torch.") for x in inputs),
+        train_samples=len(dataset.train),
+        validation_samples=len(dataset.validation),
+        sample_bytes=sum(x[0].numel() * x.element_size() for x in inputs),
+        decoded=dataset.decoded,
+    )

@@ -1,0 +1,56 @@
+"""Learning rates as pure functions of the step: nothing to save, nothing that can drift on resume."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from runtime.job.train import Constant, Cosine, Linear, OneCycle, Plateau, StepDown
+
+Spec = OneCycle | Cosine | Linear | StepDown | Plateau | Constant
+Schedule = Callable[[int], float]
+"""Step (0 for the first) -> factor on the learning rate."""
+
+ONE_CYCLE_START = 1 / 25
+ONE_CYCLE_END = 1e-4
+
+
+def schedule(spec: Spec, steps: int, per_epoch: int) -> Schedule:
+    """The factor by step.
+
+    Args:
+        spec: from the job.
+        steps: optimizer steps of the whole run.
+        per_epoch: optimizer steps of one epoch.
+    """
+    match spec:
+        case OneCycle():
+            return lambda step: _one_cycle(step, steps, spec.warmup)
+        case Cosine():
+            return lambda step: _warm(step, steps, spec.warmup, lambda x: spec.floor + (1 - spec.floor) * _cosine(x))
+        case Linear():
+            return lambda step: _warm(step, steps, spec.warmup, lambda x: 1 - x)
+        case StepDown():
+            return lambda step: spec.factor ** (step // (per_epoch * spec.epochs))
+        case Plateau() | Constant():
+            # A plateau's drops depend on metrics; the loop multiplies them on top (`Watch.drops`).
+            return lambda step: 1.0
+
+
+def _cosine(x: float) -> float:
+    return (1 + math.cos(math.pi * x)) / 2
+
+
+def _warm(step: int, steps: int, warmup: float, rest: Callable[[float], float]) -> float:
+    climb = warmup * steps
+    if step < climb:
+        return (step + 1) / (climb + 1)
+    return rest((step - climb) / max(1.0, steps - climb))
+
+
+def _one_cycle(step: int, steps: int, warmup: float) -> float:
+    """Cosine up from 1/25 and cosine down to 1/10,000 of the top (Smith & Topin 2018)."""
+    climb = max(1.0, warmup * steps) if warmup else 0.0
+    if step < climb:
+        return 1 - (1 - ONE_CYCLE_START) * _cosine(step / climb)
+    return ONE_CYCLE_END + (1 - ONE_CYCLE_END) * _cosine((step - climb) / max(1.0, steps - 1 - climb))

@@ -1,0 +1,90 @@
+"""Scores of an evaluation, from one confusion matrix or one set of sums: nothing is kept per sample.
+
+Written here because importing torchmetrics costs 1.5 s at every start; the tests compare with it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runtime.data.dataset import Head
+
+
+class ClassScores:
+    """Accuracy and macro F1 over the classes that occur; `matrix` is (classes, classes), truth by row."""
+
+    def __init__(self, head: Head) -> None:
+        self.classes = len(head.classes)
+        self.matrix = torch.zeros(self.classes, self.classes, dtype=torch.int64)
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch: outputs (N, classes), targets (N,) or probabilities (N, classes)."""
+        truth = targets.argmax(dim=1) if targets.ndim == 2 else targets
+        flat = truth.cpu() * self.classes + outputs.argmax(dim=1).cpu()
+        self.matrix += torch.bincount(flat, minlength=self.classes**2).view(self.classes, self.classes)
+
+    def compute(self) -> dict[str, float]:
+        """The scores by metric name."""
+        hits, total = self.matrix.diagonal().double(), self.matrix.sum().clamp_min(1)
+        both = (self.matrix.sum(0) + self.matrix.sum(1)).double()
+        f1 = 2 * hits / both.clamp_min(1)
+        return {"accuracy": float(hits.sum() / total), "f1": float(f1[both > 0].mean()) if both.any() else 0.0}
+
+
+class LabelScores:
+    """Exact-match accuracy and macro F1 for samples with several labels, threshold one half."""
+
+    def __init__(self, head: Head) -> None:
+        self.counts = torch.zeros(3, len(head.classes), dtype=torch.float64)
+        self.exact = self.total = 0
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch: outputs (N, labels), targets (N, labels) of 0 and 1."""
+        guess, truth = outputs.cpu() > 0, targets.cpu() > 0.5
+        self.counts += torch.stack([(guess & truth).sum(0), guess.sum(0), truth.sum(0)]).double()
+        self.exact += int((guess == truth).all(dim=1).sum())
+        self.total += len(guess)
+
+    def compute(self) -> dict[str, float]:
+        """The scores by metric name."""
+        both, guessed, true = self.counts
+        occurs = guessed + true > 0
+        f1 = 2 * both / (guessed + true).clamp_min(1)
+        mean = float(f1[occurs].mean()) if occurs.any() else 0.0
+        return {"accuracy": self.exact / max(1, self.total), "f1": mean}
+
+
+class NumberScores:
+    """MAE, RMSE and R2 in the units of the data, averaged over columns."""
+
+    def __init__(self, head: Head) -> None:
+        self.mean, self.std = torch.tensor(head.mean).double(), torch.tensor(head.std).double()
+        self.sums = torch.zeros(4, len(head.columns), dtype=torch.float64)
+        self.total = 0
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch: both (N, columns), scaled."""
+        guess = outputs.cpu().double() * self.std + self.mean
+        truth = targets.cpu().double() * self.std + self.mean
+        error = guess - truth
+        self.sums += torch.stack([error.abs().sum(0), (error**2).sum(0), truth.sum(0), (truth**2).sum(0)])
+        self.total += len(guess)
+
+    def compute(self) -> dict[str, float]:
+        """The scores by metric name."""
+        count = max(1, self.total)
+        absolute, squared, truth, truth2 = self.sums / count
+        spread = (truth2 - truth**2).clamp_min(1e-12)
+        return {"mae": float(absolute.mean()), "rmse": float(squared.mean() ** 0.5),
+                "r2": float((1 - squared / spread).mean())}  # fmt: skip
+
+
+Scores = ClassScores | LabelScores | NumberScores
+
+
+def scores(head: Head) -> Scores:
+    """The scores that fit a head."""
+    if not head.classes:
+        return NumberScores(head)
+    return LabelScores(head) if head.several else ClassScores(head)

@@ -1,0 +1,56 @@
+"""What is really in force, read back after assembly and set beside what was asked."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from threadpoolctl import threadpool_info
+
+from runtime import optimizations
+from runtime.hardware import Hardware
+from runtime.plan import gib
+from runtime.run import Run
+
+CAUSES = {
+    "cpu_threads": "something set the number of threads after us",
+    "openmp_runtime": "LD_PRELOAD was dropped, or another OpenMP runtime came first",
+    "allocator": "LD_PRELOAD was dropped",
+    "compile": "the compiler failed; see the warning above",
+}
+
+
+def seen(run: Run) -> dict[str, dict[str, Any]]:
+    """By decision: asked, seen, whether they agree, and the likely cause if not."""
+    rows: dict[str, dict[str, Any]] = {}
+    for optimization in optimizations.every():
+        asked, real = run.plan.value(optimization.name), optimization.seen(run)
+        # Off means that torch decides, so whatever it decided is right.
+        same = real == asked or (asked == optimization.off and optimization.stage is optimizations.Stage.PROCESS)
+        cause = None if same else CAUSES.get(optimization.name, "the network or torch did not take the setting")
+        rows[optimization.name] = {"asked": asked, "seen": real, "same": same, "cause": cause}
+    return rows
+
+
+def libraries() -> dict[str, str]:
+    """Versions and thread counts of what computes in this process."""
+    config = torch.__config__.show()
+    found = {"torch": str(torch.__version__), "instruction set": str(torch.backends.cpu.get_cpu_capability())}
+    for name, pattern in (("MKL", r"Math Kernel Library Version (\S+)"), ("oneDNN", r"(?:MKL-DNN|oneDNN) v(\S+)")):
+        if match := re.search(pattern, config):
+            found[name] = match[1]
+    for pool in threadpool_info():
+        found[str(pool["prefix"])] = f"{pool['internal_api']} {pool['version'] or ''}, {pool['num_threads']} threads"
+    return found
+
+
+def first_line(run: Run, hardware: Hardware) -> str:
+    """`cpu: 2 threads, fp32, oneDNN avx512, libiomp5, limit 4.0 GiB`."""
+    values = {o.name: o.seen(run) for o in optimizations.every()}
+    instructions = str(torch.backends.cpu.get_cpu_capability()).lower().replace("_", "")
+    openmp = {"iomp5": "libiomp5", "libomp": "libomp"}.get(str(values["openmp_runtime"]), "libgomp")
+    limit = f"limit {gib(hardware.memory.limit)}" if hardware.memory.limit else "no memory limit"
+    device = hardware.gpu.name if hardware.gpu else "cpu"
+    kernels = "cuDNN" if hardware.gpu else f"oneDNN {instructions}"
+    return f"{device}: {values['cpu_threads']} threads, {values['precision']}, {kernels}, {openmp}, {limit}"

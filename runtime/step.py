@@ -1,0 +1,96 @@
+"""Step: one optimizer step on one batch, the part of the loop that optimizations replace.
+
+Plain, it computes in fp32 on the whole batch. `precision` puts autocast and a scaler around it, `channels_last` a
+memory format, `compile` a compiled forward pass, `micro_batch` a split; the code below stays the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runtime.data.dataset import Batch, Inputs
+from runtime.losses import Objective
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one step gave; scalars still on the device, so that reading them is the caller's choice."""
+
+    loss: Tensor
+    grad_norm: Tensor
+
+
+class Step:
+    """Forward, backward and update.
+
+    Args:
+        model: the network; called with the inputs of a batch.
+        optimizer: over its trainable parameters.
+        objective: the loss.
+        clip_norm: largest gradient norm; None for no clipping.
+        device: where all of it lives.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, objective: Objective,
+        clip_norm: float | None, device: torch.device,
+    ) -> None:  # fmt: skip
+        self.model, self.optimizer, self.objective = model, optimizer, objective
+        self.clip_norm, self.device = clip_norm, device
+        self.micro_batch: int | None = None
+        self.memory_format: torch.memory_format | None = None
+        self.dtype: torch.dtype | None = None
+        self.scaler = torch.amp.GradScaler(device.type, enabled=False)
+        self.forward: Callable[..., Any] = model
+        self.compile_error: str | None = None
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def __call__(self, batch: Batch) -> Outcome:
+        over = self.objective.denominators(batch.targets)
+        loss = torch.zeros((), device=self.device)
+        for part in batch.split(self.micro_batch or len(batch)):
+            share = self.objective(self.outputs(part.inputs), part.targets, over)
+            self.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
+            loss += share.detach()
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or float("inf"))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return Outcome(loss, norm)
+
+    def outputs(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
+        """The network's outputs under this step's precision and memory format."""
+        if self.memory_format is not None:
+            inputs = tuple(x.contiguous(memory_format=self.memory_format) if x.ndim == 4 else x for x in inputs)
+        cast = torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()
+        with cast:
+            result: Tensor | Mapping[str, Tensor] = self.forward(*inputs)
+        return result
+
+    def autocast(self, precision: str) -> None:
+        """Compute the forward pass in bf16 or fp16; fp16 on a GPU scales its gradients."""
+        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+
+    def compile(self) -> None:
+        """Compile the forward pass; if the compiler fails at the first call, go on without, loudly and once."""
+        compiled = torch.compile(self.model)
+
+        def forward(*inputs: Tensor) -> Any:
+            try:
+                return compiled(*inputs)
+            except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
+                self.forward = self.model
+                self.compile_error = str(error).strip().splitlines()[0][:200]
+                warnings.warn(f"compile failed, training goes on without it: {self.compile_error}", stacklevel=2)
+                return self.model(*inputs)
+
+        self.forward = forward

@@ -1,0 +1,75 @@
+"""Storage: shared memory, room for the run folder, and where compiled code may be written and executed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from runtime.hardware import Storage
+
+Mount = Callable[[Path], os.statvfs_result]
+
+
+def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Mount = os.statvfs) -> Storage:
+    """Storage facts.
+
+    Args:
+        root: `/`, or the root of a recorded tree; /dev/shm is looked for below it.
+        runs: the folder that run folders go to; need not exist yet.
+        environ: the process environment.
+        mount: answers size and flags of the mount that a path lies on.
+    """
+    shm, cache = _mount(root / "dev/shm", mount), _cache(environ)
+    disk, code = _mount(_existing(runs), mount), _mount(_existing(cache), mount)
+    return Storage(
+        shm=shm.f_blocks * shm.f_frsize if shm else None,
+        shm_exec=_exec(shm),
+        tmp_exec=_exec(_mount(_temporary(), mount)),
+        runs_free=disk.f_bavail * disk.f_frsize if disk else None,
+        cache=str(cache),
+        cache_exec=_exec(code),
+        cache_writable=_writable(cache),
+    )
+
+
+def _cache(environ: Mapping[str, str]) -> Path:
+    """Where compiled code goes: the compiler's own variable, else the user's cache folder."""
+    if folder := environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return Path(folder)
+    if folder := environ.get("XDG_CACHE_HOME"):
+        return Path(folder) / "drivetrain/compile"
+    if folder := environ.get("HOME"):
+        return Path(folder) / ".cache/drivetrain/compile"
+    # A container user without a name has no home; its number keeps users apart.
+    return Path(environ.get("TMPDIR") or "/tmp") / f"drivetrain-{os.getuid()}/compile"
+
+
+def _temporary() -> Path | None:
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # no folder at all can be written
+        return None
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists: a new folder lies on the same mount."""
+    path = Path(os.path.abspath(path))
+    return next((p for p in (path, *path.parents) if os.path.exists(p)), path)
+
+
+def _mount(path: Path | None, mount: Mount) -> os.statvfs_result | None:
+    try:
+        return mount(path) if path else None
+    except OSError:
+        return None
+
+
+def _exec(found: os.statvfs_result | None) -> bool:
+    return found is not None and not found.f_flag & os.ST_NOEXEC
+
+
+def _writable(path: Path) -> bool:
+    folder = _existing(path)
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

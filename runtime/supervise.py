@@ -1,0 +1,131 @@
+"""The supervisor: a light parent without torch that checks, decides, starts the trainer and passes its end on.
+
+Threads, OpenMP runtime and allocator are fixed when a process starts, so the plan comes first and the trainer is a
+child that starts under it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from runtime import folder as folders
+from runtime import plan as plans
+from runtime import spec
+from runtime.detect import detect
+from runtime.errors import DeviceError
+from runtime.files import read_json, write_json
+from runtime.hardware import Hardware
+from runtime.job import Job
+from runtime.table import console, render
+
+STATUS = {0: "done", 75: "stopped"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `drivetrain train` was asked."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    runs: Path = Path("runs")
+    plain: bool = False
+    plan: Path | None = None
+    new: bool = False
+
+
+def train(request: Request) -> int:
+    """Train or resume; returns the exit code.
+
+    Raises:
+        DrivetrainError: for everything that is wrong before the trainer starts.
+    """
+    job = spec.load(request.spec, request.assignments)
+    machine = detect(request.runs)
+    if machine.torch is None:
+        raise DeviceError("no torch is installed here", "training needs torch", "run `make setup`, or use the image")
+    replay = plans.replayed(plans.load(request.plan)) if request.plan else {}
+    run = folders.open_run(request.runs, job, new=request.new)
+    if run.resumes and (run.path / "plan.json").exists():
+        # A resumed run keeps its plan: other threads or layouts would mean other bits.
+        replay = plans.replayed(plans.load(run.path / "plan.json"))
+    plan = plans.resolve(job, machine, plain=request.plain, replay=replay)
+    console().print(render(plan, job, machine))
+    return _run(request, job, machine, plan, run)
+
+
+def _run(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder) -> int:
+    state: dict[str, Any] = {
+        "status": "running", "exit_code": None, "source": str(request.spec), "set": list(request.assignments),
+        "started": run.state().get("started") or _now(), "ended": None, "attempts": run.state().get("attempts", 0) + 1,
+    }  # fmt: skip
+    write_json(run.path / "hardware.json", machine.to_json())
+    write_json(run.path / "plan.json", plan.to_json())
+    write_json(run.path / "state.json", state)
+    print(f"run {run.path} {'goes on' if run.resumes else 'starts'}", flush=True)
+    code = _child(request, plan.environment(machine), run)
+    state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
+    write_json(run.path / "state.json", state)
+    if code == 0:
+        _report(run.path)
+    return code
+
+
+def _child(request: Request, environment: dict[str, str], run: folders.RunFolder) -> int:
+    """Start the trainer, forward signals to it, and wait."""
+    command = [sys.executable, "-m", "runtime.trainer", str(run.path), str(request.spec)]
+    for assignment in request.assignments:
+        command += ["--set", assignment]
+    ours = {"DRIVETRAIN_SUPERVISOR": str(os.getpid()), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    preload = ":".join(filter(None, (environment.get("LD_PRELOAD"), os.environ.get("LD_PRELOAD"))))
+    preloads = {"LD_PRELOAD": preload} if preload else {}
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        if child is None:
+            early.append(number)
+        else:
+            child.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, forward)
+    # A group of its own, so that Ctrl-C reaches the trainer once, through us.
+    child = subprocess.Popen(command, env={**os.environ, **environment, **preloads, **ours},
+                             pass_fds=[run.lock], process_group=0)  # fmt: skip
+    for number in early:
+        child.send_signal(number)
+    code = child.wait()
+    return 128 - code if code < 0 else code
+
+
+def _report(run: Path) -> None:
+    """Write the report in a process of its own: its libraries are as heavy as the trainer's."""
+    done = subprocess.run([sys.executable, "-m", "runtime.report", str(run)], check=False)
+    print(
+        f"report {run}/report.html" if done.returncode == 0 else "warning: the report could not be written", flush=True
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def unfinished(runs: Path) -> list[tuple[Path, str]]:
+    """Runs that were stopped or killed, with the spec that each was started from."""
+    if not runs.is_dir():
+        return []
+    found = []
+    for path in sorted(p for p in runs.iterdir() if p.is_dir()):
+        state = read_json(path / "state.json")
+        if isinstance(state, dict) and state.get("status") != "done":
+            found.append((path, str(state.get("source", ""))))
+    return found

@@ -1,0 +1,167 @@
+"""The trainer: the supervisor's child that imports torch, assembles the run and drives the loop.
+
+python -m runtime.trainer RUN SPEC [--set key=value ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+STARTED = time.monotonic()
+
+from runtime import checkpoint, hardware, optimizations, spec  # noqa: E402 - the clock starts first
+from runtime import plan as plans
+from runtime.clock import Clock  # noqa: E402
+from runtime.errors import DrivetrainError, Stopped  # noqa: E402
+from runtime.files import read_json, write_json  # noqa: E402
+from runtime.job import Job  # noqa: E402
+from runtime.signals import Signals  # noqa: E402
+
+
+def main() -> int:
+    """Train; returns the exit code."""
+    _die_with_parent()
+    signals = Signals()
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("run", type=Path)
+    arguments.add_argument("spec", type=Path)
+    arguments.add_argument("--set", action="append", default=[])
+    given = arguments.parse_args()
+    try:
+        return train(given.run, spec.load(given.spec, given.set), signals)
+    except DrivetrainError as error:
+        print("\n".join(error.lines()) if error.given else error, file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the supervisor dies: an orphan would train on unseen."""
+    supervisor = os.environ.get("DRIVETRAIN_SUPERVISOR")
+    if supervisor is None:
+        return
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != int(supervisor):
+        os._exit(137)
+
+
+def train(folder: Path, job: Job, signals: Signals) -> int:
+    """Assemble and train one run; returns 0, or raises what ended it."""
+    clock = Clock()
+    with clock.phase("import"):
+        from runtime import artifact, data, evaluate, loop, models, seen  # noqa: F401
+        from runtime import run as runs
+        from runtime.data.load import load
+        from runtime.metrics import Metrics
+        from runtime.models.build import build
+        from runtime.monitor import Monitor
+        from runtime.progress import Progress, say
+    clock.phases["import"] += clock.start - STARTED
+    machine = hardware.from_json(read_json(folder / "hardware.json"))
+    stored = plans.load(folder / "plan.json")
+    with clock.phase("data"):
+        dataset = load(job)
+    for note in dataset.notes:
+        say(f"data: {note}")
+    network = build(job, dataset)
+    final = _settle(job, machine, stored, runs.workload(dataset, network.module), say)
+    run = runs.assemble(job, machine, final, folder, dataset, network, signals, clock)
+    _record_seen(run, machine, seen, say)
+    loaded, passed = checkpoint.latest(run.checkpoints)
+    for line in passed:
+        say(line)
+    if loaded:
+        run.restore(loaded)
+        say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
+    run.metrics = Metrics(folder, after=run.counters.step, epoch=run.counters.epoch)
+    progress = Progress(run.total_steps, run.counters.step)
+    with Monitor(folder, run) as monitor:
+        try:
+            reason, confusion = loop.fit(run, progress)
+            run.save()
+            artifact.write(run)
+        except Stopped as stop:
+            raise _stopped(run, stop) from None
+        finally:
+            progress.close()
+            run.metrics.close()
+    write_json(folder / "result.json", _result(run, reason, confusion, monitor.peak))
+    best = run.watch.best
+    say(f"done: {reason}; best {best.metric} {best.best:.4f} after epoch {best.epoch + 1}; model in {folder}/model")
+    return 0
+
+
+def _settle(job: Job, machine: hardware.Hardware, stored: plans.Plan, workload: Any, say: Any) -> plans.Plan:
+    """The final plan: rows that were provisional are decided again now that model and data are known."""
+    values = {d.name: d.value for d in stored.decisions if not d.provisional and d.source != "job"}
+    plain = all(d.source == "plain" for d in stored.decisions)
+    fresh = plans.resolve(job, machine, workload, plain=plain, replay=values)
+    before = {d.name: d for d in stored.decisions}
+    rows = []
+    for row in fresh.decisions:
+        old = before[row.name]
+        if row.source == "file" and old.value == row.value:
+            row = replace(row, source=old.source, reason=old.reason, evidence=old.evidence)
+        if old.value != row.value:
+            say(f"plan: {row.name} is {plans.written(row.value)}, not {plans.written(old.value)}: {row.reason}")
+        rows.append(row)
+    off = {o.name: o.off for o in optimizations.every()}
+    changing = [r.name for r in rows if r.effect == optimizations.Effect.TRAINING and r.value != off[r.name]]
+    if changing:
+        say(f"plan: {', '.join(changing)} changes what is learned here (BatchNorm), as the job asks")
+    return replace(fresh, decisions=tuple(rows))
+
+
+def _record_seen(run: Any, machine: hardware.Hardware, seen: Any, say: Any) -> None:
+    rows = seen.seen(run)
+    say(seen.first_line(run, machine))
+    total = sum(p.numel() for p in run.model.parameters())
+    trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
+    say(f"model: {trained:,} of {total:,} parameters are trained")
+    for name, row in rows.items():
+        if not row["same"]:
+            say(f"warning: {name} is {row['seen']}, asked for {row['asked']}: {row['cause']}")
+    data = run.plan.to_json() | {"seen": rows | {"libraries": seen.libraries()}}
+    write_json(run.folder / "plan.json", data)
+
+
+def _stopped(run: Any, stop: Stopped) -> Stopped:
+    """Save if there is progress, and say how to go on."""
+    if run.counters.step == 0:
+        return Stopped(f"{stop.given} before the first step was done", "", "run the same command again")
+    path = run.save()
+    return Stopped(f"{stop.given} after step {run.counters.step}", f"saved as {path}",
+                   "run the same command to go on from there")  # fmt: skip
+
+
+def _result(run: Any, reason: str, confusion: dict[str, Any], peak: int) -> dict[str, Any]:
+    best, spent = run.watch.best, run.clock.phases
+    seconds = run.counters.seconds + run.clock.seconds
+    training = max(1e-9, spent.get("train", 0.0) - spent.get("checkpoint", 0.0))
+    return {
+        "steps": run.counters.step,
+        "epochs": run.counters.epoch,
+        "seconds": seconds,
+        "samples_per_second": (run.counters.samples - run.samples_before) / training,
+        "best": {"metric": best.metric, "value": best.best, "step": best.step, "epoch": best.epoch + 1},
+        "last": run.last,
+        "confusion": confusion,
+        "peak_memory": peak,
+        "memory_limit": run.hardware.memory.limit,
+        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "trainable": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
+        "stopped_because": reason,
+        "phases": {name: round(value, 4) for name, value in spent.items()},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

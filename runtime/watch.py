@@ -1,0 +1,78 @@
+"""Watch: which evaluation was best, when to stop early, how often a plateau has lowered the rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from runtime.job import lower_is_better
+from runtime.job.train import EarlyStopping, Plateau
+
+
+@dataclass
+class Tracker:
+    """The best value of one metric and the evaluations since."""
+
+    metric: str
+    min_delta: float = 0.0
+    best: float | None = None
+    step: int = 0
+    epoch: int = 0
+    waited: int = 0
+
+    def update(self, value: float, step: int, epoch: int) -> bool:
+        """Take in one evaluation; True if it is the best so far. NaN never is."""
+        sign = -1 if lower_is_better(self.metric) else 1
+        improved = value == value and (self.best is None or sign * (value - self.best) > self.min_delta)
+        if improved:
+            self.best, self.step, self.epoch, self.waited = value, step, epoch, 0
+        else:
+            self.waited += 1
+        return improved
+
+
+class Watch:
+    """Everything that depends on how metrics moved."""
+
+    def __init__(self, best: str, stopping: EarlyStopping | None, schedule: Any) -> None:
+        self.best = Tracker(best)
+        self.stopping = Tracker(stopping.metric, stopping.min_delta) if stopping else None
+        self.patience = stopping.patience if stopping else 0
+        self.plateau = Tracker(schedule.metric) if isinstance(schedule, Plateau) else None
+        self.schedule = schedule
+        self.drops = 0
+
+    def update(self, metrics: Mapping[str, float], step: int, epoch: int) -> bool:
+        """Take in one evaluation; True if it is the best so far."""
+        if self.stopping:
+            self.stopping.update(metrics[self.stopping.metric], step, epoch)
+        if self.plateau:
+            self.plateau.update(metrics[self.plateau.metric], step, epoch)
+            if self.plateau.waited > self.schedule.patience:
+                self.drops += 1
+                self.plateau.waited = 0
+        return self.best.update(metrics[self.best.metric], step, epoch)
+
+    def factor(self) -> float:
+        """What a plateau schedule multiplies the rate with."""
+        return float(self.schedule.factor**self.drops) if self.plateau else 1.0
+
+    def stop(self) -> str | None:
+        """Why to stop early, or None."""
+        if self.stopping and self.stopping.waited >= self.patience:
+            return (f"{self.stopping.metric} has not improved for {self.patience} evaluations "
+                    f"(best {self.stopping.best:.4g} after epoch {self.stopping.epoch + 1})")  # fmt: skip
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        trackers = {"best": self.best, "stopping": self.stopping, "plateau": self.plateau}
+        return {**{name: asdict(t) if t else None for name, t in trackers.items()}, "drops": self.drops}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.best = Tracker(**state["best"])
+        self.stopping = Tracker(**state["stopping"]) if self.stopping else None
+        self.plateau = Tracker(**state["plateau"]) if self.plateau else None
+        self.drops = state["drops"]

@@ -1,0 +1,84 @@
+"""The contract of every optimization; adding one to the folder adds it here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from tests import tiny
+
+from runtime import hardware, optimizations
+from runtime.optimizations import Effect, Optimization, Stage
+
+MACHINES = sorted((Path(__file__).parent.parent / "machines").glob("*.json"))
+ALL = optimizations.every()
+# How far the loss of a few steps may be off, by declared effect; rounding includes bf16's eight bits.
+TOLERANCE = {Effect.EXACT: 0.0, Effect.ROUNDING: 2e-2}
+
+
+@pytest.fixture(params=ALL, ids=[o.name for o in ALL])
+def optimization(request: pytest.FixtureRequest) -> Optimization:
+    return request.param  # type: ignore[no-any-return]
+
+
+def test_has_its_sentence(optimization: Optimization) -> None:
+    assert optimization.sentence.endswith(".")
+    assert len(optimization.sentence) > 30
+
+
+def test_off_is_a_value(optimization: Optimization) -> None:
+    TypeAdapter(optimization.values).validate_python(optimization.off, strict=True)
+    with pytest.raises(ValidationError):
+        TypeAdapter(optimization.values).validate_python("nonsense", strict=True)
+
+
+@pytest.mark.parametrize("path", MACHINES, ids=[p.stem for p in MACHINES])
+def test_decides_everywhere_and_never_refuses_itself(optimization: Optimization, path: Path) -> None:
+    machine, job = hardware.load(path), tiny.job()
+    data = tiny.dataset()
+    facts = tiny.run.workload(data, tiny.build(job, data).module)
+    for workload in (None, facts):
+        choice = optimization.choose(job, machine, workload)
+        assert choice.reason
+        TypeAdapter(optimization.values).validate_python(choice.value, strict=True)
+        assert optimization.refuse(job, machine, workload, choice.value) is None
+        assert optimization.refuse(job, machine, workload, optimization.off) is None
+        wanted = optimization.candidates(job, machine, workload)
+        assert wanted
+        assert all(optimization.refuse(job, machine, workload, value) is None for value in wanted)
+
+
+def wanted_here(optimization: Optimization) -> list[object]:
+    """Every value this machine can have, beside off; the process-wide thread count stays as it is."""
+    job, machine = tiny.job(), tiny.machine()
+    data = tiny.dataset()
+    facts = tiny.run.workload(data, tiny.build(job, data).module)
+    values = [v for v in optimization.candidates(job, machine, facts) if v != optimization.off]
+    extra = {"loader_workers": [1], "micro_batch": [4]}.get(optimization.name, [])
+    return [] if optimization.stage is Stage.PROCESS else [*values, *extra]
+
+
+def test_on_trains_to_the_same_loss_within_its_effect(optimization: Optimization, tmp_path: Path) -> None:
+    values = wanted_here(optimization)
+    if not values:
+        pytest.skip("nothing to switch on in this process, or on this machine")
+    job = tiny.job(train="optimizer: {lr: 1e-3}")
+    plain = tiny.losses(tiny.assembled(tmp_path, job), 4)
+    for value in values:
+        made = tiny.assembled(tmp_path, job, settings={optimization.name: value})  # type: ignore[dict-item]
+        assert optimization.seen(made) == value
+        effect = optimization.effect(tiny.run.workload(made.dataset, made.model))
+        if effect is Effect.TRAINING:
+            continue
+        tolerance = TOLERANCE[effect]
+        assert tiny.losses(made, 4) == pytest.approx(plain, rel=tolerance, abs=tolerance), f"{value}"
+
+
+def test_off_changes_nothing(optimization: Optimization, tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, tiny.job(), settings={optimization.name: optimization.off})
+    weights = {name: value.clone() for name, value in made.model.state_dict().items()}
+    twin = tiny.assembled(tmp_path, tiny.job())
+    assert all(torch.equal(weights[name], value) for name, value in twin.model.state_dict().items())
+    assert tiny.losses(made, 3) == tiny.losses(twin, 3)

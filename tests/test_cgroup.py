@@ -1,0 +1,151 @@
+"""Limits from recorded control groups: version 1, version 2, both, none, and files that say nothing sensible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.cgroup import Limits, cpu_list, number, read_limits
+from tests.recorded import plant, write
+
+MIB = 2**20
+LEAF = "sys/fs/cgroup/system.slice/docker-5f2a.scope"
+
+
+@pytest.mark.parametrize(
+    ("tree", "version", "cpuset", "quota", "memory"),
+    [
+        ("none", 0, None, None, None),
+        ("v1-unlimited", 1, 2, None, None),
+        ("v1-limited", 1, 2, 1.5, 2048 * MIB),
+        ("v1-private", 1, 1, 0.5, 300 * MIB),
+        ("v1-parent", 1, 2, None, 256 * MIB),
+        ("v2-unlimited", 2, 4, None, None),
+        ("v2-leaf", 2, 4, 1.5, 512 * MIB),
+        ("v2-ancestor", 2, 4, 0.5, 256 * MIB),
+        ("v2-cpuset", 2, 2, 1.5, 512 * MIB),
+        ("v2-private", 2, 4, 2.9, 512 * MIB),
+        ("v2-private-over-host", 2, 4, 2.9, 512 * MIB),
+        ("v2-container", 2, 2, 2.0, 4096 * MIB),
+        ("hybrid", 1, 2, 0.5, 384 * MIB),
+    ],
+)
+def test_recorded_tree(
+    tmp_path: Path, tree: str, version: int, cpuset: int | None, quota: float | None, memory: int | None
+) -> None:
+    limits = read_limits(plant(tmp_path, tree))
+    assert (limits.version, limits.cpuset, limits.quota, limits.memory) == (version, cpuset, quota, memory)
+
+
+@pytest.mark.parametrize(
+    ("tree", "used", "room", "swap"),
+    [
+        ("none", None, None, True),
+        ("v1-limited", 2052096, 2048 * MIB - 2052096, False),
+        ("v1-parent", 2224128, 256 * MIB - 2224128, True),  # the parent's limit counts
+        ("v2-leaf", 937984, 512 * MIB - 937984, False),
+        ("v2-container", 708608, 4096 * MIB - 708608, False),
+    ],
+)
+def test_use_room_and_swap(tmp_path: Path, tree: str, used: int | None, room: int | None, swap: bool) -> None:
+    limits = read_limits(plant(tmp_path, tree))
+    assert (limits.used, limits.room, limits.swap) == (used, room, swap)
+
+
+def test_page_cache_that_can_be_given_back_is_not_use(tmp_path: Path) -> None:
+    files = {f"{LEAF}/memory.current": f"{300 * MIB}\n", f"{LEAF}/memory.stat": f"inactive_file {120 * MIB}\n"}
+    limits = read_limits(plant(tmp_path, "v2-leaf", files))
+    assert (limits.used, limits.room) == (180 * MIB, 332 * MIB)
+
+
+def test_a_full_parent_leaves_no_room_in_an_empty_group(tmp_path: Path) -> None:
+    parent = "sys/fs/cgroup/system.slice"
+    files = {f"{parent}/memory.max": f"{600 * MIB}\n", f"{parent}/memory.current": f"{590 * MIB}\n",
+             f"{LEAF}/memory.current": f"{10 * MIB}\n"}  # fmt: skip
+    limits = read_limits(plant(tmp_path, "v2-leaf", files))
+    assert (limits.memory, limits.room) == (512 * MIB, 10 * MIB)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "max\n", "max 100000\n", "0 100000\n", "-1 100000\n", "x y z\n", "\x00\n", None]
+)
+def test_cpu_max_without_sense_is_no_quota(tmp_path: Path, text: str | None) -> None:
+    assert read_limits(plant(tmp_path, "v2-leaf", {f"{LEAF}/cpu.max": text})).quota is None
+
+
+@pytest.mark.parametrize(
+    ("text", "quota"), [("50000 100000\n", 0.5), ("290000\n", 2.9), ("30000 20000", 1.5), ("10 0", 1e-4)]
+)
+def test_cpu_max(tmp_path: Path, text: str, quota: float) -> None:
+    assert read_limits(plant(tmp_path, "v2-leaf", {f"{LEAF}/cpu.max": text})).quota == pytest.approx(quota)
+
+
+@pytest.mark.parametrize("text", ["", "max\n", "-1\n", "lots\n", "9223372036854771712\n", None])
+def test_memory_max_without_sense_is_no_limit(tmp_path: Path, text: str | None) -> None:
+    limits = read_limits(plant(tmp_path, "v2-leaf", {f"{LEAF}/memory.max": text}))
+    assert (limits.memory, limits.room) == (None, None)
+
+
+@pytest.mark.parametrize("text", ["", "-1\n", "9223372036854771712\n", "9223372036854710272\n", None])
+@pytest.mark.parametrize(
+    "stat", ["", "hierarchical_memory_limit 9223372036854771712\n", "torn\nhierarchical_memory_li"]
+)
+def test_limit_in_bytes_without_sense_is_no_limit(tmp_path: Path, text: str | None, stat: str) -> None:
+    folder = "sys/fs/cgroup/memory"
+    files = {f"{folder}/memory.limit_in_bytes": text, f"{folder}/memory.stat": stat}
+    limits = read_limits(plant(tmp_path, "v1-limited", files))
+    assert (limits.memory, limits.room) == (None, None)
+
+
+@pytest.mark.parametrize("lost", ["memory.stat", "memory.current", "cpuset.cpus.effective", "cpuset.cpus"])
+def test_a_missing_file_is_survived(tmp_path: Path, lost: str) -> None:
+    limits = read_limits(plant(tmp_path, "v2-leaf", {f"{LEAF}/{lost}": None}))
+    assert (limits.quota, limits.memory, limits.cpuset) == (1.5, 512 * MIB, 4)
+
+
+def test_an_empty_cpuset_is_that_of_the_parent(tmp_path: Path) -> None:
+    files = {f"{LEAF}/cpuset.cpus.effective": "\n", "sys/fs/cgroup/system.slice/cpuset.cpus.effective": "0-2\n"}
+    assert read_limits(plant(tmp_path, "v2-leaf", files)).cpuset == 3
+
+
+def test_the_path_of_the_host_over_a_mount_of_only_our_group(tmp_path: Path) -> None:
+    root = plant(tmp_path, "v2-private", {"proc/self/cgroup": "0::/system.slice/docker-of-the-host.scope\n"})
+    assert read_limits(root).quota == 2.9
+
+
+def test_a_group_above_our_namespace_reads_what_is_mounted(tmp_path: Path) -> None:
+    assert read_limits(plant(tmp_path, "v2-private", {"proc/self/cgroup": "0::/../neighbour\n"})).quota == 2.9
+
+
+@pytest.mark.parametrize("tree", ["v1-limited", "v2-private"])
+def test_without_a_mount_table_the_usual_places_are_read(tmp_path: Path, tree: str) -> None:
+    expected = read_limits(plant(tmp_path / "whole", tree))
+    root = plant(tmp_path / "blind", tree, {"proc/self/mountinfo": None, "proc/self/cgroup": None})
+    assert read_limits(root) == expected
+
+
+def test_a_machine_without_proc_and_sys_has_no_limits(tmp_path: Path) -> None:
+    nothing = Limits(version=0, cpuset=None, quota=None, memory=None, used=None, room=None, swap=True)
+    assert read_limits(tmp_path) == nothing
+
+
+def test_garbage_everywhere_is_no_limit(tmp_path: Path) -> None:
+    mounts = "a b - \n- cgroup2\n1 2 3 / /x - cgroup\n\n - \n"
+    write(tmp_path, {"proc/self/cgroup": "::\n0:\nx\n", "proc/self/mountinfo": mounts})
+    assert read_limits(tmp_path).version == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [("", set()), ("0", {0}), ("0-3,8", {0, 1, 2, 3, 8}), (" 1 , 2-2\n", {1, 2}), ("3-1", set()), ("a-b,4,-", {4})],
+)
+def test_cpu_list(text: str, cpus: set[int]) -> None:
+    assert cpu_list(text) == cpus
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("12", 12), ("0", 0), ("max", None), ("-1", None), ("", None), ("²", None)]
+)
+def test_number(text: str, value: int | None) -> None:
+    assert number(text) == value

@@ -1,0 +1,126 @@
+"""Checkpoints: whole or not there, verified, never the last one removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime import checkpoint
+from runtime.errors import CheckpointError, StorageError
+
+TENSORS = {"model": {"weight": torch.arange(6.0).view(2, 3), "count": torch.tensor(3)}}
+
+
+def save(folder: Path, step: int, best: int | None = None) -> Path:
+    watch = {"best": {"step": best, "best": None if best is None else 1.0}}
+    return checkpoint.save(folder, f"step-{step}", TENSORS, {"watch": watch})
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    loaded = checkpoint.load(save(tmp_path, 3))
+    assert loaded.tensors["model"]["weight"].equal(TENSORS["model"]["weight"])
+    assert loaded.tensors["model"]["count"].equal(torch.tensor(3))
+    assert loaded.state == {"watch": {"best": {"step": None, "best": None}}}
+    assert sorted(p.name for p in loaded.path.iterdir()) == ["MANIFEST.json", "model.safetensors", "state.json"]
+
+
+def test_tied_and_transposed_tensors(tmp_path: Path) -> None:
+    weight = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    path = checkpoint.save(tmp_path, "step-1", {"model": {"a": weight, "b": weight, "c": weight[:2]}}, {})
+    tensors = checkpoint.load(path).tensors["model"]
+    assert tensors["a"].equal(weight)
+    assert tensors["b"].equal(weight)
+    assert tensors["c"].equal(weight[:2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda p: flip(p / "model.safetensors"), "model.safetensors has SHA-256"),
+        (lambda p: (p / "model.safetensors").write_bytes(b""), "model.safetensors has 0 bytes, expected"),
+        (lambda p: (p / "state.json").unlink(), "state.json is missing"),
+        (lambda p: (p / "MANIFEST.json").unlink(), "MANIFEST.json is missing or not whole"),
+        (lambda p: (p / "MANIFEST.json").write_text('{"format": 1'), "MANIFEST.json is missing or not whole"),
+        (lambda p: (p / "MANIFEST.json").write_text('{"format": 9, "files": {}}'), "format 9, this version reads 1"),
+    ],
+)
+def test_damage_is_named_and_the_older_one_is_used(tmp_path: Path, damage: object, expected: str) -> None:
+    save(tmp_path, 1)
+    damage(save(tmp_path, 2))  # type: ignore[operator]
+    loaded, passed = checkpoint.latest(tmp_path)
+    assert loaded is not None
+    assert loaded.path.name == "step-1"
+    assert len(passed) == 1
+    assert "checkpoint step-2 is damaged" in passed[0]
+    assert expected in passed[0]
+    with pytest.raises(CheckpointError, match=expected):
+        checkpoint.load(tmp_path / "step-2")
+
+
+def test_all_damaged_is_never_a_silent_start(tmp_path: Path) -> None:
+    flip(save(tmp_path, 1) / "model.safetensors")
+    with pytest.raises(CheckpointError, match="no checkpoint verifies"):
+        checkpoint.latest(tmp_path)
+
+
+def test_none_is_a_start_from_zero(tmp_path: Path) -> None:
+    assert checkpoint.latest(tmp_path) == (None, [])
+
+
+def test_prune_keeps_the_last_and_every_best_they_name(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, f"best-{step}", TENSORS, {})
+    save(tmp_path, 10, best=1)
+    save(tmp_path, 20, best=2)
+    save(tmp_path, 30, best=2)
+    (tmp_path / ".tmp-step-40-1").mkdir()
+    checkpoint.prune(tmp_path, keep=2, best=3)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best-2", "best-3", "step-20", "step-30"]
+
+
+def test_keep_nothing_still_keeps_one(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    checkpoint.prune(tmp_path, keep=0, best=None)
+    assert [p.name for p in checkpoint.steps(tmp_path)] == ["step-1"]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match=r"step-1: File exists"):
+        save(tmp_path / "file", 1)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_optimizer_state_goes_by_name(kind: type[torch.optim.Optimizer]) -> None:
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    extra = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    first = kind(model.parameters(), lr=0.1, **extra)
+    step(model, first)
+    twin = torch.nn.Linear(3, 2)
+    twin.load_state_dict(model.state_dict())
+    second = kind(reversed(list(twin.parameters())), lr=0.1, **extra)
+    checkpoint.load_optimizer(twin, second, checkpoint.optimizer_tensors(model, first))
+    step(model, first)
+    step(twin, second)
+    assert all(a.equal(b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_unknown_parameter_in_optimizer_state() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(CheckpointError, match="names 'lost', which the network does not have"):
+        checkpoint.load_optimizer(model, optimizer, {"lost/exp_avg": torch.zeros(1)})

@@ -1,0 +1,107 @@
+"""The facts as a whole, from recorded trees and from the machine that runs the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime import hardware
+from runtime.detect import detect
+from tests.recorded import plant, write
+
+HOSTS = "92 72 254:0 /var/lib/engine/hosts /etc/hosts rw,relatime - ext4 /dev/vda rw\n"
+GIB = 2**30
+
+
+def test_a_container_under_version_2(tmp_path: Path) -> None:
+    root = plant(tmp_path, "v2-container")
+    found = detect(tmp_path, root, environ={"HOME": "/root", "DRIVETRAIN_IMAGE": "cpu"}, mask={0, 1})
+    assert (found.name, found.place, found.cgroup, found.image) == ("2-CPU container", "docker", 2, "cpu")
+    assert (found.cpu.quota, found.cpu.budget) == (2.0, 2)
+    memory = found.memory
+    assert (memory.host, memory.limit, memory.used) == (8144660 * 1024, 4 * GIB, 708608)
+    assert (memory.available, memory.swap) == (4 * GIB - 708608, False)
+    assert (found.gpus, found.gpu_trouble, found.assumed) == ((), None, ())
+
+
+def test_a_machine_without_limits(tmp_path: Path) -> None:
+    root = plant(tmp_path, "none")
+    found = detect(tmp_path, root, environ={}, mask={0, 1, 2, 3})
+    assert (found.name, found.place, found.cgroup, found.image) == ("4-CPU host", "host", 0, None)
+    memory, total, free = found.memory, 995892 * 1024, int(_meminfo(root)["MemAvailable"]) * 1024
+    assert (memory.host, memory.limit, memory.used, memory.available) == (total, None, total - free, free)
+
+
+def test_a_limit_above_what_the_machine_has_left(tmp_path: Path) -> None:
+    files = {"proc/meminfo": "MemTotal: 2048000 kB\nMemAvailable: 1024000 kB\nSwapTotal: 4 kB\n"}
+    memory = detect(tmp_path, plant(tmp_path, "v1-limited", files), mask={0}).memory
+    assert (memory.limit, memory.available, memory.swap) == (2 * GIB, 1024000 * 1024, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "available", "swap"),
+    [
+        ("MemTotal: 100 kB\nMemFree: 20 kB\nCached: 30 kB\nSwapTotal: 5 kB\n", 102400, 51200, True),
+        ("MemTotal:\nMemFree: x kB\n", 0, 0, False),
+        ("", 0, 0, False),
+    ],
+)
+def test_meminfo_of_old_kernels_and_garbage(tmp_path: Path, text: str, host: int, available: int, swap: bool) -> None:
+    memory = detect(tmp_path, write(tmp_path, {"proc/meminfo": text}), mask={0}).memory
+    assert (memory.host, memory.available, memory.swap) == (host, available, swap)
+
+
+@pytest.mark.parametrize(
+    ("files", "environ", "place"),
+    [
+        ({}, {}, "host"),
+        ({".dockerenv": "", "proc/self/mountinfo": HOSTS}, {}, "docker"),
+        ({".dockerenv": "", "proc/1/cgroup": "4:memory:/docker/5f2a\n"}, {}, "docker"),
+        ({"run/.containerenv": "", "proc/self/mountinfo": HOSTS}, {}, "podman"),
+        ({"proc/self/mountinfo": HOSTS}, {}, "container"),
+        ({"proc/1/cgroup": "0::/system.slice/containerd-5f2a.scope\n"}, {}, "container"),
+        ({"run/systemd/container": "lxc\n"}, {}, "container"),
+        ({"proc/1/cgroup": "0::/init.scope\n"}, {}, "host"),
+        # A virtual machine whose disk was an image once.
+        ({".dockerenv": "", "proc/1/cgroup": "0::/\n"}, {}, "host"),
+        ({".dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes"),
+    ],
+)
+def test_place(tmp_path: Path, files: dict[str, str], environ: dict[str, str], place: str) -> None:
+    assert detect(tmp_path, write(tmp_path, files), environ=environ, mask={0}).place == place
+
+
+def test_an_empty_machine_raises_nothing(tmp_path: Path) -> None:
+    found = detect(tmp_path / "runs", tmp_path / "nowhere", environ={}, mask={0})
+    assert (found.cpu.budget, found.memory.limit, found.storage.shm) == (1, None, None)
+
+
+def test_this_machine_as_the_json_file_gives_it_back(tmp_path: Path) -> None:
+    found = detect(tmp_path)
+    assert found.cpu.affinity == len(os.sched_getaffinity(0))
+    assert 1 <= found.cpu.budget <= found.cpu.affinity <= found.cpu.host
+    assert 0 < found.memory.available <= found.memory.host
+    file = tmp_path / "machine.json"
+    file.write_text(json.dumps(found.to_json()))
+    assert hardware.load(file) == found
+
+
+def test_detect_loads_no_torch_and_no_nvml_without_a_driver(tmp_path: Path) -> None:
+    """Planted: a root without a driver, whatever the machine under the test has."""
+    code = (
+        "import sys; from pathlib import Path; from runtime.detect import detect\n"
+        f"detect(Path('.'), Path({str(tmp_path)!r}), environ={{}})\n"
+        "print(sorted({'torch', 'pynvml', 'numpy', 'pydantic', 'rich', 'subprocess'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def _meminfo(root: Path) -> dict[str, str]:
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    return {line.split(":")[0]: line.split()[1] for line in lines}

@@ -1,0 +1,97 @@
+"""The table of facts: within 100 columns, plain in a log, host beside allowed, nothing of weight left out."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from runtime.facts import render, size
+from runtime.hardware import Hardware, Torch, load
+
+MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
+
+
+def machine(stem: str) -> Hardware:
+    return load(next(path for path in MACHINES if path.stem == stem))
+
+
+def printed(hardware: Hardware) -> str:
+    """What a log of 100 columns gets, runs of spaces made one."""
+    return " ".join(raw(hardware).split())
+
+
+def raw(hardware: Hardware) -> str:
+    log = io.StringIO()
+    Console(file=log, width=100).print(render(hardware))
+    return log.getvalue()
+
+
+@pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
+def test_a_log_gets_plain_lines_of_100_columns(path: Path) -> None:
+    text = raw(load(path))
+    assert max(map(len, text.splitlines())) <= 100
+    assert all(letter == "\n" or letter.isprintable() for letter in text)
+
+
+@pytest.mark.parametrize(
+    ("stem", "parts"),
+    [
+        ("codespace-2core-cgroup2",
+         ["facts of codespace-2core-cgroup2", "place docker control groups, version 2", "image* cpu",
+          "logical CPUs* 2 2 (affinity 2, cpuset 2, quota 2)", "physical cores* 1, shared by hyperthreads",
+          "memory 7.8 GiB 4.0 GiB (limit 4.0 GiB, 1 MiB in use, swap off)", "/dev/shm* 256 MiB, noexec",
+          "torch* 2.13.0+cpu (CPU build)", "/usr/local/lib/libiomp5.so", "GPU none"]),
+        ("vm-2core-cgroup1", ["(affinity 2, cpuset 2, no quota)", "no limit", "for preloading nothing"]),
+        ("l4", ["(affinity 8, cpuset 8, quota 6)", "NVIDIA L4, 22.5 GiB, capability 8.9, driver 580.95.05",
+                "22.2 GiB free", "torch not installed"]),
+    ],
+)  # fmt: skip
+def test_what_it_says(stem: str, parts: list[str]) -> None:
+    text = printed(machine(stem))
+    missing = [part for part in parts if part not in text and part.replace(" ", "") not in text.replace(" ", "")]
+    assert not missing, text
+
+
+def test_assumed_facts_have_a_star_and_a_note() -> None:
+    text = printed(machine("t4"))
+    assert "GPU 0*" in text
+    assert "* assumed, not read from a machine: cpu, memory, storage, gpus" in text
+    assert "*" not in printed(machine("vm-2core-cgroup1"))
+
+
+def test_gpu_trouble_is_a_note() -> None:
+    text = printed(replace(machine("laptop"), gpu_trouble="no NVIDIA driver is loaded"))
+    assert "note gpu: no NVIDIA driver is loaded" in text
+
+
+def test_what_is_missing_is_said() -> None:
+    laptop = machine("laptop")
+    storage = replace(laptop.storage, shm=None, runs_free=None, cache_writable=False, cache_exec=False)
+    bare = replace(laptop, storage=storage, compiler=None, cgroup=0, torch=Torch(version="2.7.1", cuda="12.6"))
+    text = printed(bare)
+    parts = ["/dev/shm* not there", "unknown free", "not writable, noexec", "no control groups", "2.7.1 (CUDA 12.6)"]
+    assert all(part in text for part in [*parts, "none (g++ and Python.h are both needed)"]), text
+
+
+def test_brackets_in_a_name_are_not_markup() -> None:
+    odd = replace(machine("laptop"), name="[bold]box[/bold]")
+    assert "facts of [bold]box[/bold]" in printed(odd)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "unknown"),
+        (0, "0 MiB"),
+        (64 * 2**20, "64 MiB"),
+        (2**30, "1.0 GiB"),
+        (2**41, "2.0 TiB"),
+        (7.75 * 2**30, "7.8 GiB"),
+    ],
+)
+def test_size(count: int | None, text: str) -> None:
+    assert size(count) == text

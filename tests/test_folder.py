@@ -1,0 +1,73 @@
+"""Run folders: numbers, resuming, locking."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from runtime import folder, spec
+from runtime.errors import CheckpointError, StorageError
+from runtime.job import Job
+
+TEXT = "name: a\ntask: image-classification\ndata: {train: data}\n"
+
+
+def job(tmp_path: Path, *assignments: str) -> Job:
+    (tmp_path / "data").mkdir(exist_ok=True)
+    (tmp_path / "job.yaml").write_text(TEXT)
+    return spec.load(tmp_path / "job.yaml", assignments)
+
+
+def end(run: folder.RunFolder, status: str) -> None:
+    (run.path / "state.json").write_text(json.dumps({"status": status}))
+    os.close(run.lock)
+
+
+def test_numbers_go_up_when_runs_are_done(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for expected in ("a-001", "a-002", "a-003"):
+        run = folder.open_run(runs, job(tmp_path))
+        assert (run.path.name, run.resumes) == (expected, False)
+        end(run, "done")
+
+
+@pytest.mark.parametrize("status", ["running", "stopped", "failed"])
+def test_an_unfinished_run_goes_on(tmp_path: Path, status: str) -> None:
+    end(folder.open_run(tmp_path / "runs", job(tmp_path)), status)
+    run = folder.open_run(tmp_path / "runs", job(tmp_path))
+    assert (run.path.name, run.resumes) == ("a-001", True)
+    os.close(run.lock)
+    run = folder.open_run(tmp_path / "runs", job(tmp_path), new=True)
+    assert (run.path.name, run.resumes) == ("a-002", False)
+
+
+def test_a_changed_spec_is_refused_with_the_difference(tmp_path: Path) -> None:
+    end(folder.open_run(tmp_path / "runs", job(tmp_path)), "stopped")
+    with pytest.raises(CheckpointError) as caught:
+        folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
+    text = str(caught.value)
+    assert "a-001 is unfinished and was started with another spec" in text
+    assert "-  epochs: 10" in text
+    assert "+  epochs: 3" in text
+    assert "--new" in text
+
+
+@pytest.mark.parametrize("assignment", ["limits.cpus=1", "checkpoint.every=epoch"])
+def test_limits_and_checkpoints_may_change(tmp_path: Path, assignment: str) -> None:
+    end(folder.open_run(tmp_path / "runs", job(tmp_path)), "stopped")
+    assert folder.open_run(tmp_path / "runs", job(tmp_path, assignment)).resumes
+
+
+def test_the_second_trainer_is_refused(tmp_path: Path) -> None:
+    folder.open_run(tmp_path / "runs", job(tmp_path))
+    with pytest.raises(StorageError, match="another process is training in this folder"):
+        folder.open_run(tmp_path / "runs", job(tmp_path))
+
+
+def test_names_that_start_alike_do_not_mix(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "a-b-001").mkdir(parents=True)
+    (tmp_path / "runs" / "a-x").mkdir()
+    assert folder.open_run(tmp_path / "runs", job(tmp_path)).path.name == "a-001"

@@ -1,0 +1,135 @@
+"""Recorded machines: each loads, is whole and consistent; a bad `--hardware` file is refused in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import SpecError
+from runtime.hardware import Hardware, from_json, load
+from runtime.processor import budget
+
+MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
+GIB = 2**30
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    """A good machine's JSON data with top-level facts replaced; ... takes one away."""
+    data = json.loads(next(path for path in MACHINES if path.stem == "t4").read_text()) | changes
+    return {key: value for key, value in data.items() if value is not ...}
+
+
+def written(folder: Path, content: str) -> Path:
+    path = folder / "machine.json"
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def lines(path: Path) -> list[str]:
+    """What `load` says about a bad file, without the file's name."""
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    assert caught.value.exit_code == 2
+    return [line.replace(str(path), "FILE") for line in caught.value.lines()]
+
+
+def test_the_machines_that_the_design_names_are_there() -> None:
+    assert {path.stem for path in MACHINES} >= {
+        "codespace-2core-cgroup2", "vm-2core-cgroup1", "laptop", "gtx960", "gtx1080", "gtx1650-4gb", "gtx1660",
+        "quadro-t1000", "gpu-2gb", "p100", "v100", "t4", "rtx3060-driver550", "rtx3060-driver580", "rtx4090", "l4",
+        "rtx5090", "a100", "h200",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
+def test_a_recorded_machine_is_whole(path: Path) -> None:
+    machine = load(path)
+    assert machine.name == path.stem
+    assert machine.to_json() == from_json(json.loads(json.dumps(machine.to_json()))).to_json()
+    assert json.loads(path.read_text()) == json.loads(json.dumps(machine.to_json()))
+
+
+@pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
+def test_a_recorded_machine_is_consistent(path: Path) -> None:
+    machine = load(path)
+    cpu, memory = machine.cpu, machine.memory
+    assert cpu.budget == budget(cpu.affinity, cpu.cpuset, cpu.quota)
+    assert 1 <= cpu.cores <= cpu.affinity <= cpu.host
+    assert memory.available <= (memory.limit or memory.host) - memory.used
+    assert all(0 < gpu.free <= gpu.memory for gpu in machine.gpus)
+
+
+@pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
+def test_what_was_not_read_from_a_machine_says_so(path: Path) -> None:
+    machine = load(path)
+    assert all(_has(machine, name) for name in machine.assumed)
+    assert machine.assumed or path.stem == "vm-2core-cgroup1"
+
+
+def _has(machine: Hardware, name: str) -> bool:
+    part: Any = machine
+    for word in name.split("."):
+        if not hasattr(part, word):
+            return False
+        part = getattr(part, word)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("stem", "capability", "driver", "gib"),
+    [
+        ("gtx960", (5, 2), "535", 4), ("gtx1080", (6, 1), "550", 8), ("p100", (6, 0), "560", 16),
+        ("v100", (7, 0), "550", 16), ("t4", (7, 5), "550", 15), ("gpu-2gb", (6, 1), "535", 2),
+        ("rtx3060-driver550", (8, 6), "550", 12), ("rtx3060-driver580", (8, 6), "580", 12),
+        ("a100", (8, 0), "580", 40), ("h200", (9, 0), "580", 140), ("rtx5090", (12, 0), "580", 32),
+    ],
+)  # fmt: skip
+def test_gpus(stem: str, capability: tuple[int, int], driver: str, gib: int) -> None:
+    machine = load(next(path for path in MACHINES if path.stem == stem))
+    assert machine.gpu is not None
+    assert machine.gpu == machine.gpus[0]
+    assert (machine.gpu.capability, machine.gpu.driver.split(".")[0]) == (capability, driver)
+    assert round(machine.gpu.memory / GIB) == gib
+
+
+def test_a_machine_without_a_gpu_has_no_first_gpu() -> None:
+    assert load(next(path for path in MACHINES if path.stem == "laptop")).gpu is None
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert lines(tmp_path / "machine.json") == [
+        "--hardware FILE: [Errno 2] No such file or directory: 'FILE'",
+        "  possible: a JSON file as written by `drivetrain facts --json`",
+        "  do:       record one on the machine in question, or take one from tests/machines",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "given"),
+    [
+        ("", "--hardware FILE: Expecting value: line 1 column 1 (char 0)"),
+        ('{"name": ', "--hardware FILE: Expecting value: line 1 column 10 (char 9)"),
+        ("[]", "--hardware FILE: not a JSON object"),
+        ('"t4"', "--hardware FILE: not a JSON object"),
+    ],
+)
+def test_a_file_that_is_no_machine(tmp_path: Path, content: str, given: str) -> None:
+    assert lines(written(tmp_path, content))[0] == given
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"cpus": 4}, ["FILE: unknown fact 'cpus'", 'did you mean "cpu"?']),
+        ({"memory": {"hots": 1}}, ["FILE: memory: unknown fact 'hots'", 'did you mean "host"?']),
+        ({"gpus": [{"nam": "T4"}]}, ["FILE: gpus: unknown fact 'nam'", 'did you mean "name"?']),
+        ({"storage": ...}, ["FILE: ", "'storage'", "every fact that `drivetrain facts --json` prints"]),
+        ({"cpu": {"model": "x"}}, ["FILE: cpu: ", "'budget'", "every fact that `drivetrain facts --json` prints"]),
+    ],
+)
+def test_unknown_and_missing_facts(tmp_path: Path, changes: dict[str, Any], expected: list[str]) -> None:
+    text = "\n".join(lines(written(tmp_path, json.dumps(facts(**changes)))))
+    assert all(part in text for part in expected), text

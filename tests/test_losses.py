@@ -1,0 +1,97 @@
+"""Losses against torch's own, and parts against the whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime import losses
+from runtime.data.dataset import Head
+from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
+
+HEAD = Head("", classes=("a", "b", "c"))
+
+
+def whole(objective: losses.Objective, outputs: Tensor, targets: Tensor) -> Tensor:
+    return objective(outputs, {"": targets}, objective.denominators({"": targets}))
+
+
+def made(spec: losses.Spec, weights: Tensor | None = None, head: Head = HEAD) -> losses.Objective:
+    return losses.Objective({"": head}, {"": losses.HeadLoss(losses.terms(spec), weights)})
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weights", [None, torch.tensor([0.2, 1.0, 3.0])])
+def test_cross_entropy_is_torchs(smoothing: float, weights: Tensor | None) -> None:
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(20, 3), torch.randint(0, 3, (20,))
+    if weights is not None and smoothing:
+        pytest.skip("torch smooths class weights too; ours weight whole samples")
+    expected = F.cross_entropy(outputs, targets, weight=weights, label_smoothing=smoothing)
+    got = whole(made(CrossEntropy(name="cross-entropy", label_smoothing=smoothing), weights), outputs, targets)
+    torch.testing.assert_close(got, expected)
+
+
+def test_soft_targets() -> None:
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(8, 3), torch.rand(8, 3).softmax(dim=1)
+    expected = -(targets * outputs.log_softmax(dim=1)).sum(dim=1).mean()
+    torch.testing.assert_close(whole(made(CrossEntropy(name="cross-entropy")), outputs, targets), expected)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_focal_by_its_formula(gamma: float) -> None:
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(30, 3), torch.randint(0, 3, (30,))
+    p = outputs.softmax(dim=1)[torch.arange(30), targets]
+    expected = (-((1 - p) ** gamma) * p.log()).mean()
+    torch.testing.assert_close(whole(made(Focal(name="focal", gamma=gamma)), outputs, targets), expected)
+
+
+def test_binary_focal_weights_class_one_with_alpha() -> None:
+    head = Head("", classes=("no", "yes"))
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(30, 2), torch.randint(0, 2, (30,))
+    p = outputs.softmax(dim=1)[torch.arange(30), targets]
+    alpha = torch.where(targets == 1, 0.25, 0.75)
+    expected = (-alpha * (1 - p) ** 2 * p.log()).mean()
+    torch.testing.assert_close(whole(made(Focal(name="focal", alpha=0.25), head=head), outputs, targets), expected)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (MeanSquaredError(name="mse"), lambda o, t: F.mse_loss(o, t)),
+        (Huber(name="huber", delta=0.5), lambda o, t: F.huber_loss(o, t, delta=0.5)),
+        (BinaryCrossEntropy(name="bce"), lambda o, t: F.binary_cross_entropy_with_logits(o, t)),
+    ],
+)
+def test_other_losses_are_torchs(spec: losses.Spec, expected: object) -> None:
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(12, 3), torch.rand(12, 3)
+    torch.testing.assert_close(whole(made(spec), outputs, targets), expected(outputs, targets))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parts_add_up_to_the_whole(size: int, dtype: torch.dtype) -> None:
+    """With class weights and an uneven last part, gradients of parts sum to the gradient of the whole."""
+    torch.manual_seed(0)
+    weight = torch.randn(4, 3, dtype=dtype, requires_grad=True)
+    inputs, targets = torch.randn(13, 4, dtype=dtype), torch.randint(0, 3, (13,))
+    objective = made(CrossEntropy(name="cross-entropy", label_smoothing=0.1), torch.tensor([0.3, 1.0, 2.5]))
+    over = objective.denominators({"": targets})
+    (full,) = torch.autograd.grad(objective(inputs @ weight, {"": targets}, over), weight)
+    total = torch.zeros_like(full)
+    for start in range(0, 13, size):
+        part = {"": targets[start : start + size]}
+        total += torch.autograd.grad(objective(inputs[start : start + size] @ weight, part, over), weight)[0]
+    relative = float((total - full).norm() / full.norm())
+    assert relative <= (1e-5 if dtype == torch.float32 else 1e-12)
+
+
+def test_balanced_weights() -> None:
+    weights = losses.balanced(torch.tensor([0, 0, 0, 1]), 3)
+    torch.testing.assert_close(weights, torch.tensor([4 / 9, 4 / 3, 0.0]))

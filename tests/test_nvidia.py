@@ -1,0 +1,246 @@
+"""GPUs through a stand-in for NVML: several, hidden, MIG, broken, and every reason for having none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from runtime.nvidia import read_gpus
+from tests.recorded import write
+
+GIB = 2**30
+PCI = {"sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de\n", "sys/bus/pci/devices/0000:01:00.0/class": "0x030000\n"}
+SOUND = {"sys/bus/pci/devices/0000:01:00.1/vendor": "0x10de\n", "sys/bus/pci/devices/0000:01:00.1/class": "0x040300\n"}
+LOADED = {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.163.01\n"}
+
+
+@dataclass
+class Card:
+    name: str | bytes
+    uuid: str
+    capability: tuple[int, int] = (8, 6)
+    memory: int = 12 * GIB
+    error: int | None = None
+    mig: bool = False
+    instances: tuple[Card, ...] = ()
+
+
+@dataclass
+class Nvml:
+    """Answers like pynvml, with the errors of pynvml."""
+
+    cards: list[Card] = field(default_factory=list)
+    driver: str | bytes = "550.163.01"
+    broken: int | None = None
+    open: int = 0
+    NVMLError = pynvml.NVMLError
+
+    def nvmlInit(self) -> None:
+        self._fail(self.broken)
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str | bytes:
+        return self.driver
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Card:
+        self._fail(self.cards[index].error)
+        return self.cards[index]
+
+    def nvmlDeviceGetCudaComputeCapability(self, card: Card) -> tuple[int, int]:
+        return card.capability
+
+    def nvmlDeviceGetMemoryInfo(self, card: Card) -> SimpleNamespace:
+        return SimpleNamespace(total=card.memory, free=card.memory - GIB)
+
+    def nvmlDeviceGetName(self, card: Card) -> str | bytes:
+        return card.name
+
+    def nvmlDeviceGetUUID(self, card: Card) -> str:
+        return card.uuid
+
+    def nvmlDeviceGetMigMode(self, card: Card) -> tuple[int, int]:
+        if card.capability < (8, 0):
+            self._fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return (int(card.mig), int(card.mig))
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, card: Card) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: Card, index: int) -> Card:
+        if index >= len(card.instances):
+            self._fail(pynvml.NVML_ERROR_NOT_FOUND)
+        return card.instances[index]
+
+    @staticmethod
+    def _fail(code: int | None) -> None:
+        if code is not None:
+            raise pynvml.NVMLError(code)
+
+
+RTX = Card("NVIDIA GeForce RTX 3060", "GPU-aaaa1111")
+GTX = Card("NVIDIA GeForce GTX 1080", "GPU-bbbb2222", (6, 1), 8 * GIB)
+T4 = Card(b"Tesla T4", "GPU-cccc3333", (7, 5), 15 * GIB)
+SLICES = (
+    Card("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "MIG-1111", (8, 0), 20 * GIB),
+    Card("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "MIG-2222", (8, 0), 5 * GIB),
+)
+A100 = Card("NVIDIA A100-SXM4-40GB", "GPU-dddd4444", (8, 0), 40 * GIB, mig=True, instances=SLICES)
+
+
+def names(root: Path, nvml: Nvml, **environ: str) -> list[str]:
+    gpus, _ = read_gpus(root, environ, "host", nvml)
+    return [gpu.name for gpu in gpus]
+
+
+def trouble(root: Path, nvml: Nvml | None, place: str = "host", **environ: str) -> str | None:
+    gpus, text = read_gpus(root, environ, place, nvml)
+    assert gpus == ()
+    return text
+
+
+def test_what_nvml_says_is_what_we_say(tmp_path: Path) -> None:
+    nvml = Nvml([T4], b"535.183.01")
+    gpus, text = read_gpus(tmp_path, {}, "host", nvml)
+    assert text is None
+    assert nvml.open == 0
+    (gpu,) = gpus
+    assert (gpu.index, gpu.name, gpu.capability, gpu.driver) == (0, "Tesla T4", (7, 5), "535.183.01")
+    assert (gpu.memory, gpu.free, gpu.mig) == (15 * GIB, 14 * GIB, False)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, ["NVIDIA GeForce RTX 3060", "NVIDIA GeForce GTX 1080", "Tesla T4"]),
+        ("2,0", ["Tesla T4", "NVIDIA GeForce RTX 3060"]),
+        ("GPU-bbbb", ["NVIDIA GeForce GTX 1080"]),
+        ("1,7,0", ["NVIDIA GeForce GTX 1080"]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+    ],
+)
+def test_cuda_visible_devices(tmp_path: Path, visible: str | None, expected: list[str]) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert names(tmp_path, Nvml([RTX, GTX, T4]), **environ) == expected
+
+
+def test_an_index_stays_that_of_nvml(tmp_path: Path) -> None:
+    gpus, _ = read_gpus(tmp_path, {"CUDA_VISIBLE_DEVICES": "2,0"}, "host", Nvml([RTX, GTX, T4]))
+    assert [gpu.index for gpu in gpus] == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, "MIG 3g.20gb"), ("0", "MIG 3g.20gb"), ("MIG-2222", "MIG 1g.5gb"), ("GPU-aaaa1111", "RTX 3060")],
+)
+def test_cuda_shows_one_mig_instance_and_no_whole_gpu(tmp_path: Path, visible: str | None, expected: str) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    gpus, text = read_gpus(tmp_path, environ, "host", Nvml([RTX, A100]))
+    assert text is None
+    (gpu,) = gpus
+    assert gpu.name.endswith(expected)
+    assert gpu.mig == ("MIG" in expected)
+
+
+@pytest.mark.parametrize(
+    ("nvml", "environ", "expected"),
+    [
+        (Nvml([RTX]), {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES= hides every GPU: unset it"),
+        (Nvml([Card("x", "GPU-1", mig=True)]), {},
+         "GPU 0 is in MIG mode without an instance: create one with nvidia-smi mig"),
+        (Nvml([Card("x", "GPU-1", error=pynvml.NVML_ERROR_GPU_IS_LOST)]), {}, "GPU 0 cannot be used: GPU is lost"),
+        (Nvml([]), {}, "the NVIDIA driver is loaded, but lists no GPU: look at dmesg"),
+    ],
+)  # fmt: skip
+def test_a_driver_without_a_usable_gpu(tmp_path: Path, nvml: Nvml, environ: dict[str, str], expected: str) -> None:
+    assert trouble(tmp_path, nvml, **environ) == expected
+    assert nvml.open == 0
+
+
+def test_one_lost_gpu_is_said_and_the_other_used(tmp_path: Path) -> None:
+    lost = Card("x", "GPU-1", error=pynvml.NVML_ERROR_GPU_IS_LOST)
+    gpus, text = read_gpus(tmp_path, {}, "host", Nvml([lost, RTX]))
+    assert [gpu.name for gpu in gpus] == ["NVIDIA GeForce RTX 3060"]
+    assert text == "GPU 0 cannot be used: GPU is lost"
+
+
+def test_a_driver_too_old_to_answer(tmp_path: Path) -> None:
+    class Old(Nvml):
+        def nvmlSystemGetDriverVersion(self) -> str:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    nvml = Old([RTX])
+    assert trouble(tmp_path, nvml) == "the NVIDIA driver answers with an error: Function Not Found"
+    assert nvml.open == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "place", "code", "expected"),
+    [
+        ({}, "host", pynvml.NVML_ERROR_DRIVER_NOT_LOADED, None),
+        (PCI, "host", pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+         "the NVIDIA GPU (PCI 0000:01:00.0) cannot be used: Driver Not Loaded: nvidia-smi must list it"),
+        (LOADED, "host", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+         "the NVIDIA driver cannot be used: RM has detected an NVML/RM version mismatch.: nvidia-smi must list it"),
+        (PCI, "docker", pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+         "the NVIDIA GPU (PCI 0000:01:00.0) cannot be used: Driver Not Loaded: "
+         "start the container with GPUs (`limits.gpus`)"),
+    ],
+)  # fmt: skip
+def test_a_library_without_a_driver(
+    tmp_path: Path, files: dict[str, str], place: str, code: int, expected: str | None
+) -> None:
+    assert trouble(write(tmp_path, files), Nvml([RTX], broken=code), place) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "place", "expected"),
+    [
+        ({}, "host", None),
+        (SOUND, "host", None),
+        (PCI, "host", "the machine has an NVIDIA GPU (PCI 0000:01:00.0), but no NVIDIA driver is loaded: "
+                      "install one (nvidia-smi must list the GPU)"),
+        (PCI | LOADED, "host", "the machine has an NVIDIA GPU (PCI 0000:01:00.0), but libnvidia-ml.so.1 is not "
+                               "installed: install the driver's user-space part"),
+        (PCI, "docker", "the machine has an NVIDIA GPU (PCI 0000:01:00.0), but this container was started without "
+                        "it: ask for GPUs (`limits.gpus`)"),
+        (LOADED, "kubernetes", "the machine has an NVIDIA driver, but this container was started without it: "
+                               "ask for GPUs (`limits.gpus`)"),
+    ],
+)  # fmt: skip
+def test_no_driver_library(tmp_path: Path, files: dict[str, str], place: str, expected: str | None) -> None:
+    assert trouble(write(tmp_path, files), None, place) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "cause"),
+    [({"NVIDIA_VISIBLE_DEVICES": "void"}, "NVIDIA_VISIBLE_DEVICES=void"), ({}, "NVIDIA_VISIBLE_DEVICES is not set")],
+)
+def test_a_container_with_the_library_but_no_gpu(tmp_path: Path, environ: dict[str, str], cause: str) -> None:
+    expected = f"the driver's library is in this container, but no GPU ({cause}): start it with `gpus: all`"
+    assert trouble(tmp_path, Nvml([]), "docker", **environ) == expected
+
+
+@pytest.mark.parametrize("place", ["usr/lib64/libnvidia-ml.so.1", "etc/ld.so.cache"])
+def test_an_installed_library_makes_us_ask_the_real_nvml(tmp_path: Path, place: str) -> None:
+    root = write(tmp_path, PCI | {place: "ld.so-1.7.0\x00libnvidia-ml.so.1\x00/opt/driver/libnvidia-ml.so.1\x00"})
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        expected = f"the NVIDIA GPU (PCI 0000:01:00.0) cannot be used: {error}: nvidia-smi must list it"
+        assert trouble(root, None) == expected
+    else:
+        pynvml.nvmlShutdown()
+        gpus, text = read_gpus(root, {}, "host")
+        assert gpus or text

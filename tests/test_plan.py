@@ -1,0 +1,185 @@
+"""The plan: precedence, refusals, notes, replay; and the table of recorded machines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runtime import hardware, plan, spec
+from runtime.errors import SpecError
+from runtime.hardware import Hardware
+from runtime.job import Job
+from runtime.job.document import parse
+
+MACHINES = Path(__file__).parent / "machines"
+TEXT = "name: a\ntask: image-classification\ndata: {train: x}\n"
+
+
+def job(text: str = "") -> Job:
+    return spec.check(parse(TEXT + text, "job.yaml"))
+
+
+def machine(name: str = "vm-2core-cgroup1") -> Hardware:
+    return hardware.load(MACHINES / f"{name}.json")
+
+
+# Per machine: image, precision, compile, threads follow from shared facts on chips and drivers.
+TABLE = {
+    "codespace-2core-cgroup2": ("cpu", "fp32"),
+    "vm-2core-cgroup1": ("cpu", "fp32"),
+    "laptop": ("cpu", "fp32"),
+    "gtx960": ("legacy", "fp32"),
+    "gtx1080": ("legacy", "fp32"),
+    "gtx1650-4gb": ("legacy", "fp32"),
+    "gtx1660": ("legacy", "fp32"),
+    "quadro-t1000": ("legacy", "fp32"),
+    "gpu-2gb": ("legacy", "fp32"),
+    "p100": ("legacy", "fp32"),
+    "v100": ("legacy", "fp16"),
+    "t4": ("legacy", "fp16"),
+    "rtx3060-driver550": ("legacy", "bf16"),
+    "rtx3060-driver580": ("ampere", "bf16"),
+    "rtx4090": ("ampere", "bf16"),
+    "l4": ("ampere", "bf16"),
+    "rtx5090": ("ampere", "bf16"),
+    "a100": ("ampere", "bf16"),
+    "h200": ("ampere", "bf16"),
+}
+
+
+def test_every_recorded_machine_is_in_the_table() -> None:
+    assert {path.stem for path in MACHINES.glob("*.json")} == set(TABLE)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_image_and_precision(name: str) -> None:
+    made = plan.resolve(job(), machine(name))
+    assert (made.image, made.value("precision")) == TABLE[name]
+
+
+def test_plain_is_everything_off() -> None:
+    made = plan.resolve(job(), machine("h200"), plain=True)
+    from runtime import optimizations
+
+    assert {d.name: d.value for d in made.decisions} == {o.name: o.off for o in optimizations.every()}
+    assert {d.source for d in made.decisions} == {"plain"}
+    assert made.environment(machine("h200")) == {}
+
+
+def test_the_job_comes_first() -> None:
+    made = plan.resolve(job("optimize: {cpu_threads: 1, precision: bf16}"), machine())
+    rows = {d.name: d for d in made.decisions}
+    assert (rows["cpu_threads"].value, rows["cpu_threads"].source) == (1, "job")
+    assert made.environment(machine())["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "optimize", "reason"),
+    [
+        ("t4", "precision: bf16", "bf16 starts at 8.0, below it torch only emulates it"),
+        ("gtx1660", "precision: fp16", "no tensor cores, and fp16 on it gives NaN"),
+        ("codespace-2core-cgroup2", "precision: bf16", "this CPU has no bf16 instructions"),
+        ("codespace-2core-cgroup2", "precision: tf32", "TF32 is a format of NVIDIA GPUs"),
+        ("gtx1080", "compile: true", "the compiler starts at 7.0"),
+        ("vm-2core-cgroup1", "cpu_threads: 64", "this process may run on 2 CPUs"),
+        ("vm-2core-cgroup1", "micro_batch: 64", "train.batch_size is 32"),
+        ("laptop", "openmp_runtime: iomp5", "no iomp5 library was found"),
+    ],
+)
+def test_asked_for_and_impossible(name: str, optimize: str, reason: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan.resolve(job(f"optimize:\n  {optimize}\n"), machine(name))
+    text = str(caught.value)
+    key = optimize.split(":")[0]
+    assert text.startswith(f"job.yaml:5:3: optimize.{key}: is ")
+    assert reason in text
+    assert "leave it out: we would choose" in text
+
+
+def test_several_refusals_at_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        plan.resolve(job("optimize: {cpu_threads: 64, micro_batch: 99}"), machine())
+    assert len(caught.value.problems) == 2
+
+
+def limited(cpus: float, memory: int) -> Hardware:
+    here = machine()
+    cpu = replace(here.cpu, quota=cpus, budget=max(1, int(cpus)))
+    return replace(here, cpu=cpu, memory=replace(here.memory, limit=memory), place="docker")
+
+
+@pytest.mark.parametrize(
+    ("limits", "here", "note"),
+    [
+        ("cpus: 2", limited(1, 4 << 30), "limits.cpus: 2 asked for, only 1 may be used here"),
+        ("cpus: 1", limited(2, 4 << 30), "limits.cpus: 1 asked for, not enforced: 2 CPUs may be used"),
+        ("memory: 4g", limited(2, 2 << 30), "limits.memory: 4g asked for, only 2.0 GiB may be used here"),
+        ("memory: 1g", limited(2, 2 << 30), "limits.memory: 1g asked for, not enforced: 2.0 GiB here"),
+    ],
+)
+def test_limits_that_are_not_as_asked(limits: str, here: Hardware, note: str) -> None:
+    made = plan.resolve(job(f"limits: {{{limits}}}"), here)
+    assert note in made.notes
+
+
+def test_limits_as_asked_need_no_word() -> None:
+    assert plan.resolve(job("limits: {cpus: 2, memory: 4g}"), limited(2, 4 << 30)).notes == ()
+
+
+def test_a_gpu_that_the_cpu_image_cannot_use() -> None:
+    trouble = replace(machine(), image="cpu", gpu_trouble="an NVIDIA device is on the bus, and no driver is mounted")
+    notes = plan.resolve(job(), trouble).notes
+    assert notes == ("gpu: an NVIDIA device is on the bus, and no driver is mounted",)
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads"), [(None, 2), (2.0, 2), (1.9, 1), (1.0, 1), (0.5, 1)]
+)
+def test_threads_follow_the_quota(quota: float | None, threads: int) -> None:
+    here = machine()
+    budget = 2 if quota is None else max(1, min(2, int(quota)))
+    made = plan.resolve(job(), replace(here, cpu=replace(here.cpu, quota=quota, budget=budget)))
+    assert made.value("cpu_threads") == threads
+
+
+def test_preloads_are_joined() -> None:
+    libraries = replace(machine().libraries, iomp5="/lib/libiomp5.so", tcmalloc="/lib/libtcmalloc.so")
+    here = replace(machine(), libraries=libraries)
+    environment = plan.resolve(job(), here).environment(here)
+    assert environment["LD_PRELOAD"] == "/lib/libtcmalloc.so:/lib/libiomp5.so"
+    assert environment["KMP_BLOCKTIME"] == "1"
+
+
+def test_a_stored_plan_replays(tmp_path: Path) -> None:
+    asked = plan.resolve(job("optimize: {cpu_threads: 1, channels_last: false}"), machine())
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(asked.to_json()))
+    again = plan.resolve(job(), machine(), replay=plan.replayed(plan.load(path)))
+    rows = {d.name: d for d in again.decisions}
+    assert (rows["cpu_threads"].value, rows["cpu_threads"].source) == (1, "file")
+    assert {d.name: d.value for d in again.decisions} == {d.name: d.value for d in asked.decisions}
+
+
+def test_a_stored_value_that_cannot_be_had_here() -> None:
+    made = plan.resolve(job(), machine("t4"), replay={"precision": "bf16"})
+    row = next(d for d in made.decisions if d.name == "precision")
+    assert row.value == "fp16"
+    assert "the stored bf16 cannot be had here: Tesla T4 has capability 7.5" in row.reason
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("not json", "Expecting value"),
+        ("{}", "'decisions'"),
+        ('{"decisions": [{"name": "x"}]}', "missing"),
+    ],
+)
+def test_a_file_that_is_no_plan(tmp_path: Path, content: str, expected: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+    with pytest.raises(SpecError, match=expected):
+        plan.load(path)

@@ -1,0 +1,90 @@
+"""The CPU budget, and physical cores beside hyperthreads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.cgroup import read_limits
+from runtime.hardware import Cpu
+from runtime.processor import budget, read_cpu
+from tests.recorded import plant, write
+
+TOPOLOGY = "sys/devices/system/cpu/cpu{}/topology/{}"
+ARM = """processor\t: 0
+BogoMIPS\t: 243.75
+Features\t: fp asimd evtstrm aes asimdhp asimddp sve i8mm bf16
+CPU implementer\t: 0x41
+CPU part\t: 0xd40
+
+processor\t: 1
+Features\t: fp asimd
+"""
+
+
+def cpu(root: Path, *mask: int) -> Cpu:
+    return read_cpu(root, mask, read_limits(root))
+
+
+@pytest.mark.parametrize(
+    ("affinity", "cpuset", "quota", "expected"),
+    [
+        (8, None, None, 8),
+        (8, 4, None, 4),
+        (2, 8, None, 2),
+        (8, None, 0.5, 1),
+        (8, None, 1.5, 1),
+        (8, None, 2.9, 2),
+        (8, None, 3.0, 3),
+        (2, None, 16.0, 2),
+        (4, 3, 2.5, 2),
+        (1, 0, None, 1),
+    ],
+)
+def test_budget(affinity: int, cpuset: int | None, quota: float | None, expected: int) -> None:
+    assert budget(affinity, cpuset, quota) == expected
+
+
+@pytest.mark.parametrize(
+    ("tree", "mask", "host", "cores", "allowed"),
+    [
+        ("none", (0, 1, 2, 3), 4, 2, 4),
+        ("none", (0, 2), 4, 2, 2),
+        ("none", (0, 1), 4, 1, 2),
+        ("none", (3,), 4, 1, 1),
+        ("v2-cpuset", (0, 1), 4, 1, 1),
+        ("v2-container", (0, 1), 2, 2, 2),
+    ],
+)
+def test_recorded_processor(
+    tmp_path: Path, tree: str, mask: tuple[int, ...], host: int, cores: int, allowed: int
+) -> None:
+    found = cpu(plant(tmp_path, tree), *mask)
+    assert (found.host, found.affinity, found.cores, found.budget) == (host, len(mask), cores, allowed)
+
+
+def test_model_vendor_and_the_flags_that_matter(tmp_path: Path) -> None:
+    found = cpu(plant(tmp_path, "v2-container"), 0, 1)
+    assert (found.model, found.vendor) == ("AMD EPYC-Milan Processor", "AuthenticAMD")
+    assert found.flags == ("avx", "avx2", "fma", "f16c")
+
+
+def test_hyperthreads_by_the_old_name_and_by_cpuinfo(tmp_path: Path) -> None:
+    new = {TOPOLOGY.format(n, "core_cpus_list"): None for n in range(4)}
+    old = {TOPOLOGY.format(n, "thread_siblings_list"): text for n, text in enumerate(["0-1", "0-1", "2-3", "2-3"])}
+    assert cpu(plant(tmp_path / "old", "none", new | old), 0, 1, 2, 3).cores == 2
+    assert cpu(plant(tmp_path / "cpuinfo", "none", new), 0, 1, 2).cores == 2
+
+
+def test_an_arm_processor(tmp_path: Path) -> None:
+    found = cpu(write(tmp_path, {"proc/cpuinfo": ARM}), 0, 1)
+    assert (found.model, found.vendor) == ("implementer 0x41, part 0xd40", "ARM")
+    assert found.flags == ("asimd", "asimdhp", "asimddp", "sve", "bf16", "i8mm")
+    assert (found.host, found.cores, found.budget) == (2, 2, 2)
+
+
+def test_nothing_to_read_leaves_the_mask(tmp_path: Path) -> None:
+    found = cpu(tmp_path, 0, 5, 6)
+    assert (found.model, found.vendor, found.flags) == ("unknown", "unknown", ())
+    assert (found.host, found.cores, found.budget) == (3, 3, 3)

@@ -1,0 +1,55 @@
+"""Our scores against torchmetrics."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runtime.data.dataset import Head
+from runtime.scores import scores
+
+@pytest.fixture(scope="module")
+def reference() -> object:
+    functional = pytest.importorskip("torchmetrics.functional")
+    return functional
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_accuracy_and_macro_f1(reference: object, classes: int) -> None:
+    torch.manual_seed(classes)
+    outputs, targets = torch.randn(200, classes), torch.randint(0, classes, (200,))
+    kept = scores(Head("", classes=tuple("abcde"[:classes])))
+    for part in range(0, 200, 64):
+        kept.update(outputs[part : part + 64], targets[part : part + 64])
+    f1 = reference.f1_score(outputs.argmax(1), targets, task="multiclass", num_classes=classes, average="macro")  # type: ignore[attr-defined]
+    assert kept.compute()["accuracy"] == pytest.approx(float((outputs.argmax(1) == targets).double().mean()))
+    assert kept.compute()["f1"] == pytest.approx(float(f1), abs=1e-6)
+
+
+def test_classes_that_never_occur_do_not_count() -> None:
+    kept = scores(Head("", classes=("a", "b", "c")))
+    kept.update(torch.tensor([[2.0, 1, 0], [0, 1, 0]]), torch.tensor([0, 1]))
+    assert kept.compute() == {"accuracy": 1.0, "f1": 1.0}
+
+
+def test_several_labels(reference: object) -> None:
+    torch.manual_seed(1)
+    outputs, targets = torch.randn(100, 4), torch.randint(0, 2, (100, 4))
+    kept = scores(Head("", classes=tuple("abcd"), several=True))
+    kept.update(outputs, targets.float())
+    f1 = reference.f1_score(outputs.sigmoid(), targets, task="multilabel", num_labels=4, average="macro")  # type: ignore[attr-defined]
+    assert kept.compute()["f1"] == pytest.approx(float(f1), abs=1e-6)
+    assert kept.compute()["accuracy"] == pytest.approx(float(((outputs > 0) == targets.bool()).all(1).double().mean()))
+
+
+def test_numbers_in_the_units_of_the_data() -> None:
+    head = Head("", columns=("x",), mean=(10.0,), std=(2.0,))
+    kept = scores(head)
+    truth, guess = torch.randn(50, 1), torch.randn(50, 1)
+    kept.update(guess, truth)
+    error = (guess - truth) * 2
+    got = kept.compute()
+    assert got["mae"] == pytest.approx(float(error.abs().mean()), rel=1e-5)
+    assert got["rmse"] == pytest.approx(float((error**2).mean().sqrt()), rel=1e-5)
+    spread = ((truth - truth.mean()) ** 2).sum()
+    assert got["r2"] == pytest.approx(float(1 - ((guess - truth) ** 2).sum() / spread), rel=1e-4)

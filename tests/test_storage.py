@@ -1,0 +1,75 @@
+"""Sizes, exec and write permission of the folders that training and compiling need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtime.storage import read_storage
+
+MIB = 2**20
+
+
+def mounts(*noexec: Path, size: int = 64 * MIB) -> Callable[[Path], Any]:
+    """Stands for the kernel's answer: a mount of `size` bytes, half of it free, noexec below the given folders."""
+
+    def answer(path: Path) -> SimpleNamespace:
+        os.stat(path)  # as the kernel: an error for what is not there
+        flag = os.ST_NOEXEC if any(path.is_relative_to(folder) for folder in noexec) else 0
+        return SimpleNamespace(f_blocks=size // 4096, f_frsize=4096, f_bavail=size // 8192, f_flag=flag)
+
+    return answer
+
+
+def test_sizes_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    for name in ("dev/shm", "tmp", "runs", "home"):
+        (tmp_path / name).mkdir(parents=True)
+    answer = mounts(tmp_path / "dev/shm", tmp_path / "home")
+    found = read_storage(tmp_path, tmp_path / "runs", {"HOME": str(tmp_path / "home")}, answer)
+    assert (found.shm, found.shm_exec, found.tmp_exec) == (64 * MIB, False, True)
+    assert found.runs_free == 32 * MIB
+    assert (found.cache_exec, found.cache_writable) == (False, True)
+
+
+def test_without_shared_memory(tmp_path: Path) -> None:
+    found = read_storage(tmp_path, tmp_path, {}, mounts())
+    assert (found.shm, found.shm_exec) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"TORCHINDUCTOR_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/a"),
+        ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/drivetrain/compile"),
+        ({"HOME": "/c"}, "/c/.cache/drivetrain/compile"),
+        ({"TMPDIR": "/d"}, f"/d/drivetrain-{os.getuid()}/compile"),
+        ({"HOME": ""}, f"/tmp/drivetrain-{os.getuid()}/compile"),
+    ],
+)
+def test_cache_folder(tmp_path: Path, environ: dict[str, str], folder: str) -> None:
+    assert read_storage(tmp_path, tmp_path, environ).cache == folder
+
+
+def test_a_folder_that_is_not_there_yet_is_judged_by_its_parent(tmp_path: Path) -> None:
+    found = read_storage(
+        tmp_path, tmp_path / "runs/deep/down", {"TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/a/b"}, mounts()
+    )
+    assert (found.runs_free, found.cache_writable, found.cache_exec) == (32 * MIB, True, True)
+
+
+def test_a_file_in_the_way_of_the_cache_is_not_writable(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert not read_storage(tmp_path, tmp_path, {"TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/file/cache"}).cache_writable
+
+
+def test_the_real_machine_answers(tmp_path: Path) -> None:
+    found = read_storage(Path("/"), tmp_path, {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
+    assert found.runs_free is not None
+    assert found.runs_free > 0
+    assert found.cache_exec == (not os.statvfs(tmp_path).f_flag & os.ST_NOEXEC)

@@ -1,0 +1,62 @@
+"""Best, early stopping and plateau."""
+
+from __future__ import annotations
+
+import math
+
+from runtime.job.train import Constant, EarlyStopping, Plateau
+from runtime.watch import Watch
+
+CONSTANT = Constant(name="constant")
+
+
+def metrics(loss: float, accuracy: float = 0.0) -> dict[str, float]:
+    return {"validation/loss": loss, "validation/accuracy": accuracy}
+
+
+def test_best_goes_up_for_accuracy_and_down_for_loss() -> None:
+    up, down = Watch("validation/accuracy", None, CONSTANT), Watch("validation/loss", None, CONSTANT)
+    rows = [(1.0, 0.5), (0.8, 0.4), (0.9, 0.6), (0.9, 0.6)]
+    assert [up.update(metrics(*row), i, i) for i, row in enumerate(rows)] == [True, False, True, False]
+    assert [down.update(metrics(*row), i, i) for i, row in enumerate(rows)] == [True, True, False, False]
+
+
+def test_nan_is_never_best() -> None:
+    watch = Watch("validation/loss", None, CONSTANT)
+    assert not watch.update(metrics(math.nan), 1, 0)
+    assert watch.update(metrics(5.0), 2, 1)
+
+
+def test_early_stopping_counts_from_the_last_improvement() -> None:
+    watch = Watch("validation/accuracy", EarlyStopping(metric="validation/loss", patience=2), CONSTANT)
+    stops = []
+    for epoch, loss in enumerate([1.0, 0.9, 0.95, 0.8, 0.81, 0.82]):
+        watch.update(metrics(loss), epoch, epoch)
+        stops.append(watch.stop() is not None)
+    assert stops == [False, False, False, False, False, True]
+    assert watch.stop() == "validation/loss has not improved for 2 evaluations (best 0.8 after epoch 4)"
+
+
+def test_plateau_lowers_the_rate() -> None:
+    watch = Watch("validation/accuracy", None, Plateau(name="plateau", patience=1, factor=0.5))
+    factors = []
+    for epoch, loss in enumerate([1.0, 1.0, 1.0, 1.0, 1.0]):
+        watch.update(metrics(loss), epoch, epoch)
+        factors.append(watch.factor())
+    assert factors == [1.0, 1.0, 0.5, 0.5, 0.25]
+
+
+def test_state_goes_on() -> None:
+    plateau = Plateau(name="plateau", patience=1, factor=0.5)
+    whole, first, second = (
+        Watch("validation/loss", EarlyStopping(metric="validation/loss", patience=9), plateau) for _ in range(3)
+    )
+    rows = [1.0, 0.9, 0.9, 0.95, 0.9, 0.9]
+    for i, loss in enumerate(rows):
+        whole.update(metrics(loss), i, i)
+    for i, loss in enumerate(rows[:3]):
+        first.update(metrics(loss), i, i)
+    second.load(first.state())
+    for i, loss in enumerate(rows[3:], start=3):
+        second.update(metrics(loss), i, i)
+    assert second.state() == whole.state()

@@ -1,0 +1,102 @@
+"""A tiny job that trains in milliseconds: 64 learnable images of 8x8 in memory, a small network, one step function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from runtime import hardware, plan, run, spec
+from runtime.clock import Clock
+from runtime.data.dataset import Dataset, Head, Inputs, Targets
+from runtime.detect import detect
+from runtime.draws import Ids
+from runtime.job import Job
+from runtime.job.document import parse
+from runtime.models.build import Model, build
+from runtime.optimizations import Value
+from runtime.signals import Signals
+
+TEXT = """
+name: tiny
+task: image-classification
+data: {{train: x}}
+model: {{name: small-cnn, width: 4{model}}}
+train: {{epochs: 2, batch_size: 16{train}}}
+"""
+
+
+@dataclass
+class Arrays:
+    """A split of arrays in memory."""
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    targets: Targets = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.targets = {"": self.labels}
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def gather(self, ids: Ids) -> Inputs:
+        return (self.inputs[torch.from_numpy(ids)],)
+
+    def title(self, index: int) -> str:
+        return f"sample {index}"
+
+
+def job(train: str = "", model: str = "", optimize: str = "") -> Job:
+    text = TEXT.format(train=train and f", {train}", model=model and f", {model}")
+    return spec.check(parse(f"{text}optimize: {{{optimize}}}\n", "tiny.yaml"))
+
+
+def dataset(samples: int = 64, classes: int = 3) -> Dataset:
+    labels = np.arange(samples) % classes
+    images = np.random.default_rng(0).normal(size=(samples, 1, 8, 8)).astype(np.float32) * 0.3
+    images[np.arange(samples), 0, labels] += 1.0
+    made = Arrays(torch.from_numpy(images), torch.from_numpy(labels))
+    head = Head("", classes=tuple(f"class {i}" for i in range(classes)))
+    return Dataset(made, made, {"": head}, {"channels": 1, "image_size": 8})
+
+
+class Quiet(Signals):
+    """Signals that leave the test runner's handlers alone."""
+
+    def __init__(self) -> None:
+        self.received, self.depth = None, 0
+
+
+def machine() -> hardware.Hardware:
+    return detect(Path())
+
+
+def assembled(folder: Path, asked: Job, *, plain: bool = True, settings: dict[str, Value] | None = None) -> run.Run:
+    """A run of the tiny job: everything off, or by plan, with some values set."""
+    here, data = machine(), dataset()
+    network: Model = build(asked, data)
+    facts = run.workload(data, network.module)
+    made = plan.resolve(asked, here, facts, plain=plain)
+    rows = [
+        plan.Decision(d.name, settings[d.name], "job", "for the test", d.effect) if d.name in (settings or {}) else d
+        for d in made.decisions
+    ]
+    final = plan.Plan(tuple(rows), made.image, made.image_reason, made.profile)
+    return run.assemble(asked, here, final, folder, data, network, Quiet(), Clock())
+
+
+def losses(made: run.Run, steps: int) -> list[float]:
+    """The losses of the first steps."""
+    made.train_mode()
+    found: list[float] = []
+    while len(found) < steps:
+        for batch in made.batches.epoch(made.counters.epoch):
+            made.set_rate()
+            made.seed_step()
+            found.append(float(made.step(made.prepared(batch, 0)).loss))
+            made.counters.step += 1
+        made.counters.epoch += 1
+    return found[:steps]
