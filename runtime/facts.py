@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from runtime.hardware import Cpu, Gpu, Hardware, Memory, Storage, Torch
+from runtime.hardware import Cpu, Gpu, Hardware, Memory, Storage, Torch, size
 
 _Row = tuple[str, str, str, str]
 """Name of the fact in the JSON, its label, the machine's side, our side."""
@@ -26,16 +26,6 @@ def render(hardware: Hardware) -> RenderableType:
         table.add_row(Text(label + star), Text(machine), Text(allowed))
     head = Text(f"facts of {hardware.name}\n", style="bold")
     return Group(head, table, *(Text(f"  {note}", style="yellow") for note in _notes(hardware)))
-
-
-def size(count: int | None) -> str:
-    """Bytes as a person says them: 64 MiB, 7.8 GiB."""
-    if count is None:
-        return "unknown"
-    for unit, power in (("TiB", 4), ("GiB", 3)):
-        if count >= 1024**power:
-            return f"{count / 1024**power:.1f} {unit}"
-    return f"{count / 1024**2:.0f} MiB"
 
 
 def _rows(hardware: Hardware) -> Iterator[_Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -83,6 +84,14 @@ def sha256(path: Path) -> str:
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
-    """A StorageError for a failed write."""
+    """A StorageError for a failed write; for a folder of somebody else it says whose."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        owner = next(p for p in (path, *path.parents) if p.exists()).stat()
+        return StorageError(
+            f"{path}: {error.strerror}: it belongs to uid {owner.st_uid}, and this process runs as uid {os.getuid()}",
+            "a folder that this user may write",
+            f"run as its owner (compose: DRIVETRAIN_UID={owner.st_uid} DRIVETRAIN_GID={owner.st_gid} docker compose up "
+            "trainer; or once `make setup`), or name another folder with --runs DIR",
+        )
     return StorageError(f"{path}: {error.strerror or error}", "a folder with room that this user may write",
                         "free some space, or name another folder with --runs DIR")  # fmt: skip

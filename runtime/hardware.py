@@ -7,9 +7,10 @@ can be replayed on any laptop.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from runtime.errors import SpecError, nearest
 
@@ -142,23 +143,13 @@ class Hardware:
         return asdict(self)
 
 
-_PARTS: dict[str, type] = {
-    "cpu": Cpu, "memory": Memory, "storage": Storage, "torch": Torch, "libraries": Libraries,
-}  # fmt: skip
-
-
 def from_json(data: dict[str, Any], source: str = "hardware") -> Hardware:
     """Make a Hardware from `to_json`'s data.
 
     Raises:
-        SpecError: for a missing or unknown fact.
+        SpecError: for a missing or unknown fact, or one of the wrong type.
     """
-    values = dict(data)
-    for key, kind in _PARTS.items():
-        if isinstance(values.get(key), dict):
-            values[key] = _make(kind, values[key], f"{source}: {key}")
-    values["gpus"] = tuple(_make(Gpu, gpu, f"{source}: gpus") for gpu in values.get("gpus") or ())
-    made: Hardware = _make(Hardware, values, source)
+    made: Hardware = _make(Hardware, data, source)
     return made
 
 
@@ -180,14 +171,40 @@ def load(path: Path) -> Hardware:
     return from_json(data, str(path))
 
 
-def _make(kind: type, values: dict[str, Any], source: str) -> Any:
+def _make(kind: Any, values: dict[str, Any], source: str) -> Any:
+    hints = get_type_hints(kind)
     known = {f.name for f in fields(kind)}
     for key in values:
         if key not in known:
             raise SpecError(f"{source}: unknown fact {key!r}", f"known: {', '.join(sorted(known))}",
                             nearest(key, known))  # fmt: skip
-    frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     try:
-        return kind(**frozen)
+        return kind(**{key: _value(hints[key], value, f"{source}: {key}") for key, value in values.items()})
     except TypeError as error:
         raise SpecError(f"{source}: {error}", "every fact that `drivetrain facts --json` prints") from None
+
+
+def _value(hint: Any, value: Any, source: str) -> Any:
+    """`value` as the type that `hint` asks for, parts and lists made on the way."""
+    for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
+        if is_dataclass(kind) and isinstance(value, dict):
+            return _make(kind, value, source)
+        if get_origin(kind) is tuple and isinstance(value, list | tuple):
+            inner = get_args(kind)
+            kinds = inner[:1] * len(value) if inner[-1] is ... else inner
+            if len(kinds) == len(value):
+                return tuple(_value(k, v, source) for k, v in zip(kinds, value, strict=True))
+        if type(value) is kind or (kind is float and type(value) is int):
+            return value
+    name = hint.__name__ if isinstance(hint, type) else str(hint).replace("runtime.hardware.", "")
+    raise SpecError(f"{source}: is {value!r}", f"a value of type {name}", "take it from `drivetrain facts --json`")
+
+
+def size(count: int | None) -> str:
+    """Bytes as a person says them: 64 MiB, 7.8 GiB."""
+    if count is None:
+        return "unknown"
+    for unit, power in (("TiB", 4), ("GiB", 3)):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.1f} {unit}"
+    return f"{count / 1024**2:.0f} MiB"

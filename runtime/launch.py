@@ -21,8 +21,8 @@ from typing import Any
 
 from runtime import spec
 from runtime.errors import DeviceError, SpecError, StorageError
+from runtime.hardware import size
 from runtime.job import Job
-from runtime.plan import gib
 
 PROJECT = Path(__file__).resolve().parent.parent
 ENGINE_TIMEOUT = 5
@@ -60,6 +60,8 @@ def launch(request: Request) -> int:
 def connect() -> Any:
     """A client of the local engine, or why there is none."""
     try:
+        import docker.errors
+
         import docker
     except ImportError:
         return "the docker package is not installed here"
@@ -102,7 +104,7 @@ def _options(request: Request) -> list[str]:
 
 
 def _build_if_missing(engine: Any, word: str) -> None:
-    import docker
+    import docker.errors
 
     try:
         engine.images.get(f"drivetrain/{word}:latest")
@@ -222,7 +224,7 @@ def _follow(engine: Any, request: Request, container: Any) -> int:
     code = int(container.wait()["StatusCode"])
     container.reload()
     if container.attrs["State"].get("OOMKilled"):
-        limit = gib(container.attrs["HostConfig"]["Memory"])
+        limit = size(container.attrs["HostConfig"]["Memory"])
         print(f"the container reached its memory limit of {limit} and was killed for it\n"
               "  possible: a smaller train.batch_size or optimize.micro_batch, or a higher limits.memory\n"
               f"  do:       for example --set optimize.micro_batch=8, then run the same command again",

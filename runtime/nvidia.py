@@ -142,7 +142,7 @@ def _has_library(root: Path, environ: Mapping[str, str]) -> bool:
 
 def _pci_device(root: Path) -> str | None:
     """The PCI address of the first NVIDIA display or 3D controller."""
-    for folder in sorted(glob.glob(f"{root}/sys/bus/pci/devices/*")):
+    for folder in sorted(glob.glob(str(root / "sys/bus/pci/devices/*"))):
         if text(Path(folder, "vendor")) == "0x10de" and text(Path(folder, "class")).startswith("0x03"):
             return os.path.basename(folder)
     return None

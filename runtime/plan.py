@@ -14,7 +14,7 @@ from typing import Any
 
 from runtime import image, optimizations
 from runtime.errors import Problem, SpecError
-from runtime.hardware import Hardware
+from runtime.hardware import Hardware, size
 from runtime.job import Job
 from runtime.job.values import size_bytes
 from runtime.optimizations import Choice, Optimization, Value
@@ -155,9 +155,9 @@ def _notes(job: Job, hardware: Hardware, word: str | None) -> Iterable[str]:
     if limits.memory is not None:
         wanted = size_bytes(limits.memory)
         if memory.limit is None or memory.limit > wanted:
-            yield f"limits.memory: {limits.memory} asked for, not enforced: {gib(memory.limit or memory.host)} here"
+            yield f"limits.memory: {limits.memory} asked for, not enforced: {size(memory.limit or memory.host)} here"
         elif memory.limit < wanted:
-            yield f"limits.memory: {limits.memory} asked for, only {gib(memory.limit)} may be used here"
+            yield f"limits.memory: {limits.memory} asked for, only {size(memory.limit)} may be used here"
     shm = hardware.storage.shm
     if limits.shm is not None and hardware.place != "host" and shm is not None and shm < size_bytes(limits.shm):
         yield f"limits.shm: {limits.shm} asked for, /dev/shm has {shm >> 20} MiB"
@@ -192,10 +192,3 @@ def replayed(plan: Plan) -> dict[str, Value]:
 def written(value: Value) -> str:
     """A value as a person writes it in YAML."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-
-
-def gib(size: int | None) -> str:
-    """Bytes as GiB, or MiB below one GiB."""
-    if size is None:
-        return "unknown"
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

@@ -9,8 +9,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 from runtime import optimizations
-from runtime.hardware import Hardware
-from runtime.plan import gib
+from runtime.hardware import Hardware, size
 from runtime.run import Run
 
 CAUSES = {
@@ -50,7 +49,7 @@ def first_line(run: Run, hardware: Hardware) -> str:
     values = {o.name: o.seen(run) for o in optimizations.every()}
     instructions = str(torch.backends.cpu.get_cpu_capability()).lower().replace("_", "")
     openmp = {"iomp5": "libiomp5", "libomp": "libomp"}.get(str(values["openmp_runtime"]), "libgomp")
-    limit = f"limit {gib(hardware.memory.limit)}" if hardware.memory.limit else "no memory limit"
+    limit = f"limit {size(hardware.memory.limit)}" if hardware.memory.limit else "no memory limit"
     device = hardware.gpu.name if hardware.gpu else "cpu"
     kernels = "cuDNN" if hardware.gpu else f"oneDNN {instructions}"
     return f"{device}: {values['cpu_threads']} threads, {values['precision']}, {kernels}, {openmp}, {limit}"

@@ -74,12 +74,12 @@ def read_libraries(root: Path, environ: Mapping[str, str], prefix: Path | None =
     """
     named = [f for f in environ.get("DRIVETRAIN_LIBRARIES", "").split(os.pathsep) if f]
     python = str((Path(sys.prefix) if prefix is None else prefix) / "lib")
-    triplet = f"{root}/usr/lib/{platform.machine()}-linux-gnu"
-    local, optional = f"{root}/usr/local/lib", f"{root}/opt/*/lib"
+    triplet = str(root / f"usr/lib/{platform.machine()}-linux-gnu")
+    local, optional = str(root / "usr/local/lib"), str(root / "opt/*/lib")
     return Libraries(
         iomp5=_first("libiomp5.so", [*named, python, local, optional]),
-        libomp=_first("libomp.so.5", [*named, f"{root}/usr/lib/llvm-*/lib", triplet, local]),
-        tcmalloc=_first("libtcmalloc_minimal.so.4", [*named, triplet, f"{root}/usr/lib64", local]),
+        libomp=_first("libomp.so.5", [*named, str(root / "usr/lib/llvm-*/lib"), triplet, local]),
+        tcmalloc=_first("libtcmalloc_minimal.so.4", [*named, triplet, str(root / "usr/lib64"), local]),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -12,9 +14,13 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 from runtime import optimizations
 from runtime.errors import DataError, Problem, SpecError, nearest
 from runtime.job import JOBS, Document, Job, dotted
-from runtime.job.document import parse
-from runtime.job.problems import problems
+from runtime.job.document import read
+from runtime.job.model import OwnModel
+from runtime.job.problems import UNKNOWN_KEY, problems, without
+from runtime.job.syntax import MAX_BYTES
+from runtime.job.train import Plateau, Sgd
 from runtime.job.values import Spec
+from runtime.job.written import shown
 
 
 def load(path: Path | str, assignments: Sequence[str] = ()) -> Job:
@@ -31,7 +37,7 @@ def load(path: Path | str, assignments: Sequence[str] = ()) -> Job:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            content = file.read((1 << 20) + 1)
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise SpecError(
             f"{path}: {error.strerror or error}", "a job spec in YAML", "see the examples in jobs/"
@@ -40,9 +46,12 @@ def load(path: Path | str, assignments: Sequence[str] = ()) -> Job:
 
 
 def _load(content: bytes, path: Path, assignments: Sequence[str]) -> Job:
-    document = parse(content, str(path))
+    document = read(content, str(path))
     for assignment in assignments:
-        document.set(assignment)
+        try:
+            document.set(assignment)
+        except SpecError as error:
+            document.problems += error.problems
     job = check(document)
     job._folder = path.parent
     _check_paths(job)
@@ -55,22 +64,40 @@ def check(document: Document) -> Job:
     Raises:
         SpecError: with every problem.
     """
-    found = list(_task_problems(document))
-    kind: type[Job] = JOBS.get(str(document.data.get("task")), Job)
+    data, kind = dict(document.data), _kind(document)
+    found = [*document.problems, *_task_problems(document)]
     job: Job | None = None
-    ignored = {"model"} if kind is Job else set()
     try:
-        job = kind.model_validate({k: v for k, v in document.data.items() if k not in ignored})
+        _typed(kind).model_validate(data)
+        job = kind.model_validate(data)
     except ValidationError as error:
-        known = problems(error, kind, document)
-        found += [p for p in known if p.key != "task" and not (kind is Job and p.key.startswith("data."))]
-    found += _optimize_problems(document)
-    if job is not None:
+        found += _news(problems(error, _typed(kind), document), found, known_task=kind is not Job)
+        # The rest is checked for combinations, so that all problems come at once.
+        with suppress(ValidationError):
+            job = kind.model_validate(without(data, error, document))
+    if job is not None and kind is not Job:
         found += _combination_problems(job, document)
     if found or job is None:
         raise SpecError(sorted(found, key=_line))
     job._document = document
     return job
+
+
+def _kind(document: Document) -> type[Job]:
+    """The class of the task; Job itself, which knows what all tasks share, if the task is not known."""
+    task = document.data.get("task")
+    return JOBS.get(task, Job) if isinstance(task, str) else Job
+
+
+def _news(more: list[Problem], found: list[Problem], *, known_task: bool) -> Iterator[Problem]:
+    """What is not a consequence of a problem already found."""
+    blamed = tuple(problem.key for problem in found if problem.key)
+    for problem in more:
+        after = any(problem.key == key or problem.key.startswith((f"{key}.", f"{key}[")) for key in blamed)
+        # Without the task nobody knows which keys `model:` and `data:` have.
+        open_ = not known_task and (problem.key == "model" or problem.key.startswith("data."))
+        if not after and not (open_ and problem.given == UNKNOWN_KEY):
+            yield problem
 
 
 def _line(problem: Problem) -> tuple[int, int]:
@@ -82,9 +109,9 @@ def _task_problems(document: Document) -> Iterator[Problem]:
     known = ", ".join(JOBS)
     if "task" not in document.data:
         yield Problem(document.place(()), "task", "is missing", f"one of {known}", "add `task:`")
-    elif document.data["task"] not in JOBS:
+    elif _kind(document) is Job and not any(problem.key == "task" for problem in document.problems):
         task = document.data["task"]
-        yield Problem(document.place(("task",)), "task", f"is {task!r}", f"one of {known}",
+        yield Problem(document.place(("task",)), "task", f"is {shown(task)}", f"one of {known}",
                       nearest(str(task), JOBS) or "pick one")  # fmt: skip
 
 
@@ -97,55 +124,75 @@ def settings() -> type[BaseModel]:
     return create_model("Optimize", __base__=Spec, **fields)
 
 
-def _optimize_problems(document: Document) -> list[Problem]:
-    values = document.data.get("optimize")
-    if not isinstance(values, dict):
-        return []
-    wrapper = create_model("Wrapper", __base__=Spec, optimize=(settings(), ...))
-    try:
-        wrapper.model_validate({"optimize": values})
-    except ValidationError as error:
-        return problems(error, wrapper, document)
-    return []
+@cache
+def _typed(kind: type[Job]) -> type[Job]:
+    """The class of a task with the values of every optimization; for checking and for the schema."""
+    optimize: Any = (settings(), Field(settings()(), description=kind.model_fields["optimize"].description))
+    return create_model(kind.__name__, __base__=kind, optimize=optimize)
 
 
 def _combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     """What is right by itself and wrong together."""
+    yield from _metric_problems(job, document)
+    loss, optimizer, model = job.train.loss, job.train.optimizer, getattr(job, "model", None)
+    if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
+        path = document.nearest(("train", "loss", "name"))
+        yield Problem(document.place(path), dotted(path), f"is {shown(loss.name)}",
+                      f"for {job.task}: {', '.join(allowed)}", "choose one of these")  # fmt: skip
+    if isinstance(optimizer, Sgd) and optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening > 0):
+        path = ("train", "optimizer", "nesterov")
+        yield Problem(document.place(path), dotted(path), "is true", "with momentum above 0 and dampening 0 only",
+                      "change those two, or leave it out")  # fmt: skip
+    if isinstance(model, OwnModel) and Path(model.file).suffix != ".py":
+        yield Problem(document.place(("model", "file")), "model.file", f"is {shown(model.file)}",
+                      "a Python file beside the job", "name a .py file")  # fmt: skip
+
+
+def _metric_problems(job: Job, document: Document) -> Iterator[Problem]:
     known = job.metrics()
     stopping, schedule = job.train.early_stopping, job.train.schedule
-    watched = [(("checkpoint", "best"), job.checkpoint.best), (("train", "schedule", "metric"), getattr(schedule, "metric", None)),
+    watched = [(("checkpoint", "best"), job.checkpoint.best),
+               (("train", "schedule", "metric"), schedule.metric if isinstance(schedule, Plateau) else None),
                (("train", "early_stopping", "metric"), stopping.metric if stopping else None)]  # fmt: skip
     for path, metric in watched:
         if metric is not None and metric not in known:
-            yield Problem(document.place(path), dotted(path), f"is {metric!r}",
-                          f"a metric of this task: {', '.join(known)}", nearest(metric, known) or "pick one")  # fmt: skip
-    model = getattr(job, "model", None)
-    if model is not None and hasattr(model, "file") and not Path(model.file).suffix == ".py":
-        yield Problem(document.place(("model", "file")), "model.file", f"is {model.file!r}",
-                      "a Python file beside the job", "name a .py file")  # fmt: skip
-    if job.train.loss is not None and (allowed := job.losses()) and job.train.loss.name not in allowed:
-        yield Problem(document.place(("train", "loss")), "train.loss", f"is {job.train.loss.name!r}",
-                      f"for {job.task}: {', '.join(allowed)}", "choose one of these")  # fmt: skip
+            yield Problem(document.place(path), dotted(path), f"is {shown(metric)}",
+                          f"a metric of this task: {', '.join(known)}",
+                          nearest(metric, known) or "pick one")  # fmt: skip
 
 
 def _check_paths(job: Job) -> None:
-    lost = [(key, path) for key, path in job.data_paths() if not job.resolve(path).exists()]
+    model = getattr(job, "model", None)
+    if isinstance(model, OwnModel) and (trouble := _trouble(job.resolve(model.file))):
+        path = ("model", "file")
+        raise SpecError([Problem(job.document.place(path), dotted(path), f"{shown(model.file)} {trouble}",
+                                 "a Python file beside the job", "check the spelling")])  # fmt: skip
+    lost = [f"{job.document.place(key)}: {dotted(key)}: {shown(path)} {trouble}"
+            for key, path in job.data_paths() if (trouble := _trouble(job.resolve(path)))]  # fmt: skip
     if lost:
-        key, given = lost[0]
-        more = "".join(f"\n{job.document.place(k)}: {'.'.join(k)}: {p!r} is not there" for k, p in lost[1:])
         raise DataError(
-            f"{job.document.place(key)}: {'.'.join(key)}: {given!r} is not there{more}",
-            f"a path relative to {job.folder or '.'} or to {Path.cwd()}",
+            "\n".join(lost),
+            f"a path relative to {job.folder} or to {Path.cwd()}",
             "check the spelling; in a container only the project and mounted folders can be seen",
         )
 
 
+def _trouble(path: Path) -> str | None:
+    """Why a path cannot be read, as the end of a sentence; None if it can."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "is not there"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        return f"is not a path: {error}"
+    return None if os.access(path, os.R_OK) else "cannot be read: Permission denied"
+
+
 def schema() -> dict[str, Any]:
     """The JSON schema of the spec."""
-    kinds = [
-        create_model(kind.__name__, __base__=kind, optimize=(settings(), Field(settings()(), validate_default=False)))
-        for kind in JOBS.values()
-    ]
-    union = Annotated[Union[tuple(kinds)], Field(discriminator="task")] if len(kinds) > 1 else kinds[0]  # noqa: UP007
+    kinds = [_typed(kind) for kind in JOBS.values()]
+    union: Any = Annotated[Union[tuple(kinds)], Field(discriminator="task")] if len(kinds) > 1 else kinds[0]  # noqa: UP007
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Drivetrain job",
             **TypeAdapter(union).json_schema()}  # fmt: skip

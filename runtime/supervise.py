@@ -7,19 +7,17 @@ child that starts under it.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from runtime import folder as folders
 from runtime import plan as plans
-from runtime import spec
+from runtime import signals, spec
 from runtime.detect import detect
 from runtime.errors import DeviceError
 from runtime.files import read_json, write_json
@@ -48,6 +46,7 @@ def train(request: Request) -> int:
     Raises:
         DrivetrainError: for everything that is wrong before the trainer starts.
     """
+    signals.stop_early()
     job = spec.load(request.spec, request.assignments)
     machine = detect(request.runs)
     if machine.torch is None:
@@ -87,23 +86,17 @@ def _child(request: Request, environment: dict[str, str], run: folders.RunFolder
     ours = {"DRIVETRAIN_SUPERVISOR": str(os.getpid()), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     preload = ":".join(filter(None, (environment.get("LD_PRELOAD"), os.environ.get("LD_PRELOAD"))))
     preloads = {"LD_PRELOAD": preload} if preload else {}
-    child: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        if child is None:
-            early.append(number)
-        else:
-            child.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, forward)
-    # A group of its own, so that Ctrl-C reaches the trainer once, through us.
-    child = subprocess.Popen(command, env={**os.environ, **environment, **preloads, **ours},
-                             pass_fds=[run.lock], process_group=0)  # fmt: skip
-    for number in early:
-        child.send_signal(number)
-    code = child.wait()
+    with signals.forwarding() as forward:
+        # A group of its own, so that Ctrl-C reaches the trainer once, through us.
+        child = subprocess.Popen(
+            command, env={**os.environ, **environment, **preloads, **ours}, pass_fds=[run.lock], process_group=0
+        )
+        forward.to(child)
+        code = child.wait()
+    if -code in forward.sent and len(forward.sent) == 1:
+        # The signal came before the trainer could listen: nothing was begun, so nothing is lost.
+        print(f"stopped by {forward.name} before the first step was done", file=sys.stderr)
+        return 75
     return 128 - code if code < 0 else code
 
 

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from runtime import optimizations
-from runtime.hardware import Hardware
+from runtime.hardware import Hardware, size
 from runtime.job import Job
-from runtime.plan import Plan, gib, written
+from runtime.plan import Plan, written
 
 
 def console(file: IO[str] | None = None) -> Console:
@@ -28,8 +28,8 @@ def machine(hardware: Hardware) -> str:
     """One line: what this container may use."""
     memory = hardware.memory
     parts = [f"{hardware.cpu.budget} of {hardware.cpu.host} CPUs",
-             f"{gib(memory.limit)} limit of {gib(memory.host)}" if memory.limit else f"{gib(memory.host)}, no limit"]  # fmt: skip
-    parts += [f"{gpu.name} {gib(gpu.memory)}" for gpu in hardware.gpus]
+             f"{size(memory.limit)} limit of {size(memory.host)}" if memory.limit else f"{size(memory.host)}, no limit"]  # fmt: skip
+    parts += [f"{gpu.name} {size(gpu.memory)}" for gpu in hardware.gpus]
     return f"{hardware.place}: {', '.join(parts)}"
 
 

@@ -133,3 +133,18 @@ def test_a_file_that_is_no_machine(tmp_path: Path, content: str, given: str) -> 
 def test_unknown_and_missing_facts(tmp_path: Path, changes: dict[str, Any], expected: list[str]) -> None:
     text = "\n".join(lines(written(tmp_path, json.dumps(facts(**changes)))))
     assert all(part in text for part in expected), text
+
+
+@pytest.mark.parametrize(
+    ("changes", "given"),
+    [
+        ({"gpus": 5}, "FILE: gpus: is 5"),
+        ({"gpus": ["T4"]}, "FILE: gpus: is 'T4'"),
+        ({"cpu": None}, "FILE: cpu: is None"),
+        ({"cgroup": "2"}, "FILE: cgroup: is '2'"),
+        ({"torch": {"version": 2, "cuda": None}}, "FILE: torch: version: is 2"),
+        ({"assumed": [1]}, "FILE: assumed: is 1"),
+    ],
+)
+def test_a_fact_of_the_wrong_type(tmp_path: Path, changes: dict[str, Any], given: str) -> None:
+    assert lines(written(tmp_path, json.dumps(facts(**changes))))[0] == given

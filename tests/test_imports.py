@@ -61,7 +61,9 @@ def forbidden(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
-            yield from (name for name in names if name.split(".")[0] in ("pickle", "dill", "joblib", "shelve", "marshal"))
+            yield from (
+                name for name in names if name.split(".")[0] in ("pickle", "dill", "joblib", "shelve", "marshal")
+            )
         elif isinstance(node, ast.Call):
             text = ast.unparse(node.func)
             if text in ("eval", "exec", "torch.load", "torch.save", "yaml.load", "os.system"):

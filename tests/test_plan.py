@@ -135,9 +135,7 @@ def test_a_gpu_that_the_cpu_image_cannot_use() -> None:
     assert notes == ("gpu: an NVIDIA device is on the bus, and no driver is mounted",)
 
 
-@pytest.mark.parametrize(
-    ("quota", "threads"), [(None, 2), (2.0, 2), (1.9, 1), (1.0, 1), (0.5, 1)]
-)
+@pytest.mark.parametrize(("quota", "threads"), [(None, 2), (2.0, 2), (1.9, 1), (1.0, 1), (0.5, 1)])
 def test_threads_follow_the_quota(quota: float | None, threads: int) -> None:
     here = machine()
     budget = 2 if quota is None else max(1, min(2, int(quota)))

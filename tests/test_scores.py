@@ -8,6 +8,7 @@ import torch
 from runtime.data.dataset import Head
 from runtime.scores import scores
 
+
 @pytest.fixture(scope="module")
 def reference() -> object:
     functional = pytest.importorskip("torchmetrics.functional")

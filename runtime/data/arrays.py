@@ -39,21 +39,23 @@ class Arrays:
         """The place of an image in the file."""
         return f"{self.path}[{row}]"
 
+    @property
     def short_sides(self) -> npt.NDArray[np.int64]:
         """The shorter side of each image, in pixels."""
         return np.full(len(self), min(self.pixels.shape[2:]), np.int64)
 
-    def grey(self) -> bool:
-        """Whether no image has colour."""
-        return self.pixels.shape[1] == 1
+    @property
+    def grey(self) -> npt.NDArray[np.bool_]:
+        """Whether each image has no colour."""
+        return np.full(len(self), self.pixels.shape[1] == 1)
 
     def fitted(self, size: int, channels: int) -> Arrays:
         """The same images as squares of `size` pixels with so many channels."""
         return replace(self, pixels=square(self.pixels, size, channels))
 
 
-def read(path: Path, key: str) -> tuple[Arrays, list[str], list[Bad], list[str]]:
-    """The images, the label of each as text, the images that cannot be used, and notes.
+def read(path: Path, key: str) -> tuple[Arrays, list[str], dict[int, Bad], list[str]]:
+    """The images, the label of each as text, by row the images that cannot be used, and notes.
 
     Raises:
         DataError: if the file is not such an .npz; names `key`.
@@ -74,8 +76,8 @@ def _arrays(path: Path, key: str) -> dict[str, npt.NDArray[Any]]:
         with np.load(path, allow_pickle=False) as file:
             missing = {"images", "labels"} - set(file.files)
             if missing:
-                raise DataError(f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}", possible,
-                                f"save {' and '.join(sorted(missing))} too: numpy.savez(..., images=x, labels=y)")  # fmt: skip
+                save = f"save {' and '.join(sorted(missing))} too: numpy.savez(..., images=x, labels=y)"
+                raise DataError(f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}", possible, save)
             return {name: file[name] for name in ("images", "labels")}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise DataError(f"{key}: {path} cannot be read: {_reason(error)}", possible,
@@ -97,7 +99,8 @@ def _channels_first(images: npt.NDArray[Any], path: Path, key: str) -> npt.NDArr
     elif images.ndim != 4 or images.shape[1] not in (1, 3):
         raise DataError(f"{key}: images of {path} have shape {images.shape}", FORMS, "reshape them, without alpha")
     if 0 in images.shape:
-        raise DataError(f"{key}: images of {path} have shape {images.shape}: there are none", FORMS, "")
+        raise DataError(f"{key}: images of {path} have shape {images.shape}: nothing", FORMS,
+                        "check how the file was written")  # fmt: skip
     return images
 
 
@@ -125,8 +128,8 @@ def _labels(labels: npt.NDArray[Any], path: Path, key: str) -> list[str]:
     return [str(label) for label in labels.tolist()]
 
 
-def _not_finite(images: Arrays) -> list[Bad]:
+def _not_finite(images: Arrays) -> dict[int, Bad]:
     if not images.pixels.is_floating_point():
-        return []
+        return {}
     good = torch.isfinite(images.pixels.flatten(1)).all(dim=1)
-    return [Bad(images.title(row), "NaN or infinity") for row in (~good).nonzero().flatten().tolist()]
+    return {row: Bad(images.title(row), "NaN or infinity") for row in (~good).nonzero().flatten().tolist()}

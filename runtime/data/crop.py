@@ -28,8 +28,16 @@ def square(pixels: Tensor, size: int, channels: int) -> Tensor:
     pixels = pixels[:, :, top : top + side, left : left + side]
     if side == size:
         return pixels.contiguous()
-    parts = [_resized(part, size) for part in pixels.split(1024)]
+    parts = [_resized(pixels[start : start + 1024], size) for start in range(0, len(pixels), 1024)]
     return torch.cat(parts)
+
+
+def luma(pixels: Tensor) -> Tensor:
+    """Float images (N, C, H, W) as grey (N, 1, H, W)."""
+    if pixels.shape[1] == 1:
+        return pixels
+    red, green, blue = (pixels[:, i : i + 1] * share for i, share in enumerate(LUMA))
+    return red + green + blue
 
 
 def _resized(pixels: Tensor, size: int) -> Tensor:
@@ -42,7 +50,7 @@ def _recoloured(pixels: Tensor, channels: int) -> Tensor:
         return pixels
     if channels == 3:
         return pixels.expand(-1, 3, -1, -1)
-    return _as(sum(pixels[:, i : i + 1].float() * share for i, share in enumerate(LUMA)), pixels.dtype)  # type: ignore[arg-type]
+    return _as(luma(pixels.float()), pixels.dtype)
 
 
 def _as(values: Tensor, dtype: torch.dtype) -> Tensor:

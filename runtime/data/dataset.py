@@ -116,3 +116,13 @@ class Dataset:
     """False where samples are decoded from files each time."""
     notes: list[str] = field(default_factory=list)
     """What a person should know about the data: counts, files left out, conversions."""
+
+
+@dataclass
+class New:
+    """Samples that were not there at training: for `predict` (no targets) and `evaluate --data` (with targets)."""
+
+    split: Split
+    prepare: Prepare
+    notes: list[str] = field(default_factory=list)
+    """What a person should know: files or rows left out, and why."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -13,32 +10,18 @@ import torch
 from torch import Tensor
 
 from runtime import draws
-from runtime.data import arrays, bad, geometry, labels, stratify
+from runtime.data import arrays, geometry, labels, source, stratify
+from runtime.data.augment import Augment
 from runtime.data.dataset import Dataset, Head, Inputs, Targets
+from runtime.data.files import Files
 from runtime.data.preparer import Preparer
+from runtime.data.source import Images, Source
 from runtime.draws import Ids
 from runtime.errors import DataError
 from runtime.job.job import ImageJob
 
 MEASURED = 2000
 """Training images that mean and deviation are taken from."""
-
-Images = arrays.Arrays
-
-
-@dataclass
-class Source:
-    """All images of one path, the label of each, and which rows can be used."""
-
-    key: str
-    images: Images
-    labels: list[str]
-    rows: Ids
-    notes: list[str]
-
-    def used(self) -> list[str]:
-        """Labels of the usable rows."""
-        return [self.labels[row] for row in self.rows.tolist()]
 
 
 class ImageSplit:
@@ -66,76 +49,98 @@ def load(job: ImageJob) -> Dataset:
     Raises:
         DataError: if they cannot be used.
     """
-    train = _read(job, "data.train", job.data.train)
+    train = source.read(job.resolve(job.data.train), job.data, "data.train")
     classes = _classes(train)
-    size, channels, notes = _geometry(job, train.images)
-    train.images = train.images.fitted(size, channels)
-    parts, more = _parts(job, train, classes)
-    preparer = _preparer(job, parts[0], classes)
+    size, channels, notes = _geometry(job, train)
+    train.fit(size, channels)
+    targets = labels.indices(train.used(), classes, train.key)
+    if isinstance(job.data.validation, str):
+        held = source.read(job.resolve(job.data.validation), job.data, "data.validation")
+        held.fit(size, channels)
+        parts = _apart(train, targets, held, classes)
+        notes += [*held.notes, *_shared(train, held)]
+    else:
+        parts = _divided(train, targets, job.data.validation, job.train.seed)
+    preparer, more = _preparer(job, parts[0], classes)
     counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation images, {len(classes)} classes"
     return Dataset(
         *parts, heads={"": Head("", classes)}, preprocessing=preparer.to_json(), prepare=preparer,
-        decoded=isinstance(train.images, arrays.Arrays), notes=[counts, *train.notes, *notes, *more],
+        decoded=not isinstance(train.images, Files), notes=[counts, *train.notes, *notes, *more],
     )  # fmt: skip
 
 
-def _read(job: ImageJob, key: str, path: str) -> Source:
-    place = job.resolve(path)
-    if place.suffix.lower() != ".npz":
-        raise DataError(f"{key}: {place} is of no known kind", "a folder, .csv, .parquet or .npz", "convert it")
-    images, names, broken, notes = arrays.read(place, key)
-    notes += bad.check(broken, len(images), job.data.bad_samples, key)
-    unusable = {one.title for one in broken}
-    rows = np.array([row for row in range(len(images)) if images.title(row) not in unusable], np.int64)
-    return Source(key, images, names, rows, notes)
-
-
 def _classes(train: Source) -> tuple[str, ...]:
-    classes = labels.class_names(train.used())
-    lost = sorted(set(train.labels) - set(classes))
+    used = Counter(train.used())
+    classes = labels.class_names(used)
+    lost = sorted(set(train.labels) - set(used))
     if lost:
         raise DataError(f"{train.key}: no image can be used of the classes {labels.listed(lost)}",
                         "at least one image for each class", "repair these images, or remove the class")  # fmt: skip
     if len(classes) < 2:
         raise DataError(f"{train.key}: {len(train.rows):,} images of {len(classes)} class: {labels.listed(classes)}",
                         "two classes or more", "add another class")  # fmt: skip
-    alone = sorted(name for name, count in Counter(train.used()).items() if count == 1)
-    if alone:
-        train.notes.append(f"classes with one image, which stays in training: {labels.listed(alone)}")
     return classes
 
 
-def _geometry(job: ImageJob, images: Images) -> tuple[int, int, list[str]]:
-    exact = isinstance(images, arrays.Arrays)
-    size, why = geometry.choose_size(job.data.image_size, images.short_sides(), exact)
-    channels, because = geometry.choose_channels(job.data.channels, images.grey())
+def _geometry(job: ImageJob, train: Source) -> tuple[int, int, list[str]]:
+    """Size, channels, and the reasons as notes."""
+    sides, grey = train.images.short_sides[train.rows], train.images.grey[train.rows]
+    exact = isinstance(train.images, arrays.Arrays)
+    size, why = geometry.choose_size(job.data.image_size, sides, exact)
+    channels, because = geometry.choose_channels(job.data.channels, bool(grey.all()))
     return size, channels, [f"image_size {size}: {why}", f"channels {channels}: {because}"]
 
 
-def _parts(job: ImageJob, train: Source, classes: Sequence[str]) -> tuple[tuple[ImageSplit, ImageSplit], list[str]]:
-    """Training and validation samples, and notes."""
-    targets = labels.indices(train.used(), classes, train.key)
-    if isinstance(job.data.validation, str):
-        held = _read(job, "data.validation", job.data.validation)
-        known = labels.indices(held.used(), classes, held.key)
-        held.images = held.images.fitted(*train.images.gather(train.rows[:1]).shape[-1:-4:-2])
-        return (ImageSplit(train.images, train.rows, targets), ImageSplit(held.images, held.rows, known)), held.notes
-    kept, held_out = stratify.held_out(targets, job.data.validation, job.train.seed)
-    parts = [ImageSplit(train.images, train.rows[side], targets[side]) for side in (kept, held_out)]
-    return (parts[0], parts[1]), []
+Parts = tuple[ImageSplit, ImageSplit]
 
 
-def _preparer(job: ImageJob, train: ImageSplit, classes: tuple[str, ...]) -> Preparer:
-    """Statistics of the training images alone."""
+def _divided(train: Source, targets: npt.NDArray[np.int64], fraction: float, seed: int) -> Parts:
+    """Training and validation samples from one source."""
+    counts = np.bincount(targets)
+    if (counts == 1).any():
+        alone = sorted({label for label, target in zip(train.used(), targets, strict=True) if counts[target] == 1})
+        train.notes.append(f"classes with one image, which stays in training: {labels.listed(alone)}")
+    kept, held = stratify.held_out(targets, fraction, seed)
+    if not len(held):
+        raise DataError(f"{train.key}: every class has one image, so nothing is left for validation",
+                        "two images of a class or more", "add images, or give data.validation a path")  # fmt: skip
+    return (ImageSplit(train.images, train.rows[kept], targets[kept]),
+            ImageSplit(train.images, train.rows[held], targets[held]))  # fmt: skip
+
+
+def _apart(train: Source, targets: npt.NDArray[np.int64], held: Source, classes: tuple[str, ...]) -> Parts:
+    """Training and validation samples from a source each."""
+    known = labels.indices(held.used(), classes, held.key)
+    seen, own = (part.images.gather(part.rows[:1]).dtype for part in (train, held))
+    if seen == torch.uint8 and own != torch.uint8:
+        raise DataError(f"{held.key}: pixels are {own}, those of data.train are {seen}".replace("torch.", ""),
+                        "the same type for both", "write both files alike")  # fmt: skip
+    return ImageSplit(train.images, train.rows, targets), ImageSplit(held.images, held.rows, known)
+
+
+def _shared(train: Source, held: Source) -> list[str]:
+    """A note on images that are in both parts, which makes validation look better than it is."""
+    if not (isinstance(train.images, Files) and isinstance(held.images, Files)):
+        return []
+    both = train.images.whole_paths() & held.images.whole_paths()
+    return [f"{len(both):,} validation images are training images too: {labels.listed(sorted(both), 3)}"] * bool(both)
+
+
+def _preparer(job: ImageJob, train: ImageSplit, classes: tuple[str, ...]) -> tuple[Preparer, list[str]]:
+    """Statistics of the training images alone, and notes."""
     chosen = draws.generator(job.train.seed, "statistics").permutation(len(train))[:MEASURED]
     (raw,) = train.gather(np.sort(chosen).astype(np.int64))
     low, high = _range(raw)
-    pixels = (raw.to(torch.float64) - low) / (high - low)
-    mean, std = pixels.mean(dim=(0, 2, 3)), pixels.std(dim=(0, 2, 3), correction=0)
-    return Preparer(
-        image_size=raw.shape[-1], channels=raw.shape[1], classes=classes, dtype=str(raw.dtype).removeprefix("torch."),
-        low=low, high=high, mean=tuple(mean.tolist()), std=tuple(std.clamp_min(1e-3).tolist()),
+    mean, std = _statistics(raw, low, high)
+    notes = [f"pixels from {low:g} to {high:g} become 0 to 1"] if (low, high) not in ((0, 1), (0, 255)) else []
+    if 0 in std:
+        notes.append("a channel has the same value everywhere; it is centred and not scaled")
+    preparer = Preparer(
+        image_size=raw.shape[-1], channels=raw.shape[1], classes=classes, low=low, high=high,
+        mean=tuple(mean), std=tuple(value or 1.0 for value in std),
+        augment=Augment(job.data.augment, job.train.seed, tuple(mean)),
     )  # fmt: skip
+    return preparer, notes
 
 
 def _range(raw: Tensor) -> tuple[float, float]:
@@ -143,4 +148,15 @@ def _range(raw: Tensor) -> tuple[float, float]:
     if raw.dtype == torch.uint8:
         return 0.0, 255.0
     low, high = float(raw.min()), float(raw.max())
-    return (0.0, 1.0) if low >= 0 and high <= 1 or low == high else (low, high)
+    return (0.0, 1.0) if low == high or (low >= 0 and high <= 1) else (low, high)
+
+
+def _statistics(raw: Tensor, low: float, high: float) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each channel, computed in float64; 0 where all values are the same."""
+    means, deviations = [], []
+    for channel in range(raw.shape[1]):
+        values = raw[:, channel].to(torch.float64).sub_(low).div_(high - low)
+        means.append(float(values.mean()))
+        deviation = float(values.std(correction=0))
+        deviations.append(deviation if deviation > 1e-6 else 0.0)
+    return means, deviations

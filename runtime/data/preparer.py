@@ -2,57 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from runtime.data import decode
+from runtime.data.augment import Augment
+from runtime.data.bad import Bad
 from runtime.data.dataset import Inputs
 from runtime.draws import Ids
 
-RESIZE = "short side to image_size, bilinear with antialias, then the centre square; transparency over white"
+RESIZE = "upright, transparency over white, centre square of the short side, bilinear with antialias"
 
 
 @dataclass(frozen=True)
 class Preparer:
-    """Scale, normalise, and in training augment. Everything but the augmentation is stored with the model.
-
-    A pixel becomes (pixel - low) / (high - low), which augmentation sees, then (x - mean) / std by channel.
-    """
+    """Scale, augment in training only, normalise. Everything but the augmentation is stored with the model."""
 
     image_size: int
     channels: int
     classes: tuple[str, ...]
-    dtype: str
-    """Of the raw pixels: uint8 or float32."""
     low: float
     high: float
-    """Raw values that become 0 and 1."""
+    """Raw float values that become 0 and 1; 8-bit pixels are always divided by 255."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     """Per channel, of the training images, after scaling."""
+    augment: Augment | None = None
 
     def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
-        """Raw pixels (N, C, S, S) to network inputs (N, C, S, S) float32."""
+        """Raw pixels (N, C, S, S) to network inputs (N, C, S, S) float32, on the device of the pixels."""
         (raw,) = inputs
-        return (self.normalised(self.scaled(raw)),)
+        pixels = self.scaled(raw)
+        if self.augment is not None and epoch is not None:
+            pixels = self.augment(pixels, ids, epoch)
+        return (self.normalised(pixels),)
 
     def scaled(self, raw: Tensor) -> Tensor:
-        """Pixels within 0 and 1, float32."""
+        """Pixels from 0 to 1, float32."""
+        if raw.dtype == torch.uint8:
+            return raw.to(torch.float32).div_(255)
         return raw.to(torch.float32).sub(self.low).div_(self.high - self.low)
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """(x - mean) / std by channel."""
-        mean = torch.tensor(self.mean, device=pixels.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, device=pixels.device).view(-1, 1, 1)
+        mean, std = (torch.tensor(x, device=pixels.device).view(-1, 1, 1) for x in (self.mean, self.std))
         return (pixels - mean).div_(std)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data from which `from_preprocessing` makes the same preparer."""
         return {
             "kind": "images", "image_size": self.image_size, "channels": self.channels,
-            "classes": list(self.classes), "resize": RESIZE, "dtype": self.dtype, "low": self.low, "high": self.high,
+            "classes": list(self.classes), "resize": RESIZE, "low": self.low, "high": self.high,
             "mean": list(self.mean), "std": list(self.std),
         }  # fmt: skip
 
@@ -60,6 +66,33 @@ class Preparer:
 def from_preprocessing(data: dict[str, Any]) -> Preparer:
     """The preparer that `Preparer.to_json` described, without augmentation."""
     return Preparer(
-        image_size=data["image_size"], channels=data["channels"], classes=tuple(data["classes"]), dtype=data["dtype"],
+        image_size=data["image_size"], channels=data["channels"], classes=tuple(data["classes"]),
         low=data["low"], high=data["high"], mean=tuple(data["mean"]), std=tuple(data["std"]),
     )  # fmt: skip
+
+
+def prepare_files(paths: Sequence[str], preprocessing: dict[str, Any]) -> tuple[Tensor, list[str], list[Bad]]:
+    """Image files as network inputs, exactly as validation had them.
+
+    Args:
+        paths: image files.
+        preprocessing: what `Preparer.to_json` gave.
+
+    Returns:
+        Inputs (N, C, S, S) float32, the N paths they came from, and the files that cannot be used.
+    """
+    preparer = from_preprocessing(preprocessing)
+
+    def pixels(path: str) -> npt.NDArray[np.uint8] | Bad:
+        try:
+            return decode.pixels(path, preparer.image_size, preparer.channels)
+        except decode.Unreadable as reason:
+            return Bad(path, str(reason))
+
+    with decode.quiet():
+        images = decode.every(pixels, paths)
+    used = [path for path, image in zip(paths, images, strict=True) if not isinstance(image, Bad)]
+    empty = np.empty((0, preparer.channels, preparer.image_size, preparer.image_size), np.uint8)
+    good = [image for image in images if not isinstance(image, Bad)]
+    (inputs,) = preparer((torch.from_numpy(np.stack(good) if good else empty),), np.arange(len(good)), None)
+    return inputs, used, [image for image in images if isinstance(image, Bad)]

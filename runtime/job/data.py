@@ -6,16 +6,26 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from runtime.job.values import Count, Fraction, Positive, Spec
-
-Probability = Annotated[float, Field(ge=0, le=1)]
-Validation = Annotated[float, Field(gt=0, lt=1)] | str
+from runtime.job.values import (
+    Count,
+    FilePath,
+    Fraction,
+    Natural,
+    Positive,
+    PositiveRange,
+    Probability,
+    Range,
+    Spec,
+    Validation,
+)
 
 
 class Data(Spec):
     """What all tasks share."""
 
-    train: str = Field(description="training data: a folder or file, relative to the job's folder, then the project")
+    train: FilePath = Field(
+        description="training data: a folder or file, relative to the job's folder, then the project"
+    )
     validation: Validation = Field(0.1, description="a fraction of the training data, or a path of its own")
     bad_samples: Fraction = Field(
         0.05, description="share of samples that may be unreadable; they are listed and left out, more is exit 3"
@@ -41,14 +51,14 @@ class Erasing(Spec):
     """Random erasing (Zhong et al. 2020)."""
 
     probability: Probability = Field(0.25, description="share of images with a patch erased")
-    area: tuple[Fraction, Fraction] = Field((0.02, 0.2), description="smallest and largest share erased", strict=False)
+    area: Range = Field((0.02, 0.2), description="smallest and largest share erased")
 
 
 class ResizedCrop(Spec):
     """A random part of the image, resized to the full size (Szegedy et al. 2015)."""
 
-    scale: tuple[Probability, Probability] = Field((0.35, 1.0), description="smallest and largest share", strict=False)
-    ratio: tuple[Positive, Positive] = Field((0.75, 1.333), description="narrowest and widest shape", strict=False)
+    scale: Range = Field((0.35, 1.0), description="smallest and largest share")
+    ratio: PositiveRange = Field((0.75, 1.333), description="narrowest and widest shape")
 
 
 class Mixup(Spec):
@@ -69,7 +79,7 @@ class ImageAugment(Spec):
     """Random changes to training images; each sample's draws depend on (seed, epoch, sample) alone."""
 
     flip: bool = Field(False, description="mirror half of the images left to right")
-    crop_padding: int = Field(0, ge=0, description="pad by so many pixels, then crop back at a random place")
+    crop_padding: Natural = Field(0, description="pad by so many pixels, then crop back at a random place")
     resized_crop: ResizedCrop | None = Field(None, description="a random part, resized to the full size")
     randaugment: RandAugment | None = Field(None, description="RandAugment")
     color_jitter: ColorJitter | None = Field(None, description="brightness, contrast, saturation")

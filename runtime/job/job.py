@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, StringConstraints
+from pydantic import Field, PrivateAttr
 
 from runtime.job.data import Data, ImageData
 from runtime.job.document import Document
 from runtime.job.model import ImageModel, ImageNetwork
 from runtime.job.train import Train
-from runtime.job.values import Interval, Positive, Size, Spec
+from runtime.job.values import Count, Interval, Name, Positive, Size, Spec
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Setting = bool | int | float | str
 
 
@@ -29,7 +29,7 @@ class Checkpoint(Spec):
     """When the run is saved and what is kept."""
 
     every: Interval = Field("5m", description="a duration, `200 steps`, or `epoch`")
-    keep: Annotated[int, Field(ge=1)] = Field(2, description="how many of the last checkpoints stay, besides the best")
+    keep: Count = Field(2, description="how many of the last checkpoints stay, besides the best")
     best: str | None = Field(None, description="the metric whose best checkpoint stays; by task if absent")
 
 
@@ -42,7 +42,7 @@ class Job(Spec):
 
     name: Name = Field(description="name of the run folders: letters, digits, dots, dashes")
     task: str
-    data: Data
+    data: Data = Field(description="what the network learns from")
     train: Train = Field(Train(), description="how to train")
     optimize: dict[str, Setting] = Field({}, description="optimizations by name; absent or auto: the runtime decides")
     limits: Limits = Field(Limits(), description="what the container may use")
@@ -86,15 +86,16 @@ class Job(Spec):
 
     def resolve(self, path: str) -> Path:
         """A path of the spec: as it is if absolute, else in the job's folder, else in the working folder."""
-        given = Path(path).expanduser()
+        # The functions of os.path answer where those of Path raise: an unknown ~user, a name that is too long.
+        given = Path(os.path.expanduser(path))
         if given.is_absolute():
             return given
         beside = self._folder / given
-        return beside if beside.exists() or not given.exists() else given
+        return beside if os.path.exists(beside) or not os.path.exists(given) else given
 
     def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
         """Every path that the spec names, with its key."""
-        paths = [(("data", "train"), self.data.train)]
+        paths: list[tuple[tuple[str, ...], str]] = [(("data", "train"), self.data.train)]
         if isinstance(self.data.validation, str):
             paths.append((("data", "validation"), self.data.validation))
         return paths
@@ -112,7 +113,7 @@ class ImageJob(Job):
     LOSSES = ("cross-entropy", "focal")
 
     task: Literal["image-classification"]
-    data: ImageData
+    data: ImageData = Field(description="what the network learns from")
     model: ImageModel = Field(ImageNetwork(name="small-cnn"), description="the network")
 
 

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from runtime.job.values import Count, Fraction, Spec, named
+from runtime.job.values import Count, FilePath, Fraction, Natural, Spec, named
 
 
 class Freeze(Spec):
     """Parts that are not trained; they run in evaluation mode unless told otherwise."""
 
     embeddings: bool = Field(False, description="freeze the embeddings")
-    layers: int = Field(0, ge=0, description="freeze the first N layers")
+    layers: Natural = Field(0, description="freeze the first N layers")
     names: tuple[str, ...] = Field((), description="freeze parameters by name pattern: `conv*`", strict=False)
     train_mode: bool = Field(False, description="keep dropout and BatchNorm of frozen parts in training mode")
 
@@ -38,7 +38,7 @@ class ImageNetwork(BuiltIn):
 class OwnModel(Spec):
     """The user's own network: a file beside the job and a function in it that returns a torch.nn.Module."""
 
-    file: str = Field(description="Python file beside the job")
+    file: FilePath = Field(description="Python file beside the job")
     factory: str = Field("build", description="function in the file that returns the module")
     arguments: dict[str, Any] = Field({}, description="keyword arguments of the function")
     freeze: Freeze = Field(Freeze(), description="parts that are not trained")

@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 from runtime.errors import Problem, nearest
-from runtime.job.document import Document, Path, dotted
+from runtime.job.document import Document
+from runtime.job.written import Path, dotted, shown
 
 _TYPES = {
-    "int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "list": "a list",
-    "tuple": "a list", "dict": "a mapping", "model": "a mapping", "none": "null", "finite_number": "a finite number",
+    "int": "a whole number", "float": "a number", "string": "text", "list": "a list",
+    "tuple": "a list", "dict": "a mapping", "model": "a mapping", "none": "null", "finite": "a finite number",
 }  # fmt: skip
 _BOUNDS = {"greater_than_equal": (">=", "ge"), "greater_than": (">", "gt"), "less_than_equal": ("<=", "le"),
            "less_than": ("<", "lt")}  # fmt: skip
+_BOOLEANS = dict.fromkeys(("yes", "on", "y"), "true") | dict.fromkeys(("no", "off", "n"), "false")
+
+UNKNOWN_KEY = "unknown key"
+
+Alternative = tuple[type[BaseModel], tuple[str, ...]]
+"""A class that a value can have, and the words by which pydantic's locations name it."""
 
 
 def problems(error: ValidationError, model: type[BaseModel], document: Document) -> list[Problem]:
     """Every error of a validation, the alternatives of one value put together."""
-    found: dict[Path, list[tuple[Any, tuple[Any, ...]]]] = {}
+    found: dict[Path, list[Any]] = {}
     for item in error.errors(include_url=False):
-        found.setdefault(_path(item, document), []).append((item, item["loc"]))
+        found.setdefault(_path(item, document), []).append(item)
     return [_problem(path, items, model, document) for path, items in found.items()]
+
+
+def without(data: Mapping[str, Any], error: ValidationError, document: Document) -> dict[str, Any]:
+    """The data less what the validation found wrong; mappings that lack a key go as a whole."""
+    wrong = set()
+    for item in error.errors(include_url=False):
+        path = _path(item, document)
+        while path and (path not in document.places or isinstance(path[-1], int)):
+            path = path[:-1]
+        wrong.add(path)
+
+    def kept(mapping: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        return {key: kept(value, (*path, key)) if isinstance(value, dict) else value
+                for key, value in mapping.items() if (*path, key) not in wrong}  # fmt: skip
+
+    return kept(data, ())
 
 
 def _path(item: Any, document: Document) -> Path:
@@ -32,73 +55,132 @@ def _path(item: Any, document: Document) -> Path:
     for part in item["loc"]:
         if document.has((*path, part)):
             path = (*path, part)
-    if item["type"] == "missing":
+    if item["type"] == "missing" and isinstance(item["loc"][-1], str):
         path = (*path, item["loc"][-1])
     return path
 
 
 def _problem(path: Path, items: list[Any], model: type[BaseModel], document: Document) -> Problem:
-    item, loc = items[0]
-    place, key = document.place(path), dotted(path)
+    item = items[0]
     match item["type"]:
         case "extra_forbidden":
-            known = _keys(model, loc)
-            wrong = str(path[-1])
-            hint = nearest(wrong, known) or "remove it, or see `drivetrain schema`"
-            return Problem(place, key, "unknown key", f"known keys: {', '.join(known)}", hint)
+            parts = _unknown(path, item["loc"], model)
+        case "missing" if isinstance(item["loc"][-1], str):
+            parts = _missing(path, item["loc"], model)
+        case "union_tag_not_found" | "union_tag_invalid":
+            path, parts = _untagged(path, item, model, document)
         case "missing":
-            return Problem(place, key, "is missing", "a required key", f"add `{path[-1]}:`")
-        case "union_tag_not_found":
-            given = "has no name" if isinstance(item["input"], dict) else f"is {item['input']!r}"
-            return Problem(place, key, given, "`name:` and its settings", "give a name")
-        case "union_tag_invalid":
-            tags = item["ctx"]["expected_tags"].replace("'", "")
-            given = str(item["ctx"]["tag"])
-            return Problem(place, key, f"is {given!r}", f"one of {tags}", nearest(given, tags.split(", ")) or "pick one")
-    expected = list(dict.fromkeys(text for item, _ in items for text in _expected(item)))
-    value = item["input"]
-    shown = "a mapping" if isinstance(value, dict) else repr(value)
-    words = [word.strip("'\"") for text in expected for word in text.replace(" or ", ", ").split(", ")]
-    hint = nearest(value, words) if isinstance(value, str) else ""
-    return Problem(place, key, f"is {shown[:80]}", " or ".join(expected), hint or "change the value")
+            # A tuple that is too short reports each item that it lacks.
+            parts = [f"has {len(item['input'])}", f"a list of {items[-1]['loc'][-1] + 1}", "add what is missing"]
+        case _:
+            expected = list(dict.fromkeys(option for each in items for option in _expected(each)))
+            parts = [f"is {shown(item['input'])}", _listed(expected), _hint(item["input"], expected)]
+    return Problem(document.place(path), dotted(path), *parts)
+
+
+def _unknown(path: Path, loc: tuple[Any, ...], model: type[BaseModel]) -> list[str]:
+    wrong, (here, every) = str(path[-1]), _owners(model, loc)
+    known = list(dict.fromkeys(name for owner in here for name in owner.model_fields))
+    others = [words[0] for owner, words in every if owner not in here and wrong in owner.model_fields and words]
+    homes = [home for home in _homes(model, wrong) if home != path]
+    if others:
+        hint = f"remove it: it is a setting of {_listed(others)}"
+    elif not (hint := nearest(wrong, known)):
+        hint = f'move it: it is known as "{dotted(homes[0])}"' if homes else "remove it, or see `drivetrain schema`"
+    return [UNKNOWN_KEY, f"known keys: {', '.join(known)}", hint]
+
+
+def _missing(path: Path, loc: tuple[Any, ...], model: type[BaseModel]) -> list[str]:
+    fields = [owner.model_fields[loc[-1]] for owner in _owners(model, loc)[0] if loc[-1] in owner.model_fields]
+    meaning = next((f": {field.description}" for field in fields if field.description), "")
+    return ["is missing", f"a required key{meaning}", f"add `{path[-1]}:`"]
+
+
+def _untagged(path: Path, item: Any, model: type[BaseModel], document: Document) -> tuple[Path, list[str]]:
+    """A mapping whose `name:`, or `source:`, fits none of its classes."""
+    discriminator = item["ctx"]["discriminator"]
+    # Pydantic quotes the name of a field; the other kind is a function, which looks at `source`.
+    tag = discriminator.strip("'") if discriminator.startswith("'") else "source"
+    known = [word for owner, words in _owners(model, (*item["loc"], ""))[1] for word in words
+             if tag in owner.model_fields]  # fmt: skip
+    possible = f"one of {', '.join(known)}" if known else f"no `{tag}:` for this task"
+    if tag not in item["input"]:
+        return path, [f"has no {tag}", possible, f"add `{tag}:`"]
+    value = item["input"][tag]
+    given = (*path, tag) if document.has((*path, tag)) else path
+    return given, [f"is {shown(value)}", possible, nearest(str(value), known) or ("pick one" if known else "remove it")]
 
 
 def _expected(item: Any) -> Iterator[str]:
+    """What would have been right, one alternative at a time."""
     kind, context = item["type"], item.get("ctx", {})
     if kind in _BOUNDS:
         sign, name = _BOUNDS[kind]
-        yield f"a number {sign} {context[name]}"
+        yield f"a number {sign} {context[name]}".removesuffix(".0")
     elif kind == "literal_error":
-        yield context["expected"].replace("'", "")
+        yield from context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+    elif kind == "string_too_short":
+        yield "text that is not empty"
     elif kind in ("too_short", "too_long"):
         yield f"a list of {context.get('min_length', context.get('max_length'))}"
-    elif kind == "string_pattern_mismatch":
-        yield "letters, digits, dots, dashes and underscores, at most 64"
-    elif kind == "value_error":
-        yield str(context["error"])
+    elif kind.startswith("bool"):
+        yield from ("true", "false")
     else:
-        stem = next((name for name in _TYPES if kind.startswith(name)), None)
-        yield _TYPES[stem] if stem else item["msg"]
+        yield _TYPES.get(kind.split("_")[0], item["msg"])
 
 
-def _keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
-    """The keys that are known at a pydantic location."""
-    here: list[type[BaseModel]] = [model]
+def _hint(value: Any, expected: list[str]) -> str:
+    text = str(value).strip()
+    if value is None:
+        return "give a value, or leave the key out"
+    if "true" in expected and text.lower() in _BOOLEANS:
+        return f'did you mean "{_BOOLEANS[text.lower()]}"?'
+    if isinstance(value, float) and "a whole number" in expected and value.is_integer():
+        return f"write {int(value)}"
+    if isinstance(value, str) and {"a whole number", "a number"} & set(expected) and text.isdecimal():
+        return "write it without quotes"
+    if isinstance(value, int | float) and expected == ["text"]:
+        return f'write it in quotes: "{shown(value)}"'
+    words = [option for option in expected if " " not in option]
+    return (nearest(value, words) if isinstance(value, str) else "") or "change the value"
+
+
+def _listed(options: Iterable[str]) -> str:
+    *first, last = options
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _owners(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[list[type[BaseModel]], list[Alternative]]:
+    """The classes that can hold the last part of a location, and all alternatives to them."""
+    every: list[Alternative] = [(model, ())]
+    here = [model]
     for part in loc[:-1]:
-        step = [m for owner in here if part in owner.model_fields for m in _models(owner.model_fields[part].annotation)]
-        if step:
-            here = step
-        elif tagged := [m for m in here if _tag_of(m, part)]:
-            here = tagged
-    return list(dict.fromkeys(name for owner in here for name in owner.model_fields))
+        fields = [owner.model_fields[part] for owner in here if part in owner.model_fields]
+        if fields:
+            every = [found for field in fields for found in _alternatives(field.annotation)]
+            here = [owner for owner, _ in every]
+        else:
+            here = [owner for owner, words in every if part in (*words, owner.__name__)] or here
+    return here, every
 
 
-def _tag_of(model: type[BaseModel], tag: Any) -> bool:
-    literal = any(tag in get_args(f.annotation) for n, f in model.model_fields.items() if n in ("name", "source"))
-    return literal or (tag == "own" and "file" in model.model_fields) or model.__name__ == tag
+def _alternatives(annotation: Any) -> Iterator[Alternative]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        name = annotation.model_fields.get("name")
+        yield annotation, tuple(word for word in get_args(name.annotation) if isinstance(word, str)) if name else ()
+    elif get_origin(annotation) is Annotated:
+        tags = tuple(mark.tag for mark in annotation.__metadata__ if isinstance(mark, Tag))
+        for owner, words in _alternatives(get_args(annotation)[0]):
+            yield owner, tags or words
+    else:
+        for argument in get_args(annotation):
+            yield from _alternatives(argument)
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type):
-        return [annotation] if issubclass(annotation, BaseModel) else []
-    return [model for argument in get_args(annotation) for model in _models(argument)]
+def _homes(model: type[BaseModel], word: str, path: Path = ()) -> Iterator[Path]:
+    """Every place of the spec where a key of this name is known."""
+    for name, field in model.model_fields.items():
+        if name == word:
+            yield (*path, name)
+        for owner, _ in _alternatives(field.annotation):
+            yield from _homes(owner, word, (*path, name))

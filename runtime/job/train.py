@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from runtime.job.values import Count, Duration, Fraction, Positive, Spec, named
+from runtime.job.values import Count, Duration, Fraction, Natural, Positive, Spec, named
 
 
 class Optimizer(Spec):
@@ -18,7 +18,9 @@ class Optimizer(Spec):
 class Adam(Optimizer):
     """Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019)."""
 
-    name: Literal["adamw", "adam"] = Field("adamw", description="adamw decouples the decay, adam adds it to the gradient")
+    name: Literal["adamw", "adam"] = Field(
+        "adamw", description="adamw decouples the decay, adam adds it to the gradient"
+    )
     lr: Positive = Field(1e-3, description="learning rate at the top of the schedule")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="decay of the two moments", strict=False)
     eps: Positive = Field(1e-8, description="term that keeps the division away from zero")
@@ -69,7 +71,7 @@ class Plateau(Spec):
     """Times `factor` when the watched metric has not improved for `patience` epochs."""
 
     name: Literal["plateau"]
-    patience: int = Field(5, ge=0, description="epochs without improvement before a drop")
+    patience: Natural = Field(5, description="epochs without improvement before a drop")
     factor: Fraction = Field(0.1, description="what each drop multiplies the rate with")
     metric: str = Field("validation/loss", description="the metric that is watched")
 

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])(?:i?b)?", re.IGNORECASE)
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
-_STEPS = re.compile(r"(\d+)\s*steps?")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Digits are counted, so that every match is a finite number.
+_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?) *([kmgtKMGT])(?:[iI]?[bB])?")
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) *([smhd])")
+_STEPS = re.compile(r"([0-9]{1,12}) *steps?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -20,30 +32,72 @@ class Spec(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def named(default: str | None = None) -> BeforeValidator:
+def named(default: str | None = None) -> _Named:
     """`adam` is short for `{name: adam}`; a mapping without a name gets `default`."""
+    return _Named(default)
 
-    def expand(value: Any) -> Any:
+
+@dataclass(frozen=True)
+class _Named:
+    default: str | None
+
+    def expand(self, value: Any) -> Any:
         if isinstance(value, str):
             return {"name": value}
-        if default is not None and isinstance(value, dict) and "name" not in value:
-            return {"name": default, **value}
+        if not isinstance(value, dict | BaseModel):
+            raise PydanticCustomError("named", "a name, or a mapping with `name:` and settings")
+        if self.default is not None and isinstance(value, dict) and "name" not in value:
+            return {"name": self.default, **value}
         return value
 
-    return BeforeValidator(expand)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """A bare name is allowed beside the long form, and the form of the default needs no name."""
+        long = handler(schema["schema"])
+        names: list[str] = []
+        for member in long.get("oneOf", []):
+            form = handler.resolve_ref_schema(member)
+            own = form["properties"].get("name", {})
+            here = own.get("enum", [own["const"]] if "const" in own else [])
+            names += here
+            if self.default in here:
+                form["required"] = [key for key in form.get("required", []) if key != "name"]
+        return {"anyOf": [{"enum": names}, long]}
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A text that passes `check`; what is no text gets the same message as a text that does not pass."""
+
+    check: Callable[[str], object]
+    pattern: str
+
+    def validate(self, value: Any) -> Any:
+        # No check lets an empty text pass.
+        self.check(value if isinstance(value, str) else "")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.validate, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"type": "string", "pattern": f"^(?:{self.pattern})$"}
 
 
 def size_bytes(text: str) -> int:
     """Bytes in `256m`, `4g` (powers of 1024)."""
-    match = _SIZE.fullmatch(text.strip())
-    if not match or float(match[1]) == 0:
+    match = _SIZE.fullmatch(text)
+    size = int(float(match[1]) * 1024 ** (" kmgt".index(match[2].lower()))) if match else 0
+    if not size:
         raise PydanticCustomError("size", "a size with its unit: 256m, 4g")
-    return int(float(match[1]) * 1024 ** (" kmgt".index(match[2].lower())))
+    return size
 
 
 def duration_seconds(text: str) -> float:
     """Seconds in `90s`, `5m`, `2h`, `1d`."""
-    match = _DURATION.fullmatch(text.strip())
+    match = _DURATION.fullmatch(text)
     if not match or float(match[1]) == 0:
         raise PydanticCustomError("duration", "a duration with its unit: 90s, 5m, 2h")
     return float(match[1]) * _SECONDS[match[2]]
@@ -51,27 +105,51 @@ def duration_seconds(text: str) -> float:
 
 def interval(text: str) -> tuple[str, float]:
     """`epoch` -> ("epoch", 1), `200 steps` -> ("steps", 200), `5m` -> ("seconds", 300)."""
-    if text.strip() == "epoch":
+    if text == "epoch":
         return "epoch", 1
-    if (match := _STEPS.fullmatch(text.strip())) and int(match[1]) > 0:
+    if (match := _STEPS.fullmatch(text)) and int(match[1]) > 0:
         return "steps", int(match[1])
     try:
         return "seconds", duration_seconds(text)
     except PydanticCustomError:
-        raise PydanticCustomError("interval", "`epoch`, `200 steps` or a duration such as 5m") from None
+        raise PydanticCustomError("interval", "epoch, steps such as 200 steps, or a duration such as 5m") from None
 
 
-def _checked(check: Any) -> AfterValidator:
-    def validate(text: str) -> str:
-        check(text)
-        return text
+def run_name(text: str) -> None:
+    """Check a name that becomes a part of folder names."""
+    if not _NAME.fullmatch(text):
+        raise PydanticCustomError(
+            "name", "1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first"
+        )
 
-    return AfterValidator(validate)
+
+def fraction_or_path(value: Any) -> Any:
+    """Check a share of the training data, or the path of a set of its own."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (0 < value < 1 if number else isinstance(value, str) and value):
+        raise PydanticCustomError("fraction_or_path", "a fraction between 0 and 1, or a path")
+    return value
 
 
-Size = Annotated[str, _checked(size_bytes)]
-Duration = Annotated[str, _checked(duration_seconds)]
-Interval = Annotated[str, _checked(interval)]
+def ascending(pair: tuple[float, float]) -> tuple[float, float]:
+    """Check that the smaller of two numbers comes first."""
+    if pair[0] > pair[1]:
+        raise PydanticCustomError("ascending", "two numbers, the smaller one first")
+    return pair
+
+
+Name = Annotated[str, _Checked(run_name, _NAME.pattern)]
+Size = Annotated[str, _Checked(size_bytes, _SIZE.pattern)]
+Duration = Annotated[str, _Checked(duration_seconds, _DURATION.pattern)]
+Interval = Annotated[str, _Checked(interval, f"epoch|{_STEPS.pattern}|{_DURATION.pattern}")]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+# Bounded by what torch, and every counter in a file, can hold.
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Natural = Annotated[int, Field(ge=0, le=2**31 - 1)]
+FilePath = Annotated[str, Field(min_length=1)]
+Validation = Annotated[Annotated[float, Field(gt=0, lt=1)] | FilePath, BeforeValidator(fraction_or_path)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Range = Annotated[tuple[Share, Share], Field(strict=False), AfterValidator(ascending)]
+PositiveRange = Annotated[tuple[Positive, Positive], Field(strict=False), AfterValidator(ascending)]

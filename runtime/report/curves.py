@@ -24,6 +24,7 @@ SHADES = 8
 """How many line colours the page defines: `--line-1` and so on."""
 
 _WIDTH, _HEIGHT = 400, 220
+_STEPS = (1, 2, 2.5, 5, 10)
 _MUTED, _GRID = "#010102", "#010103"
 _LINES = tuple(f"#0102{i:02x}" for i in range(1, SHADES + 1))
 _VARIABLES = {_MUTED: "--muted", _GRID: "--grid"} | {colour: f"--line-{i}" for i, colour in enumerate(_LINES, 1)}
@@ -46,8 +47,8 @@ def curves(frame: Curves, name: str) -> str:
         if frame.limit:
             text, value = frame.limit
             axes.axhline(value, color=_MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
-            axes.annotate(f"{text} {tick(value)}", (1, value), (0, -3), xycoords=("axes fraction", "data"),
-                          textcoords="offset points", ha="right", va="top", color=_MUTED)  # fmt: skip
+            axes.annotate(f"{text} {tick(value)}", (1, value), (0, 3), xycoords=("axes fraction", "data"),
+                          textcoords="offset points", ha="right", va="bottom", color=_MUTED)  # fmt: skip
         _scale(axes, frame)
         return _svg(figure, name, frame.title)
 
@@ -73,11 +74,11 @@ def _scale(axes: Axes, frame: Curves) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.tick_params(which="minor", length=0)
     else:
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
         if frame.from_zero:
             values = [max(series.ys) for series in frame.series if series]
-            axes.set_ylim(0, max([*values, frame.limit[1] if frame.limit else 0.0]) * 1.08 or 1.0)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=frame.axis == "step"))
+            axes.set_ylim(0, max([*values, frame.limit[1] if frame.limit else 0.0]) * 1.14 or 1.0)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS, integer=frame.axis == "step"))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
     axes.set_xlabel(frame.axis, loc="right", labelpad=1)
@@ -95,7 +96,7 @@ def _svg(figure: Figure, name: str, title: str) -> str:
     body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
     body = re.sub(r'<g id="[^"]*"', "<g", body).replace("xlink:href", "href")
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", body)
-    body = re.sub(r"\d+\.\d{3,}", lambda match: f"{float(match[0]):.2f}", body)
+    body = re.sub(r"<[^>]*>", lambda tag: re.sub(r"\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", tag[0]), body)
     body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
     body = re.sub(r"; font-family: [^;\"]*|transform=\"rotate\(-0[^\"]*\"", "", body)
     for colour, variable in _VARIABLES.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.plan import gib
+from runtime.hardware import size
 from runtime.report.blocks import Headline, Tile, Tone
 from runtime.report.decisions import differences
 from runtime.report.record import Record
@@ -23,7 +23,7 @@ def headline(record: Record, summary: Summary) -> Headline:
         ending=ending(summary),
         value=number(best.value) if best else "no result",
         label=_label(summary),
-        tiles=tuple(_tiles(summary)),
+        tiles=tuple(_tiles(summary, record)),
         alerts=tuple(alerts(record)),
     )
 
@@ -61,11 +61,11 @@ def _label(summary: Summary) -> str:
     return f"{best.metric}, the best" + (f", {', '.join(parts)}" if parts else "")
 
 
-def _tiles(summary: Summary) -> list[Tile]:
+def _tiles(summary: Summary, record: Record) -> list[Tile]:
     tiles = [
         Tile("time", duration(summary.seconds)),
-        Tile("speed", f"{number(summary.samples_per_second)}", "samples/s"),
-        _memory(summary),
+        Tile("speed", number(summary.samples_per_second), "samples/s"),
+        _memory(summary, record),
     ]
     if summary.steps is not None:
         epochs = "" if summary.epochs is None else f"{number(summary.epochs)} epochs"
@@ -74,15 +74,14 @@ def _tiles(summary: Summary) -> list[Tile]:
         frozen = summary.parameters - (summary.trainable if summary.trainable is not None else summary.parameters)
         remark = "all trainable" if not frozen else f"{number(summary.trainable)} trainable"
         tiles.append(Tile("parameters", number(summary.parameters), remark))
-    best = summary.best.metric if summary.best else ""
-    tiles += [Tile(name, number(value), "last") for name, value in summary.last.items() if name != best]
-    return tiles
+    return tiles + [Tile(name, number(value), "last") for name, value in summary.last.items()]
 
 
-def _memory(summary: Summary) -> Tile:
+def _memory(summary: Summary, record: Record) -> Tile:
     peak, limit = summary.peak_memory, summary.memory_limit
-    value = gib(int(peak)) if peak is not None else "unknown"
+    value = size(int(peak)) if peak is not None else "unknown"
     if not limit:
-        return Tile("peak memory", value, "no limit")
+        known = record.hardware or "memory_limit" in record.result
+        return Tile("peak memory", value, "no limit" if known else "limit unknown")
     used = None if peak is None else peak / limit
-    return Tile("peak memory", value, f"of {gib(int(limit))}", used)
+    return Tile("peak memory", value, f"of {size(int(limit))}", used)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runtime.hardware import Hardware
-from runtime.plan import gib
+from runtime.hardware import Hardware, size
 from runtime.report.blocks import Bar, Block, Curves, Section, Table, Text, Tone
 from runtime.report.series import Series
 from runtime.report.summary import Summary
@@ -32,17 +31,17 @@ def _facts(hardware: Hardware) -> list[tuple[str, str, str]]:
     rows = [
         ("processor", shown(cpu.model), f"{cpu.architecture}: {', '.join(cpu.flags) or 'no extensions'}"),
         ("logical CPUs", str(cpu.host), f"{cpu.budget} ({', '.join(bounds) or 'no limit'}); {cores}"),
-        ("memory", gib(memory.host), f"{gib(memory.limit)} limit" if memory.limit else "no limit"),
-        ("memory at the start", "", f"{gib(memory.available)} free, swap {'on' if memory.swap else 'off'}"),
+        ("memory", size(memory.host), f"{size(memory.limit)} limit" if memory.limit else "no limit"),
+        ("memory at the start", "", f"{size(memory.available)} free, swap {'on' if memory.swap else 'off'}"),
     ]
     for gpu in hardware.gpus:
         chip = f"capability {'.'.join(map(str, gpu.capability))}, driver {gpu.driver}{', MIG' if gpu.mig else ''}"
-        rows.append((f"GPU {gpu.index}", f"{gpu.name}, {gib(gpu.memory)}", f"{gib(gpu.free)} free; {chip}"))
+        rows.append((f"GPU {gpu.index}", f"{gpu.name}, {size(gpu.memory)}", f"{size(gpu.free)} free; {chip}"))
     build = f"CUDA {torch.cuda}" if torch and torch.cuda else "CPU build"
     return [
         *rows,
-        ("/dev/shm", "", f"{gib(storage.shm)}{'' if storage.shm_exec else ', noexec'}"),
-        ("room for runs", "", gib(storage.runs_free)),
+        ("/dev/shm", "", f"{size(storage.shm)}{'' if storage.shm_exec else ', noexec'}"),
+        ("room for runs", "", size(storage.runs_free)),
         ("place", shown(hardware.place), f"{group}, image {shown(hardware.image or 'none')}"),
         ("torch", "", f"{torch.version}, {build}" if torch else "not installed"),
         ("compiler", "", shown(hardware.compiler or "none")),
@@ -74,12 +73,12 @@ def _charts(
         return telemetry.get(key, Series(key)).scaled(name, second, scale)
 
     top = max([summary.peak_memory or 0.0, *telemetry.get("memory_used", Series("")).ys])
-    unit, size = ("GiB", 2.0**30) if top >= 2**30 else ("MiB", 2.0**20)
-    memory = tuple(s for s in (line("rss", "processes", 1 / size), line("memory_used", "container", 1 / size)) if s)
+    unit, bytes_ = ("GiB", 2.0**30) if max(top, summary.memory_limit or 0.0) >= 2**30 else ("MiB", 2.0**20)
+    memory = tuple(s for s in (line("rss", "processes", 1 / bytes_), line("memory_used", "container", 1 / bytes_)) if s)
     cpu = hardware.cpu if hardware else None
     allowed = None if cpu is None else cpu.quota or float(cpu.budget)
     bound = ("allowed", allowed) if allowed else None
-    limit = ("limit", summary.memory_limit / size) if summary.memory_limit else None
+    limit = ("limit", summary.memory_limit / bytes_) if summary.memory_limit else None
     charts = [
         Curves("Throughput, samples/s", axis, (line("samples_per_second", "samples/s"),), from_zero=True),
         Curves(f"Memory, {unit}", axis, memory, limit, from_zero=True),

@@ -23,10 +23,10 @@ def matrix(confusion: Confusion) -> tuple[str, int]:
     count = len(confusion.classes)
     cell = _cell(count)
     size = min(11.0, max(8.0, cell))
-    names = [short(text, 16) for text in confusion.classes]
+    names = [short(text, 18) for text in confusion.classes]
     longest = max(map(len, names)) * size * _LETTER
     upright = longest > cell
-    left = 26 + longest
+    left = 30 + longest
     top = 26 + (longest if upright else size)
     side = cell * count
     parts = [
@@ -45,7 +45,7 @@ def matrix(confusion: Confusion) -> tuple[str, int]:
 
 def _cell(count: int) -> float:
     if count <= 10:
-        return min(64.0, 360 / count)
+        return min(84.0, 360 / count)
     return 32.0 if count <= 20 else max(9.0, 640 / count) if count <= 100 else 900 / count
 
 
@@ -85,8 +85,9 @@ def _image(confusion: Confusion, left: float, top: float, side: float) -> str:
         total = sum(row) or 1
         line = bytearray(1)
         for j, value in enumerate(row):
-            # The root lets rare mistakes be seen.
-            line += bytes((*(_RIGHT if i == j else _WRONG), round(_STRONGEST * math.sqrt(value / total))))
+            # The root and the least strength let rare mistakes be seen.
+            strength = 0.25 + 0.75 * math.sqrt(value / total) if value else 0.0
+            line += bytes((*(_RIGHT if i == j else _WRONG), round(_STRONGEST * strength)))
         lines.append(bytes(line))
     data = base64.b64encode(_png(len(lines), b"".join(lines))).decode()
     place = f'x="{left:.1f}" y="{top:.1f}" width="{side:.1f}" height="{side:.1f}"'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import groupby
 
 from runtime.report.blocks import Bar, Block, Curves, Fold, Headline, Matrix, Section, Table, Text, Tile, Tone
 from runtime.report.curves import SHADES, curves
@@ -70,15 +71,21 @@ def _section(section: Section) -> str:
 
 
 def _blocks(section: Section, anchor: str) -> Iterator[str]:
-    """The blocks one after the other; neighbouring frames stand side by side."""
-    open_ = False
-    for index, block in enumerate(section.blocks):
-        if isinstance(block, Curves) != open_:
-            open_ = not open_
-            yield '<div class="frames">' if open_ else "</div>"
-        yield _block(block, f"{anchor}-{index}")
-    if open_:
-        yield "</div>"
+    """The blocks one after the other; neighbouring frames, and neighbouring small blocks, stand side by side."""
+    numbered = enumerate(section.blocks)
+    for lane, group in groupby(numbered, key=lambda item: _lane(item[1])):
+        body = "\n".join(_block(block, f"{anchor}-{index}") for index, block in group)
+        yield f'<div class="{lane}">{body}</div>' if lane else body
+
+
+def _lane(block: Block) -> str:
+    if isinstance(block, Curves):
+        return "frames"
+    return "beside" if isinstance(block, Matrix) or (isinstance(block, Table) and not _wide(block)) else ""
+
+
+def _wide(table: Table) -> bool:
+    return len(table.columns) > 2 and any(len(text) > 24 for row in table.rows for text in row)
 
 
 def _block(block: Block, name: str) -> str:
@@ -113,7 +120,7 @@ def _table(table: Table) -> str:
         cells = "".join(f'<td data-name="{escape(name)}">{escape(text)}</td>' for name, text in named)
         rows.append(f'<tr class="{table.tones.get(index, Tone.PLAIN)}">{cells}</tr>')
     body = "\n".join(rows)
-    kind = "wide" if len(table.columns) > 2 and any(len(text) > 24 for row in table.rows for text in row) else "narrow"
+    kind = "wide" if _wide(table) else "narrow"
     return f'<table class="{kind}"><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
 
 

@@ -129,12 +129,13 @@ def mean(series: Series, windows: int = 60) -> list[Point]:
     return [(series.xs[i], (sums[stop] - sums[start]) / (stop - start)) for i, start, stop in ends]
 
 
-def sparkline(series: Series, width: int = 32) -> str:
+def sparkline(series: Series, width: int = 32, *, logarithmic: bool = False) -> str:
     """The shape of the series in one line of text."""
-    if not len(series):
+    if not series:
         return ""
-    low, high, count = min(series.ys), max(series.ys), len(series)
+    values = [math.log(y) for y in series.ys] if logarithmic else list(series.ys)
+    low, high, count = min(values), max(values), len(values)
     width = min(width, count)
-    spans = [series.ys[i * count // width : (i + 1) * count // width] for i in range(width)]
+    spans = [values[i * count // width : (i + 1) * count // width] for i in range(width)]
     heights = [(sum(span) / len(span) - low) / (high - low or 1.0) for span in spans]
     return "".join(_BARS[min(7, int(8 * height))] for height in heights)

@@ -37,18 +37,20 @@ a:hover { text-decoration: underline; }
 .good { color: var(--good); } .warn { color: var(--warn); } .bad { color: var(--bad); } .quiet { color: var(--muted); }
 .alerts { margin: 14px 0 0; padding: 10px 14px 10px 30px; background: var(--warn-soft); border-radius: 8px; }
 .alerts a { color: var(--warn); overflow-wrap: anywhere; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 16px 24px; margin: 20px 0 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(124px, 1fr)); gap: 16px 18px; margin: 20px 0 0; }
 .tiles dt { color: var(--muted); font-size: 13px; overflow-wrap: anywhere; }
 .tiles dd { margin: 0; font-size: 21px; font-weight: 600; font-variant-numeric: tabular-nums; }
-.tiles small { font-size: 13px; font-weight: 400; color: var(--muted); }
+.tiles small { display: block; font-size: 13px; font-weight: 400; color: var(--muted); }
 .meter { height: 5px; border-radius: 3px; background: var(--grid); margin-top: 4px; overflow: hidden; }
 .meter i { display: block; height: 100%; background: var(--line-1); }
 .meter.tight i { background: var(--bad); }
 nav { display: flex; flex-wrap: wrap; gap: 4px 18px; margin-top: 18px; padding-top: 12px; font-size: 14px;
   border-top: 1px solid var(--grid); }
 .frames { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 340px), 1fr)); gap: 20px 28px; }
+.frames + p { margin-top: 14px; }
 figure { margin: 0 0 14px; min-width: 0; }
-.frames figure { margin: 0; }
+.frames .frames + p { margin-top: 14px; }
+figure { margin: 0; }
 figcaption { font-size: 14px; }
 figcaption b { font-weight: 600; display: block; }
 figcaption > span { display: flex; flex-wrap: wrap; gap: 0 14px; color: var(--muted); font-size: 13px; }
@@ -61,7 +63,9 @@ figcaption > span { display: flex; flex-wrap: wrap; gap: 0 14px; color: var(--mu
 .frame svg { display: block; width: 100%; height: auto; stroke-linejoin: round; font-variant-numeric: tabular-nums; }
 .bar > div { display: flex; gap: 2px; height: 18px; margin-top: 8px; border-radius: 4px; overflow: hidden; }
 .bar i { background: var(--shade); flex-basis: 0; min-width: 1px; }
-.matrix { overflow-x: auto; margin: 4px 0 18px; }
+.beside { display: flex; flex-wrap: wrap; gap: 4px 40px; align-items: flex-start; }
+.beside > * { min-width: 0; }
+.matrix { overflow-x: auto; margin: 4px 0 18px; max-width: 100%; }
 .matrix svg { display: block; width: 100%; height: auto; }
 .matrix image { image-rendering: pixelated; }
 .matrix .frame { fill: none; stroke: var(--grid); }
@@ -73,8 +77,12 @@ figcaption > span { display: flex; flex-wrap: wrap; gap: 0 14px; color: var(--mu
 .matrix .count { text-anchor: middle; }
 table { border-collapse: collapse; font-size: 14px; margin: 0 0 16px; font-variant-numeric: tabular-nums; }
 table.wide { width: 100%; }
-th { text-align: left; font-weight: 500; color: var(--muted); font-size: 13px; padding: 4px 20px 4px 0; }
-td { padding: 6px 20px 6px 0; border-top: 1px solid var(--grid); vertical-align: top; overflow-wrap: anywhere; }
+table.narrow { display: block; max-width: 100%; overflow-x: auto; }
+th { text-align: left; font-weight: 500; color: var(--muted); font-size: 13px; padding: 4px 18px 4px 0; }
+td { padding: 6px 18px 6px 0; border-top: 1px solid var(--grid); vertical-align: top; overflow-wrap: anywhere; }
+table.narrow td { overflow-wrap: normal; }
+th:last-child, td:last-child { padding-right: 0; }
+table.wide td:last-child { width: 58%; }
 td:first-child { font-weight: 500; overflow-wrap: normal; }
 tr.quiet td { color: var(--muted); }
 tr.warn td { background: var(--warn-soft); color: var(--warn); }
@@ -90,14 +98,14 @@ pre { overflow-x: auto; background: var(--soft); padding: 14px; border-radius: 8
   .tiles { grid-template-columns: 1fr 1fr; gap: 12px; }
   table.wide thead { display: none; }
   table.wide tr { display: block; border-top: 1px solid var(--grid); padding: 8px 0; }
-  table.wide td { display: block; border: 0; padding: 1px 0 1px 74px; }
+  table.wide td, table.wide td:last-child { display: block; width: auto; border: 0; padding: 1px 0 1px 74px; }
   table.wide td:first-child { padding-left: 0; font-weight: 600; }
   table.wide td:not(:first-child)::before { content: attr(data-name); color: var(--muted); font-size: 13px;
     float: left; margin-left: -74px; }
   table.wide td:empty { display: none; }
   table.wide tr.warn { background: var(--warn-soft); padding: 8px; }
   tr.warn td:first-child { box-shadow: none; }
-  table.narrow td, table.narrow th { padding-right: 12px; }
+  table.narrow td, table.narrow th { padding-right: 10px; font-size: 13px; }
 }
 @media print { body { background: none; } header, section { border: 0; break-inside: avoid; } }
 """

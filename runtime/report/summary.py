@@ -77,7 +77,7 @@ def summarize(record: Record) -> Summary:
     """The summary of a record."""
     result, state, spec = record.result, record.state, record.spec
     rss, steps = record.telemetry.get("rss"), record.metrics.get("train/loss")
-    limit = record.hardware.memory.limit if record.hardware else None
+    fact, sampled = record.hardware.memory.limit if record.hardware else None, record.telemetry.get("memory_limit")
     return Summary(
         job=shown(spec.get("name") or record.name),
         task=shown(spec.get("task") or "unknown task"),
@@ -86,12 +86,12 @@ def summarize(record: Record) -> Summary:
         stopped_because=shown(result.get("stopped_because") or ""),
         best=_best(record),
         last=_last(record),
-        seconds=_first(number(result, "seconds"), _elapsed(state), _end(record.telemetry.get("rss"))),
+        seconds=_first(number(result, "seconds"), _elapsed(state), rss.xs[-1] if rss else None),
         steps=int(steps.xs[-1]) if steps and "steps" not in result else _whole(result, "steps"),
         epochs=number(result, "epochs"),
         samples_per_second=_first(number(result, "samples_per_second"), _median(record.telemetry)),
         peak_memory=_first(number(result, "peak_memory"), max(rss.ys) if rss else None),
-        memory_limit=_first(number(result, "memory_limit"), limit),
+        memory_limit=_first(number(result, "memory_limit"), fact, sampled.ys[-1] if sampled else None),
         parameters=_whole(result, "parameters"),
         trainable=_whole(result, "trainable"),
         phases=_numbers(result.get("phases")),
@@ -132,10 +132,6 @@ def _elapsed(state: Mapping[str, Any]) -> float | None:
         return (end - start).total_seconds()
     except (KeyError, ValueError, TypeError):
         return None
-
-
-def _end(series: Series | None) -> float | None:
-    return series.xs[-1] if series else None
 
 
 def _median(telemetry: Mapping[str, Series]) -> float | None:

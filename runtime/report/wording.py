@@ -18,8 +18,9 @@ def clean(text: str) -> str:
 
 
 def short(text: str, size: int) -> str:
-    """At most `size` characters, with an ellipsis where something was cut."""
-    return text if len(text) <= size else text[: size - 1] + "…"
+    """At most `size` characters; an ellipsis stands for what is cut from the middle, as ends tell names apart."""
+    end = size // 3
+    return text if len(text) <= size else f"{text[: size - end - 1]}…{text[len(text) - end :]}"
 
 
 def number(value: float | None) -> str:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
-from tests import tiny
 
 from runtime import hardware, optimizations
 from runtime.optimizations import Effect, Optimization, Stage
+from tests import tiny
 
 MACHINES = sorted((Path(__file__).parent.parent / "machines").glob("*.json"))
 ALL = optimizations.every()

@@ -1,0 +1,417 @@
+"""Every kind of bad image is found and named; every kind of odd but good image is used, and used right."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from runtime.data import decode, files
+from runtime.data.images import load
+from runtime.data.preparer import from_preprocessing, prepare_files
+from runtime.errors import DataError
+from runtime.job.job import ImageJob
+
+torch.set_num_threads(1)
+SIDE = 32
+
+
+def job(train: Path, **data: object) -> ImageJob:
+    given = {"name": "t", "task": "image-classification", "data": {"train": str(train), "validation": 0.25, **data}}
+    return ImageJob.model_validate(given)
+
+
+def plain(colour: tuple[int, int, int] = (200, 40, 90), size: tuple[int, int] = (SIDE, SIDE)) -> Image.Image:
+    return Image.new("RGB", size, colour)
+
+
+def good(folder: Path, per_class: int = 8, classes: tuple[str, ...] = ("a", "b")) -> Path:
+    """A folder of good images: class a is dark, class b is bright."""
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(per_class):
+            plain((40 + 100 * number + i,) * 3).save(folder / name / f"{i}.png")
+    return folder
+
+
+def quarters() -> Image.Image:
+    """Red, green, blue and white quarters, so that every turn and mirroring can be told."""
+    image = plain((255, 0, 0))
+    image.paste((0, 255, 0), (SIDE // 2, 0, SIDE, SIDE // 2))
+    image.paste((0, 0, 255), (0, SIDE // 2, SIDE // 2, SIDE))
+    image.paste((255, 255, 255), (SIDE // 2, SIDE // 2, SIDE, SIDE))
+    return image
+
+
+def corners(path: Path, channels: int = 3, size: int = SIDE) -> list[list[int]]:
+    """Colours of the middle of each quarter: top left, top right, bottom left, bottom right."""
+    pixels = decode.pixels(str(path), size, channels)
+    low, high = size // 4, 3 * size // 4
+    return [pixels[:, y, x].tolist() for y in (low, high) for x in (low, high)]
+
+
+# ---------------------------------------------------------------------------------------------------------- bad files
+
+
+def truncated_jpeg(path: Path) -> None:
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (128, 128, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(buffer, "JPEG")
+    path.write_bytes(buffer.getvalue()[: len(buffer.getvalue()) // 2])
+
+
+def truncated_png(path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(buffer, "PNG")
+    path.write_bytes(buffer.getvalue()[:-2000])
+
+
+def damaged_png(path: Path) -> None:
+    """One bit of the compressed pixels is flipped, the length is right."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(buffer, "PNG")
+    content = bytearray(buffer.getvalue())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def unreadable(path: Path) -> None:
+    plain().save(path)
+    path.chmod(0)
+
+
+def huge(path: Path) -> None:
+    """A small file that would be 200 million pixels."""
+    Image.new("1", (20000, 10000)).save(path, "PNG")
+
+
+BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "truncated jpeg": ("x.jpg", truncated_jpeg, "image file is truncated"),
+    "truncated png": ("x.png", truncated_png, "image file is truncated"),
+    "damaged png": ("x.png", damaged_png, "broken PNG file|broken data stream"),
+    "empty": ("x.jpg", lambda path: path.touch(), "empty file"),
+    "text": ("x.png", lambda path: path.write_text("no image"), "none of JPEG, PNG, BMP, GIF, WEBP, TIFF"),
+    "other format": ("x.png", lambda path: plain().save(path, "ICO"), "none of JPEG, PNG, BMP, GIF, WEBP, TIFF"),
+    "float tiff": ("x.tiff", lambda path: Image.new("F", (9, 9)).save(path), "32-bit pixels, whose range is not known"),
+    "bomb": ("x.png", huge, "more than 89,478,485 pixels"),
+    "broken link": ("x.png", lambda path: path.symlink_to("nowhere.png"), "no such file or directory"),
+    "link to itself": ("x.png", lambda path: path.symlink_to("x.png"), "too many levels of symbolic links"),
+    "pipe": ("x.png", os.mkfifo, "not a file"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_file_is_named_with_its_reason(tmp_path: Path, case: str) -> None:
+    name, write, reason = BAD[case]
+    path = good(tmp_path) / "a" / name
+    write(path)
+    with pytest.raises(DataError) as error:
+        load(job(tmp_path, bad_samples=0.0))
+    head, line, possible, action = str(error.value).splitlines()
+    assert head == "data.train: 1 of 17 samples cannot be used"
+    assert line.startswith(f"    {path}: ")
+    assert any(part in line for part in reason.split("|")), line
+    assert possible == "  possible: data.bad_samples allows a share of 0"
+    assert "raise data.bad_samples" in action
+    assert error.value.exit_code == 3
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_file_within_the_budget_is_left_out_with_a_note(tmp_path: Path, case: str) -> None:
+    name, write, reason = BAD[case]
+    path = good(tmp_path) / "a" / name
+    write(path)
+    data = load(job(tmp_path, bad_samples=0.1))
+    assert len(data.train) + len(data.validation) == 16
+    assert str(path) not in [split.title(i) for split in (data.train, data.validation) for i in range(len(split))]
+    assert "data.train: 1 of 17 samples cannot be used and is left out" in data.notes
+    (line,) = [note for note in data.notes if note.startswith(f"left out: {path}: ")]
+    assert any(part in line for part in reason.split("|"))
+    assert data.train.gather(np.arange(len(data.train)))[0].shape == (len(data.train), 1 + 2, SIDE, SIDE)
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Path]:
+    """A folder that an ordinary user may read; root would read a file without any rights."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        good(folder)
+        unreadable(folder / "b" / "secret.png")
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            if root:
+                os.seteuid(0)
+
+
+def test_file_without_the_right_to_read_it(as_nobody: Path) -> None:
+    with pytest.raises(DataError, match=r"b/secret\.png: permission denied"):
+        load(job(as_nobody, bad_samples=0.0))
+
+
+def test_only_twenty_are_listed_and_all_are_counted(tmp_path: Path) -> None:
+    good(tmp_path)
+    for i in range(25):
+        (tmp_path / "a" / f"bad{i:02}.png").touch()
+    with pytest.raises(DataError) as error:
+        load(job(tmp_path))
+    lines = str(error.value).splitlines()
+    assert lines[0] == "data.train: 25 of 41 samples cannot be used"
+    assert sum("empty file" in line for line in lines) == 20
+    assert lines[21] == "    and 5 more"
+    assert "data.bad_samples allows a share of 0.05" in lines[22]
+
+
+def test_file_lost_after_the_check(tmp_path: Path) -> None:
+    data = load(job(good(tmp_path)))
+    Path(data.train.title(3)).unlink()
+    with pytest.raises(DataError, match=r"(?s)\.png: no such file.*could be decoded when the run began.*restore"):
+        data.train.gather(np.arange(8))
+
+
+# ------------------------------------------------------------------------------------------------ odd but good files
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "jpeg", "png", "bmp", "gif", "webp", "tif", "tiff", "JPG"])
+def test_every_format(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x.{suffix}"
+    quarters().save(path)
+    wanted = [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]]
+    assert np.abs(np.array(corners(path)) - wanted).max() <= 4
+
+
+def test_right_content_under_a_wrong_name(tmp_path: Path) -> None:
+    quarters().save(tmp_path / "x.png", "BMP")
+    assert corners(tmp_path / "x.png")[0] == [255, 0, 0]
+
+
+RED, GREEN, BLUE, WHITE = [255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]
+TURNED = {
+    1: [RED, GREEN, BLUE, WHITE], 2: [GREEN, RED, WHITE, BLUE], 3: [WHITE, BLUE, GREEN, RED],
+    4: [BLUE, WHITE, RED, GREEN], 5: [RED, BLUE, GREEN, WHITE], 6: [BLUE, RED, WHITE, GREEN],
+    7: [WHITE, GREEN, BLUE, RED], 8: [GREEN, WHITE, RED, BLUE],
+}  # fmt: skip
+"""Quarters of the upright image by EXIF orientation, worked out by hand from the EXIF standard."""
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff"])
+@pytest.mark.parametrize("orientation", TURNED)
+def test_exif_orientation(tmp_path: Path, orientation: int, suffix: str) -> None:
+    path = tmp_path / f"x.{suffix}"
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    quarters().resize((256, 256)).save(path, exif=exif, **({"quality": 95} if suffix == "jpg" else {}))
+    assert np.abs(np.array(corners(path)) - TURNED[orientation]).max() <= 4
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 60000])
+def test_meaningless_orientation_turns_nothing(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    quarters().save(tmp_path / "x.png", exif=exif)
+    assert corners(tmp_path / "x.png") == TURNED[1]
+
+
+def test_damaged_exif_turns_nothing(tmp_path: Path) -> None:
+    quarters().save(tmp_path / "x.png", exif=b"Exif\0\0no TIFF header at all")
+    assert corners(tmp_path / "x.png") == TURNED[1]
+
+
+def test_cmyk_jpeg_has_its_colours(tmp_path: Path) -> None:
+    quarters().convert("CMYK").save(tmp_path / "x.jpg", quality=95)
+    with Image.open(tmp_path / "x.jpg") as image:
+        assert image.mode == "CMYK"
+    assert np.abs(np.array(corners(tmp_path / "x.jpg")) - TURNED[1]).max() <= 6
+
+
+@pytest.mark.parametrize("level", [0, 128, 1000, 32768, 65535])
+@pytest.mark.parametrize("suffix", ["png", "tiff"])
+def test_16_bits_are_scaled_to_8(tmp_path: Path, level: int, suffix: str) -> None:
+    path = tmp_path / f"x.{suffix}"
+    Image.fromarray(np.full((SIDE, SIDE), level, np.uint16)).save(path)
+    with Image.open(path) as image:
+        assert image.mode.startswith("I;16")
+    assert corners(path, channels=1) == [[round(level * 255 / 65535)]] * 4
+    assert corners(path, channels=3) == [[round(level * 255 / 65535)] * 3] * 4
+
+
+def test_big_endian_16_bits(tmp_path: Path) -> None:
+    image = Image.frombytes("I;16B", (SIDE, SIDE), np.full((SIDE, SIDE), 1000, ">u2").tobytes())
+    image.save(tmp_path / "x.tiff")
+    assert corners(tmp_path / "x.tiff", channels=1) == [[4]] * 4
+
+
+def palette_with_transparency(path: Path) -> None:
+    """Left half opaque blue, right half transparent red."""
+    image = Image.new("P", (SIDE, SIDE), 0)
+    image.putpalette([0, 0, 255, 255, 0, 0])
+    image.paste(1, (SIDE // 2, 0, SIDE, SIDE))
+    image.save(path, transparency=1)
+
+
+def half_transparent(mode: str, colour: tuple[int, ...]) -> Callable[[Path], None]:
+    return lambda path: Image.new(mode, (SIDE, SIDE), colour).save(path)
+
+
+def transparent_colour(path: Path) -> None:
+    """An RGB image without alpha, one colour of which counts as transparent (tRNS)."""
+    quarters().save(path, transparency=(0, 0, 255))
+
+
+TRANSPARENT: dict[str, tuple[Callable[[Path], None], list[list[int]]]] = {
+    "palette": (palette_with_transparency, [BLUE, WHITE, BLUE, WHITE]),
+    "rgba": (half_transparent("RGBA", (0, 0, 0, 51)), [[204, 204, 204]] * 4),
+    "grey and alpha": (half_transparent("LA", (100, 0)), [WHITE] * 4),
+    "one colour": (transparent_colour, [RED, GREEN, WHITE, WHITE]),
+}
+
+
+@pytest.mark.parametrize("case", TRANSPARENT)
+def test_transparency_lies_over_white(tmp_path: Path, case: str) -> None:
+    write, wanted = TRANSPARENT[case]
+    write(tmp_path / "x.png")
+    assert corners(tmp_path / "x.png") == wanted
+
+
+def test_animation_gives_its_first_frame(tmp_path: Path) -> None:
+    frames = [plain((250, 0, 0)), plain((0, 250, 0)), plain((0, 0, 250))]
+    for name in ("x.gif", "x.webp"):
+        frames[0].save(
+            tmp_path / name, save_all=True, append_images=frames[1:], **({"lossless": True} if name == "x.webp" else {})
+        )
+        with Image.open(tmp_path / name) as image:
+            assert image.n_frames == 3
+        assert corners(tmp_path / name) == [[250, 0, 0]] * 4
+
+
+def test_bilevel_and_palette(tmp_path: Path) -> None:
+    image = Image.new("1", (SIDE, SIDE), 0)
+    image.paste(1, (0, 0, SIDE // 2, SIDE))
+    image.save(tmp_path / "x.png")
+    assert corners(tmp_path / "x.png", channels=1) == [[255], [0], [255], [0]]
+
+
+def test_grey_of_a_colour_image_is_its_luma(tmp_path: Path) -> None:
+    quarters().save(tmp_path / "x.png")
+    assert corners(tmp_path / "x.png", channels=1) == [[76], [150], [29], [255]]
+    quarters().save(tmp_path / "x.jpg", quality=95)
+    assert np.abs(np.array(corners(tmp_path / "x.jpg", channels=1)) - [[76], [150], [29], [255]]).max() <= 2
+
+
+@pytest.mark.parametrize("size", [(96, 32), (32, 96)])
+def test_the_centre_square_of_the_short_side_is_used(tmp_path: Path, size: tuple[int, int]) -> None:
+    image = plain((255, 0, 0), size)
+    image.paste(quarters(), ((size[0] - SIDE) // 2, (size[1] - SIDE) // 2))
+    image.save(tmp_path / "x.png")
+    assert corners(tmp_path / "x.png") == TURNED[1]
+    assert np.array_equal(decode.pixels(str(tmp_path / "x.png"), SIDE, 3), np.asarray(quarters()).transpose(2, 0, 1))
+
+
+def test_small_is_antialiased_and_large_is_smooth(tmp_path: Path) -> None:
+    stripes = np.zeros((256, 256), np.uint8)
+    stripes[:, ::2] = 255
+    Image.fromarray(stripes).save(tmp_path / "x.png")
+    small = decode.pixels(str(tmp_path / "x.png"), 16, 1)
+    assert small.min() >= 120
+    assert small.max() <= 135
+    Image.fromarray(np.array([[0, 255], [0, 255]], np.uint8)).save(tmp_path / "y.png")
+    row = decode.pixels(str(tmp_path / "y.png"), 8, 1)[0, 4]
+    assert (np.diff(row.astype(int)) >= 0).all()
+    assert len(np.unique(row)) > 3
+
+
+def test_a_large_jpeg_decoded_small_is_close_to_the_full_decode(tmp_path: Path) -> None:
+    grid = np.random.default_rng(1).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+    Image.fromarray(grid).resize((600, 600), Image.Resampling.BICUBIC).save(tmp_path / "x.jpg", quality=95)
+    with Image.open(tmp_path / "x.jpg") as image:
+        full = np.asarray(image.resize((64, 64), Image.Resampling.BILINEAR)).transpose(2, 0, 1).astype(int)
+    difference = np.abs(decode.pixels(str(tmp_path / "x.jpg"), 64, 3) - full)
+    assert difference.mean() < 1
+    assert difference.max() < 16
+
+
+# ---------------------------------------------------------------------------------------- what comes of good folders
+
+
+def test_all_the_odd_ones_in_one_folder(tmp_path: Path) -> None:
+    """The bad are listed, the good are used: the folder of a real collection."""
+    good(tmp_path)
+    truncated_jpeg(tmp_path / "a" / "cut.jpg")
+    (tmp_path / "a" / "empty.jpg").touch()
+    (tmp_path / "b" / "text.png").write_text("hello")
+    quarters().convert("CMYK").save(tmp_path / "a" / "cmyk.jpg")
+    Image.fromarray(np.full((40, 40), 32768, np.uint16)).save(tmp_path / "a" / "deep.png")
+    palette_with_transparency(tmp_path / "b" / "palette.png")
+    plain().save(tmp_path / "b" / "moving.gif", save_all=True, append_images=[plain((1, 2, 3))])
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    quarters().save(tmp_path / "b" / "turned.jpg", exif=exif)
+    with pytest.raises(DataError) as error:
+        load(job(tmp_path))
+    lines = str(error.value).splitlines()
+    assert lines[0] == "data.train: 3 of 24 samples cannot be used"
+    assert [line.split(":")[0].strip() for line in lines[1:4]] == [
+        str(tmp_path / name) for name in ("a/cut.jpg", "a/empty.jpg", "b/text.png")
+    ]
+    data = load(job(tmp_path, bad_samples=0.2))
+    titles = {Path(split.title(i)).name for split in (data.train, data.validation) for i in range(len(split))}
+    assert {"cmyk.jpg", "deep.png", "palette.png", "moving.gif", "turned.jpg"} <= titles
+    assert len(data.train) + len(data.validation) == 21
+    assert not titles & {"cut.jpg", "empty.jpg", "text.png"}
+
+
+def test_threads_do_not_change_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good(tmp_path, per_class=20)
+    (tmp_path / "a" / "x.png").touch()
+    names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png"))
+    alone, bad = files.checked(str(tmp_path), names)
+    rows = np.setdiff1d(np.arange(41), list(bad))
+    one = alone.fitted(8, 3).gather(rows)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    several, again = files.checked(str(tmp_path), names)
+    assert again == bad
+    assert np.array_equal(several.short_sides, alone.short_sides)
+    assert torch.equal(several.fitted(8, 3).gather(rows), one)
+
+
+def test_new_files_are_prepared_as_validation_was(tmp_path: Path) -> None:
+    good(tmp_path, per_class=12)
+    quarters().save(tmp_path / "a" / "quarters.png")
+    data = load(job(tmp_path, augment={"flip": True}))
+    ids = np.arange(len(data.validation))
+    paths = [data.validation.title(i) for i in ids]
+    (seen,) = data.prepare(data.validation.gather(ids), ids, None)
+    bad = tmp_path / "bad.jpg"
+    bad.touch()
+    inputs, used, broken = prepare_files([str(bad), *paths], data.preprocessing)
+    assert torch.equal(inputs, seen)
+    assert used == paths
+    assert [str(one) for one in broken] == [f"{bad}: empty file"]
+    assert from_preprocessing(data.preprocessing).to_json() == data.preprocessing
+
+
+def test_no_good_file_to_prepare(tmp_path: Path) -> None:
+    data = load(job(good(tmp_path)))
+    inputs, used, broken = prepare_files([str(tmp_path / "gone.png")], data.preprocessing)
+    assert inputs.shape == (0, 3, SIDE, SIDE)
+    assert used == []
+    assert broken[0].reason == "no such file or directory"
+
+
+def test_pillow_is_left_as_it_was(tmp_path: Path) -> None:
+    from PIL import ImageFile
+
+    load(job(good(tmp_path)))
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+    assert Image.MAX_IMAGE_PIXELS == 89478485

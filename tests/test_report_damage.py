@@ -1,0 +1,134 @@
+"""No broken file, foreign text or size keeps a report from being written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runtime.report import write
+from tests.report_folder import change, make, metrics, rows, telemetry
+from tests.report_page import page_of
+
+EVIL = "<script src='https://evil.example/x.js'>alert(1)</script>|`*[x](http://evil.example)"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = make(tmp_path_factory.mktemp("runs") / "digits-001")
+    write(run)
+    return run
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run, to damage."""
+    return Path(shutil.copytree(finished, tmp_path / "digits-001", ignore=shutil.ignore_patterns("report.*")))
+
+
+def text_of(run: Path) -> str:
+    write(run)
+    return (run / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "told"),
+    [
+        ("job.yaml", None, "job.yaml: missing; the spec cannot be shown"),
+        ("job.yaml", "name: [", "job.yaml: damaged: job.yaml:1:8"),
+        ("hardware.json", None, "hardware.json: missing; the machine cannot be shown"),
+        ("hardware.json", '{"cpu": 3, "gpus": 4}', "hardware.json: not the facts of a machine"),
+        ("hardware.json", '{"name": "x", "place": "host", "cpu": nul', "hardware.json: cut or damaged"),
+        ("plan.json", None, "plan.json: missing; the decisions and the values read back cannot be shown"),
+        ("plan.json", '{"decisions": [{"name": "x"}]}', "plan.json: not a plan: TypeError"),
+        ("plan.json", "[" * 100_000, "plan.json: cut or damaged"),
+        ("metrics.jsonl", None, "metrics.jsonl: missing; there are no curves"),
+        ("metrics.jsonl", "", "metrics.jsonl: empty; there are no curves"),
+        (
+            "metrics.jsonl",
+            '{"step": 1, "train/loss": 2.0}\n{"step": 2, "tra',
+            "metrics.jsonl: line 2, the last, is cut",
+        ),
+        ("metrics.jsonl", 'x\n{"step": 1}\n[1]\n{"step": 2}\n', "2 of 4 lines cannot be read, the first is line 1"),
+        ("telemetry.jsonl", None, "telemetry.jsonl: missing; throughput and memory over time cannot be shown"),
+        ("result.json", None, "result.json: missing; the best value and the peaks are taken from the logs"),
+        ("result.json", "", "result.json: empty"),
+        ("result.json", "[]", "result.json: cut or damaged"),
+        ("state.json", None, "state.json: missing; how the run ended is unknown"),
+        ("events.jsonl", "\udcff\udcfe", "events.jsonl: line 1, the last, is cut"),
+    ],
+)
+def test_damage_is_told_and_survived(run: Path, file: str, damage: str | None, told: str) -> None:
+    if damage is None:
+        (run / file).unlink()
+    else:
+        (run / file).write_bytes(damage.encode("utf-8", "surrogateescape"))
+    text = text_of(run)
+    assert told in text.replace("\\", "")
+    assert page_of(run).open == []
+    assert told in page_of(run).text
+    assert [gap["file"] for gap in json.loads((run / "report.json").read_text(encoding="utf-8"))["gaps"]] == [file]
+
+
+def test_events_are_optional(run: Path) -> None:
+    (run / "events.jsonl").unlink()
+    text = text_of(run)
+    assert "Missing or damaged" not in text
+    assert "## Events" not in text
+
+
+@pytest.mark.parametrize("left", ["state.json", "job.yaml", "metrics.jsonl", "telemetry.jsonl", "plan.json"])
+def test_a_single_file_is_enough(run: Path, left: str) -> None:
+    for path in run.iterdir():
+        if path.name != left:
+            path.unlink()
+    assert "## Missing or damaged files" in text_of(run)
+    assert page_of(run).open == []
+
+
+def test_without_a_result_the_logs_tell(run: Path) -> None:
+    (run / "result.json").unlink()
+    change(run / "state.json", lambda s: s.update(status="failed", exit_code=137))
+    text = text_of(run)
+    for words in ("# digits-001: 0.9859", "at step 540 of 540", "exit 137: ended by SIGKILL", "| time | 44.0 s |",
+                  "| peak memory | 486 MiB | of 4.0 GiB (11.9 %) |"):  # fmt: skip
+        assert words in text
+
+
+def test_foreign_text_stays_text(tmp_path: Path) -> None:
+    classes = [EVIL, "</text></svg><b>", "\ud800\x00\x1b[31m", "数字 $x^2$", "#010102", "1.23456", 'a" onload="x']
+    run = make(tmp_path / "digits-<b>1", classes=classes)
+    change(run / "plan.json", lambda p: p["decisions"][0].update(reason=EVIL, value=EVIL))
+    change(run / "plan.json", lambda p: p.update(notes=[EVIL], profile=EVIL))
+    change(run / "state.json", lambda s: s.update(status=EVIL, source=EVIL))
+    change(run / "result.json", lambda r: r.update(stopped_because=EVIL, phases={EVIL: 1.0}, last={EVIL: 1.0}))
+    rows(run / "metrics.jsonl", [{"step": 1, "epoch": 0, EVIL: 1.0}, {"step": 2, "epoch": 0, EVIL: 2.0}])
+    rows(run / "events.jsonl", [{"time": 1.5, "kind": EVIL, "text": EVIL}])
+    (run / "job.yaml").write_text(f"name: x\n# {EVIL} ``` </pre>\n", encoding="utf-8")
+    write(run)
+    page = page_of(run)
+    assert "script" not in page.tags
+    assert page.open == []
+    assert page.text.count("alert(1)") >= 10
+    assert not [load for load in page.loads if "evil" in load and not load.startswith("#")]
+    for name in ("#010102", "1.23456", "数字 $x^2$"):
+        assert name in page.text
+    text = (run / "report.md").read_text(encoding="utf-8").split("````yaml")[0]
+    assert "<script" not in text
+    assert not re.search(r"(?<!\\)[\[`]", text)
+
+
+def test_size(tmp_path: Path) -> None:
+    classes = [f"class number {i} with a long name" for i in range(100)]
+    run = make(tmp_path / "large-001", classes=classes)
+    rows(run / "metrics.jsonl", metrics(50_000))
+    rows(run / "telemetry.jsonl", telemetry(5_000))
+    rows(run / "events.jsonl", [{"time": float(i), "kind": "skip", "text": "x" * 2000} for i in range(5_000)])
+    write(run)
+    assert (run / "report.html").stat().st_size < 1_000_000
+    data = json.loads((run / "report.json").read_text(encoding="utf-8"))
+    assert all(len(points) <= 1000 for points in data["curves"].values())
+    assert "The last 200 of 5000 events" in page_of(run).text

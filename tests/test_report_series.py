@@ -1,0 +1,119 @@
+"""The series of a report: what is kept when a run is resumed, thinned or smoothed; and confusions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from runtime.report.confusion import confusions
+from runtime.report.series import Series, collect, mean, sparkline, thin
+from runtime.report.wording import duration, number, share, short, shown, tick
+
+
+def series(*ys: float) -> Series:
+    found = Series("y")
+    for x, y in enumerate(ys):
+        found.add(x, y)
+    return found
+
+
+def test_resumed_steps_replace_those_of_the_first_attempt() -> None:
+    rows = [{"step": s, "loss": float(s)} for s in (1, 2, 3, 4, 5)]
+    rows += [{"step": 3, "score": 0.5}, {"step": 5, "score": 0.9}, {"step": 4, "loss": 40.0}, {"step": 5, "loss": 50.0}]
+    found = collect(rows, "step")
+    assert list(found["loss"].xs) == [1, 2, 3, 4, 5]
+    assert list(found["loss"].ys) == [1, 2, 3, 40, 50]
+    assert list(found["score"].xs) == [3]
+
+
+def test_time_goes_on_where_it_stood() -> None:
+    found = collect([{"seconds": s, "rss": 1.0} for s in (1, 2, 3, 1, 2)], "seconds", continues=True)
+    assert list(found["rss"].xs) == [1, 2, 3, 4, 5]
+
+
+def test_rows_without_a_place_and_values_that_are_no_numbers_are_left_out() -> None:
+    rows = [
+        {"loss": 1.0},
+        {"step": None, "loss": 1.0},
+        {"step": 1, "loss": True, "name": "x", "lr": None, "big": 10**400},
+    ]
+    found = collect(rows, "step")
+    assert list(found) == ["big"]
+    assert (len(found["big"]), found["big"].broken) == (0, 1)
+
+
+def test_a_counter_that_is_started_anew() -> None:
+    assert list(series(10, 12, 1, 4).risen("held").ys) == [0, 2, 2, 5]
+
+
+@pytest.mark.parametrize("count", [1, 2, 999, 1000, 1001, 50_000])
+def test_thin_keeps_ends_and_spikes(count: int) -> None:
+    values = [math.sin(i / 50) for i in range(count)]
+    values[count // 2] = 99.0
+    points = thin(series(*values))
+    assert len(points) <= 1000
+    assert points[0][0] == 0
+    assert points[-1][0] == count - 1
+    assert max(y for _, y in points) == 99.0
+    assert [x for x, _ in points] == sorted({x for x, _ in points})
+
+
+def test_mean_smooths_and_is_short() -> None:
+    rising = series(*(i + (-1) ** i * 200 for i in range(3000)))
+    assert rising.noisy()
+    points = mean(rising)
+    assert len(points) <= 300
+    assert all(abs(y - x) < 50 for x, y in points)
+
+
+def test_smooth_lines_are_not_noisy() -> None:
+    assert not series(*(math.sin(i / 1000) for i in range(3000))).noisy()
+
+
+@pytest.mark.parametrize(
+    ("values", "logarithmic", "line"),
+    [
+        ((0, 1, 2, 3, 4, 5, 6, 7), False, "▁▂▃▄▅▆▇█"),
+        ((5, 5), False, "▁▁"),
+        ((), False, ""),
+        ((1, 10, 100), True, "▁▅█"),
+    ],
+)
+def test_sparkline(values: tuple[float, ...], logarithmic: bool, line: str) -> None:
+    assert sparkline(series(*values), logarithmic=logarithmic) == line
+
+
+def test_confusion_by_hand() -> None:
+    [found] = confusions({"": {"classes": ["a", "b", "c"], "matrix": [[8, 2, 0], [1, 9, 0], [0, 0, 0]]}})
+    assert (found.total, found.hits) == (20, 17)
+    assert found.mistakes() == [("a", "b", 2, 0.2), ("b", "a", 1, 0.1)]
+    name, samples, precision, recall, f1 = found.weakest()[0]
+    assert (name, samples) == ("a", 10)
+    assert (precision, recall, f1) == pytest.approx((8 / 9, 0.8, 16 / 19))
+    assert len(found.weakest()) == 2
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, [], {"": None}, {"": {"classes": ["a"]}}, {"": {"classes": ["a"], "matrix": [[1, 2]]}},
+     {"": {"classes": ["a"], "matrix": [["x"]]}}, {"": {"classes": ["a"], "matrix": [[-1]]}},
+     {"": {"classes": [], "matrix": []}}],
+)  # fmt: skip
+def test_what_is_no_confusion_is_left_out(value: object) -> None:
+    assert confusions(value) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (number(0.98611), "0.9861"), (number(1797), "1,797"), (number(12345.6), "12,346"), (number(None), "unknown"),
+        (number(math.nan), "not finite"), (duration(0.4), "0.40 s"), (duration(41.63), "41.6 s"),
+        (duration(125), "2 min 05 s"), (duration(7500), "2 h 05 min"), (duration(None), "unknown"),
+        (share(0.1444), "14.4 %"), (share(1.0), "100 %"), (tick(50_000), "50k"), (tick(1e-5), "1e-5"),
+        (tick(2.5e6), "2.5M"), (tick(0.25), "0.25"), (short("abcdefghij", 7), "abcd…ij"), (short("abc", 7), "abc"),
+        (shown(True), "on"), (shown(None), "nothing"), (shown([1, "a"]), '[1, "a"]'), (shown("a\x00b"), "a\ufffdb"),
+    ],
+)  # fmt: skip
+def test_wording(written: str, expected: str) -> None:
+    assert written == expected

@@ -1,0 +1,210 @@
+"""Whole runs through the command line: complete folders, resuming, signals, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+ROOT = Path(__file__).parent.parent
+TEXT = """
+name: tiny
+task: image-classification
+data: {train: images.npz, validation: 0.25}
+model: {name: small-cnn, width: 4, dropout: 0.1}
+train: {epochs: 4, batch_size: 16, ema: 0.9}
+checkpoint: {every: 3 steps}
+optimize: {cpu_threads: 1}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    labels = np.arange(160) % 3
+    images = (np.random.default_rng(0).random((160, 8, 8)) * 120).astype(np.uint8)
+    images[np.arange(160), labels * 2] += 120
+    np.savez(tmp_path / "images.npz", images=images, labels=labels)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def command(job: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "runtime", "train", str(job), "--runs", str(job.parent / "runs"), *options]
+
+
+def train(job: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(job, *options), cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(run / "model" / "model.safetensors")
+
+
+def same(first: Path, second: Path) -> bool:
+    one, two = weights(first), weights(second)
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_run_folder_is_complete_and_the_next_run_is_numbered(job: Path) -> None:
+    done = train(job)
+    assert done.returncode == 0, done.stderr
+    run = job.parent / "runs" / "tiny-001"
+    names = {path.name for path in run.iterdir()}
+    assert names >= {
+        "job.yaml", "hardware.json", "plan.json", "metrics.jsonl", "telemetry.jsonl", "tensorboard", "checkpoints",
+        "model", "report.html", "report.md", "report.json", "result.json", "state.json",
+    }  # fmt: skip
+    assert "cpu: 1 threads, fp32, oneDNN" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert not done.stderr
+    seen = json.loads((run / "plan.json").read_text())["seen"]
+    assert all(row["same"] for name, row in seen.items() if name != "libraries")
+    assert list((run / "tensorboard").glob("events.*"))
+    steps = [row["step"] for row in rows(run) if "lr" in row]
+    assert steps == list(range(1, 33))  # 120 training samples in batches of 16, four epochs
+    again = train(job)
+    assert again.returncode == 0
+    assert same(run, job.parent / "runs" / "tiny-002")
+    assert rows(run) == rows(job.parent / "runs" / "tiny-002")
+
+
+def test_killed_and_resumed_ends_with_the_same_bits(job: Path) -> None:
+    assert train(job).returncode == 0
+    slow = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = job.parent / "runs" / "tiny-002"
+    wait_for(lambda: len(list((run / "checkpoints").glob("step-*"))) > 0)
+    slow.kill()
+    slow.wait()
+    resumed = train(job)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "goes on" in resumed.stdout
+    assert same(job.parent / "runs" / "tiny-001", run)
+    assert rows(job.parent / "runs" / "tiny-001") == rows(run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_exits_with_75(job: Path, number: signal.Signals) -> None:
+    job.write_text(TEXT.replace("epochs: 4", "epochs: 400"))
+    running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = job.parent / "runs" / "tiny-001"
+    wait_for(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10)
+    running.send_signal(number)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 75, out + err
+    assert f"stopped by {number.name} after step" in err
+    assert "run the same command to go on from there" in err
+    assert "Traceback" not in err
+    assert json.loads((run / "state.json").read_text())["status"] == "stopped"
+
+
+def test_a_signal_before_the_first_step(job: Path) -> None:
+    running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (job.parent / "runs" / "tiny-001" / "state.json").exists() or running.poll() is not None)
+    time.sleep(0.3)
+    running.send_signal(signal.SIGTERM)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 75
+    assert "Traceback" not in err
+
+
+def wait_for(condition: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the run did not get there"
+        time.sleep(0.02)
+
+
+def test_max_time_stops_with_75_and_goes_on(job: Path) -> None:
+    job.write_text(TEXT.replace("epochs: 4", "epochs: 4, max_time: 1s").replace("width: 4", "width: 64"))
+    first = train(job)
+    if first.returncode != 0:
+        assert first.returncode == 75, first.stderr
+        assert "max_time of 1s is spent" in first.stderr
+
+
+def test_plain_is_the_baseline(job: Path) -> None:
+    done = train(job, "--plain")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((job.parent / "runs" / "tiny-001" / "plan.json").read_text())
+    assert {row["source"] for row in plan["decisions"]} == {"plain"}
+    assert all(row["same"] for name, row in plan["seen"].items() if name != "libraries")
+
+
+def test_a_stored_plan_replays(job: Path) -> None:
+    assert train(job, "--set", "optimize.channels_last=false").returncode == 0
+    done = train(job, "--plan", str(job.parent / "runs" / "tiny-001" / "plan.json"))
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((job.parent / "runs" / "tiny-002" / "plan.json").read_text())
+    row = next(row for row in plan["decisions"] if row["name"] == "channels_last")
+    assert (row["value"], row["source"]) == (False, "file")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "expected"),
+    [
+        (["--set", "data.train=lost.npz"], 3, "data.train: 'lost.npz' is not there"),
+        (["--set", "optimize.cpu_threads=999"], 2, "optimize.cpu_threads: is 999, which cannot be had here"),
+        (["--set", "train.optimizer.lr=1e30"], 5, "lower train.optimizer.lr"),
+        (["--set", "model.freeze.names=[nothing*]"], 2, "'nothing*' fits no parameter"),
+        (["--plain", "--plan", "x.json"], 2, "--plain and --plan together"),
+        (["--runs", "/proc/none"], 7, "/proc/none"),
+    ],
+)
+def test_errors_have_their_exit_code_and_no_traceback(job: Path, options: list[str], code: int, expected: str) -> None:
+    done = train(job, *options)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_second_trainer_is_refused(job: Path) -> None:
+    job.write_text(TEXT.replace("epochs: 4", "epochs: 400"))
+    running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: (job.parent / "runs" / "tiny-001" / "state.json").exists())
+    second = train(job)
+    running.send_signal(signal.SIGTERM)
+    running.wait(timeout=60)
+    assert second.returncode == 7
+    assert "another process is training in this folder" in second.stderr
+
+
+def test_frozen_parts_do_not_move(job: Path) -> None:
+    job.write_text(TEXT.replace("dropout: 0.1", "freeze: {names: [features.0, features.1]}"))
+    done = train(job)
+    assert done.returncode == 0, done.stderr
+    run = job.parent / "runs" / "tiny-001"
+    assert "parameters are trained" in done.stdout
+    first, last = (sorted((run / "checkpoints").glob("step-*"))[i] for i in (0, -1))
+    one, two = (safetensors.torch.load_file(path / "model.safetensors") for path in (first, last))
+    assert torch.equal(one["features.0.weight"], two["features.0.weight"])
+    assert torch.equal(one["features.1.running_mean"], two["features.1.running_mean"])
+    assert not torch.equal(one["features.3.weight"], two["features.3.weight"])
+
+
+def test_the_trainer_dies_with_its_supervisor(job: Path) -> None:
+    job.write_text(TEXT.replace("epochs: 4", "epochs: 4000"))
+    running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: children(running.pid) and (job.parent / "runs/tiny-001/metrics.jsonl").exists())
+    (trainer,) = children(running.pid)
+    running.kill()
+    running.wait()
+    wait_for(lambda: not Path(f"/proc/{trainer}").exists() or "Z" in Path(f"/proc/{trainer}/stat").read_text())
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] if os.path.exists(f"/proc/{pid}") else []  # fmt: skip
