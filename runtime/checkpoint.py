@@ -185,8 +185,11 @@ def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ten
     for full, value in tensors.items():
         name, _, key = full.rpartition("/")
         if name not in parameters:
-            raise CheckpointError(f"the optimizer state names {name!r}, which the network does not have",
-                                  "the network that was saved", "undo the change of the model, or use --new")  # fmt: skip
+            raise CheckpointError(
+                f"the optimizer state names {name!r}, which the network does not have",
+                "the network that was saved",
+                "undo the change of the model, or use --new",
+            )
         parameter = parameters[name]
         place = parameter.device if key != "step" or optimizer.param_groups[0].get("fused") else torch.device("cpu")
         value = value.to(place)

@@ -60,7 +60,7 @@ def launch(request: Request) -> int:
 def connect() -> Any:
     """A client of the local engine, or why there is none."""
     try:
-        import docker.errors
+        import docker
 
         import docker
     except ImportError:
@@ -104,7 +104,7 @@ def _options(request: Request) -> list[str]:
 
 
 def _build_if_missing(engine: Any, word: str) -> None:
-    import docker.errors
+    import docker
 
     try:
         engine.images.get(f"drivetrain/{word}:latest")
@@ -126,14 +126,23 @@ def _start(engine: Any, request: Request, job: Job) -> Any:
         override.flush()
         command = ["docker", "compose", "--project-directory", str(PROJECT), "-p", project,
                    "-f", str(PROJECT / "compose.yaml"), "-f", override.name]  # fmt: skip
-        done = subprocess.run([*command, "up", "--detach", "--force-recreate", "--quiet-pull", "trainer"],
-                              env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [*command, "up", "--detach", "--force-recreate", "--quiet-pull", "trainer"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     found = _containers(engine, project, "trainer")
     if done.returncode or not found:
         for container in _containers(engine, project, "prepare"):
             print(container.logs().decode(errors="replace"), end="", file=sys.stderr)
-        raise DeviceError(f"the container could not be started:\n{done.stderr.strip()[-2000:]}",
-                          "see the engine's own words above", "`drivetrain facts` and `docker compose config` show more")  # fmt: skip
+        raise DeviceError(
+            f"the container could not be started:\n{done.stderr.strip()[-2000:]}",
+            "see the engine's own words above",
+            "`docker compose config` shows what was asked of it",
+        )
     return found[0]
 
 
@@ -145,8 +154,11 @@ def _containers(engine: Any, project: str, service: str) -> list[Any]:
 def _refuse_if_running(engine: Any, project: str) -> None:
     for container in _containers(engine, project, "trainer"):
         if container.status == "running":
-            raise StorageError(f"{container.name} is already training this job", "one container per job name",
-                               f"follow it with `docker logs -f {container.name}`, or end it with `make stop`")  # fmt: skip
+            raise StorageError(
+                f"{container.name} is already training this job",
+                "one container per job name",
+                f"follow it with `docker logs -f {container.name}`, or end it with `make stop`",
+            )
 
 
 def _limits(engine: Any, job: Job) -> dict[str, str]:
@@ -176,8 +188,8 @@ def _owner() -> dict[str, str]:
     if uid == 0:
         owner = PROJECT.stat()
         uid, gid = (owner.st_uid, owner.st_gid) if owner.st_uid else (SECURE_UID, SECURE_UID)
-        print(f"started by root: files in runs/ will belong to uid {uid}, "
-              f"{'the owner of this checkout' if owner.st_uid else 'as the checkout is root’s own'}")  # fmt: skip
+        why = "the owner of this checkout" if owner.st_uid else "because the checkout is root's own"
+        print(f"started by root: files in runs/ will belong to uid {uid}, {why}")
     return {"DRIVETRAIN_UID": str(uid), "DRIVETRAIN_GID": str(gid)}
 
 

@@ -76,10 +76,10 @@ def check(document: Document) -> Job:
         with suppress(ValidationError):
             job = kind.model_validate(without(data, error, document))
     if job is not None and kind is not Job:
-        found += _combination_problems(job, document)
+        job._document = document
+        found += [*_combination_problems(job, document), *job.problems()]
     if found or job is None:
         raise SpecError(sorted(found, key=_line))
-    job._document = document
     return job
 
 
@@ -170,9 +170,10 @@ def _check_paths(job: Job) -> None:
     lost = [f"{job.document.place(key)}: {dotted(key)}: {shown(path)} {trouble}"
             for key, path in job.data_paths() if (trouble := _trouble(job.resolve(path)))]  # fmt: skip
     if lost:
+        folders = dict.fromkeys((str(job.folder.resolve()), str(Path.cwd())))
         raise DataError(
             "\n".join(lost),
-            f"a path relative to {job.folder} or to {Path.cwd()}",
+            f"a path relative to {' or to '.join(folders)}",
             "check the spelling; in a container only the project and mounted folders can be seen",
         )
 

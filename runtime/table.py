@@ -27,8 +27,10 @@ def console(file: IO[str] | None = None) -> Console:
 def machine(hardware: Hardware) -> str:
     """One line: what this container may use."""
     memory = hardware.memory
-    parts = [f"{hardware.cpu.budget} of {hardware.cpu.host} CPUs",
-             f"{size(memory.limit)} limit of {size(memory.host)}" if memory.limit else f"{size(memory.host)}, no limit"]  # fmt: skip
+    parts = [
+        f"{hardware.cpu.budget} of {hardware.cpu.host} CPUs",
+        f"{size(memory.limit)} limit of {size(memory.host)}" if memory.limit else f"{size(memory.host)}, no limit",
+    ]
     parts += [f"{gpu.name} {size(gpu.memory)}" for gpu in hardware.gpus]
     return f"{hardware.place}: {', '.join(parts)}"
 

@@ -15,15 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-STARTED = time.monotonic()
+import psutil
 
-from runtime import checkpoint, hardware, optimizations, spec  # noqa: E402 - the clock starts first
+from runtime import checkpoint, hardware, optimizations, spec
 from runtime import plan as plans
-from runtime.clock import Clock  # noqa: E402
-from runtime.errors import DrivetrainError, Stopped  # noqa: E402
-from runtime.files import read_json, write_json  # noqa: E402
-from runtime.job import Job  # noqa: E402
-from runtime.signals import Signals  # noqa: E402
+from runtime.clock import Clock
+from runtime.errors import DrivetrainError, Stopped
+from runtime.files import read_json, write_json
+from runtime.job import Job
+from runtime.signals import Signals
 
 
 def main() -> int:
@@ -64,7 +64,7 @@ def train(folder: Path, job: Job, signals: Signals) -> int:
         from runtime.models.build import build
         from runtime.monitor import Monitor
         from runtime.progress import Progress, say
-    clock.phases["import"] += clock.start - STARTED
+    clock.phases["import"] = time.time() - psutil.Process().create_time()
     machine = hardware.from_json(read_json(folder / "hardware.json"))
     stored = plans.load(folder / "plan.json")
     with clock.phase("data"):

@@ -43,7 +43,7 @@ def text_of(run: Path) -> str:
         "all 12 epochs are done", "41.6 s", "518.3", "591 MiB", "of 4.0 GiB", "94,538", "all trainable",
         "Learning rate", "Gradient norm", "Macro F1", "Confusion matrix", "samples right", "taken for", "cpu_threads",
         "1 of 10 values is not as asked", "LD_PRELOAD was dropped", "openmp 20240515, 2 threads", "logical CPUs",
-        "Throughput, samples/s", "Where the time went", "0.40 s, 1 %", "held the run back for 0.80 s", "one file read again",
+        "Throughput, samples/s", "Where the time went", "held the run back for 0.80 s", "one file read again",
         "jobs/digits.yaml", "train.epochs=12", "batch_size: 32",
     ],
 )  # fmt: skip
@@ -58,6 +58,10 @@ def test_every_decision_stands_with_its_reason(finished: Path) -> None:
     for decision in plan["decisions"]:
         assert decision["name"] in text
         assert decision["reason"] in text
+
+
+def test_time_that_no_phase_explains_is_told(finished: Path) -> None:
+    assert "| other | 0.40 s | 1 % |" in (finished / "report.md").read_text(encoding="utf-8")
 
 
 def test_json(finished: Path) -> None:

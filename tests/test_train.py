@@ -207,4 +207,8 @@ def test_the_trainer_dies_with_its_supervisor(job: Path) -> None:
 
 
 def children(pid: int) -> list[int]:
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] if os.path.exists(f"/proc/{pid}") else []  # fmt: skip
+    return (
+        [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        if os.path.exists(f"/proc/{pid}")
+        else []
+    )

@@ -73,7 +73,8 @@ def read(path: Path, key: str) -> tuple[Arrays, list[str], dict[int, Bad], list[
 def _arrays(path: Path, key: str) -> dict[str, npt.NDArray[Any]]:
     possible = f"an .npz file with `images` and `labels`: {FORMS}, and integers or text"
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # numpy would leave the file open if it is no .npz.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             missing = {"images", "labels"} - set(file.files)
             if missing:
                 save = f"save {' and '.join(sorted(missing))} too: numpy.savez(..., images=x, labels=y)"

@@ -61,9 +61,7 @@ def _table(file: Path, columns: tuple[str, str], key: str) -> Any:
     if file.suffix.lower() == ".csv":
         from pyarrow import csv, string
 
-        if file.stat().st_size == 0:
-            raise DataError(f"{key}: {file} is empty", "a CSV with a header and one row for each image",
-                            "check how the file was written")  # fmt: skip
+        _check_text(file, key)
         with csv.open_csv(file) as reader:
             _check_columns(reader.schema.names, columns, file, key)
         as_text = csv.ConvertOptions(column_types=dict.fromkeys(columns, string()), include_columns=list(columns))
@@ -72,6 +70,17 @@ def _table(file: Path, columns: tuple[str, str], key: str) -> Any:
 
     _check_columns(parquet.read_schema(file).names, columns, file, key)
     return parquet.read_table(file, columns=list(columns))
+
+
+def _check_text(file: Path, key: str) -> None:
+    with file.open("rb") as content:
+        start = content.read(4096)
+    if not start:
+        raise DataError(f"{key}: {file} is empty", "a CSV with a header and one row for each image",
+                        "check how the file was written")  # fmt: skip
+    if b"\0" in start:
+        raise DataError(f"{key}: {file} is not UTF-8: it holds zero bytes, as UTF-16 does",
+                        "a CSV in UTF-8 with commas and a header", "write the file again in UTF-8")  # fmt: skip
 
 
 def _check_columns(names: list[str], wanted: tuple[str, str], file: Path, key: str) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
+from runtime.errors import Problem
 from runtime.job.data import Data, ImageData
 from runtime.job.document import Document
 from runtime.job.model import ImageModel, ImageNetwork
 from runtime.job.train import Train
 from runtime.job.values import Count, Interval, Name, Positive, Size, Spec
+from runtime.job.written import dotted
 
 Setting = bool | int | float | str
 
@@ -100,6 +103,14 @@ class Job(Spec):
             paths.append((("data", "validation"), self.data.validation))
         return paths
 
+    def problems(self) -> Iterator[Problem]:
+        """What is right by itself and wrong together in this task."""
+        yield from ()
+
+    def problem(self, path: tuple[str, ...], given: str, possible: str, action: str) -> Problem:
+        """A problem with the value at `path` of the spec."""
+        return Problem(self.document.place(path), dotted(path), given, possible, action)
+
     def dumped(self) -> dict[str, Any]:
         """The spec with every default filled in, as plain data."""
         return self.model_dump(mode="json")
@@ -115,9 +126,6 @@ class ImageJob(Job):
     task: Literal["image-classification"]
     data: ImageData = Field(description="what the network learns from")
     model: ImageModel = Field(ImageNetwork(name="small-cnn"), description="the network")
-
-
-JOBS: dict[str, type[Job]] = {"image-classification": ImageJob}
 
 
 def lower_is_better(metric: str) -> bool:

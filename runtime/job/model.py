@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, JsonValue, Tag
 
 from runtime.job.values import Count, FilePath, Fraction, Natural, Spec, named
 
@@ -40,7 +40,7 @@ class OwnModel(Spec):
 
     file: FilePath = Field(description="Python file beside the job")
     factory: str = Field("build", description="function in the file that returns the module")
-    arguments: dict[str, Any] = Field({}, description="keyword arguments of the function")
+    arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
     freeze: Freeze = Field(Freeze(), description="parts that are not trained")
 
 

@@ -23,8 +23,13 @@ class SmallCnn(nn.Module):
         stages: list[nn.Module] = []
         inside = channels
         for outside in (width, 2 * width, 4 * width):
-            stages += [*_conv_norm(inside, outside), nn.ReLU(inplace=True),
-                       *_conv_norm(outside, outside), nn.ReLU(inplace=True), nn.MaxPool2d(2, ceil_mode=True)]  # fmt: skip
+            stages += [
+                *_conv_norm(inside, outside),
+                nn.ReLU(inplace=True),
+                *_conv_norm(outside, outside),
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(2, ceil_mode=True),
+            ]
             inside = outside
         self.features = nn.Sequential(*stages)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()

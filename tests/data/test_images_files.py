@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -87,9 +89,18 @@ def unreadable(path: Path) -> None:
     path.chmod(0)
 
 
-def huge(path: Path) -> None:
-    """A small file that would be 200 million pixels."""
-    Image.new("1", (20000, 10000)).save(path, "PNG")
+def claiming(width: int, height: int) -> Callable[[Path], None]:
+    """Writes a small file whose header claims so many pixels."""
+
+    def write(path: Path) -> None:
+        buffer = io.BytesIO()
+        Image.new("1", (8, 8)).save(buffer, "PNG")
+        content = bytearray(buffer.getvalue())
+        content[16:24] = struct.pack(">II", width, height)
+        content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+        path.write_bytes(content)
+
+    return write
 
 
 BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
@@ -100,7 +111,8 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "text": ("x.png", lambda path: path.write_text("no image"), "none of JPEG, PNG, BMP, GIF, WEBP, TIFF"),
     "other format": ("x.png", lambda path: plain().save(path, "ICO"), "none of JPEG, PNG, BMP, GIF, WEBP, TIFF"),
     "float tiff": ("x.tiff", lambda path: Image.new("F", (9, 9)).save(path), "32-bit pixels, whose range is not known"),
-    "bomb": ("x.png", huge, "more than 89,478,485 pixels"),
+    "bomb": ("x.png", claiming(20000, 10000), "more than 89,478,485 pixels"),
+    "small bomb": ("x.png", claiming(10000, 10000), "more than 89,478,485 pixels"),
     "broken link": ("x.png", lambda path: path.symlink_to("nowhere.png"), "no such file or directory"),
     "link to itself": ("x.png", lambda path: path.symlink_to("x.png"), "too many levels of symbolic links"),
     "pipe": ("x.png", os.mkfifo, "not a file"),

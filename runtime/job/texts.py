@@ -1,0 +1,137 @@
+"""Text classification: one encoder, and one output for each label column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError, core_schema
+
+from runtime.errors import Problem
+from runtime.job.data import Data
+from runtime.job.job import Job
+from runtime.job.model import BuiltIn, OwnModel, kind
+from runtime.job.values import FilePath, Fraction, Positive, Spec, named
+
+LENGTH = 4096
+"""Largest `max_length`: attention takes memory by its square."""
+
+
+class TextHead(Spec):
+    """One label column: its share of the loss, and where it differs from `train:`."""
+
+    weight: Positive = Field(1.0, description="weight of this column's loss in the sum")
+    class_weights: Literal["none", "balanced"] | None = Field(
+        None, description="for this column; train.class_weights if absent"
+    )
+    label_smoothing: Fraction | None = Field(None, description="for this column; that of train.loss if absent")
+
+
+@dataclass(frozen=True)
+class columns:
+    """`causa`, `[modo, causa]` and `{modo: 0.4, causa: 0.6}` are short for a mapping of columns to their settings."""
+
+    def expand(self, value: Any) -> Any:
+        """The long form of a value."""
+        names = [value] if isinstance(value, str) else value
+        if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+            if len(set(names)) < len(names):
+                raise PydanticCustomError("columns", "column names that differ")
+            names = {name: {} for name in names}
+        if not isinstance(names, dict) or not names or "" in names:
+            raise PydanticCustomError("columns", "a column, a list of columns, or a mapping of columns to weights")
+        return {name: {"weight": settings} if _number(settings) else settings for name, settings in names.items()}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        long = handler(schema["schema"])
+        weight = {"type": "number", "exclusiveMinimum": 0}
+        long["additionalProperties"] = {"anyOf": [weight, long["additionalProperties"]]}
+        return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}, long]}
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class TextData(Data):
+    """Texts and labels: a .csv, .jsonl or .parquet file with a text column and one or several label columns."""
+
+    text: Annotated[str, Field(min_length=1)] = Field(description="column that holds the texts")
+    labels: Annotated[dict[str, TextHead], columns()] = Field(
+        description="label columns: one name, a list of names, or a mapping of names to weights or settings"
+    )
+    max_length: Annotated[int, Field(ge=8, le=LENGTH)] | Literal["auto"] = Field(
+        "auto", description="tokens of a text that the network sees; auto looks at the texts"
+    )
+
+
+Pooling = Literal["cls", "mean"]
+
+
+class TextEncoder(BuiltIn):
+    """A BERT-shaped encoder (Devlin et al. 2019) from random weights, with a WordPiece vocabulary of the job's texts."""
+
+    name: Literal["encoder"]
+    layers: Annotated[int, Field(ge=1, le=48)] = Field(4, description="transformer layers")
+    width: Annotated[int, Field(ge=8, le=4096)] = Field(128, description="size of a token's vector")
+    heads: Annotated[int, Field(ge=1, le=64)] = Field(4, description="attention heads; they divide the width")
+    vocabulary: Annotated[int, Field(ge=100, le=200_000)] = Field(8000, description="most tokens that are learned")
+    dropout: Fraction = Field(0.1, description="dropout inside the encoder and before the outputs")
+    pooling: Pooling = Field("mean", description="a text's vector: mean of its tokens, or the first token (cls)")
+
+
+class TextPretrained(BuiltIn):
+    """A pretrained encoder in Hugging Face form: bert, distilbert, roberta, any AutoModel encoder."""
+
+    source: Literal["transformers"]
+    name: FilePath = Field(description="a local folder, or a name on the Hugging Face hub")
+    dropout: Fraction | None = Field(None, description="dropout before the outputs; as the folder says if absent")
+    pooling: Pooling | Literal["auto"] = Field(
+        "auto", description="a text's vector: first token (cls) or mean of its tokens; auto by family"
+    )
+
+
+TextModel = Annotated[
+    Annotated[TextEncoder, Tag("built-in")]
+    | Annotated[TextPretrained, Tag("transformers")]
+    | Annotated[OwnModel, Tag("own")],
+    Discriminator(kind),
+    named("encoder"),
+]  # fmt: skip
+
+
+class TextJob(Job):
+    """Text classification with one label column or several."""
+
+    METRICS = ("loss", "accuracy", "f1")
+    BEST = "f1"
+    LOSSES = ("cross-entropy", "focal")
+
+    task: Literal["text-classification"]
+    data: TextData = Field(description="what the network learns from")
+    model: TextModel = Field(TextEncoder(name="encoder"), description="the network")
+
+    def heads(self) -> tuple[str, ...]:
+        """The label columns; a single one has the empty name, so that its metrics are `validation/accuracy`."""
+        return tuple(self.data.labels) if len(self.data.labels) > 1 else ("",)
+
+    def best(self) -> str:
+        """F1 of the column with the largest weight, the first of equals."""
+        if self.checkpoint.best or len(self.data.labels) == 1:
+            return super().best()
+        heaviest = max(self.data.labels, key=lambda name: self.data.labels[name].weight)
+        return f"validation/{heaviest}/{self.BEST}"
+
+    def problems(self) -> Iterator[Problem]:
+        """What is right by itself and wrong together in this task."""
+        if self.data.text in self.data.labels:
+            yield self.problem(("data", "labels", self.data.text), "is the text column too", "columns that hold labels",
+                               "take it out, or name another text column")  # fmt: skip
+        if isinstance(self.model, TextEncoder) and self.model.width % self.model.heads:
+            yield self.problem(("model", "heads"), f"is {self.model.heads}, and width is {self.model.width}",
+                               "heads that divide the width", "change one of the two")  # fmt: skip

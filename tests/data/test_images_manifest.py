@@ -1,0 +1,148 @@
+"""Manifests: a CSV or Parquet file with a path and a label in each row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as arrow
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+
+from runtime.data.images import load
+from runtime.errors import DataError
+from runtime.job.job import ImageJob
+
+torch.set_num_threads(1)
+
+
+def job(train: Path, **data: object) -> ImageJob:
+    given = {"name": "t", "task": "image-classification", "data": {"train": str(train), "validation": 0.25, **data}}
+    return ImageJob.model_validate(given)
+
+
+def images(folder: Path, count: int = 8) -> list[str]:
+    (folder / "pictures").mkdir()
+    for i in range(count):
+        Image.new("L", (16, 16), 10 * i).save(folder / "pictures" / f"{i}.png")
+    return [f"pictures/{i}.png" for i in range(count)]
+
+
+def rows(folder: Path, labels: str = "yes no", header: str = "path,label") -> str:
+    names = labels.split()
+    return "\n".join([header, *(f"{path},{names[i % len(names)]}" for i, path in enumerate(images(folder)))]) + "\n"
+
+
+def classes(wanted: ImageJob) -> dict[str, str]:
+    """Label by file name, as the data set has it."""
+    data = load(wanted)
+    found = {}
+    for split in (data.train, data.validation):
+        for i in range(len(split)):
+            found[Path(split.title(i)).name] = data.heads[""].classes[int(split.targets[""][i])]
+    return found
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".CSV"])
+def test_paths_are_relative_to_the_manifest(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"list{suffix}"
+    text = rows(tmp_path)
+    if suffix == ".parquet":
+        lines = [line.split(",") for line in text.splitlines()[1:]]
+        parquet.write_table(arrow.table({"path": [a for a, _ in lines], "label": [b for _, b in lines]}), file)
+    else:
+        file.write_text(text)
+    assert classes(job(file)) == {f"{i}.png": ("yes", "no")[i % 2] for i in range(8)}
+
+
+def test_other_columns_order_quotes_spaces_and_a_mark_at_the_start(tmp_path: Path) -> None:
+    paths = images(tmp_path)
+    absolute = tmp_path / "pictures" / "0.png"
+    lines = ["\ufeffkind, n,file", f'" a, b ",1,{absolute}', *(f"{'x' if i % 2 else 'a, b'},1,{p}".replace("a, b", '"a, b"')
+             for i, p in enumerate(paths) if i)]  # fmt: skip
+    (tmp_path / "list.csv").write_text("\n".join(lines), encoding="utf-8")
+    wanted = {f"{i}.png": "x" if i % 2 else "a, b" for i in range(8)}
+    assert classes(job(tmp_path / "list.csv", path_column="file", label_column="kind")) == wanted
+
+
+@pytest.mark.parametrize("labels", ["007 7", "NA null", "1e3 1000", "true false", "ñandú ¿qué?"])
+def test_labels_of_a_csv_stay_as_they_are_written(tmp_path: Path, labels: str) -> None:
+    (tmp_path / "list.csv").write_text(rows(tmp_path, labels), encoding="utf-8")
+    assert set(classes(job(tmp_path / "list.csv")).values()) == set(labels.split())
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [(arrow.array([1, 2] * 4), {"1", "2"}), (arrow.array([True, False] * 4), {"true", "false"}),
+     (arrow.array(["a", "b"] * 4).dictionary_encode(), {"a", "b"}),
+     (arrow.array(["a", "b"] * 4, arrow.large_string()), {"a", "b"})],
+)  # fmt: skip
+def test_types_of_labels_in_parquet(tmp_path: Path, values: Any, names: set[str]) -> None:
+    parquet.write_table(arrow.table({"path": images(tmp_path), "label": values}), tmp_path / "list.parquet")
+    assert set(classes(job(tmp_path / "list.parquet")).values()) == names
+
+
+def columns(folder: Path, **values: Any) -> None:
+    parquet.write_table(arrow.table(values), folder / "list.parquet")
+
+
+CASES: dict[str, tuple[str, Any, str, str]] = {
+    "missing column": ("csv", lambda d: rows(d, header="path,labels"), 'has no column "label"', 'mean "labels"?'),
+    "missing both": ("csv", lambda d: rows(d, header="x,y"), 'has no column "path"', "name the column in data.path_col"),
+    "semicolons": ("csv", lambda d: rows(d).replace(",", ";"), "its columns: path;label", "by commas"),
+    "no header": ("csv", lambda d: rows(d).partition("\n")[2], 'has no column "path"', "its columns: pictures/0.png, yes"),
+    "duplicate header": ("csv", lambda d: "path,label,label\na,b,c\n", "several columns of the name label", "rename"),
+    "empty file": ("csv", lambda d: "", "list.csv is empty", "a header and one row for each image"),
+    "header only": ("csv", lambda d: "path,label\n", "no row with a path and a label (0 rows in all)", "check how"),
+    "blank lines": ("csv", lambda d: "\n\n", "list.csv cannot be read: ", "write the file again"),
+    "all empty": ("csv", lambda d: "path,label\n,\n ,x\n", "no row with a path and a label (2 rows", "check how"),
+    "ragged": ("csv", lambda d: rows(d) + "a,b,c\n", "Expected 2 columns, got 3", "commas and a header"),
+    "latin-1": ("csv", lambda d: rows(d, "sí no").encode("latin-1"), "it is not UTF-8", "a CSV in UTF-8"),
+    "latin-1 header": ("csv", lambda d: "path,señal\na,b\n".encode("latin-1"), "it is not UTF-8", "a CSV in UTF-8"),
+    "UTF-16": ("csv", lambda d: rows(d).encode("utf-16"), "it is not UTF-8", "a CSV in UTF-8"),
+    "empty label": ("csv", lambda d: rows(d) + "pictures/0.png,\n", "list.csv row 9: label is empty", "1 of 9 samples"),
+    "empty path": ("csv", lambda d: rows(d) + ",yes\n", "list.csv row 9: path is empty", "1 of 9 samples"),
+    "missing file": ("csv", lambda d: rows(d) + "gone.png,yes\n", "gone.png: no such file or directory", "1 of 9"),
+    "one class": ("csv", lambda d: rows(d, "yes"), "8 images of 1 class: yes", "add another class"),
+    "no table": ("parquet", lambda d: "PAR1 and no more", "list.parquet cannot be read: ", "or a Parquet file"),
+    "empty parquet": ("parquet", lambda d: "", "list.parquet cannot be read: ", "or a Parquet file"),
+    "float label": ("parquet", lambda d: columns(d, path=["a", "b"], label=[0.5, 1.5]), 'column "label" of', "is double"),
+    "list path": ("parquet", lambda d: columns(d, path=[["a"]], label=["x"]), 'column "path" of', "is list<"),
+    "null label": ("parquet", lambda d: columns(d, path=images(d), label=["a", "b", None, "a"] * 2),
+                   "list.parquet row 3: label is empty", "2 of 8 samples"),
+    "parquet column": ("parquet", lambda d: columns(d, file=["a"], label=["x"]), 'has no column "path"', "file, label"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_manifests(tmp_path: Path, case: str) -> None:
+    suffix, write, text, advice = CASES[case]
+    content = write(tmp_path)
+    if content is not None:
+        content = content if isinstance(content, bytes) else content.encode()
+        (tmp_path / f"list.{suffix}").write_bytes(content)
+    with pytest.raises(DataError) as error:
+        load(job(tmp_path / f"list.{suffix}"))
+    assert str(error.value).startswith("data.train: ")
+    assert text in str(error.value)
+    assert advice in str(error.value)
+    assert error.value.exit_code == 3
+
+
+def test_empty_cells_within_the_budget_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text(rows(tmp_path) + "pictures/0.png,\n,yes\n")
+    data = load(job(tmp_path / "list.csv", bad_samples=0.2))
+    assert "data.train: 2 of 10 samples cannot be used and are left out" in data.notes
+    assert f"left out: {tmp_path}/list.csv row 9: label is empty" in data.notes
+    assert len(data.train) + len(data.validation) == 8
+
+
+def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    (tmp_path / "list.csv").write_text(rows(tmp_path))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"(?s)is a table, and pyarrow is not installed.*pip install pyarrow"):
+        load(job(tmp_path / "list.csv"))

@@ -1,0 +1,61 @@
+"""Image tests run against the built image with a real engine; where that cannot be, they say what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+REQUIRED = os.environ.get("DRIVETRAIN_IMAGES") == "required"
+
+
+def missing(word: str) -> str | None:
+    """Why tests of an image cannot run here."""
+    engine = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
+    if engine.returncode:
+        return "no Docker engine answers: `make engine`"
+    image = subprocess.run(["docker", "image", "inspect", f"drivetrain/{word}"], capture_output=True, check=False)
+    return f"drivetrain/{word} is not built: `make image-{word}`" if image.returncode else None
+
+
+@pytest.fixture(scope="session")
+def cpu_image() -> str:
+    why = missing("cpu") if has_client() else "no docker client is installed: `make engine`"
+    if why and REQUIRED:
+        pytest.fail(f"image tests are required: {why}")
+    if why:
+        pytest.skip(why)
+    return "drivetrain/cpu:latest"
+
+
+def has_client() -> bool:
+    return subprocess.run(["sh", "-c", "command -v docker"], capture_output=True, check=False).returncode == 0
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def container(cpu_image: str) -> Run:
+    """`docker run --rm` of the image, hardened as compose does it."""
+
+    def run(*command: str, options: tuple[str, ...] = (), entrypoint: str | None = None) -> Any:
+        hardened = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true", "--init",
+                    "--tmpfs=/tmp:exec,mode=1777", "--tmpfs=/cache/compile:exec,mode=1777", "--network=none"]  # fmt: skip
+        entry = ["--entrypoint", entrypoint] if entrypoint else []
+        line = ["docker", "run", "--rm", *hardened, *options, *entry, cpu_image, *command]
+        return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+
+    return run
+
+
+def inspect(name: str) -> dict[str, Any]:
+    """The engine's own words about a container."""
+    out = subprocess.run(["docker", "inspect", name], capture_output=True, text=True, check=True).stdout
+    return json.loads(out)[0]  # type: ignore[no-any-return]
