@@ -62,7 +62,6 @@ def connect() -> Any:
     try:
         import docker
 
-        import docker
     except ImportError:
         return "the docker package is not installed here"
     try:

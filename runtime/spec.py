@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -72,15 +71,25 @@ def check(document: Document) -> Job:
         job = kind.model_validate(data)
     except ValidationError as error:
         found += _news(problems(error, _typed(kind), document), found, known_task=kind is not Job)
-        # The rest is checked for combinations, so that all problems come at once.
-        with suppress(ValidationError):
-            job = kind.model_validate(without(data, error, document))
+        found += _of_the_rest(kind, without(data, error, document), document, found)
     if job is not None and kind is not Job:
         job._document = document
         found += [*_combination_problems(job, document), *job.problems()]
     if found or job is None:
         raise SpecError(sorted(found, key=_line))
     return job
+
+
+def _of_the_rest(kind: type[Job], data: dict[str, Any], document: Document, found: list[Problem]) -> list[Problem]:
+    """Combination problems beside values that are wrong in themselves, so that all come at once."""
+    # Which metrics and losses there are is said by the task and by `data:`; both have to be right.
+    if kind is Job or any(problem.key.startswith("data") for problem in found):
+        return []
+    try:
+        job = kind.model_validate(data)
+    except ValidationError:
+        return []
+    return list(_combination_problems(job, document))
 
 
 def _kind(document: Document) -> type[Job]:

@@ -20,7 +20,8 @@ def series(*ys: float) -> Series:
 
 def test_resumed_steps_replace_those_of_the_first_attempt() -> None:
     rows = [{"step": s, "loss": float(s)} for s in (1, 2, 3, 4, 5)]
-    rows += [{"step": 3, "score": 0.5}, {"step": 5, "score": 0.9}, {"step": 4, "loss": 40.0}, {"step": 5, "loss": 50.0}]
+    rows[2]["score"], rows[4]["score"] = 0.5, 0.9
+    rows += [{"step": 4, "loss": 40.0}, {"step": 5, "loss": 50.0}]
     found = collect(rows, "step")
     assert list(found["loss"].xs) == [1, 2, 3, 4, 5]
     assert list(found["loss"].ys) == [1, 2, 3, 40, 50]
@@ -72,16 +73,15 @@ def test_smooth_lines_are_not_noisy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "logarithmic", "line"),
-    [
-        ((0, 1, 2, 3, 4, 5, 6, 7), False, "▁▂▃▄▅▆▇█"),
-        ((5, 5), False, "▁▁"),
-        ((), False, ""),
-        ((1, 10, 100), True, "▁▅█"),
-    ],
+    ("values", "line"),
+    [((0, 1, 2, 3, 4, 5, 6, 7), "▁▂▃▄▅▆▇█"), ((5, 5), "▁▁"), ((), ""), (range(64), "▁▁▁▁▂▂▂▂▃▃▃▃▄▄▄▄▅▅▅▅▆▆▆▆▇▇▇▇████")],
 )
-def test_sparkline(values: tuple[float, ...], logarithmic: bool, line: str) -> None:
-    assert sparkline(series(*values), logarithmic=logarithmic) == line
+def test_sparkline(values: tuple[float, ...], line: str) -> None:
+    assert sparkline(series(*values)) == line
+
+
+def test_mapped_shows_the_shape_on_another_scale() -> None:
+    assert sparkline(series(1, 10, 100).mapped(math.log)) == "▁▅█"
 
 
 def test_confusion_by_hand() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.data import arrays, bad, class_folders, files, manifest
+from runtime.data import arrays, bad, class_folders, columns, files, manifest
 from runtime.draws import Ids
 from runtime.errors import DataError
 from runtime.job.data import ImageData
 
 Images = arrays.Arrays | files.Files
-KINDS = "a folder of class folders, a .csv or .parquet with paths and labels, an .npz with images and labels"
+KINDS = "a folder of class folders, a .csv, .tsv, .jsonl or .parquet with paths and labels, an .npz of images and labels"
 
 
 @dataclass
@@ -60,7 +60,7 @@ def read(path: Path, data: ImageData, key: str) -> Source:
         listing = class_folders.read(path, key)
         found, broken = files.checked(str(path), listing.names)
         return _checked(key, found, listing.labels, broken, [], listing.notes, data)
-    if suffix in manifest.SUFFIXES:
+    if suffix in columns.SUFFIXES:
         rows = manifest.read(path, data.path_column, data.label_column, key)
         found, broken = files.checked(os.path.dirname(path) or ".", rows.names)
         return _checked(key, found, rows.labels, broken, rows.bad, [], data)

@@ -2,9 +2,18 @@
 
 from runtime.job.document import Document, dump
 from runtime.job.job import Checkpoint, ImageJob, Job, Limits, lower_is_better
+from runtime.job.series import SeriesClassificationJob, SeriesRegressionJob
+from runtime.job.tables import TableClassificationJob, TableRegressionJob
 from runtime.job.texts import TextJob
 from runtime.job.written import dotted
 
 __all__ = ["JOBS", "Checkpoint", "Document", "Job", "Limits", "dotted", "dump", "lower_is_better"]
 
-JOBS: dict[str, type[Job]] = {"image-classification": ImageJob, "text-classification": TextJob}
+JOBS: dict[str, type[Job]] = {
+    "image-classification": ImageJob,
+    "text-classification": TextJob,
+    "series-classification": SeriesClassificationJob,
+    "series-regression": SeriesRegressionJob,
+    "tabular-classification": TableClassificationJob,
+    "tabular-regression": TableRegressionJob,
+}

@@ -34,12 +34,12 @@ class Confusion:
         return [(self.classes[i], self.classes[j], count, count / sum(self.matrix[i])) for count, i, j in cells[:limit]]
 
     def weakest(self, limit: int = 10) -> list[tuple[str, int, float, float, float]]:
-        """The classes with the lowest F1: name, samples, precision, recall, F1. Those without samples are left out."""
+        """The classes with the lowest F1: name, samples, precision, recall, F1; not those without samples or mistakes."""
         guessed = [sum(column) for column in zip(*self.matrix, strict=True)]
         rows = []
         for i, row in enumerate(self.matrix):
             samples, hits = sum(row), row[i]
-            if samples:
+            if samples and (hits < samples or hits < guessed[i]):
                 precision = hits / guessed[i] if guessed[i] else 0.0
                 rows.append((self.classes[i], samples, precision, hits / samples, 2 * hits / (samples + guessed[i])))
         return sorted(rows, key=lambda row: row[4])[:limit]

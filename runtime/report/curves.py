@@ -43,7 +43,7 @@ def curves(frame: Curves, name: str) -> str:
         FigureCanvasSVG(figure)
         axes = figure.add_axes((0.125, 0.165, 0.85, 0.79), facecolor="none")
         for index, series in enumerate(frame.series):
-            _line(axes, series, _LINES[index % SHADES])
+            _line(axes, series, _LINES[index % SHADES], frame.logarithmic)
         if frame.limit:
             text, value = frame.limit
             axes.axhline(value, color=_MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
@@ -53,15 +53,16 @@ def curves(frame: Curves, name: str) -> str:
         return _svg(figure, name, frame.title)
 
 
-def _line(axes: Axes, series: Series, colour: str) -> None:
+def _line(axes: Axes, series: Series, colour: str, logarithmic: bool) -> None:
+    """The series; a noisy one pale, with its mean over it. Noise and mean are those of the scale that is looked at."""
     points = thin(series)
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    if series.noisy():
+    shape = series.mapped(math.log) if logarithmic else series
+    if shape.noisy():
         axes.plot(xs, ys, color=colour, linewidth=0.8, alpha=0.3)
-        smooth = mean(series)
-        axes.plot([x for x, _ in smooth], [y for _, y in smooth], color=colour)
-    else:
-        axes.plot(xs, ys, color=colour, marker="o" if len(xs) < 3 else "", markersize=4)
+        smooth = mean(shape)
+        xs, ys = [x for x, _ in smooth], [math.exp(y) if logarithmic else y for _, y in smooth]
+    axes.plot(xs, ys, color=colour, marker="o" if len(xs) < 3 else "", markersize=4)
 
 
 def _scale(axes: Axes, frame: Curves) -> None:

@@ -34,7 +34,8 @@ def seen_section(plan: Plan) -> Section | None:
     wrong = len(differences(plan))
     count = "All values are" if not wrong else f"{wrong} of {len(rows)} values {'is' if wrong == 1 else 'are'} not"
     tones = {i: Tone.WARN for i, (_, row) in enumerate(rows) if not _same(row)}
-    table = Table(("setting", "asked", "seen", "cause"), tuple(_compared(name, row) for name, row in rows), tones)
+    columns = ("setting", "asked", "seen", "cause")[: 4 if wrong else 3]
+    table = Table(columns, tuple(_compared(name, row)[: len(columns)] for name, row in rows), tones)
     verdict = Text(f"{count} as asked.", Tone.WARN if wrong else Tone.GOOD)
     return Section("seen", "Asked beside seen", (verdict, table, *_libraries(plan)))
 

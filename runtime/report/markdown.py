@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 
@@ -72,7 +73,8 @@ def _curves(frames: Sequence[Curves]) -> str:
                 continue
             name = frame.title if len(frame.series) == 1 else f"{frame.title}: {series.name}"
             values = (series.ys[0], min(series.ys), max(series.ys), series.ys[-1])
-            rows.append((name, sparkline(series, logarithmic=frame.logarithmic), *map(number, values)))
+            shape = series.mapped(math.log) if frame.logarithmic else series
+            rows.append((name, sparkline(shape), *map(number, values)))
         if frame.limit:
             rows.append((f"{frame.title}: {frame.limit[0]}", "", "", "", number(frame.limit[1]), ""))
     return _table(Table(("curve", "shape", "first", "lowest", "highest", "last"), tuple(rows)))

@@ -74,11 +74,11 @@ def confusion_section(confusion: Confusion) -> Section:
     )
     if mistakes:
         blocks.append(Table(("truth", "taken for", "times", "of its samples"), mistakes))
-    if len(confusion.classes) > 2:
-        weakest = tuple(
-            (short(name, 60), number(samples), *(f"{value:.3f}" for value in scores))
-            for name, samples, *scores in confusion.weakest()
-        )
+    weakest = tuple(
+        (short(name, 60), number(samples), *(f"{value:.3f}" for value in scores))
+        for name, samples, *scores in confusion.weakest()
+    )
+    if weakest:
         blocks.append(Table(("weakest classes", "samples", "precision", "recall", "F1"), weakest))
     of = f" of {shown(confusion.head)}" if confusion.head else ""
     return Section(f"confusion{of.replace(' ', '-')}", f"Confusion matrix{of}", tuple(blocks))

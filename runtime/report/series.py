@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,10 @@ class Series:
     def scaled(self, name: str, x: float = 1.0, y: float = 1.0) -> Series:
         """The same values in other units."""
         return Series(name, array("d", (v * x for v in self.xs)), array("d", (v * y for v in self.ys)), self.broken)
+
+    def mapped(self, function: Callable[[float], float]) -> Series:
+        """Each value put through a function."""
+        return Series(self.name, array("d", self.xs), array("d", map(function, self.ys)), self.broken)
 
     def risen(self, name: str) -> Series:
         """How far a counter has risen since the first value; where it fell, it was started anew."""
@@ -129,13 +133,12 @@ def mean(series: Series, windows: int = 60) -> list[Point]:
     return [(series.xs[i], (sums[stop] - sums[start]) / (stop - start)) for i, start, stop in ends]
 
 
-def sparkline(series: Series, width: int = 32, *, logarithmic: bool = False) -> str:
+def sparkline(series: Series, width: int = 32) -> str:
     """The shape of the series in one line of text."""
     if not series:
         return ""
-    values = [math.log(y) for y in series.ys] if logarithmic else list(series.ys)
-    low, high, count = min(values), max(values), len(values)
+    low, high, count = min(series.ys), max(series.ys), len(series)
     width = min(width, count)
-    spans = [values[i * count // width : (i + 1) * count // width] for i in range(width)]
+    spans = [series.ys[i * count // width : (i + 1) * count // width] for i in range(width)]
     heights = [(sum(span) / len(span) - low) / (high - low or 1.0) for span in spans]
     return "".join(_BARS[min(7, int(8 * height))] for height in heights)

@@ -61,6 +61,7 @@ figcaption > span { display: flex; flex-wrap: wrap; gap: 0 14px; color: var(--mu
 .line-4 { --shade: var(--line-4); } .line-5 { --shade: var(--line-5); } .line-6 { --shade: var(--line-6); }
 .line-7 { --shade: var(--line-7); } .line-8 { --shade: var(--line-8); }
 .frame svg { display: block; width: 100%; height: auto; stroke-linejoin: round; font-variant-numeric: tabular-nums; }
+.bar { margin-bottom: 24px; }
 .bar > div { display: flex; gap: 2px; height: 18px; margin-top: 8px; border-radius: 4px; overflow: hidden; }
 .bar i { background: var(--shade); flex-basis: 0; min-width: 1px; }
 .beside { display: flex; flex-wrap: wrap; gap: 4px 40px; align-items: flex-start; }

@@ -101,7 +101,7 @@ CASES: dict[str, tuple[str, Any, str, str]] = {
     "ragged": ("csv", lambda d: rows(d) + "a,b,c\n", "Expected 2 columns, got 3", "commas and a header"),
     "latin-1": ("csv", lambda d: rows(d, "sí no").encode("latin-1"), "it is not UTF-8", "a CSV in UTF-8"),
     "latin-1 header": ("csv", lambda d: "path,señal\na,b\n".encode("latin-1"), "it is not UTF-8", "a CSV in UTF-8"),
-    "UTF-16": ("csv", lambda d: rows(d).encode("utf-16"), "it is not UTF-8", "a CSV in UTF-8"),
+    "UTF-16": ("csv", lambda d: rows(d).encode("utf-16"), "is not UTF-8: it holds zero bytes", "a CSV in UTF-8"),
     "empty label": ("csv", lambda d: rows(d) + "pictures/0.png,\n", "list.csv row 9: label is empty", "1 of 9 samples"),
     "empty path": ("csv", lambda d: rows(d) + ",yes\n", "list.csv row 9: path is empty", "1 of 9 samples"),
     "missing file": ("csv", lambda d: rows(d) + "gone.png,yes\n", "gone.png: no such file or directory", "1 of 9"),

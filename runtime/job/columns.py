@@ -1,0 +1,40 @@
+"""Names of columns in a spec: one, or a list of different ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+
+def different(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check that no name stands twice."""
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise PydanticCustomError("columns", "column names that differ; {twice} stands twice", {"twice": twice})
+    return names
+
+
+@dataclass(frozen=True)
+class _OneOrMore:
+    """`label` is short for `[label]`."""
+
+    def expand(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return (value,)
+        if not isinstance(value, list | tuple):
+            raise PydanticCustomError("columns", "a column name, or a list of column names")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string", "minLength": 1}, handler(schema["schema"])]}
+
+
+Column = Annotated[str, Field(min_length=1)]
+Columns = Annotated[tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(different)]
+OneOrMore = Annotated[Columns, _OneOrMore()]

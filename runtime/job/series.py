@@ -1,0 +1,157 @@
+"""Series: classes or numbers predicted from windows of several channels over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from runtime.errors import Problem
+from runtime.job.columns import Column, Columns, OneOrMore
+from runtime.job.data import Data, Mixup
+from runtime.job.job import Job
+from runtime.job.model import BuiltIn, OwnModel, kind
+from runtime.job.values import Count, Fraction, Positive, Spec, named
+
+_LONG = ("time", "features", "label", "group", "window", "stride", "max_gap")
+"""Settings of a long table, which arrays do not have."""
+
+
+class SeriesAugment(Spec):
+    """Random changes to training windows."""
+
+    mixup: Mixup | None = Field(None, description="mixup, drawn for the whole batch from (seed, step)")
+
+
+class SeriesData(Data):
+    """Series: a long table (.csv, .tsv, .jsonl, .parquet) with one row for each time, or arrays (.npz).
+
+    Windows of a long table are cut in the order of time; the label of a window is that of its last row. A fraction for
+    validation is the last part of the time: no window reaches across that moment, nor from one series into another.
+    An empty or infinite feature cell takes the last value before it in the same series.
+
+    Arrays are `x` of shape (N, T, channels) and `y` of shape (N,) or, for several numbers, (N, K).
+    """
+
+    time: Column | None = Field(None, description="column of the time: numbers, or dates as 2024-05-31 08:30:00")
+    features: Columns | None = Field(None, description="columns that the network sees; all others that are numbers if absent")
+    label: OneOrMore | None = Field(None, description="column to predict; in a regression also a list of columns")
+    group: Column | None = Field(None, description="column that tells several series apart, such as a machine")
+    window: Count | None = Field(None, description="rows in a window")
+    stride: Count | None = Field(None, description="rows from the start of one window to the next; window if absent")
+    max_gap: Positive | None = Field(
+        None, description="longest step of time inside a window, in seconds for dates, else in units of the column; "
+        "absent: rows follow each other, whatever the time between them"
+    )  # fmt: skip
+    augment: SeriesAugment = Field(SeriesAugment(), description="random changes to training windows")
+
+    @property
+    def arrays(self) -> bool:
+        """Whether the training data is arrays."""
+        return self.train.lower().endswith(".npz")
+
+    @property
+    def step(self) -> int:
+        """Rows from the start of one window to the next."""
+        return self.stride or self.window or 1
+
+
+def odd(value: int) -> int:
+    """Check that a kernel has a middle."""
+    if value % 2 == 0:
+        raise PydanticCustomError("odd", "an odd number")
+    return value
+
+
+class CnnLstm(BuiltIn):
+    """Convolutions over time with ReLU and max pooling, then an LSTM whose last state is mapped to the outputs."""
+
+    name: Literal["cnn-lstm"] = Field("cnn-lstm", description="the only built-in network for series")
+    cnn_channels: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = Field(
+        (64, 64), description="channels of each convolution"
+    )
+    kernel: Annotated[Count, AfterValidator(odd)] = Field(5, description="rows that a convolution sees; odd")
+    pool: Count = Field(2, description="rows of which max pooling after each convolution keeps one; 1 for none")
+    lstm_hidden: Count = Field(128, description="size of the LSTM's state")
+    lstm_layers: Annotated[int, Field(ge=1, le=16)] = Field(1, description="LSTMs on top of each other")
+    bidirectional: bool = Field(False, description="a second LSTM that reads backwards")
+    dropout: Fraction = Field(0.1, description="dropout between LSTM layers and before the outputs")
+
+
+SeriesModel = Annotated[
+    Annotated[CnnLstm, Tag("built-in")] | Annotated[OwnModel, Tag("own")], Discriminator(kind), named()
+]  # fmt: skip
+
+
+class SeriesJob(Job):
+    """What both tasks on series share."""
+
+    data: SeriesData = Field(description="what the network learns from")
+    model: SeriesModel = Field(CnnLstm(), description="the network")
+
+    def problems(self) -> Iterator[Problem]:
+        """What arrays and long tables need and cannot use, and columns that are two things at once."""
+        yield from self._form_problems()
+        named = [("time", self.data.time), ("group", self.data.group), *(("label", name) for name in self.data.label or ())]
+        seen: dict[str | None, str] = {}
+        for option, name in [*named, *(("features", name) for name in self.data.features or ())]:
+            if name is not None and seen.setdefault(name, option) != option:
+                yield self.problem(("data", option), f"has {name!r}, which data.{seen[name]} has too",
+                                   "each column in one place", "take it out of one")  # fmt: skip
+        if isinstance(self.model, CnnLstm) and self.data.window:
+            pooled = self.model.pool ** len(self.model.cnn_channels)
+            if pooled > self.data.window:
+                given = f"is {self.model.pool}: {len(self.model.cnn_channels)} times pooled, {pooled} rows become one"
+                yield self.problem(("model", "pool"), given, f"at most the window of {self.data.window} rows",
+                                   "a smaller pool, fewer convolutions or a longer window")  # fmt: skip
+
+    def _form_problems(self) -> Iterator[Problem]:
+        if self.data.arrays:
+            for option in _LONG:
+                if getattr(self.data, option) is not None:
+                    yield self.problem(("data", option), "is for a long table", "data.train is arrays (.npz): `x` and `y`",
+                                       "remove it")  # fmt: skip
+        else:
+            for option in ("time", "label", "window"):
+                if getattr(self.data, option) is None:
+                    yield self.problem(("data",), f"{option} is missing", "a long table needs time, label and window",
+                                       f"add `{option}:`")  # fmt: skip
+        own = self.data.validation
+        if isinstance(own, str) and own.lower().endswith(".npz") != self.data.arrays:
+            yield self.problem(("data", "validation"), f"is {own!r}, and data.train is {self.data.train!r}",
+                               "both arrays (.npz), or both long tables", "convert one of the two")  # fmt: skip
+
+
+class SeriesClassificationJob(SeriesJob):
+    """Classification of windows."""
+
+    METRICS = ("loss", "accuracy", "f1")
+    BEST = "f1"
+    LOSSES = ("cross-entropy", "focal")
+
+    task: Literal["series-classification"]
+
+    def problems(self) -> Iterator[Problem]:
+        """One label column only."""
+        yield from super().problems()
+        if len(self.data.label or ()) > 1:
+            yield self.problem(("data", "label"), "is several columns", "one column of classes",
+                               "name one, or use the task series-regression for several numbers")  # fmt: skip
+
+
+class SeriesRegressionJob(SeriesJob):
+    """Regression on windows: one number or several."""
+
+    METRICS = ("loss", "mae", "rmse", "r2")
+    BEST = "rmse"
+    LOSSES = ("mse", "huber")
+
+    task: Literal["series-regression"]
+
+    def problems(self) -> Iterator[Problem]:
+        """Class weights need classes."""
+        yield from super().problems()
+        if self.train.class_weights != "none":
+            yield self.problem(("train", "class_weights"), f"is {self.train.class_weights}", "a classification", "remove it")

@@ -1,0 +1,99 @@
+"""Tables: classes or numbers predicted from the columns of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from runtime.errors import Problem
+from runtime.job.columns import Columns, OneOrMore
+from runtime.job.data import Data
+from runtime.job.job import Job
+from runtime.job.model import BuiltIn, OwnModel, kind
+from runtime.job.values import Count, Fraction, named
+
+
+class TableData(Data):
+    """A table: a .csv, .tsv, .jsonl or .parquet file with one sample in each row.
+
+    Numbers and truth values are numeric columns, text is categorical. An empty number becomes the median of the
+    training rows, and if training rows lack it, a column of 0 and 1 says so; an empty text is a category of its own. A
+    category that the training rows do not have counts as unknown. Columns with one value everywhere are left out.
+    Dates are refused.
+    """
+
+    target: OneOrMore = Field(
+        description="column to predict; several columns: in a classification labels of 0 and 1, of which each can be "
+        "true, in a regression several numbers"
+    )
+    features: Columns | None = Field(None, description="columns to predict from; all others if absent")
+    ignore: Columns | None = Field(None, description="columns that are not used: identifiers, other targets, dates")
+    numeric: Columns | None = Field(None, description="columns that are numbers, whatever they look like")
+    categorical: Columns | None = Field(None, description="columns that are categories, such as codes that are numbers")
+
+
+class Mlp(BuiltIn):
+    """A perceptron over numbers and embedded categories: layers of linear map, ReLU and dropout."""
+
+    name: Literal["mlp"] = Field("mlp", description="the only built-in network for tables")
+    hidden: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = Field(
+        (256, 256), description="units of each hidden layer"
+    )
+    embedding: Count = Field(8, description="size of the vector that stands for a category")
+    dropout: Fraction = Field(0.1, description="dropout after each hidden layer")
+
+
+TableModel = Annotated[
+    Annotated[Mlp, Tag("built-in")] | Annotated[OwnModel, Tag("own")], Discriminator(kind), named()
+]  # fmt: skip
+
+
+class TableJob(Job):
+    """What both tasks on tables share."""
+
+    data: TableData = Field(description="what the network learns from")
+    model: TableModel = Field(Mlp(), description="the network")
+
+    def problems(self) -> Iterator[Problem]:
+        """Columns that are asked to be two things at once."""
+        given: Any = self.data
+        for first, second in (("target", "features"), ("target", "ignore"), ("target", "numeric"),
+                              ("target", "categorical"), ("features", "ignore"), ("numeric", "ignore"),
+                              ("categorical", "ignore"), ("numeric", "categorical")):  # fmt: skip
+            both = [name for name in getattr(given, first) or () if name in (getattr(given, second) or ())]
+            if both:
+                yield self.problem(("data", second), f"has {both[0]!r}, which data.{first} has too",
+                                   "each column in one of the two", "take it out of one")  # fmt: skip
+        for option in ("numeric", "categorical"):
+            lost = [name for name in getattr(given, option) or () if given.features and name not in given.features]
+            if lost:
+                yield self.problem(("data", option), f"has {lost[0]!r}, which data.features does not have",
+                                   "columns that are features", "add it to data.features, or take it out")  # fmt: skip
+        if self.train.class_weights != "none" and (isinstance(self, TableRegressionJob) or len(given.target) > 1):
+            yield self.problem(("train", "class_weights"), f"is {self.train.class_weights}", "a single label column",
+                               "remove it")  # fmt: skip
+
+
+class TableClassificationJob(TableJob):
+    """Classification of table rows: one of several classes, or several labels of which each can be true."""
+
+    METRICS = ("loss", "accuracy", "f1")
+    BEST = "f1"
+
+    task: Literal["tabular-classification"]
+
+    def losses(self) -> tuple[str, ...]:
+        """The losses that fit the number of label columns."""
+        return ("bce",) if len(self.data.target) > 1 else ("cross-entropy", "focal")
+
+
+class TableRegressionJob(TableJob):
+    """Regression on table rows: one number or several."""
+
+    METRICS = ("loss", "mae", "rmse", "r2")
+    BEST = "rmse"
+    LOSSES = ("mse", "huber")
+
+    task: Literal["tabular-regression"]
