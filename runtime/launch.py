@@ -106,13 +106,22 @@ def _build_if_missing(engine: Any, word: str) -> None:
     import docker
 
     try:
-        engine.images.get(f"drivetrain/{word}:latest")
+        _tell_age(engine.images.get(f"drivetrain/{word}:latest"), word)
     except docker.errors.ImageNotFound:
         print(f"image drivetrain/{word}:latest is not here yet: building it, once", flush=True)
         done = subprocess.run([str(PROJECT / "scripts" / "image"), word], check=False)
         if done.returncode:
             raise DeviceError(f"the image {word} could not be built", "see the lines above",
                               f"mend it, then `make image-{word}`") from None  # fmt: skip
+
+
+def _tell_age(image: Any, word: str) -> None:
+    """An image holds the code it was built from; say so where the checkout has moved on."""
+    built = image.labels.get("org.opencontainers.image.revision", "unknown")
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=False)
+    if head.returncode == 0 and built not in ("unknown", head.stdout.strip()):
+        print(f"image drivetrain/{word} was built from revision {built}, the checkout is at {head.stdout.strip()}: "
+              "`make rebuild` brings it up to date")  # fmt: skip
 
 
 def _start(engine: Any, request: Request, job: Job) -> Any:

@@ -102,7 +102,10 @@ def _news(more: list[Problem], found: list[Problem], *, known_task: bool) -> Ite
     """What is not a consequence of a problem already found."""
     blamed = tuple(problem.key for problem in found if problem.key)
     for problem in more:
-        after = any(problem.key == key or problem.key.startswith((f"{key}.", f"{key}[")) for key in blamed)
+        after = any(
+            problem.key == key or problem.key.startswith((f"{key}.", f"{key}[")) or key.startswith(f"{problem.key}[")
+            for key in blamed
+        )
         # Without the task nobody knows which keys `model:` and `data:` have.
         open_ = not known_task and (problem.key == "model" or problem.key.startswith("data."))
         if not after and not (open_ and problem.given == UNKNOWN_KEY):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ MANY = 50
 
 @dataclass
 class Corpus:
-    """Usable rows of one file."""
+    """Usable rows of one file, or of several."""
 
     key: str
     """The key of the spec that names the file."""
-    path: Path
+    paths: list[Path]
+    starts: list[int]
+    """The first usable row of each file."""
     texts: Any
     """A pyarrow column of text, one for each usable row."""
     labels: dict[str, list[str]]
@@ -42,7 +45,8 @@ class Corpus:
     def title(self, index: int) -> str:
         """Place and beginning of one text."""
         text = self.texts[index].as_py()
-        return f"{self.path.name} row {self.rows[index]}: {text[:80]}{'…' if len(text) > 80 else ''}"
+        path = self.paths[bisect_right(self.starts, index) - 1]
+        return f"{path.name} row {self.rows[index]}: {text[:80]}{'…' if len(text) > 80 else ''}"
 
 
 def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: str) -> Corpus:
@@ -69,8 +73,21 @@ def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: s
     good = np.logical_and.reduce(list(filled.values()))
     rows = np.flatnonzero(good)
     return Corpus(
-        key, path, table[text].take(rows), {name: trimmed[name].take(rows).to_pylist() for name in labels},
+        key, [path], [0], table[text].take(rows), {name: trimmed[name].take(rows).to_pylist() for name in labels},
         rows + 1, _bad(path, filled, good),
+    )  # fmt: skip
+
+
+def joined(sources: Sequence[Corpus]) -> Corpus:
+    """Several files as one."""
+    from pyarrow import chunked_array
+
+    starts = np.cumsum([0, *map(len, sources)])[:-1].tolist()
+    return Corpus(
+        sources[0].key, [path for source in sources for path in source.paths], starts,
+        chunked_array([chunk.cast("string") for source in sources for chunk in source.texts.chunks], "string"),
+        {name: [label for source in sources for label in source.labels[name]] for name in sources[0].labels},
+        np.concatenate([source.rows for source in sources]), [one for source in sources for one in source.bad],
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def read(file: Path, path_column: str, label_column: str, key: str) -> Rows:
     """
     wanted = {path_column: "data.path_column", label_column: "data.label_column"}
     table = columns.read(file, key, wanted=wanted, only=True, text=wanted)
-    paths, labels = (_text(table, column, file, key) for column in wanted)
+    paths, labels = (_text(table, column, file, key) for column in (path_column, label_column))
     rows = Rows()
     for number, (path, label) in enumerate(zip(paths, labels, strict=True), start=1):
         empty = [name for name, cell in ((path_column, path), (label_column, label)) if not cell]

@@ -14,7 +14,9 @@ from runtime.errors import DataError
 from runtime.job.data import ImageData
 
 Images = arrays.Arrays | files.Files
-KINDS = "a folder of class folders, a .csv, .tsv, .jsonl or .parquet with paths and labels, an .npz of images and labels"
+KINDS = (
+    "a folder of class folders, a .csv, .tsv, .jsonl or .parquet with paths and labels, an .npz of images and labels"
+)
 
 
 @dataclass

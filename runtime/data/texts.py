@@ -2,51 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
-from runtime.data import bad, corpus, labels, lengths, stratify, tokenizer
-from runtime.data.corpus import Corpus
+from runtime.data import bad, corpus, lengths, parts, tokenizer
 from runtime.data.dataset import Dataset, Head, Inputs, New, Targets, as_it_is
+from runtime.data.parts import Part
 from runtime.data.ragged import Ragged
 from runtime.data.tokenizer import Tokenizer
 from runtime.draws import Ids
 from runtime.errors import DataError, SpecError
 from runtime.job.texts import TextEncoder, TextJob, TextPretrained
 
-Classes = dict[str, npt.NDArray[np.int64]]
-"""By head the class index of each row."""
-VOCABULARY = TextEncoder.model_fields["vocabulary"].default
-
 
 class TextSplit:
-    """Some texts of a corpus, as tokens in memory."""
+    """Texts as tokens in memory."""
 
-    def __init__(self, source: Corpus, rows: Ids, tokens: Ragged, classes: Classes, pad: int) -> None:
-        self.source, self.rows, self.tokens, self.pad = source, rows, tokens, pad
-        self.targets: Targets = {name: torch.from_numpy(found[rows]) for name, found in classes.items()}
+    def __init__(self, part: Part, tokens: Ragged, pad: int) -> None:
+        self.part, self.tokens, self.pad = part, tokens, pad
+        self.targets: Targets = {name: torch.from_numpy(found) for name, found in part.classes.items()}
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.tokens)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each text; for batches of texts of like length."""
+        """Tokens of each text."""
         return self.tokens.lengths
 
     def gather(self, ids: Ids) -> Inputs:
         """Token ids and attention mask of these texts, both (N, longest of these) int64."""
-        ids, mask = self.tokens.padded(ids, self.pad)
-        return torch.from_numpy(ids), torch.from_numpy(mask)
+        filled, mask = self.tokens.padded(ids, self.pad)
+        return torch.from_numpy(filled), torch.from_numpy(mask)
 
     def title(self, index: int) -> str:
         """Row and beginning of one text."""
-        return self.source.title(int(self.rows[index]))
+        return self.part.title(index)
 
 
 def load(job: TextJob) -> Dataset:
@@ -56,27 +51,69 @@ def load(job: TextJob) -> Dataset:
         DataError: if they cannot be used.
         SpecError: if the job's network does not fit them.
     """
-    train, notes = _usable(job, job.data.train, "data.train")
-    heads, classes, more = _heads(job, train)
-    notes += more
-    if isinstance(job.data.validation, str):
-        held, more = _usable(job, job.data.validation, "data.validation")
-        known = {name: _indices(held, head, column) for (name, head), column in zip(heads.items(), held.labels, strict=True)}
-        kept, rest = np.arange(len(train)), np.arange(len(held))
-        notes += more
-    else:
-        held, known = train, classes
-        kept, rest, more = _divided(job, classes, heads, train)
-        notes += more
-    notes += _shared(train, kept, held, rest)
-    words, most, more = _tokenizer(job, train.texts.take(kept))
-    notes += more
-    encoded = [words.encode(part.texts.take(rows)) for part, rows in ((train, kept), (held, rest))]
-    longest, more = _length(job, encoded[0], most)
-    notes += [*more, *_unknown(words, encoded[1])]
-    cut = [words.cut(tokens, part.texts.take(rows), longest)
-           for tokens, part, rows in zip(encoded, (train, held), (kept, rest), strict=True)]  # fmt: skip
-    parts = TextSplit(train, kept, cut[0], classes, words.pad), TextSplit(held, rest, cut[1], known, words.pad)
-    notes.append(lengths.padding(parts[0].lengths, longest, job.train.batch_size, job.train.seed))
-    counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation texts"
-    return Dataset(*parts, heads=heads, preprocessing={}, mixable=False, notes=[counts, *notes])
+    train, held, heads, notes = parts.read(job)
+    words, most, source = _tokenizer(job, train.texts)
+    encoded = words.encode(train.texts), words.encode(held.texts)
+    longest, why = _length(job, encoded[0], most)
+    splits = [TextSplit(part, words.cut(tokens, part.texts, longest), words.pad)
+              for part, tokens in zip((train, held), encoded, strict=True)]  # fmt: skip
+    preprocessing = {
+        "kind": "texts", "text": job.data.text, "labels": dict(zip(heads, job.data.labels, strict=True)),
+        "max_length": longest, "tokenizer": words.to_json(),
+    }  # fmt: skip
+    notes = [
+        f"{len(train):,} training and {len(held):,} validation texts", *notes, *source, *why,
+        *_unknown(words, splits[1].tokens),
+        lengths.padding(splits[0].lengths, longest, job.train.batch_size, job.train.seed),
+    ]  # fmt: skip
+    return Dataset(splits[0], splits[1], heads, preprocessing, mixable=False, notes=notes)
+
+
+def _tokenizer(job: TextJob, texts: Any) -> tuple[Tokenizer, int | None, list[str]]:
+    """The tokenizer, the most tokens that the network sees (None: any number), and notes."""
+    if isinstance(job.model, TextPretrained):
+        from runtime.models import pretrained
+
+        found = pretrained.find(job, job.model.name)
+        return found.tokenizer(), found.longest, found.notes
+    size = job.model.vocabulary if isinstance(job.model, TextEncoder) else TextEncoder.model_fields["vocabulary"].default
+    words = tokenizer.learn(texts, size)
+    return words, None, [f"{words.vocabulary:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"]
+
+
+def _length(job: TextJob, tokens: Ragged, most: int | None) -> tuple[int, list[str]]:
+    wanted = job.data.max_length
+    if wanted != "auto" and most is not None and wanted > most:
+        raise SpecError([job.problem(("data", "max_length"), f"is {wanted}", f"at most {most} tokens in this network",
+                                     "lower it, or write auto")])  # fmt: skip
+    return lengths.choose(wanted, tokens.lengths, most)
+
+
+def _unknown(words: Tokenizer, tokens: Ragged) -> list[str]:
+    """A note on validation tokens that the vocabulary does not have."""
+    share = float((tokens.flat == words.unknown).mean()) if words.unknown is not None else 0.0
+    return [f"{share:.2%} of the validation tokens are not in the vocabulary"] * (share > 0)
+
+
+def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool) -> New:
+    """Prepare new texts exactly as those of validation were prepared.
+
+    Args:
+        paths: .csv, .tsv, .jsonl or .parquet files.
+        preprocessing: what `load` left in the dataset.
+        heads: the outputs of the model, by name.
+        labelled: whether to read the labels too.
+
+    Raises:
+        DataError: if no text can be used, or a label is not among the classes.
+    """
+    columns = preprocessing["labels"].values() if labelled else ()
+    source = corpus.joined([
+        corpus.read(path, "data", preprocessing["text"], dict.fromkeys(columns, "data"), "data") for path in paths
+    ])  # fmt: skip
+    notes = bad.check(source.bad, len(source) + len(source.bad), 1.0, "data")
+    if not len(source):
+        raise DataError("\n    ".join(notes), "at least one row with a text", "check how the file was written")
+    words = tokenizer.from_json(preprocessing["tokenizer"])
+    part = parts.whole(source, parts.indices(source, heads) if labelled else {})
+    return New(TextSplit(part, words.encode(part.texts), words.pad), as_it_is, notes)

@@ -36,5 +36,6 @@ class _OneOrMore:
 
 
 Column = Annotated[str, Field(min_length=1)]
-Columns = Annotated[tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(different)]
-OneOrMore = Annotated[Columns, _OneOrMore()]
+OneOrMore = Annotated[
+    tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(different), _OneOrMore()
+]  # fmt: skip

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Tag, ValidationError
 
 from runtime.errors import Problem, nearest
 from runtime.job.document import Document
+from runtime.job.syntax import SCALARS
 from runtime.job.written import Path, dotted, shown
 
 _TYPES = {
@@ -71,7 +72,7 @@ def _problem(path: Path, items: list[Any], model: type[BaseModel], document: Doc
             path, parts = _untagged(path, item, model, document)
         case "missing":
             # A tuple that is too short reports each item that it lacks.
-            parts = [f"has {len(item['input'])}", f"a list of {items[-1]['loc'][-1] + 1}", "add what is missing"]
+            parts = [f"is {shown(item['input'])}", f"a list of {items[-1]['loc'][-1] + 1}", "add what is missing"]
         case _:
             expected = list(dict.fromkeys(option for each in items for option in _expected(each)))
             parts = [f"is {shown(item['input'])}", _listed(expected), _hint(item["input"], expected)]
@@ -92,8 +93,10 @@ def _unknown(path: Path, loc: tuple[Any, ...], model: type[BaseModel]) -> list[s
 
 def _missing(path: Path, loc: tuple[Any, ...], model: type[BaseModel]) -> list[str]:
     fields = [owner.model_fields[loc[-1]] for owner in _owners(model, loc)[0] if loc[-1] in owner.model_fields]
-    meaning = next((f": {field.description}" for field in fields if field.description), "")
-    return ["is missing", f"a required key{meaning}", f"add `{path[-1]}:`"]
+    names = [word for field in fields for word in get_args(field.annotation) if isinstance(word, str)]
+    meaning = [f": {field.description}" for field in fields if field.description]
+    return ["is missing", f"one of {', '.join(names)}" if names else f"a required key{''.join(meaning[:1])}",
+            f"add `{path[-1]}:`"]  # fmt: skip
 
 
 def _untagged(path: Path, item: Any, model: type[BaseModel], document: Document) -> tuple[Path, list[str]]:
@@ -137,7 +140,7 @@ def _hint(value: Any, expected: list[str]) -> str:
         return f'did you mean "{_BOOLEANS[text.lower()]}"?'
     if isinstance(value, float) and "a whole number" in expected and value.is_integer():
         return f"write {int(value)}"
-    if isinstance(value, str) and {"a whole number", "a number"} & set(expected) and text.isdecimal():
+    if "number" in expected[0] and isinstance(value, str) and SCALARS["float"][0].fullmatch(text):
         return "write it without quotes"
     if isinstance(value, int | float) and expected == ["text"]:
         return f'write it in quotes: "{shown(value)}"'

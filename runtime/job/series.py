@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from runtime.errors import Problem
-from runtime.job.columns import Column, Columns, OneOrMore
+from runtime.job.columns import Column, OneOrMore
 from runtime.job.data import Data, Mixup
 from runtime.job.job import Job
 from runtime.job.model import BuiltIn, OwnModel, kind
@@ -36,7 +36,7 @@ class SeriesData(Data):
     """
 
     time: Column | None = Field(None, description="column of the time: numbers, or dates as 2024-05-31 08:30:00")
-    features: Columns | None = Field(None, description="columns that the network sees; all others that are numbers if absent")
+    features: OneOrMore | None = Field(None, description="columns that the network sees; all others that are numbers if absent")
     label: OneOrMore | None = Field(None, description="column to predict; in a regression also a list of columns")
     group: Column | None = Field(None, description="column that tells several series apart, such as a machine")
     window: Count | None = Field(None, description="rows in a window")

@@ -78,10 +78,7 @@ def compose(text: str | bytes, name: str) -> yaml.Node | None:
         return loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark or loader.get_mark()
-        what = error.problem or error.context or "not YAML"
-        if error.context and what.startswith("but "):
-            what = f"{error.context}, {what}"
-        raise _error(name, mark.line + 1, mark.column + 1, printable(what, 160),
+        raise _error(name, mark.line + 1, mark.column + 1, printable(_told(error), 160),
                      "YAML: `key: value`, indented by spaces",
                      error.note or "mend the line; tabs and unclosed brackets are usual causes") from None  # fmt: skip
     except (ValueError, OverflowError):
@@ -91,6 +88,18 @@ def compose(text: str | bytes, name: str) -> yaml.Node | None:
                      "characters up to \\U0010FFFF", "write the character itself") from None  # fmt: skip
     finally:
         loader.dispose()
+
+
+def _told(error: yaml.MarkedYAMLError) -> str:
+    """What PyYAML says, and what began where if that is another line."""
+    what, start, mark = error.problem or "not YAML", error.context_mark, error.problem_mark
+    if not error.context:
+        return what
+    if not error.context.startswith("while "):
+        return f"{error.context}, {what}"
+    if start and mark and start.line != mark.line:
+        return f"{what}, {error.context} that starts at {start.line + 1}:{start.column + 1}"
+    return what
 
 
 def _loader(text: str, name: str) -> CoreLoader:

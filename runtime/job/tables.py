@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from runtime.errors import Problem
-from runtime.job.columns import Columns, OneOrMore
+from runtime.job.columns import OneOrMore
 from runtime.job.data import Data
 from runtime.job.job import Job
 from runtime.job.model import BuiltIn, OwnModel, kind
@@ -28,10 +28,10 @@ class TableData(Data):
         description="column to predict; several columns: in a classification labels of 0 and 1, of which each can be "
         "true, in a regression several numbers"
     )
-    features: Columns | None = Field(None, description="columns to predict from; all others if absent")
-    ignore: Columns | None = Field(None, description="columns that are not used: identifiers, other targets, dates")
-    numeric: Columns | None = Field(None, description="columns that are numbers, whatever they look like")
-    categorical: Columns | None = Field(None, description="columns that are categories, such as codes that are numbers")
+    features: OneOrMore | None = Field(None, description="columns to predict from; all others if absent")
+    ignore: OneOrMore | None = Field(None, description="columns that are not used: identifiers, other targets, dates")
+    numeric: OneOrMore | None = Field(None, description="columns that are numbers, whatever they look like")
+    categorical: OneOrMore | None = Field(None, description="columns that are categories, such as codes that are numbers")
 
 
 class Mlp(BuiltIn):

@@ -16,6 +16,7 @@ from runtime.errors import DataError
 from runtime.job.job import ImageJob
 
 torch.set_num_threads(1)
+QUOTED = '"a, b"'
 
 
 def job(train: Path, **data: object) -> ImageJob:
@@ -59,9 +60,8 @@ def test_paths_are_relative_to_the_manifest(tmp_path: Path, suffix: str) -> None
 
 def test_other_columns_order_quotes_spaces_and_a_mark_at_the_start(tmp_path: Path) -> None:
     paths = images(tmp_path)
-    absolute = tmp_path / "pictures" / "0.png"
-    lines = ["\ufeffkind, n,file", f'" a, b ",1,{absolute}', *(f"{'x' if i % 2 else 'a, b'},1,{p}".replace("a, b", '"a, b"')
-             for i, p in enumerate(paths) if i)]  # fmt: skip
+    paths[0] = str(tmp_path / paths[0])
+    lines = ["\ufeffkind,n,file", *(f"{' x ' if i % 2 else QUOTED},1,{path}" for i, path in enumerate(paths))]
     (tmp_path / "list.csv").write_text("\n".join(lines), encoding="utf-8")
     wanted = {f"{i}.png": "x" if i % 2 else "a, b" for i in range(8)}
     assert classes(job(tmp_path / "list.csv", path_column="file", label_column="kind")) == wanted
@@ -90,28 +90,30 @@ def columns(folder: Path, **values: Any) -> None:
 
 CASES: dict[str, tuple[str, Any, str, str]] = {
     "missing column": ("csv", lambda d: rows(d, header="path,labels"), 'has no column "label"', 'mean "labels"?'),
-    "missing both": ("csv", lambda d: rows(d, header="x,y"), 'has no column "path"', "name the column in data.path_col"),
-    "semicolons": ("csv", lambda d: rows(d).replace(",", ";"), "its columns: path;label", "by commas"),
-    "no header": ("csv", lambda d: rows(d).partition("\n")[2], 'has no column "path"', "its columns: pictures/0.png, yes"),
+    "missing both": ("csv", lambda d: rows(d, header="x,y"), 'has no column "path"', "its columns: x, y"),
+    "semicolons": ("csv", lambda d: rows(d).replace(",", ";"), "separated by semicolons", "write it with commas"),
+    "no header": ("csv", lambda d: rows(d).partition("\n")[2], 'has no column "path"', "columns: pictures/0.png, yes"),
     "duplicate header": ("csv", lambda d: "path,label,label\na,b,c\n", "several columns of the name label", "rename"),
-    "empty file": ("csv", lambda d: "", "list.csv is empty", "a header and one row for each image"),
-    "header only": ("csv", lambda d: "path,label\n", "no row with a path and a label (0 rows in all)", "check how"),
-    "blank lines": ("csv", lambda d: "\n\n", "list.csv cannot be read: ", "write the file again"),
+    "empty file": ("csv", lambda d: "", "list.csv is empty", "check how the file was written"),
+    "header only": ("csv", lambda d: "path,label\n", "list.csv has a header and no rows", "at least one row"),
+    "blank lines": ("csv", lambda d: "\n\n", "list.csv has no rows", "a header and at least one row"),
     "all empty": ("csv", lambda d: "path,label\n,\n ,x\n", "no row with a path and a label (2 rows", "check how"),
-    "ragged": ("csv", lambda d: rows(d) + "a,b,c\n", "Expected 2 columns, got 3", "commas and a header"),
-    "latin-1": ("csv", lambda d: rows(d, "sí no").encode("latin-1"), "it is not UTF-8", "a CSV in UTF-8"),
-    "latin-1 header": ("csv", lambda d: "path,señal\na,b\n".encode("latin-1"), "it is not UTF-8", "a CSV in UTF-8"),
-    "UTF-16": ("csv", lambda d: rows(d).encode("utf-16"), "is not UTF-8: it holds zero bytes", "a CSV in UTF-8"),
+    "ragged": ("csv", lambda d: rows(d) + "a,b,c\n", "row 9: 3 cells, a,b,c", "put quotes around cells"),
+    "latin-1": ("csv", lambda d: rows(d, "sí no").encode("latin-1"), "byte 0xED is not UTF-8", "iconv -f LATIN1"),
+    "latin-1 header": ("csv", lambda d: "path,señal\na,b\n".encode("latin-1"), "line 1: byte 0xF1 is not", "iconv"),
+    "UTF-16": ("csv", lambda d: rows(d).encode("utf-16"), "list.csv is UTF-16", "iconv -f UTF-16"),
     "empty label": ("csv", lambda d: rows(d) + "pictures/0.png,\n", "list.csv row 9: label is empty", "1 of 9 samples"),
     "empty path": ("csv", lambda d: rows(d) + ",yes\n", "list.csv row 9: path is empty", "1 of 9 samples"),
     "missing file": ("csv", lambda d: rows(d) + "gone.png,yes\n", "gone.png: no such file or directory", "1 of 9"),
     "one class": ("csv", lambda d: rows(d, "yes"), "8 images of 1 class: yes", "add another class"),
-    "no table": ("parquet", lambda d: "PAR1 and no more", "list.parquet cannot be read: ", "or a Parquet file"),
-    "empty parquet": ("parquet", lambda d: "", "list.parquet cannot be read: ", "or a Parquet file"),
-    "float label": ("parquet", lambda d: columns(d, path=["a", "b"], label=[0.5, 1.5]), 'column "label" of', "is double"),
+    "other file": ("txt", lambda d: rows(d), "list.txt is of no known kind", "a .csv, .tsv, .jsonl or .parquet"),
+    "no table": ("parquet", lambda d: "PAR1 and no more", "is no Parquet file, or only a part", "copy or write it"),
+    "empty parquet": ("parquet", lambda d: "", "list.parquet is empty", "check how the file was written"),
+    "float label": ("parquet", lambda d: columns(d, path=["a", "b"], label=[0.5, 1.5]), "column", "is double"),
     "list path": ("parquet", lambda d: columns(d, path=[["a"]], label=["x"]), 'column "path" of', "is list<"),
     "null label": ("parquet", lambda d: columns(d, path=images(d), label=["a", "b", None, "a"] * 2),
                    "list.parquet row 3: label is empty", "2 of 8 samples"),
+    "no labels": ("parquet", lambda d: columns(d, path=["a"], label=arrow.nulls(1)), "(1 rows in all)", "check how"),
     "parquet column": ("parquet", lambda d: columns(d, file=["a"], label=["x"]), 'has no column "path"', "file, label"),
 }  # fmt: skip
 
@@ -125,7 +127,7 @@ def test_bad_manifests(tmp_path: Path, case: str) -> None:
         (tmp_path / f"list.{suffix}").write_bytes(content)
     with pytest.raises(DataError) as error:
         load(job(tmp_path / f"list.{suffix}"))
-    assert str(error.value).startswith("data.train: ")
+    assert str(error.value).startswith(("data.train: ", "data.path_column: ", "data.label_column: "))
     assert text in str(error.value)
     assert advice in str(error.value)
     assert error.value.exit_code == 3

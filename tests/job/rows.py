@@ -1,0 +1,61 @@
+"""A row of the tables of bad specs: what is written, and all that has to be said about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime import optimizations
+from runtime.job import JOBS
+
+HEAD = "name: a\ntask: image-classification\n"
+SPEC = HEAD + "data: {train: data}\n"
+"""The shortest spec that is valid."""
+
+# Lists that grow with every task, optimization and setting.
+LISTS = {
+    "{tasks}": ", ".join(JOBS),
+    "{optimizations}": ", ".join(o.name for o in optimizations.every()),
+    "{top}": "name, task, data, train, optimize, limits, checkpoint, model",
+    "{train}": ", ".join(JOBS["image-classification"].model_fields["train"].annotation.model_fields),  # type: ignore
+    "{metrics}": "train/loss, validation/loss, validation/accuracy, validation/f1",
+    "{name}": "1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first",
+    "{yaml}": "YAML: `key: value`, indented by spaces",
+    "{mend}": "mend the line; tabs and unclosed brackets are usual causes",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mistake and the three parts of its message."""
+
+    text: str | bytes
+    """A whole spec, or what comes behind `SPEC` (with a `data:` of its own, behind `HEAD`)."""
+    place: str
+    """line:column"""
+    given: str
+    possible: str
+    action: str
+    code: int = 2
+
+    def spec(self) -> bytes:
+        """The file."""
+        if isinstance(self.text, bytes):
+            return self.text
+        head = "" if "task:" in self.text else HEAD if self.text.startswith("data:") else SPEC
+        return (head + self.text).encode()
+
+    def message(self, file: str) -> str:
+        """What stands on stderr."""
+        return f"{file}:{self.place}: {self.given}\n  possible: {filled(self.possible)}\n  do:       {filled(self.action)}\n"
+
+    def name(self) -> str:
+        """The id of the test."""
+        text = self.text if isinstance(self.text, str) else self.text.decode("latin-1")
+        return f"{text.splitlines()[-1] if text.strip() else 'nothing'} {self.given}"[:80].encode("unicode_escape").decode()
+
+
+def filled(text: str) -> str:
+    """The text with the lists that it names."""
+    for name, items in LISTS.items():
+        text = text.replace(name, items)
+    return text
