@@ -11,11 +11,15 @@ Item = TypeVar("Item")
 
 
 class Clock:
-    """Seconds by phase; monotonic, so that a changed wall clock changes nothing."""
+    """Seconds by phase; monotonic, so that a changed wall clock changes nothing.
+
+    Phases nest and exclude each other: while an inner one runs, the outer one stands still, so they add up.
+    """
 
     def __init__(self) -> None:
         self.phases: dict[str, float] = {}
-        self.start = time.monotonic()
+        self.start = self.since = time.monotonic()
+        self.open: list[str] = []
 
     @property
     def seconds(self) -> float:
@@ -25,11 +29,19 @@ class Clock:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time of a `with` block."""
-        start = time.monotonic()
+        self._turn()
+        self.open.append(name)
         try:
             yield
         finally:
-            self.phases[name] = self.phases.get(name, 0.0) + time.monotonic() - start
+            self._turn()
+            self.open.pop()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if self.open:
+            self.phases[self.open[-1]] = self.phases.get(self.open[-1], 0.0) + now - self.since
+        self.since = now
 
     def waiting(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
         """Pass items through, counting the time that each took to come."""

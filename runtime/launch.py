@@ -118,7 +118,9 @@ def _build_if_missing(engine: Any, word: str) -> None:
 def _tell_age(image: Any, word: str) -> None:
     """An image holds the code it was built from; say so where the checkout has moved on."""
     built = image.labels.get("org.opencontainers.image.revision", "unknown")
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=False)
+    head = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
     if head.returncode == 0 and built not in ("unknown", head.stdout.strip()):
         print(f"image drivetrain/{word} was built from revision {built}, the checkout is at {head.stdout.strip()}: "
               "`make rebuild` brings it up to date")  # fmt: skip

@@ -24,29 +24,28 @@ CHECK_EVERY = 1.0
 """Seconds between two readings of the loss for the screen; each reading waits for the GPU."""
 
 
-def fit(run: Run, progress: Progress) -> tuple[str, dict[str, Any]]:
+def fit(run: Run, progress: Progress) -> str:
     """Train to the end.
 
     Returns:
-        Why the training ended, and the confusion matrices of the last evaluation.
+        Why the training ended.
 
     Raises:
         Stopped: on a signal, after a checkpoint if there is progress.
         NumericsError: if the loss or the gradient is not finite.
     """
     reason: str | None = None
-    confusion: dict[str, Any] = {}
     due = Due(run)
     while reason is None and run.counters.epoch < run.job.train.epochs:
         reason = _epoch(run, progress, due)
         run.signals.check()
         with run.clock.phase("evaluate"):
             run.last, confusion = evaluate(run)
-        _record_evaluation(run, progress)
+        _record_evaluation(run, progress, confusion)
         reason = reason or run.watch.stop()
         if due.now(epoch_ended=True):
             run.save()
-    return reason or f"all {run.job.train.epochs} epochs are done", confusion
+    return reason or f"all {run.job.train.epochs} epochs are done"
 
 
 def _epoch(run: Run, progress: Progress, due: Due) -> str | None:
@@ -55,15 +54,15 @@ def _epoch(run: Run, progress: Progress, due: Due) -> str | None:
     run.train_mode()
     with run.clock.phase("train"):
         for batch in run.clock.waiting("input", run.batches.epoch(counters.epoch, counters.batch)):
-            if counters.step >= run.total_steps:
-                return f"{run.total_steps} steps are done"
+            if run.steps_done():
+                break
             if run.time_left() < due.margin:
                 raise Stopped(f"max_time of {run.job.train.max_time} is spent")
             _advance(run, batch, progress)
             run.signals.check()
             if due.now():
                 run.save()
-    return None
+    return f"{counters.step} steps are done" if run.steps_done() else None
 
 
 def _advance(run: Run, batch: Batch, progress: Progress) -> None:
@@ -89,14 +88,14 @@ def _advance(run: Run, batch: Batch, progress: Progress) -> None:
     progress.step(run, loss)
 
 
-def _record_evaluation(run: Run, progress: Progress) -> None:
+def _record_evaluation(run: Run, progress: Progress, confusion: dict[str, Any]) -> None:
     counters = run.counters
     with run.signals.held():
         best = run.watch.update(run.last, counters.step, counters.epoch)
         assert run.metrics is not None
         run.metrics.write(counters.step, counters.epoch, run.last)
         if best:
-            run.save(f"best-{counters.step}")
+            run.save(f"best-{counters.step}", {"metrics": run.last, "confusion": confusion})
         progress.evaluation(run, best)
         counters.epoch, counters.batch = counters.epoch + 1, 0
 

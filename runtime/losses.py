@@ -138,8 +138,10 @@ def objective(spec: Spec | None, heads: Mapping[str, Head], targets: Targets, we
     for name, head in heads.items():
         plain = BinaryCrossEntropy(name="bce") if head.several else CrossEntropy(name="cross-entropy")
         chosen = spec or (plain if head.classes else MeanSquaredError(name="mse"))
+        if head.label_smoothing is not None:
+            chosen = chosen.model_copy(update={"label_smoothing": head.label_smoothing})
         weights = None
-        if weighting == "balanced" and head.classes and not head.several:
+        if (head.class_weights or weighting) == "balanced" and head.classes and not head.several:
             weights = balanced(targets[name], len(head.classes))
         losses[name] = HeadLoss(terms(chosen), weights)
     return Objective(heads, losses)

@@ -79,6 +79,10 @@ class Run:
         steps = self.batches.per_epoch * self.job.train.epochs
         return min(steps, self.job.train.steps or steps)
 
+    def steps_done(self) -> bool:
+        """Whether `train.steps` are done."""
+        return self.job.train.steps is not None and self.counters.step >= self.job.train.steps
+
     @property
     def checkpoints(self) -> Path:
         """The folder of the checkpoints."""
@@ -106,8 +110,8 @@ class Run:
         """Make this step's dropout a function of (seed, step): no generator state to save, none to lose."""
         torch.manual_seed(draws.key(self.job.train.seed, "step", self.counters.step))
 
-    def save(self, name: str | None = None) -> Path:
-        """Write a checkpoint; by default `step-<n>`, with everything needed to go on."""
+    def save(self, name: str | None = None, notes: Mapping[str, Any] | None = None) -> Path:
+        """Write a checkpoint; by default `step-<n>`, with everything needed to go on. `notes` go into its state."""
         tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": self.model.state_dict()}
         if self.ema:
             tensors["ema"] = self.ema.average
@@ -116,7 +120,9 @@ class Run:
         if self.metrics:
             self.metrics.flush()
         with self.clock.phase("checkpoint"), self.signals.held():
-            path = checkpoint.save(self.checkpoints, name or f"step-{self.counters.step}", tensors, self.state())
+            path = checkpoint.save(
+                self.checkpoints, name or f"step-{self.counters.step}", tensors, {**self.state(), **(notes or {})}
+            )
             if name is None:
                 best = self.watch.best
                 checkpoint.prune(

@@ -40,7 +40,8 @@ def libraries() -> dict[str, str]:
         if match := re.search(pattern, config):
             found[name] = match[1]
     for pool in threadpool_info():
-        found[str(pool["prefix"])] = f"{pool['internal_api']} {pool['version'] or ''}, {pool['num_threads']} threads"
+        name = " ".join(filter(None, (str(pool["internal_api"]), pool["version"])))
+        found[str(pool["prefix"])] = f"{name}, {pool['num_threads']} threads"
     return found
 
 

@@ -70,7 +70,7 @@ def check(document: Document) -> Job:
         _typed(kind).model_validate(data)
         job = kind.model_validate(data)
     except ValidationError as error:
-        found += _news(problems(error, _typed(kind), document), found, known_task=kind is not Job)
+        found += _news(problems(error, _typed(kind), document), document, known_task=kind is not Job)
         found += _of_the_rest(kind, without(data, error, document), document, found)
     if job is not None and kind is not Job:
         job._document = document
@@ -86,7 +86,7 @@ def _of_the_rest(kind: type[Job], data: dict[str, Any], document: Document, foun
     if kind is Job or any(problem.key.startswith("data") for problem in found):
         return []
     try:
-        job = kind.model_validate(data)
+        job = kind.model_validate({"name": "job"} | data)
     except ValidationError:
         return []
     return list(_combination_problems(job, document))
@@ -98,17 +98,18 @@ def _kind(document: Document) -> type[Job]:
     return JOBS.get(task, Job) if isinstance(task, str) else Job
 
 
-def _news(more: list[Problem], found: list[Problem], *, known_task: bool) -> Iterator[Problem]:
-    """What is not a consequence of a problem already found."""
-    blamed = tuple(problem.key for problem in found if problem.key)
+def _news(more: list[Problem], document: Document, *, known_task: bool) -> Iterator[Problem]:
+    """What is not a consequence of a value that could not be read, or of a task that is not known."""
+    blamed = [dotted(path) for path in document.unread]
     for problem in more:
         after = any(
             problem.key == key or problem.key.startswith((f"{key}.", f"{key}[")) or key.startswith(f"{problem.key}[")
             for key in blamed
         )
         # Without the task nobody knows which keys `model:` and `data:` have.
-        open_ = not known_task and (problem.key == "model" or problem.key.startswith("data."))
-        if not after and not (open_ and problem.given == UNKNOWN_KEY):
+        open_ = problem.key == "model" or problem.key.startswith("data.")
+        task = problem.key == "task" or (open_ and problem.given == UNKNOWN_KEY)
+        if not after and (known_task or not task):
             yield problem
 
 
@@ -121,7 +122,7 @@ def _task_problems(document: Document) -> Iterator[Problem]:
     known = ", ".join(JOBS)
     if "task" not in document.data:
         yield Problem(document.place(()), "task", "is missing", f"one of {known}", "add `task:`")
-    elif _kind(document) is Job and not any(problem.key == "task" for problem in document.problems):
+    elif _kind(document) is Job and ("task",) not in document.unread:
         task = document.data["task"]
         yield Problem(document.place(("task",)), "task", f"is {shown(task)}", f"one of {known}",
                       nearest(str(task), JOBS) or "pick one")  # fmt: skip

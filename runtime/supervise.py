@@ -73,7 +73,7 @@ def _run(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: f
     code = _child(request, plan.environment(machine), run)
     state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
     write_json(run.path / "state.json", state)
-    if code == 0:
+    if (run.path / "metrics.jsonl").exists():
         _report(run.path)
     return code
 

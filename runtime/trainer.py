@@ -85,7 +85,7 @@ def train(folder: Path, job: Job, signals: Signals) -> int:
     progress = Progress(run.total_steps, run.counters.step)
     with Monitor(folder, run) as monitor:
         try:
-            reason, confusion = loop.fit(run, progress)
+            reason = loop.fit(run, progress)
             run.save()
             artifact.write(run)
         except Stopped as stop:
@@ -93,7 +93,7 @@ def train(folder: Path, job: Job, signals: Signals) -> int:
         finally:
             progress.close()
             run.metrics.close()
-    write_json(folder / "result.json", _result(run, reason, confusion, monitor.peak))
+    write_json(folder / "result.json", _result(run, reason, monitor.peak))
     best = run.watch.best
     say(f"done: {reason}; best {best.metric} {best.best:.4f} after epoch {best.epoch + 1}; model in {folder}/model")
     return 0
@@ -142,18 +142,25 @@ def _stopped(run: Any, stop: Stopped) -> Stopped:
                    "run the same command to go on from there")  # fmt: skip
 
 
-def _result(run: Any, reason: str, confusion: dict[str, Any], peak: int) -> dict[str, Any]:
+def _result(run: Any, reason: str, peak: int) -> dict[str, Any]:
     best, spent = run.watch.best, run.clock.phases
+    notes = read_json(run.checkpoints / f"best-{best.step}" / "state.json")
     seconds = run.counters.seconds + run.clock.seconds
-    training = max(1e-9, spent.get("train", 0.0) - spent.get("checkpoint", 0.0))
+    training = max(1e-9, spent.get("train", 0.0) + spent.get("input", 0.0))
     return {
         "steps": run.counters.step,
         "epochs": run.counters.epoch,
         "seconds": seconds,
         "samples_per_second": (run.counters.samples - run.samples_before) / training,
-        "best": {"metric": best.metric, "value": best.best, "step": best.step, "epoch": best.epoch + 1},
+        "best": {
+            "metric": best.metric,
+            "value": best.best,
+            "step": best.step,
+            "epoch": best.epoch + 1,
+            "metrics": notes["metrics"],
+        },
         "last": run.last,
-        "confusion": confusion,
+        "confusion": notes["confusion"],
         "peak_memory": peak,
         "memory_limit": run.hardware.memory.limit,
         "parameters": sum(p.numel() for p in run.model.parameters()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -151,12 +152,17 @@ def test_command_errors(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_command_needs_no_torch(run: Path) -> None:
+def test_command_needs_no_torch_and_no_home(run: Path) -> None:
     code = (
         "import sys; from runtime.report.__main__ import main; sys.exit(main(sys.argv[1:]) or 'torch' in sys.modules)"
     )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MPL", "XDG"))} | {"HOME": "/dev/null"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, str(run)], cwd=ROOT, check=False, capture_output=True
+        [sys.executable, "-W", "error", "-c", code, str(run)],
+        cwd=ROOT,
+        env=environment,
+        check=False,
+        capture_output=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert (run / "report.html").exists()

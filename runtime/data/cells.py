@@ -57,14 +57,12 @@ def texts(column: Any) -> Any:
 
     Numbers are written without a needless `.0`, so that a column of whole numbers reads the same with gaps in it.
     """
-    from pyarrow import compute, large_string, string, types
+    from pyarrow import compute, int64, large_string, string, types
 
     if types.is_floating(column.type):
         values = _array(column)
         whole = np.isnan(values) | (np.abs(values) < 2.0**53) & (values == np.floor(values))
         if whole.all():
-            from pyarrow import int64
-
             column = compute.cast(compute.if_else(compute.is_nan(column), None, column), int64())
     if not (types.is_string(column.type) or types.is_large_string(column.type)):
         column = compute.cast(column, large_string() if types.is_string_view(column.type) else string())
@@ -116,7 +114,7 @@ def check_kind(column: Any, name: str, option: str, source: str, *, dates: bool 
 
 
 def _array(column: Any) -> npt.NDArray[Any]:
-    return np.asarray(column.to_numpy(zero_copy_only=False) if hasattr(column, "buffers") else column.to_numpy())
+    return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
 def _is_one_of(column: Any, values: tuple[str, ...]) -> Any:

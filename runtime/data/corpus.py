@@ -69,7 +69,9 @@ def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: s
     for name, option in wanted.items():
         _check_type(table, name, option, path)
     trimmed = {name: compute.utf8_trim_whitespace(table[name]) for name in wanted}
-    filled = {name: compute.fill_null(compute.not_equal(cells, ""), False).to_numpy() for name, cells in trimmed.items()}
+    filled = {
+        name: compute.fill_null(compute.not_equal(cells, ""), False).to_numpy() for name, cells in trimmed.items()
+    }
     good = np.logical_and.reduce(list(filled.values()))
     rows = np.flatnonzero(good)
     return Corpus(

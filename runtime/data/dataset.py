@@ -31,6 +31,10 @@ class Head:
     """Scale of the numbers: the network predicts (value - mean) / std."""
     weight: float = 1.0
     """Weight of this head in the loss."""
+    class_weights: str | None = None
+    """`none` or `balanced`; as the job's `train:` says if None."""
+    label_smoothing: float | None = None
+    """As the job's loss says if None."""
 
     @property
     def outputs(self) -> int:

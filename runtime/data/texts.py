@@ -9,6 +9,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from runtime import pretrained
 from runtime.data import bad, corpus, lengths, parts, tokenizer
 from runtime.data.dataset import Dataset, Head, Inputs, New, Targets, as_it_is
 from runtime.data.parts import Part
@@ -17,6 +18,10 @@ from runtime.data.tokenizer import Tokenizer
 from runtime.draws import Ids
 from runtime.errors import DataError, SpecError
 from runtime.job.texts import TextEncoder, TextJob, TextPretrained
+from runtime.models import family
+
+POOLED = {"cls": "first token", "mean": "mean over tokens"}
+USUAL_VOCABULARY: int = TextEncoder.model_fields["vocabulary"].default
 
 
 class TextSplit:
@@ -59,7 +64,7 @@ def load(job: TextJob) -> Dataset:
               for part, tokens in zip((train, held), encoded, strict=True)]  # fmt: skip
     preprocessing = {
         "kind": "texts", "text": job.data.text, "labels": dict(zip(heads, job.data.labels, strict=True)),
-        "max_length": longest, "tokenizer": words.to_json(),
+        "max_length": longest, "vocabulary": words.vocabulary, "tokenizer": words.to_json(),
     }  # fmt: skip
     notes = [
         f"{len(train):,} training and {len(held):,} validation texts", *notes, *source, *why,
@@ -72,11 +77,11 @@ def load(job: TextJob) -> Dataset:
 def _tokenizer(job: TextJob, texts: Any) -> tuple[Tokenizer, int | None, list[str]]:
     """The tokenizer, the most tokens that the network sees (None: any number), and notes."""
     if isinstance(job.model, TextPretrained):
-        from runtime.models import pretrained
-
         found = pretrained.find(job, job.model.name)
-        return found.tokenizer(), found.longest, found.notes
-    size = job.model.vocabulary if isinstance(job.model, TextEncoder) else TextEncoder.model_fields["vocabulary"].default
+        how = family.pooling(found.config) if job.model.pooling == "auto" else job.model.pooling
+        note = f"encoder {found.config.model_type} from {found.folder}; a text's vector is its {POOLED[how]}"
+        return tokenizer.of(found), family.longest(found.config), [note]
+    size = job.model.vocabulary if isinstance(job.model, TextEncoder) else USUAL_VOCABULARY
     words = tokenizer.learn(texts, size)
     return words, None, [f"{words.vocabulary:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"]
 

@@ -14,12 +14,15 @@ import torch
 from runtime.data import ragged
 from runtime.data.ragged import Ragged
 from runtime.errors import DataError
+from runtime.pretrained import Pretrained, quiet
 
 if TYPE_CHECKING:
     import tokenizers
 
 PART = 10_000
 """Texts that are tokenized in one call, which shares them among the threads."""
+VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+"""Files of older forms of tokenizers."""
 RULE = "NFC, lower case, accents kept"
 _PAD, _UNKNOWN, _CLASS, _SEPARATOR, _MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -106,6 +109,40 @@ def learn(texts: Any, size: int) -> Tokenizer:
     learned = _blank(library(), dict(sorted(numbers.items(), key=lambda item: item[1])))
     learned.add_special_tokens(list(SPECIAL))
     return Tokenizer(learned, numbers[_PAD])
+
+
+def of(found: Pretrained) -> Tokenizer:
+    """The tokenizer of a pretrained encoder, as it is in its folder.
+
+    Raises:
+        SpecError: if there is none, or it does not fit the encoder.
+    """
+    path = found.folder / "tokenizer.json"
+    possible = "a folder with tokenizer.json or vocab.txt, as save_pretrained writes it"
+    try:
+        inner = library().Tokenizer.from_file(str(path)) if path.exists() else _converted(found)
+    except Exception as error:  # the library raises nothing more specific
+        found.refuse(f"the tokenizer in {found.folder} cannot be used: {str(error)[:300]}", possible, "save it again")
+    inner.no_truncation()
+    inner.no_padding()
+    pad = found.config.pad_token_id
+    made = Tokenizer(inner, inner.token_to_id(_PAD) or 0 if pad is None else pad)
+    if made.vocabulary > found.config.vocab_size:
+        found.refuse(f"the tokenizer in {found.folder} has {made.vocabulary:,} tokens, the network "
+                     f"{found.config.vocab_size:,}", "both from the same network", "save the right tokenizer")  # fmt: skip
+    return made
+
+
+def _converted(found: Pretrained) -> tokenizers.Tokenizer:
+    """A tokenizer in one of the older forms."""
+    if not any((found.folder / name).exists() for name in VOCABULARIES):
+        # The library would make one without words.
+        raise FileNotFoundError(f"there is none of tokenizer.json, {', '.join(VOCABULARIES)}")
+    with quiet() as transformers:
+        made = transformers.AutoTokenizer.from_pretrained(
+            found.folder, config=found.config, local_files_only=True, trust_remote_code=False
+        )
+    return made.backend_tokenizer
 
 
 def _blank(tokenizers: Any, vocabulary: dict[str, int] | None = None) -> tokenizers.Tokenizer:

@@ -23,6 +23,8 @@ class Document:
     places: dict[Path, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     """What could not be read; the rest of the data stands."""
+    unread: list[Path] = field(default_factory=list)
+    """Paths of values that could not be read, and are None."""
 
     def place(self, path: Path) -> str:
         """`file:line:column` of `path`, or of its nearest ancestor that stands in the file."""
@@ -47,7 +49,7 @@ class Document:
         origin = f"--set {printable(assignment)}"
         key, equals, text = assignment.partition("=")
         parts = tuple(part.strip() for part in key.split("."))
-        if not equals or not all(parts):
+        if not equals or not all(part and part.isprintable() for part in parts):
             raise SpecError([Problem(f"{origin}:1:1", "", "not an assignment", "key.path=value",
                                      "write for example --set train.epochs=3")])  # fmt: skip
         # Blanks in the place of the key make the columns right.
@@ -107,7 +109,7 @@ def read(text: str | bytes, name: str) -> Document:
     data = reader.read(node, ())
     if data is None:
         raise SpecError(reader.problems)
-    return Document(name, data, reader.places, reader.problems)
+    return Document(name, data, reader.places, reader.problems, reader.unread)
 
 
 def dump(data: Mapping[str, Any]) -> str:

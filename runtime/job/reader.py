@@ -25,12 +25,13 @@ class _Unreadable(Exception):
 
 
 class Reader:
-    """Turns the nodes of one document into data; `places` and `problems` fill up on the way."""
+    """Turns the nodes of one document into data; `places`, `problems` and `unread` fill up on the way."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.places: dict[Path, str] = {}
         self.problems: list[Problem] = []
+        self.unread: list[Path] = []
         self._nodes = 0
         self._open: set[int] = set()
 
@@ -50,6 +51,7 @@ class Reader:
             return self._collection(node, path)
         except _Unreadable as error:
             self.problems.append(error.problem)
+            self.unread.append(path)
             return None
 
     def _where(self, node: yaml.Node) -> str:

@@ -36,7 +36,9 @@ class SeriesData(Data):
     """
 
     time: Column | None = Field(None, description="column of the time: numbers, or dates as 2024-05-31 08:30:00")
-    features: OneOrMore | None = Field(None, description="columns that the network sees; all others that are numbers if absent")
+    features: OneOrMore | None = Field(
+        None, description="columns that the network sees; all others that are numbers if absent"
+    )
     label: OneOrMore | None = Field(None, description="column to predict; in a regression also a list of columns")
     group: Column | None = Field(None, description="column that tells several series apart, such as a machine")
     window: Count | None = Field(None, description="rows in a window")
@@ -94,7 +96,11 @@ class SeriesJob(Job):
     def problems(self) -> Iterator[Problem]:
         """What arrays and long tables need and cannot use, and columns that are two things at once."""
         yield from self._form_problems()
-        named = [("time", self.data.time), ("group", self.data.group), *(("label", name) for name in self.data.label or ())]
+        named = [
+            ("time", self.data.time),
+            ("group", self.data.group),
+            *(("label", name) for name in self.data.label or ()),
+        ]
         seen: dict[str | None, str] = {}
         for option, name in [*named, *(("features", name) for name in self.data.features or ())]:
             if name is not None and seen.setdefault(name, option) != option:
@@ -154,4 +160,6 @@ class SeriesRegressionJob(SeriesJob):
         """Class weights need classes."""
         yield from super().problems()
         if self.train.class_weights != "none":
-            yield self.problem(("train", "class_weights"), f"is {self.train.class_weights}", "a classification", "remove it")
+            yield self.problem(
+                ("train", "class_weights"), f"is {self.train.class_weights}", "a classification", "remove it"
+            )

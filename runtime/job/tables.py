@@ -31,7 +31,9 @@ class TableData(Data):
     features: OneOrMore | None = Field(None, description="columns to predict from; all others if absent")
     ignore: OneOrMore | None = Field(None, description="columns that are not used: identifiers, other targets, dates")
     numeric: OneOrMore | None = Field(None, description="columns that are numbers, whatever they look like")
-    categorical: OneOrMore | None = Field(None, description="columns that are categories, such as codes that are numbers")
+    categorical: OneOrMore | None = Field(
+        None, description="columns that are categories, such as codes that are numbers"
+    )
 
 
 class Mlp(BuiltIn):

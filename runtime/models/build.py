@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime import draws
+from runtime import draws, pretrained
 from runtime.data.dataset import Dataset
 from runtime.job import Job
 from runtime.job.job import ImageJob
 from runtime.job.model import Freeze
-from runtime.models import images
+from runtime.job.texts import TextEncoder, TextJob, TextPretrained
+from runtime.models import family, images, texts
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Model:
     freeze: Freeze
 
 
-BUILDERS: dict[str, Callable[..., nn.Module]] = {"images": images.build}
+BUILDERS: dict[str, Callable[..., nn.Module]] = {"images": images.build, "texts": texts.build}
 
 
 def build(job: Job, dataset: Dataset) -> Model:
@@ -37,6 +38,8 @@ def build(job: Job, dataset: Dataset) -> Model:
     torch.manual_seed(draws.key(job.train.seed, "weights"))
     if isinstance(job, ImageJob):
         return _image_network(job, dataset)
+    if isinstance(job, TextJob):
+        return _text_network(job, dataset)
     raise AssertionError(f"no network for {job.task}")
 
 
@@ -48,3 +51,29 @@ def _image_network(job: ImageJob, dataset: Dataset) -> Model:
         "stem": spec.stem,
     }  # fmt: skip
     return Model(images.build(**arguments), "images", arguments, spec.freeze)
+
+
+def _text_network(job: TextJob, dataset: Dataset) -> Model:
+    spec = job.model
+    outputs = {name: head.outputs for name, head in dataset.heads.items()}
+    if isinstance(spec, TextPretrained):
+        return _pretrained_text_network(spec, pretrained.find(job, spec.name), outputs, dataset)
+    assert isinstance(spec, TextEncoder)
+    config = family.bert(
+        vocabulary=dataset.preprocessing["vocabulary"], pad=dataset.preprocessing["tokenizer"]["pad"],
+        longest=dataset.preprocessing["max_length"], layers=spec.layers, width=spec.width, heads=spec.heads,
+        dropout=spec.dropout,
+    )  # fmt: skip
+    arguments = {"config": config, "outputs": outputs, "pooling": spec.pooling, "dropout": spec.dropout}
+    return Model(texts.build(**arguments), "texts", arguments, spec.freeze)
+
+
+def _pretrained_text_network(
+    spec: TextPretrained, found: pretrained.Pretrained, outputs: dict[str, int], dataset: Dataset
+) -> Model:
+    pooling = family.pooling(found.config) if spec.pooling == "auto" else spec.pooling
+    dropout = family.dropout(found.config) if spec.dropout is None else spec.dropout
+    network = texts.TextNetwork(found.network(), outputs, pooling, dropout)
+    texts.probe(network, found, dataset.preprocessing["max_length"])
+    arguments = {"config": found.config.to_dict(), "outputs": outputs, "pooling": pooling, "dropout": dropout}
+    return Model(network, "texts", arguments, spec.freeze)

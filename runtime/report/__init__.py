@@ -2,11 +2,13 @@
 
     Record (the files) -> Summary (the result in numbers) -> Headline, Sections (content) -> page, markdown
 
-No torch; matplotlib draws the curves, so the report is written in a process of its own: `python -m runtime.report RUN`.
+No torch. Matplotlib draws the curves and is loaded when called; the supervisor writes the report in a process of its
+own: `python -m runtime.report RUN`.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ from runtime.report.confusion import confusions
 from runtime.report.decisions import differences
 from runtime.report.headline import alerts, headline
 from runtime.report.markdown import markdown
-from runtime.report.page import page
 from runtime.report.record import Record, read
 from runtime.report.sections import sections
 from runtime.report.series import thin
@@ -32,6 +33,10 @@ def write(run: Path) -> None:
         CheckpointError: if the folder holds no run.
         StorageError: if the folder cannot be written.
     """
+    # Matplotlib tells in the log that a user without a home, as in a container, gets a temporary cache.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from runtime.report.page import page
+
     record = read(run)
     summary = summarize(record)
     head, below = headline(record, summary), sections(record, summary)

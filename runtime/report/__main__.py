@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,6 @@ from runtime.report import write
 
 def main(arguments: Sequence[str]) -> int:
     """Write the report; the exit code is 0, or that of the error."""
-    # Where there is no home folder, matplotlib tells about its caches in a log line per call.
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         if len(arguments) != 1:
             raise SpecError(f"{len(arguments)} arguments", "one run folder", "python -m runtime.report runs/NAME-001")

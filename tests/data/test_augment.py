@@ -87,6 +87,14 @@ def test_results_are_images_and_the_input_stays(spec: dict[str, Any]) -> None:
     assert float(result.max()) <= 1 + 1e-6
 
 
+def test_all_work_stays_on_the_device_of_the_images() -> None:
+    """The meta device computes nothing, but refuses to mix with tensors of another device."""
+    raw = torch.zeros(16, 3, 16, 16, dtype=torch.uint8, device="meta")
+    preparer = Preparer(16, 3, ("a", "b"), 0, 255, (0.4, 0.5, 0.6), (0.2, 0.2, 0.2), augment(ALL))
+    (ready,) = preparer((raw,), np.arange(16), 0)
+    assert ready.device.type == "meta"
+
+
 def test_nothing_is_changed_unless_asked_or_outside_of_training() -> None:
     images, ids = pictures(), np.arange(16)
     assert augment({})(images, ids, 0) is images
@@ -208,6 +216,13 @@ def test_enhancing_is_what_pillow_does(name: str, channels: int) -> None:
     for image, factor, found in zip(images, FACTORS, result, strict=True):
         wanted = closed(enhancer(opened(image)).enhance(factor))
         assert float((found - wanted).abs().max()) <= 2.5 / 255
+
+
+def test_contrast_turns_around_the_mean() -> None:
+    halves = torch.zeros(1, 3, 8, 8)
+    halves[..., 4:] = 1
+    result = colour.contrast(halves, torch.tensor(0.1).view(1, 1, 1, 1))
+    assert result.unique().tolist() == pytest.approx([0.45, 0.55], abs=1e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

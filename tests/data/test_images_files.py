@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from runtime.data import decode, files
+from runtime.data.batches import Batches
 from runtime.data.images import load
 from runtime.data.preparer import from_preprocessing, prepare_files
 from runtime.errors import DataError
@@ -395,6 +396,17 @@ def test_threads_do_not_change_the_order(tmp_path: Path, monkeypatch: pytest.Mon
     assert again == bad
     assert np.array_equal(several.short_sides, alone.short_sides)
     assert torch.equal(several.fitted(8, 3).gather(rows), one)
+
+
+def test_worker_processes_do_not_change_a_batch(tmp_path: Path) -> None:
+    data = load(job(good(tmp_path), augment={"flip": True, "randaugment": {}}))
+    batches = Batches(data.train, 5, seed=1)
+
+    def epoch(workers: int) -> list[torch.Tensor]:
+        batches.workers = workers
+        return [data.prepare(batch.inputs, batch.ids, 2)[0] for batch in batches.epoch(2)]
+
+    assert all(torch.equal(a, b) for a, b in zip(epoch(0), epoch(2), strict=True))
 
 
 def test_new_files_are_prepared_as_validation_was(tmp_path: Path) -> None:

@@ -46,12 +46,14 @@ class Row:
 
     def message(self, file: str) -> str:
         """What stands on stderr."""
-        return f"{file}:{self.place}: {self.given}\n  possible: {filled(self.possible)}\n  do:       {filled(self.action)}\n"
+        parts = (f"{file}:{self.place}: {self.given}", f"  possible: {self.possible}", f"  do:       {self.action}")
+        return filled("\n".join(parts)) + "\n"
 
     def name(self) -> str:
         """The id of the test."""
         text = self.text if isinstance(self.text, str) else self.text.decode("latin-1")
-        return f"{text.splitlines()[-1] if text.strip() else 'nothing'} {self.given}"[:80].encode("unicode_escape").decode()
+        last = text.splitlines()[-1] if text else "nothing"
+        return f"{last[:40]} {self.given[:40]}".encode("unicode_escape").decode()
 
 
 def filled(text: str) -> str:

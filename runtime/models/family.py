@@ -1,0 +1,48 @@
+"""Family: what the configuration of a text encoder says about its use; each family of networks has its own words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FIRST_TOKEN = {
+    "albert", "bert", "camembert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra", "ernie",
+    "longformer", "modernbert", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
+}  # fmt: skip
+"""Families whose own classifiers look at the first token; of all others the tokens are averaged."""
+_POSITIONS_AFTER_PAD = {
+    "camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
+    "xlm-roberta-xl",
+}  # fmt: skip
+_DROPOUT = ("classifier_dropout", "seq_classif_dropout", "classifier_dropout_prob", "hidden_dropout_prob", "dropout")
+
+
+def pooling(config: Any) -> str:
+    """How a text's vector is made: `cls`, its first token, or `mean`, all of its tokens."""
+    return "cls" if config.model_type in FIRST_TOKEN else "mean"
+
+
+def longest(config: Any) -> int | None:
+    """The most tokens of a text, special ones included; None if there is no limit."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if not positions or positions < 0:
+        return None
+    # These count positions from the one after the padding token's number.
+    return int(positions - config.pad_token_id - 1 if config.model_type in _POSITIONS_AFTER_PAD else positions)
+
+
+def dropout(config: Any) -> float:
+    """Dropout before the outputs, as the family's own classifiers do it."""
+    values = (getattr(config, name, None) for name in _DROPOUT)
+    return next((float(value) for value in values if value is not None), 0.1)
+
+
+def bert(
+    *, vocabulary: int, pad: int, longest: int, layers: int, width: int, heads: int, dropout: float
+) -> dict[str, Any]:
+    """The configuration of a BERT (Devlin et al. 2019) of a given size."""
+    return {
+        "model_type": "bert", "vocab_size": vocabulary, "pad_token_id": pad, "max_position_embeddings": longest,
+        "num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads,
+        "intermediate_size": 4 * width, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout,
+        "type_vocab_size": 1,
+    }  # fmt: skip

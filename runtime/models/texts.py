@@ -1,0 +1,91 @@
+"""Networks for texts: an encoder of the transformers library, a vector for each text, and one output for each head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runtime.pretrained import Pretrained, quiet
+
+
+class TextNetwork(nn.Module):
+    """An encoder with one linear output for each head.
+
+    Input token ids and attention mask, both (N, tokens) int64. Output (N, classes) by head name, or the tensor alone
+    for the single head with the empty name.
+    """
+
+    def __init__(self, encoder: nn.Module, outputs: Mapping[str, int], pooling: str, dropout: float) -> None:
+        super().__init__()
+        # Its pooler would hold weights that nothing uses.
+        if getattr(encoder, "pooler", None) is not None:
+            encoder.pooler = None
+        self.encoder, self.pooling, self.names = encoder, pooling, tuple(outputs)
+        self.dropout = nn.Dropout(dropout)
+        width = encoder.config.hidden_size  # type: ignore[union-attr]
+        self.heads = nn.ModuleList(nn.Linear(width, classes) for classes in outputs.values())  # type: ignore[arg-type]
+        for head in self.heads:
+            nn.init.normal_(head.weight, std=0.02)  # type: ignore[arg-type]
+            nn.init.zeros_(head.bias)  # type: ignore[arg-type]
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        hidden = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        if self.pooling == "cls":
+            vector = hidden[:, 0]
+        else:
+            weights = mask.unsqueeze(2).to(hidden.dtype)
+            vector = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+        vector = self.dropout(vector)
+        outputs = {name: head(vector) for name, head in zip(self.names, self.heads, strict=True)}
+        return outputs[""] if "" in outputs else outputs
+
+    @property
+    def embeddings(self) -> nn.Module:
+        """What `freeze: {embeddings: true}` freezes."""
+        found = getattr(self.encoder, "embeddings", None)
+        return found if isinstance(found, nn.Module) else self.encoder.get_input_embeddings()  # type: ignore[operator, no-any-return]
+
+    @property
+    def layers(self) -> nn.Module | None:
+        """What `freeze: {layers: N}` counts; None if this encoder shares its layers."""
+        count = getattr(self.encoder.config, "num_hidden_layers", 0)
+        lists = (part for part in self.encoder.modules() if isinstance(part, nn.ModuleList))
+        return next((part for part in lists if len(part) == count), None)
+
+
+def build(*, config: Mapping[str, Any], outputs: Mapping[str, int], pooling: str, dropout: float) -> nn.Module:
+    """A network with random weights; plain arguments, so that `model/` can store them and `predict` can call again.
+
+    Args:
+        config: of the encoder, as transformers writes it to config.json.
+        outputs: number of classes by head name.
+        pooling: `cls` or `mean`.
+        dropout: before the outputs.
+    """
+    settings = {name: value for name, value in config.items() if name != "model_type"}
+    with quiet() as transformers:
+        made = transformers.AutoModel.from_config(
+            transformers.AutoConfig.for_model(config["model_type"], **settings), trust_remote_code=False
+        )
+    return TextNetwork(made, outputs, pooling, dropout)
+
+
+def probe(network: TextNetwork, found: Pretrained, longest: int) -> None:
+    """Let one text of the greatest length through.
+
+    Raises:
+        SpecError: if the encoder cannot take it.
+    """
+    ids, mask = torch.ones(1, longest, dtype=torch.int64), torch.ones(1, longest, dtype=torch.int64)
+    network.eval()
+    try:
+        with quiet(), torch.inference_mode():
+            network(ids, mask)
+    except Exception as error:  # whatever a network of the library raises, it does not fit
+        found.refuse(f"{found.folder} is a {found.config.model_type}, which takes no text of {longest} tokens here: "
+                     f"{type(error).__name__}: {str(error)[:200]}",
+                     "encoders such as bert, distilbert, roberta", "use another folder")  # fmt: skip
+    network.train()

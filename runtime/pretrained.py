@@ -1,0 +1,173 @@
+"""Pretrained: a network in Hugging Face form, from a local folder or the hub, and whether it can be used here.
+
+Weights come from safetensors alone, and no code that lies beside them is ever run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from runtime.errors import SpecError
+from runtime.job import Job
+
+if TYPE_CHECKING:
+    from torch import nn
+
+KEY = ("model", "name")
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
+"""What is fetched from the hub."""
+PATIENCE = 10.0
+"""Seconds that the hub has for its first answer."""
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_POSSIBLE = "a Hugging Face folder with config.json and model.safetensors, or a name on the hub"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A folder with a configuration that transformers knows."""
+
+    job: Job
+    folder: Path
+    config: Any
+    """A transformers.PretrainedConfig."""
+
+    def network(self) -> nn.Module:
+        """The network with its weights, in float32.
+
+        Raises:
+            SpecError: if the weights are not those of the network.
+        """
+        with quiet() as transformers:
+            try:
+                made, found = transformers.AutoModel.from_pretrained(
+                    self.folder, config=self.config, use_safetensors=True, local_files_only=True,
+                    trust_remote_code=False, output_loading_info=True,
+                )  # fmt: skip
+            except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError) as error:
+                self.refuse(f"{self.folder} cannot be loaded: {_first_line(error)}", _POSSIBLE, "use another folder")
+        missing = [name for name in found["missing_keys"] if not name.startswith("pooler.")]
+        if missing:
+            self.refuse(f"{self.folder} lacks {len(missing)} tensors of the network: {', '.join(sorted(missing)[:3])}",
+                        "weights that fit config.json", "check that both come from the same network")  # fmt: skip
+        return made.float()  # type: ignore[no-any-return]
+
+    def refuse(self, given: str, possible: str, action: str) -> NoReturn:
+        """Blame the name in the job spec.
+
+        Raises:
+            SpecError: always.
+        """
+        raise SpecError([self.job.problem(KEY, given, possible, action)])
+
+
+def find(job: Job, name: str) -> Pretrained:
+    """The folder of a local path or of a name on the hub, which is asked only for what is not in its cache.
+
+    Raises:
+        SpecError: if there is none, or it cannot be used.
+    """
+    where = job.resolve(name)
+    if where.is_file():
+        act = f"run `drivetrain convert {where}`, then name its folder" if _pickle(where) else "name its folder"
+        _refuse(job, f"{where} is a file", _POSSIBLE, act)
+    if where.is_dir():
+        folder = where
+    elif _HUB_NAME.fullmatch(name):
+        folder = _fetched(job, name)
+    else:
+        _refuse(job, f"{where} is not there", _POSSIBLE, "correct the path; it is relative to the job's folder")
+    _check_files(job, folder)
+    return Pretrained(job, folder, _config(job, folder))
+
+
+def _fetched(job: Job, name: str) -> Path:
+    """The folder of a name in the hub's cache, filled from the hub if it is not there."""
+    try:
+        from huggingface_hub import HfApi, snapshot_download
+    except ImportError:
+        _refuse(job, f"{name!r} is no folder here, and huggingface_hub is not installed", "a local folder",
+                "name a folder, or pip install 'drivetrain[text]'")  # fmt: skip
+    with contextlib.suppress(OSError, ValueError):
+        return Path(snapshot_download(name, allow_patterns=FILES, local_files_only=True))
+    try:
+        commit = HfApi().model_info(name, timeout=PATIENCE).sha
+        return Path(snapshot_download(name, revision=commit, allow_patterns=FILES))
+    except Exception as error:  # each version of the client lets errors of another library through
+        _refuse(job, f"{name!r} is no folder here, is not in the hub's cache, and cannot be fetched: "
+                f"{_first_line(error)}", _POSSIBLE, "name a local folder, or check the name and the network")  # fmt: skip
+
+
+def _check_files(job: Job, folder: Path) -> None:
+    names = sorted(path.name for path in folder.iterdir())
+    if "config.json" not in names:
+        _refuse(job, f"{folder} has no config.json", _POSSIBLE, "save it with save_pretrained(folder)")
+    if any(name in names for name in WEIGHTS):
+        return
+    pickles = [name for name in names if name.endswith(PICKLES) and name != "training_args.bin"]
+    others = [name for name in names if name.endswith(".safetensors")]
+    if pickles:
+        _refuse(job, f"{folder} has its weights only as pickle, which can run code when it is read: {', '.join(pickles)}",
+                "weights in model.safetensors", f"run `drivetrain convert {folder / pickles[0]}`")  # fmt: skip
+    if others:
+        _refuse(
+            job, f"{folder} has its weights as {', '.join(others)}", "the name model.safetensors", "rename the file"
+        )
+    _refuse(job, f"{folder} has no weights", _POSSIBLE, "save them with save_pretrained(folder)")
+
+
+def _config(job: Job, folder: Path) -> Any:
+    with quiet(job) as transformers:
+        try:
+            return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+            _refuse(job, f"{folder / 'config.json'} cannot be used: {_first_line(error)}",
+                    "a network that is part of transformers", "use another folder")  # fmt: skip
+
+
+@contextlib.contextmanager
+def quiet(job: Job | None = None) -> Iterator[Any]:
+    """The transformers library, without its progress bars, log and warnings.
+
+    Raises:
+        SpecError: if it is not installed.
+    """
+    try:
+        import transformers
+        from transformers.utils import logging
+    except ImportError:
+        given = "this network needs the package transformers, which is not installed here"
+        possible, action = "an environment with transformers", "pip install 'drivetrain[text]', or use an image"
+        problems = [job.problem(("model",), given, possible, action)] if job else given
+        raise SpecError(problems, possible, action) from None
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield transformers
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _pickle(path: Path) -> bool:
+    return path.suffix in PICKLES
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:300].rstrip(".") if text else type(error).__name__
+
+
+def _refuse(job: Job, given: str, possible: str, action: str) -> NoReturn:
+    raise SpecError([job.problem(KEY, given, possible, action)])

@@ -1,0 +1,1 @@
+"""Sample data: learnable, of realistic shape, the same for the same seed."""

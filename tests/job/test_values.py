@@ -1,0 +1,84 @@
+"""Value types: sizes, durations, intervals, names and shares, and which texts and numbers they take."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from runtime.job import values
+from runtime.job.values import duration_seconds, interval, size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1k", 1024), ("256m", 256 * 2**20), ("4g", 4 * 2**30), ("4G", 4 * 2**30), ("4gb", 4 * 2**30),
+        ("4GiB", 4 * 2**30), ("4 g", 4 * 2**30), ("1.5g", 1536 * 2**20), ("2t", 2 * 2**40), ("0.001k", 1),
+    ],
+)  # fmt: skip
+def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
+    assert size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "4", "g", "0g", "0.0g", "0.0001k", "-4g", "4 gigs", "4gg", "4e3m", "٤g", "4\tg", "9" * 13 + "g"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(PydanticCustomError, match="a size with its unit: 256m, 4g"):
+        size_bytes(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("2h", 7200), ("1d", 86400), ("0.5h", 1800), ("5 m", 300)])
+def test_durations(text: str, seconds: float) -> None:
+    assert duration_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5", "m", "0s", "-5m", "5M", "5min", "2:30", "1h30m", "9" * 10 + "h", "infs"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(PydanticCustomError, match="a duration with its unit: 90s, 5m, 2h"):
+        duration_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [("epoch", ("epoch", 1)), ("200 steps", ("steps", 200)), ("1 step", ("steps", 1)), ("7steps", ("steps", 7)), ("5m", ("seconds", 300))],
+)  # fmt: skip
+def test_intervals(text: str, meaning: tuple[str, float]) -> None:
+    assert interval(text) == meaning
+
+
+@pytest.mark.parametrize("text", ["", "epochs", "2 epochs", "0 steps", "-1 steps", "1.5 steps", "steps", "5", "9" * 13 + " steps"])
+def test_what_is_no_interval(text: str) -> None:
+    with pytest.raises(PydanticCustomError, match="epoch, steps such as 200 steps, or a duration such as 5m"):
+        interval(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (values.Name, ["a", "digits", "patterns-v2", "A.b_c-9", "0", "a..b", "x" * 64],
+         ["", ".", "..", "a/b", "-a", "_a", "a b", "a\n", "é", "x" * 65, 3, None, ["a"]]),
+        (values.Size, ["4g"], [4, 4.0, None, True, ["4g"]]),
+        (values.Duration, ["5m"], [5, None]),
+        (values.Interval, ["epoch"], [200, None, True]),
+        (values.FilePath, ["a", "a/b.csv", " "], ["", 3, None]),
+        (values.Validation, [0.1, 0.999, "held/out"], [0, 0.0, 1, 1.5, -0.1, True, "", None, [0.1], math.nan, math.inf]),
+        (values.Count, [1, 2**31 - 1], [0, -1, 2**31, 10**30, 1.0, "1", True, None]),
+        (values.Natural, [0, 2**31 - 1], [-1, 2**31, 0.0, False]),
+        (values.Fraction, [0, 0.0, 0.999], [1, 1.0, -0.001, "0.5", True]),
+        (values.Probability, [0, 1, 0.5], [1.001, -0.001]),
+        (values.Positive, [1e-300, 1, 10**20], [0, 0.0, -1, True, "1"]),
+        (values.Range, [[0.1, 0.2], [1, 1]], [[0.2, 0.1], [0, 1], [0.5, 1.1], [0.5], [0.1, 0.2, 0.3], 0.5, ["0.1", "0.2"]]),
+        (values.PositiveRange, [[0.75, 1.333], [2, 3]], [[3, 2], [0, 1]]),
+    ],
+)  # fmt: skip
+def test_what_a_type_takes(kind: Any, good: list[Any], bad: list[Any]) -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(kind, config=values.Spec.model_config)
+    for value in good:
+        assert adapter.validate_python(value) in (value, tuple(value) if isinstance(value, list) else value)
+    for value in bad:
+        with pytest.raises(ValidationError):
+            adapter.validate_python(value)
+            pytest.fail(f"took {value!r}")
