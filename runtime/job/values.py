@@ -19,10 +19,10 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# Digits are counted, so that every match is a finite number.
-_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?) *([kmgtKMGT])(?:[iI]?[bB])?")
-_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) *([smhd])")
-_STEPS = re.compile(r"([0-9]{1,12}) *steps?")
+# Digits are counted, so that every match is a finite number; one of them is not 0.
+_SIZE = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,12}(?:\.[0-9]{1,12})?) *([kmgtKMGT])(?:[iI]?[bB])?")
+_DURATION = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,9}(?:\.[0-9]{1,9})?) *([smhd])")
+_STEPS = re.compile(r"(?=[0-9]*[1-9])([0-9]{1,12}) *steps?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -98,7 +98,7 @@ def size_bytes(text: str) -> int:
 def duration_seconds(text: str) -> float:
     """Seconds in `90s`, `5m`, `2h`, `1d`."""
     match = _DURATION.fullmatch(text)
-    if not match or float(match[1]) == 0:
+    if not match:
         raise PydanticCustomError("duration", "a duration with its unit: 90s, 5m, 2h")
     return float(match[1]) * _SECONDS[match[2]]
 
@@ -107,7 +107,7 @@ def interval(text: str) -> tuple[str, float]:
     """`epoch` -> ("epoch", 1), `200 steps` -> ("steps", 200), `5m` -> ("seconds", 300)."""
     if text == "epoch":
         return "epoch", 1
-    if (match := _STEPS.fullmatch(text)) and int(match[1]) > 0:
+    if match := _STEPS.fullmatch(text):
         return "steps", int(match[1])
     try:
         return "seconds", duration_seconds(text)

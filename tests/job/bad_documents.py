@@ -1,5 +1,7 @@
 """Files that are no YAML, or YAML that is no job spec."""
 
+from itertools import pairwise
+
 from tests.job.rows import SPEC, Row
 
 SHORT, ALIASES = "a short spec", "write the values out, without nested aliases"
@@ -9,7 +11,7 @@ HEX = ("characters up to \\U0010FFFF", "write the character itself")
 LETTERS = "abcdefghi"
 # Nine lists, each of nine times the one before: 9^9 values.
 LAUGHS = f"a: &a [{', '.join('x' * 9)}]\n" + "".join(
-    f"{now}: &{now} [{', '.join([f'*{before}'] * 9)}]\n" for before, now in zip(LETTERS, LETTERS[1:], strict=False)
+    f"{now}: &{now} [{', '.join([f'*{before}'] * 9)}]\n" for before, now in pairwise(LETTERS)
 )
 # Each level is short of the limit, together they are not.
 TOWER = "".join(f"a{i}: &a{i} {'[' * 20}{f'*a{i - 1}' if i else 1}{']' * 20}\n" for i in range(4))
