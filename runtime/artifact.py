@@ -9,18 +9,39 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, NoReturn
 
 import safetensors.torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import runtime
 from runtime import checkpoint
-from runtime.files import storage_error, sync_folder, write_json
+from runtime.data.dataset import Head
+from runtime.errors import CheckpointError, DrivetrainError
+from runtime.files import read_json, storage_error, sync_folder, write_json
+from runtime.models.build import BUILDERS
 from runtime.run import Run
 
 FORMAT = 1
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+_KEYS = {"task": str, "builder": str, "arguments": dict, "heads": list, "preprocessing": dict, "trained": dict}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A trained network, read back from its folder."""
+
+    folder: Path
+    task: str
+    network: nn.Module
+    """On the CPU, in evaluation mode."""
+    heads: dict[str, Head]
+    preprocessing: dict[str, Any]
+    trained: dict[str, Any]
+    """Run, step, epoch and metric that the weights come from."""
 
 
 def write(run: Run) -> Path:
@@ -54,7 +75,7 @@ def _commit(final: Path, weights: dict[str, dict[str, Tensor]], config: dict[str
         beside.mkdir()
         for stem, tensors in weights.items():
             safetensors.torch.save_file(tensors, beside / f"{stem}.safetensors")
-        write_json(beside / "config.json", config)
+        write_json(beside / CONFIG, config)
         if final.exists():
             shutil.rmtree(final)
         beside.rename(final)
@@ -63,3 +84,94 @@ def _commit(final: Path, weights: dict[str, dict[str, Tensor]], config: dict[str
         shutil.rmtree(beside, ignore_errors=True)
         raise storage_error(final, error) from None
     return final
+
+
+def find(path: Path) -> Path:
+    """The model folder of a run folder, or the path itself if it is one.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    for folder in (path, path / "model"):
+        if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
+            return folder
+    given = f"{path} has no trained model"
+    if not path.is_dir():
+        given = f"{path} is {'a file' if path.exists() else 'not there'}"
+    elif (path / "state.json").exists():
+        given += f": the run is {(read_json(path / 'state.json') or {}).get('status', 'broken')}"
+    raise CheckpointError(given, f"a run folder that is done, or its model/ folder with {CONFIG} and {WEIGHTS}",
+                          "name such a folder; an unfinished run goes on with `drivetrain train`")  # fmt: skip
+
+
+def load(path: Path) -> Artifact:
+    """Read the model of a run folder, or of a model folder that was copied elsewhere.
+
+    Raises:
+        CheckpointError: if there is none, or it is not whole.
+    """
+    folder = find(path)
+    config = _config(folder)
+    network = _network(folder, config)
+    _fill(network, folder)
+    return Artifact(
+        folder, config["task"], network.eval(), _heads(folder, config["heads"]), config["preprocessing"],
+        config["trained"],
+    )  # fmt: skip
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config = read_json(folder / CONFIG)
+    if not isinstance(config, dict):
+        _refuse(folder, f"{CONFIG} is not whole")
+    if config.get("format") != FORMAT:
+        _refuse(folder, f"{CONFIG} has format {config.get('format')}, this version reads {FORMAT}")
+    for key, kind in _KEYS.items():
+        if not isinstance(config.get(key), kind):
+            _refuse(folder, f"{CONFIG} has no {key}")
+    return config
+
+
+def _network(folder: Path, config: dict[str, Any]) -> nn.Module:
+    """The network with its first weights."""
+    if config["builder"] not in BUILDERS:
+        _refuse(folder, f"{CONFIG} names the builder {config['builder']!r}, this version has {', '.join(BUILDERS)}")
+    try:
+        return BUILDERS[config["builder"]](**config["arguments"])
+    except DrivetrainError:
+        raise
+    except Exception as error:  # a changed value can make a builder raise anything
+        _refuse(folder, f"{CONFIG}: the network cannot be built: {type(error).__name__}: {error}")
+
+
+def _fill(network: nn.Module, folder: Path) -> None:
+    """Load the weights, each of which has to be there in the right shape."""
+    try:
+        weights = safetensors.torch.load_file(folder / WEIGHTS)
+    except (OSError, safetensors.SafetensorError) as error:
+        _refuse(folder, f"{WEIGHTS} cannot be read: {error}")
+    wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in weights.items()}
+    wrong = [f"{name} is {found.get(name, 'missing')}, expected {shape}"
+             for name, shape in wanted.items() if found.get(name) != shape]  # fmt: skip
+    wrong += [f"{name} is not part of the network" for name in found if name not in wanted]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        _refuse(folder, f"{WEIGHTS} does not fit {CONFIG}: {'; '.join(wrong[:3])}{more}")
+    network.load_state_dict(weights)
+
+
+def _heads(folder: Path, rows: list[Any]) -> dict[str, Head]:
+    known = {field.name for field in fields(Head)}
+    heads = {}
+    for row in rows:
+        if not isinstance(row, dict) or not {"name"} <= set(row) <= known:
+            _refuse(folder, f"{CONFIG}: a head is not complete")
+        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+        heads[row["name"]] = Head(**values)
+    return heads
+
+
+def _refuse(folder: Path, wrong: str) -> NoReturn:
+    raise CheckpointError(f"{folder}: {wrong}", "a model folder as the end of a training wrote it",
+                          "copy the folder again, or use the version that wrote it")  # fmt: skip

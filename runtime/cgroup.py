@@ -73,6 +73,23 @@ def throttled_seconds(root: Path) -> float | None:
     return None
 
 
+def oom_kills(root: Path) -> int | None:
+    """How often the kernel has killed a process of our group for memory; None without the counter."""
+    group = _groups(root)["memory"]
+    name = {1: "memory.oom_control", 2: "memory.events"}.get(group.version, "")
+    for folder in group.folders[:1]:
+        rows = dict(line.split()[:2] for line in text(folder / name).splitlines() if " " in line)
+        return number(rows.get("oom_kill", ""))
+    return None
+
+
+def peak(root: Path) -> int | None:
+    """The most memory that our group has used, in bytes; None without the counter."""
+    group = _groups(root)["memory"]
+    name = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}.get(group.version, "")
+    return number(text(group.folders[0] / name)) if group.folders else None
+
+
 def text(path: Path) -> str:
     """The stripped text of a kernel file; empty if it cannot be read."""
     try:

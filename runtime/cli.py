@@ -57,8 +57,26 @@ def _parser() -> argparse.ArgumentParser:
     made = with_job(add("launch", launch, "host side: train in a container under the job's limits"))
     made.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="which kind of image")
     made.add_argument("--new", action="store_true", help="start a new run, whatever is unfinished")
+    _add_use(add)
     add("schema", schema, "JSON schema of the job spec")
     return parser
+
+
+def _add_use(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
+    """The commands that use a trained model."""
+    run = "run folder, or a model folder copied elsewhere"
+    made = add("evaluate", evaluate, "metrics and confusion matrix on validation data or on new labelled data")
+    made.add_argument("run", type=Path, help=run)
+    made.add_argument(
+        "--data", type=Path, metavar="PATH", help="new labelled data instead of the run's validation data"
+    )
+    made.add_argument("--output", type=Path, metavar="DIR", help="where the files go; evaluation/ in the run if absent")
+    made = add("predict", predict, "a trained model's answers for new samples")
+    made.add_argument("run", type=Path, help=run)
+    made.add_argument("inputs", type=Path, nargs="+", metavar="INPUT", help="files or folders, as the task reads them")
+    made.add_argument("--format", choices=("csv", "jsonl"), default="csv", help="one row or one line for each sample")
+    made.add_argument("--output", type=Path, metavar="FILE", help="stdout if absent")
+    made.add_argument("--probabilities", action="store_true", help="the probability of every class")
 
 
 def validate(given: argparse.Namespace) -> int:
@@ -117,6 +135,22 @@ def launch(given: argparse.Namespace) -> int:
     from runtime import launch as launching
 
     return launching.launch(launching.Request(given.job, tuple(given.set), given.device, given.new))
+
+
+def evaluate(given: argparse.Namespace) -> int:
+    """Judge a trained model."""
+    from runtime import judge
+
+    return judge.judge(judge.Request(given.run, given.data, given.output))
+
+
+def predict(given: argparse.Namespace) -> int:
+    """Use a trained model."""
+    from runtime import predict as predicting
+
+    return predicting.predict(
+        predicting.Request(given.run, given.inputs, given.format, given.output, given.probabilities)
+    )
 
 
 def schema(given: argparse.Namespace) -> int:

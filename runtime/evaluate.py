@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from runtime.data import batches
-from runtime.losses import Objective
 from runtime.run import Run
-from runtime.scores import ClassScores, scores
+from runtime.tally import Tally
 
 
 def evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
@@ -28,30 +26,10 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
 
 @torch.inference_mode()
 def _evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
-    heads, objective = run.dataset.heads, run.step.objective
-    kept = {name: scores(head) for name, head in heads.items()}
-    sums = {name: torch.zeros(2, dtype=torch.float64) for name in heads}
+    tally = Tally(run.dataset.heads, run.step.objective)
     size = max(run.job.train.batch_size, min(256, 4 * run.job.train.batch_size))
     for batch in batches.in_order(run.dataset.validation, run.step.micro_batch or size, workers=run.batches.workers):
         run.signals.check()
         ready = run.prepared(batch, None)
-        outputs = run.step.outputs(ready.inputs)
-        for name in heads:
-            raw = (outputs[name] if isinstance(outputs, Mapping) else outputs).float()
-            kept[name].update(raw, ready.targets[name])
-            sums[name] += _loss_sums(objective, name, raw, ready.targets[name])
-    metrics, total = {}, 0.0
-    for name, head in heads.items():
-        start = f"validation/{name}/" if name else "validation/"
-        loss = float(sums[name][0] / sums[name][1])
-        total += head.weight * loss
-        metrics.update({f"{start}loss": loss, **{start + k: v for k, v in kept[name].compute().items()}})
-    confusion = {name: {"classes": list(heads[name].classes), "matrix": score.matrix.tolist()}
-                 for name, score in kept.items() if isinstance(score, ClassScores)}  # fmt: skip
-    return {"validation/loss": total, **metrics} if "" not in heads else metrics, confusion
-
-
-def _loss_sums(objective: Objective, name: str, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    loss = objective.losses[name]
-    weights = loss.weights(targets)
-    return torch.stack([(loss.terms(outputs, targets) * weights).sum(), weights.sum()]).double().cpu()
+        tally.add(run.step.outputs(ready.inputs), ready.targets)
+    return tally.metrics(), tally.confusion()

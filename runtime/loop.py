@@ -10,45 +10,48 @@ for each epoch
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+from runtime import checkpoint
 from runtime.data.dataset import Batch
-from runtime.errors import NumericsError, Stopped
+from runtime.errors import Stopped
 from runtime.evaluate import evaluate
-from runtime.job.values import interval
+from runtime.numerics import NotFinite
 from runtime.progress import Progress
 from runtime.run import Run
-
-CHECK_EVERY = 1.0
-"""Seconds between two readings of the loss for the screen; each reading waits for the GPU."""
+from runtime.saving import Saver
 
 
-def fit(run: Run, progress: Progress) -> str:
+def fit(run: Run, saver: Saver, progress: Progress) -> str:
     """Train to the end.
 
     Returns:
         Why the training ended.
 
     Raises:
-        Stopped: on a signal, after a checkpoint if there is progress.
-        NumericsError: if the loss or the gradient is not finite.
+        Stopped: on a signal or when `max_time` is spent.
+        NumericsError: if numbers are not finite for the second time.
     """
     reason: str | None = None
-    due = Due(run)
     while reason is None and run.counters.epoch < run.job.train.epochs:
-        reason = _epoch(run, progress, due)
-        run.signals.check()
-        with run.clock.phase("evaluate"):
-            run.last, confusion = evaluate(run)
-        _record_evaluation(run, progress, confusion)
+        try:
+            reason = _epoch(run, saver, progress)
+            run.signals.check()
+            saver.check()
+            with run.clock.phase("evaluate"):
+                run.last, confusion = evaluate(run)
+            _record_evaluation(run, saver, progress, confusion)
+            if saver.due(epoch_ended=True):
+                saver.periodic()
+        except NotFinite as why:
+            _roll_back(run, why)
+            reason = None
+            continue
         reason = reason or run.watch.stop()
-        if due.now(epoch_ended=True):
-            run.save()
     return reason or f"all {run.job.train.epochs} epochs are done"
 
 
-def _epoch(run: Run, progress: Progress, due: Due) -> str | None:
+def _epoch(run: Run, saver: Saver, progress: Progress) -> str | None:
     """One epoch, from wherever the counters stand; why the training should end, or None."""
     counters = run.counters
     run.train_mode()
@@ -56,67 +59,69 @@ def _epoch(run: Run, progress: Progress, due: Due) -> str | None:
         for batch in run.clock.waiting("input", run.batches.epoch(counters.epoch, counters.batch)):
             if run.steps_done():
                 break
-            if run.time_left() < due.margin:
+            if run.time_left() <= 0:
                 raise Stopped(f"max_time of {run.job.train.max_time} is spent")
             _advance(run, batch, progress)
             run.signals.check()
-            if due.now():
-                run.save()
+            if saver.due():
+                saver.periodic()
     return f"{counters.step} steps are done" if run.steps_done() else None
 
 
 def _advance(run: Run, batch: Batch, progress: Progress) -> None:
+    """One step on one batch: weights, counters and records move together, or not at all."""
     counters = run.counters
-    ready = run.prepared(batch, counters.epoch)
-    rate = run.set_rate()
-    run.seed_step()
+    place = (counters.epoch, counters.batch)
     with run.signals.held():
-        outcome = run.step(ready)
-        loss, norm = float(outcome.loss), float(outcome.grad_norm)
-        if not (loss - loss == 0 and norm - norm == 0):
-            raise NumericsError(
-                f"step {counters.step + 1}: loss {loss}, gradient norm {norm}", "finite numbers",
-                "lower train.optimizer.lr, set train.clip_norm, or look for NaN in the data",
-            )  # fmt: skip
-        if run.ema:
-            run.ema.update(run.model)
+        if place not in run.numerics.skip:
+            _step(run, batch, place, progress)
         counters.step += 1
         counters.batch += 1
         counters.samples += len(batch)
-        assert run.metrics is not None
-        run.metrics.write(counters.step, counters.epoch, {"train/loss": loss, "lr": rate, "grad_norm": norm})
-    progress.step(run, loss)
 
 
-def _record_evaluation(run: Run, progress: Progress, confusion: dict[str, Any]) -> None:
+def _step(run: Run, batch: Batch, place: tuple[int, int], progress: Progress) -> None:
+    number, scaler = run.counters.step + 1, run.step.scaler
+    ready = run.mixed(run.prepared(batch, place[0]))
+    rate = run.set_rate()
+    outcome = run.step(ready, run.step_seed())
+    assert run.metrics is not None
+    values = {"train/loss": outcome.loss, "lr": rate, "grad_norm": outcome.grad_norm}
+    run.metrics.write(number, place[0], values if outcome.finite else values | {"skipped": 1.0})
+    if outcome.finite:
+        if run.ema:
+            run.ema.update(run.model)
+        word = run.numerics.good(outcome.loss)
+        if word:
+            run.events.add("numbers", word, number)
+    else:
+        text = f"step {number} skipped: loss {outcome.loss:.4g}, gradient norm {outcome.grad_norm:.4g}"
+        run.events.add("numbers", text, number)
+        run.numerics.skipped(place, batch.ids, scaler.get_scale() if scaler.is_enabled() else None)
+    progress.step(run, number, outcome.loss)
+
+
+def _roll_back(run: Run, why: NotFinite) -> None:
+    """Back to the last checkpoint, without the batches that went wrong."""
+    run.numerics.roll_back(why)
+    loaded, passed = checkpoint.latest(run.checkpoints)
+    assert loaded is not None, "a checkpoint is written before the first step"
+    for line in passed:
+        run.events.add("storage", line)
+    run.restore(loaded)
+    assert run.metrics is not None
+    run.metrics.cut(run.counters.step, run.counters.epoch)
+    left_out = ", ".join(f"epoch {e + 1} batch {b + 1}" for e, b in sorted(run.numerics.skip)) or "none"
+    run.events.add("numbers", f"{why}; back to {loaded.path.name}, batches left out: {left_out}", run.counters.step)
+
+
+def _record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: dict[str, Any]) -> None:
     counters = run.counters
     with run.signals.held():
         best = run.watch.update(run.last, counters.step, counters.epoch)
         assert run.metrics is not None
         run.metrics.write(counters.step, counters.epoch, run.last)
         if best:
-            run.save(f"best-{counters.step}", {"metrics": run.last, "confusion": confusion})
+            saver.best({"metrics": run.last, "confusion": confusion})
         progress.evaluation(run, best)
         counters.epoch, counters.batch = counters.epoch + 1, 0
-
-
-class Due:
-    """When the next checkpoint is due."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.kind, self.every = interval(run.job.checkpoint.every)
-        self.margin = 0.0
-        self.last = time.monotonic()
-
-    def now(self, epoch_ended: bool = False) -> bool:
-        """Whether to save now; resets the interval if so."""
-        if self.kind == "epoch":
-            due = epoch_ended
-        elif self.kind == "steps":
-            due = not epoch_ended and self.run.counters.step % int(self.every) == 0
-        else:
-            due = time.monotonic() - self.last >= self.every
-        if due:
-            self.last = time.monotonic()
-        return due

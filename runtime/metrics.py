@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import threading
 import time
@@ -18,37 +19,63 @@ FLUSH_EVERY = 1.0
 
 
 class Metrics:
-    """Writes one row per step and per evaluation."""
+    """Writes one row per step and per evaluation.
+
+    Rows wait in memory until they are whole on disk: on a full disk nothing is cut in the middle, and the rows follow
+    when there is room again.
+    """
 
     def __init__(self, folder: Path, *, after: int | None = None, epoch: int = 0) -> None:
         """Open the records; on resume, rows beyond step `after` or evaluations from `epoch` on are cut off first."""
         self.path = folder / "metrics.jsonl"
-        if after is not None:
-            self._cut(after, epoch)
-        self.file = self.path.open("a", encoding="utf-8")
+        self.pending: list[str] = []
         self.board = Board(folder / "tensorboard", after)
+        self.trouble: str | None = None
         self.flushed = time.monotonic()
+        self._open()
+        if after is not None:
+            self.cut(after, epoch)
 
-    def _cut(self, after: int, epoch: int) -> None:
+    def _open(self) -> None:
+        self.handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+        self.size = os.lseek(self.handle, 0, os.SEEK_END)
+
+    def cut(self, after: int, epoch: int) -> None:
+        """Drop rows beyond step `after`, and evaluations from `epoch` on."""
+        self.flush()
+        os.close(self.handle)
         rows = [row for row in read_lines(self.path)
                 if row["step"] <= after and (row["epoch"] < epoch or "lr" in row)]  # fmt: skip
         write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        self._open()
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """One row. JSON's NaN and Infinity stand for themselves: a bad number is never hidden."""
-        self.file.write(json.dumps({"step": step, "epoch": epoch, **values}) + "\n")
+        self.pending.append(json.dumps({"step": step, "epoch": epoch, **values}) + "\n")
         self.board.put(step, values)
         if time.monotonic() - self.flushed > FLUSH_EVERY:
             self.flush()
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
-        self.file.flush()
+        """Hand all rows to the operating system; what does not fit stays in memory, and `trouble` says why."""
         self.flushed = time.monotonic()
+        data = "".join(self.pending).encode()
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self.handle, data[written:], self.size + written)
+        except OSError as error:
+            self.trouble = error.strerror
+            os.ftruncate(self.handle, self.size)
+            return
+        self.size += len(data)
+        self.pending.clear()
+        self.trouble = None
 
     def close(self) -> None:
         """Write the rest and stop the writer."""
-        self.file.close()
+        self.flush()
+        os.close(self.handle)
         self.board.close()
 
 

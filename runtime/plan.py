@@ -29,7 +29,7 @@ class Decision:
     name: str
     value: Value
     source: str
-    """job, measured, profile, choice, plain (asked for by --plain), or file (replayed by --plan)."""
+    """job, measured, profile, choice, plain (by --plain), file (by --plan), or memory (after running out of it)."""
     reason: str
     effect: str
     evidence: str | None = None
@@ -110,7 +110,8 @@ def _decide(
     def decision(value: Value, source: str, reason: str, evidence: str | None = None) -> Decision:
         # A fixed value does not depend on the workload; nor does the way a process is started.
         open_ = workload is None and source == "choice" and optimization.stage > optimizations.Stage.PROCESS
-        return Decision(optimization.name, value, source, reason, str(optimization.effect(workload)), evidence, open_)
+        effect = optimizations.Effect.EXACT if value == optimization.off else optimization.effect(workload)
+        return Decision(optimization.name, value, source, reason, str(effect), evidence, open_)
 
     if plain:
         return decision(optimization.off, "plain", "everything is off")
@@ -187,6 +188,27 @@ def load(path: Path) -> Plan:
 def replayed(plan: Plan) -> dict[str, Value]:
     """The values of a stored plan, for `resolve`."""
     return {decision.name: decision.value for decision in plan.decisions}
+
+
+def carried(fresh: Plan, stored: Plan) -> Plan:
+    """The fresh plan with what running out of memory has taught: it stands above all, even above the job."""
+    learned = {row.name: row for row in stored.decisions if row.source == "memory"}
+    return replace(fresh, decisions=tuple(learned.get(row.name, row) for row in fresh.decisions))
+
+
+def smaller(plan: Plan, batch_size: int, why: str) -> Plan | None:
+    """The plan with half the micro-batch and the same batch size; None if it is 1 already."""
+    value = plan.value("micro_batch")
+    now = batch_size if value == "off" else int(value)
+    if now == 1:
+        return None
+    rows = [
+        replace(row, value=now // 2, source="memory", reason=f"{why} with {now} at a time", provisional=False)
+        if row.name == "micro_batch"
+        else row
+        for row in plan.decisions
+    ]
+    return replace(plan, decisions=tuple(rows))
 
 
 def written(value: Value) -> str:

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from logging import CRITICAL
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -148,8 +149,8 @@ def quiet(job: Job | None = None) -> Iterator[Any]:
         problems = [job.problem(("model",), given, possible, action)] if job else given
         raise SpecError(problems, possible, action) from None
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
+    logging.set_verbosity(CRITICAL)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -157,7 +158,7 @@ def quiet(job: Job | None = None) -> Iterator[Any]:
     finally:
         logging.set_verbosity(level)
         if bars:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _pickle(path: Path) -> bool:

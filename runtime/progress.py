@@ -31,19 +31,19 @@ class Progress:
             self.task = self.bar.add_task("train", total=total, completed=done, text="")
             self.bar.start()
 
-    def step(self, run: Run, loss: float) -> None:
-        """After a step."""
+    def step(self, run: Run, step: int, loss: float) -> None:
+        """After step number `step`."""
         now = time.monotonic()
         if now - self.shown < (REFRESH_EVERY if self.bar else LINE_EVERY):
             return
         self.shown = now
-        done = run.counters.step - self.done_before
+        done = step - self.done_before
         rate = done / max(1e-9, now - self.start)
-        left = clock_time((self.total - run.counters.step) / max(1e-9, rate))
+        left = clock_time((self.total - step) / max(1e-9, rate))
         head = f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}"
-        text = f"step {run.counters.step}/{self.total}  loss {loss:.4f}  {rate * run.batches.batch_size:.0f} samples/s"
+        text = f"step {step}/{self.total}  loss {loss:.4f}  {rate * run.batches.batch_size:.0f} samples/s"
         if self.bar:
-            self.bar.update(self.task, description=head, completed=run.counters.step, text=f"{text}  {left} left",
+            self.bar.update(self.task, description=head, completed=step, text=f"{text}  {left} left",
                             refresh=True)  # fmt: skip
         else:
             say(f"{head}  {text}  {left} left")

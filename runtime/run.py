@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,16 @@ from runtime import checkpoint, draws, losses, optimizations, optimizer
 from runtime.clock import Clock
 from runtime.data.batches import Batches
 from runtime.data.dataset import Batch, Dataset
+from runtime.data.mixing import mix
 from runtime.ema import Ema
+from runtime.events import Events
 from runtime.freeze import freeze
 from runtime.hardware import Hardware
 from runtime.job import Job
 from runtime.job.values import duration_seconds
 from runtime.metrics import Metrics
 from runtime.models.build import Model
+from runtime.numerics import Numerics
 from runtime.plan import Plan
 from runtime.schedules import Schedule, schedule
 from runtime.signals import Signals
@@ -64,7 +66,9 @@ class Run:
     schedule: Schedule
     ema: Ema | None
     watch: Watch
+    numerics: Numerics
     signals: Signals
+    events: Events
     clock: Clock
     counters: Counters = field(default_factory=Counters)
     samples_before: int = 0
@@ -99,6 +103,10 @@ class Run:
         batch = batch.to(self.device)
         return Batch(batch.ids, self.dataset.prepare(batch.inputs, batch.ids, epoch), batch.targets)
 
+    def mixed(self, batch: Batch) -> Batch:
+        """The batch after mixup or cutmix, if the job asks for them; draws from (seed, step)."""
+        return mix(batch, self.dataset.heads, self.job, self.counters.step) if self.dataset.mixable else batch
+
     def set_rate(self) -> float:
         """Set the learning rate of the coming step, and return it."""
         rate = self.job.train.optimizer.lr * self.schedule(self.counters.step) * self.watch.factor()
@@ -106,29 +114,9 @@ class Run:
             group["lr"] = rate
         return float(rate)
 
-    def seed_step(self) -> None:
-        """Make this step's dropout a function of (seed, step): no generator state to save, none to lose."""
-        torch.manual_seed(draws.key(self.job.train.seed, "step", self.counters.step))
-
-    def save(self, name: str | None = None, notes: Mapping[str, Any] | None = None) -> Path:
-        """Write a checkpoint; by default `step-<n>`, with everything needed to go on. `notes` go into its state."""
-        tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": self.model.state_dict()}
-        if self.ema:
-            tensors["ema"] = self.ema.average
-        if name is None:
-            tensors["optimizer"] = checkpoint.optimizer_tensors(self.model, self.optimizer)
-        if self.metrics:
-            self.metrics.flush()
-        with self.clock.phase("checkpoint"), self.signals.held():
-            path = checkpoint.save(
-                self.checkpoints, name or f"step-{self.counters.step}", tensors, {**self.state(), **(notes or {})}
-            )
-            if name is None:
-                best = self.watch.best
-                checkpoint.prune(
-                    self.checkpoints, self.job.checkpoint.keep, best.step if best.best is not None else None
-                )
-        return path
+    def step_seed(self) -> int:
+        """Where this step's dropout starts: a function of (seed, step), so there is no generator state to lose."""
+        return draws.key(self.job.train.seed, "step", self.counters.step)
 
     def state(self) -> dict[str, Any]:
         """Everything beside tensors that is needed to go on."""
@@ -138,11 +126,14 @@ class Run:
             "scaler": self.step.scaler.state_dict(),
             "ema_updates": self.ema.updates if self.ema else None,
             "last": self.last,
+            "numerics": self.numerics.state(),
+            "micro_batch": self.step.micro_batch,
         }
 
     def restore(self, loaded: checkpoint.Loaded) -> None:
         """Go on from a verified checkpoint."""
         self.model.load_state_dict(loaded.tensors["model"])
+        self.optimizer.state.clear()
         checkpoint.load_optimizer(self.model, self.optimizer, loaded.tensors["optimizer"])
         state = loaded.state
         self.counters = Counters(**state["counters"])
@@ -154,6 +145,10 @@ class Run:
             self.ema.average = {name: value.to(self.device) for name, value in loaded.tensors["ema"].items()}
             self.ema.updates = state["ema_updates"]
         self.last = state["last"]
+        self.numerics.load(state["numerics"])
+        if state["micro_batch"] is not None:
+            # Memory ran out with more; the plan may name less by now.
+            self.step.micro_batch = min(state["micro_batch"], self.step.micro_batch or state["micro_batch"])
 
     def time_left(self) -> float:
         """Seconds until `max_time` of this attempt; infinite without one."""
@@ -185,11 +180,13 @@ def assemble(
         schedule=schedule(job.train.schedule, min(total, job.train.steps or total), batches.per_epoch),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
         watch=Watch(job.best(), job.train.early_stopping, job.train.schedule),
+        numerics=Numerics(job.train.loss_spike), events=Events(folder),
     )  # fmt: skip
     for optimization in optimizations.every():
         value = plan.value(optimization.name)
         if value != optimization.off:
             optimization.apply(run, value)
+    run.step.tell = lambda text: run.events.add("memory", text, run.counters.step)
     return run
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,22 +11,23 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 
 from runtime import optimizations
 from runtime.errors import DataError, Problem, SpecError, nearest
-from runtime.job import JOBS, Document, Job, dotted
+from runtime.job import JOBS, Document, Job, dotted, own
 from runtime.job.document import read
-from runtime.job.model import OwnModel
 from runtime.job.problems import UNKNOWN_KEY, problems, without
+from runtime.job.source import trouble
 from runtime.job.syntax import MAX_BYTES
 from runtime.job.train import Plateau, Sgd
 from runtime.job.values import Spec
 from runtime.job.written import shown
 
 
-def load(path: Path | str, assignments: Sequence[str] = ()) -> Job:
+def load(path: Path | str, assignments: Sequence[str] = (), *, folder: Path | None = None) -> Job:
     """Read and check one job spec.
 
     Args:
         path: the YAML file.
         assignments: `key.path=value` texts, applied over the file.
+        folder: where relative paths start; the file's own folder if None.
 
     Raises:
         SpecError: with every problem, each with file:line:column and key.
@@ -41,10 +41,10 @@ def load(path: Path | str, assignments: Sequence[str] = ()) -> Job:
         raise SpecError(
             f"{path}: {error.strerror or error}", "a job spec in YAML", "see the examples in jobs/"
         ) from None
-    return _load(content, path, assignments)
+    return _load(content, path, assignments, folder)
 
 
-def _load(content: bytes, path: Path, assignments: Sequence[str]) -> Job:
+def _load(content: bytes, path: Path, assignments: Sequence[str], folder: Path | None) -> Job:
     document = read(content, str(path))
     for assignment in assignments:
         try:
@@ -52,7 +52,7 @@ def _load(content: bytes, path: Path, assignments: Sequence[str]) -> Job:
         except SpecError as error:
             document.problems += error.problems
     job = check(document)
-    job._folder = path.parent
+    job._folder = folder or path.parent
     _check_paths(job)
     return job
 
@@ -147,7 +147,7 @@ def _typed(kind: type[Job]) -> type[Job]:
 def _combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     """What is right by itself and wrong together."""
     yield from _metric_problems(job, document)
-    loss, optimizer, model = job.train.loss, job.train.optimizer, getattr(job, "model", None)
+    loss, optimizer = job.train.loss, job.train.optimizer
     if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
         path = document.nearest(("train", "loss", "name"))
         yield Problem(document.place(path), dotted(path), f"is {shown(loss.name)}",
@@ -156,9 +156,6 @@ def _combination_problems(job: Job, document: Document) -> Iterator[Problem]:
         path = ("train", "optimizer", "nesterov")
         yield Problem(document.place(path), dotted(path), "is true", "with momentum above 0 and dampening 0 only",
                       "change those two, or leave it out")  # fmt: skip
-    if isinstance(model, OwnModel) and Path(model.file).suffix != ".py":
-        yield Problem(document.place(("model", "file")), "model.file", f"is {shown(model.file)}",
-                      "a Python file beside the job", "name a .py file")  # fmt: skip
 
 
 def _metric_problems(job: Job, document: Document) -> Iterator[Problem]:
@@ -175,13 +172,10 @@ def _metric_problems(job: Job, document: Document) -> Iterator[Problem]:
 
 
 def _check_paths(job: Job) -> None:
-    model = getattr(job, "model", None)
-    if isinstance(model, OwnModel) and (trouble := _trouble(job.resolve(model.file))):
-        path = ("model", "file")
-        raise SpecError([Problem(job.document.place(path), dotted(path), f"{shown(model.file)} {trouble}",
-                                 "a Python file beside the job", "check the spelling")])  # fmt: skip
-    lost = [f"{job.document.place(key)}: {dotted(key)}: {shown(path)} {trouble}"
-            for key, path in job.data_paths() if (trouble := _trouble(job.resolve(path)))]  # fmt: skip
+    if found := list(own.problems(job)):
+        raise SpecError(sorted(found, key=_line))
+    lost = [f"{job.document.place(key)}: {dotted(key)}: {shown(path)} {wrong}"
+            for key, path in job.data_paths() if (wrong := trouble(job.resolve(path)))]  # fmt: skip
     if lost:
         folders = dict.fromkeys((str(job.folder.resolve()), str(Path.cwd())))
         raise DataError(
@@ -189,19 +183,6 @@ def _check_paths(job: Job) -> None:
             f"a path relative to {' or to '.join(folders)}",
             "check the spelling; in a container only the project and mounted folders can be seen",
         )
-
-
-def _trouble(path: Path) -> str | None:
-    """Why a path cannot be read, as the end of a sentence; None if it can."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return "is not there"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    except ValueError as error:
-        return f"is not a path: {error}"
-    return None if os.access(path, os.R_OK) else "cannot be read: Permission denied"
 
 
 def schema() -> dict[str, Any]:

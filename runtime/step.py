@@ -15,16 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runtime import memory
 from runtime.data.dataset import Batch, Inputs
+from runtime.errors import OutOfMemory
 from runtime.losses import Objective
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one step gave; scalars still on the device, so that reading them is the caller's choice."""
+    """What one step gave."""
 
-    loss: Tensor
-    grad_norm: Tensor
+    loss: float
+    grad_norm: float
+    finite: bool
+    """False if loss or gradient were not finite; the weights are then as they were."""
 
 
 class Step:
@@ -51,8 +55,30 @@ class Step:
         self.forward: Callable[..., Any] = model
         self.compile_error: str | None = None
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.buffers = [b for b in model.buffers() if b.numel()]
+        self.before = [b.clone() for b in self.buffers]
+        self.tell: Callable[[str], None] = print
 
-    def __call__(self, batch: Batch) -> Outcome:
+    def __call__(self, batch: Batch, seed: int) -> Outcome:
+        """One step; `seed` starts this step's dropout.
+
+        If memory runs out, the same batch is tried again in parts of half the size, from the same buffers and draws.
+
+        Raises:
+            OutOfMemory: if one sample at a time is too much.
+        """
+        self._remember()
+        while True:
+            torch.manual_seed(seed)
+            try:
+                return self._attempt(batch)
+            except (MemoryError, RuntimeError) as error:
+                if not memory.is_exhausted(error):
+                    raise
+                self._rewind()
+                self._halve(len(batch), error)
+
+    def _attempt(self, batch: Batch) -> Outcome:
         over = self.objective.denominators(batch.targets)
         loss = torch.zeros((), device=self.device)
         for part in batch.split(self.micro_batch or len(batch)):
@@ -61,10 +87,34 @@ class Step:
             loss += share.detach()
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or float("inf"))
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        outcome = Outcome(float(loss), float(norm), bool(torch.isfinite(loss) & torch.isfinite(norm)))
+        if outcome.finite or self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return Outcome(loss, norm)
+        if not outcome.finite:
+            self._rewind()
+        return outcome
+
+    @torch.no_grad()
+    def _remember(self) -> None:
+        """Keep the buffers: a forward pass changes BatchNorm's statistics even if the step comes to nothing."""
+        for kept, buffer in zip(self.before, self.buffers, strict=True):
+            kept.copy_(buffer)
+
+    @torch.no_grad()
+    def _rewind(self) -> None:
+        for kept, buffer in zip(self.before, self.buffers, strict=True):
+            buffer.copy_(kept)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _halve(self, size: int, error: BaseException) -> None:
+        tried = min(self.micro_batch or size, size)
+        if tried == 1:
+            raise OutOfMemory(f"memory ran out with one sample at a time: {str(error).splitlines()[0][:160]}",
+                              "a network and samples that fit", "raise limits.memory, or take a smaller network") from None  # fmt: skip
+        self.micro_batch = tried // 2
+        self.tell(f"memory ran out with {tried} samples at a time; going on with {self.micro_batch}, same batch size")
 
     def outputs(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs under this step's precision and memory format."""

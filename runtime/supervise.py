@@ -15,13 +15,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from runtime import cgroup, signals, spec
 from runtime import folder as folders
 from runtime import plan as plans
-from runtime import signals, spec
 from runtime.detect import detect
-from runtime.errors import DeviceError
+from runtime.errors import DeviceError, OutOfMemory
+from runtime.events import Events
 from runtime.files import read_json, write_json
-from runtime.hardware import Hardware
+from runtime.hardware import Hardware, size
 from runtime.job import Job
 from runtime.table import console, render
 
@@ -53,10 +54,13 @@ def train(request: Request) -> int:
         raise DeviceError("no torch is installed here", "training needs torch", "run `make setup`, or use the image")
     replay = plans.replayed(plans.load(request.plan)) if request.plan else {}
     run = folders.open_run(request.runs, job, new=request.new)
-    if run.resumes and (run.path / "plan.json").exists():
+    stored = plans.load(run.path / "plan.json") if run.resumes and (run.path / "plan.json").exists() else None
+    if stored:
         # A resumed run keeps its plan: other threads or layouts would mean other bits.
-        replay = plans.replayed(plans.load(run.path / "plan.json"))
+        replay = plans.replayed(stored)
     plan = plans.resolve(job, machine, plain=request.plain, replay=replay)
+    if stored:
+        plan = plans.carried(plan, stored)
     console().print(render(plan, job, machine))
     return _run(request, job, machine, plan, run)
 
@@ -67,15 +71,34 @@ def _run(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: f
         "started": run.state().get("started") or _now(), "ended": None, "attempts": run.state().get("attempts", 0) + 1,
     }  # fmt: skip
     write_json(run.path / "hardware.json", machine.to_json())
-    write_json(run.path / "plan.json", plan.to_json())
     write_json(run.path / "state.json", state)
     print(f"run {run.path} {'goes on' if run.resumes else 'starts'}", flush=True)
-    code = _child(request, plan.environment(machine), run)
+    code = _attempts(request, job, machine, plan, run)
     state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
     write_json(run.path / "state.json", state)
     if (run.path / "metrics.jsonl").exists():
         _report(run.path)
     return code
+
+
+def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder) -> int:
+    """Run the trainer; after a kill for memory again, from its last checkpoint, with half the micro-batch."""
+    while True:
+        write_json(run.path / "plan.json", plan.to_json())
+        before = cgroup.oom_kills(Path("/"))
+        code = _child(request, plan.environment(machine), run)
+        after = cgroup.oom_kills(Path("/"))
+        if code != 137 or before is None or after is None or after <= before:
+            return code
+        why = f"killed at the memory limit of {size(machine.memory.limit)} (peak {size(cgroup.peak(Path('/')))})"
+        again = plans.smaller(plan, job.train.batch_size, why)
+        if again is None:
+            print(OutOfMemory(f"the trainer was {why} with one sample at a time", "a job that fits the limit",
+                              "raise limits.memory, or take a smaller network or smaller samples"), file=sys.stderr)  # fmt: skip
+            return OutOfMemory.exit_code
+        Events(run.path).add("memory", f"the trainer was {why}; again from its last checkpoint with "
+                             f"optimize.micro_batch {again.value('micro_batch')}, train.batch_size as it is")  # fmt: skip
+        plan = again
 
 
 def _child(request: Request, environment: dict[str, str], run: folders.RunFolder) -> int:

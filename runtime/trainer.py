@@ -23,6 +23,7 @@ from runtime.clock import Clock
 from runtime.errors import DrivetrainError, Stopped
 from runtime.files import read_json, write_json
 from runtime.job import Job
+from runtime.numerics import NotFinite
 from runtime.signals import Signals
 
 
@@ -64,6 +65,7 @@ def train(folder: Path, job: Job, signals: Signals) -> int:
         from runtime.models.build import build
         from runtime.monitor import Monitor
         from runtime.progress import Progress, say
+        from runtime.saving import Saver
     clock.phases["import"] = time.time() - psutil.Process().create_time()
     machine = hardware.from_json(read_json(folder / "hardware.json"))
     stored = plans.load(folder / "plan.json")
@@ -82,14 +84,18 @@ def train(folder: Path, job: Job, signals: Signals) -> int:
         run.restore(loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
     run.metrics = Metrics(folder, after=run.counters.step, epoch=run.counters.epoch)
+    saver = Saver(run)
+    if not loaded:
+        # A full or read-only disk shows now and not after an epoch; and there is always something to go back to.
+        saver.final()
     progress = Progress(run.total_steps, run.counters.step)
     with Monitor(folder, run) as monitor:
         try:
-            reason = loop.fit(run, progress)
-            run.save()
+            reason = loop.fit(run, saver, progress)
+            saver.final()
             artifact.write(run)
         except Stopped as stop:
-            raise _stopped(run, stop) from None
+            raise _stopped(run, saver, stop) from None
         finally:
             progress.close()
             run.metrics.close()
@@ -112,7 +118,7 @@ def _settle(job: Job, machine: hardware.Hardware, stored: plans.Plan, workload: 
             row = replace(row, source=old.source, reason=old.reason, evidence=old.evidence)
         if old.value != row.value:
             say(f"plan: {row.name} is {plans.written(row.value)}, not {plans.written(old.value)}: {row.reason}")
-        rows.append(row)
+        rows.append(old if old.source == "memory" else row)
     off = {o.name: o.off for o in optimizations.every()}
     changing = [r.name for r in rows if r.effect == optimizations.Effect.TRAINING and r.value != off[r.name]]
     if changing:
@@ -133,13 +139,15 @@ def _record_seen(run: Any, machine: hardware.Hardware, seen: Any, say: Any) -> N
     write_json(run.folder / "plan.json", data)
 
 
-def _stopped(run: Any, stop: Stopped) -> Stopped:
+def _stopped(run: Any, saver: Any, stop: Stopped) -> Stopped:
     """Save if there is progress, and say how to go on."""
     if run.counters.step == 0:
         return Stopped(f"{stop.given} before the first step was done", "", "run the same command again")
-    path = run.save()
-    return Stopped(f"{stop.given} after step {run.counters.step}", f"saved as {path}",
-                   "run the same command to go on from there")  # fmt: skip
+    try:
+        saved = f"saved as {saver.final()}"
+    except NotFinite as why:
+        saved = f"not saved, {why}; the last checkpoint stays"
+    return Stopped(f"{stop.given} after step {run.counters.step}", saved, "run the same command to go on from there")
 
 
 def _result(run: Any, reason: str, peak: int) -> dict[str, Any]:

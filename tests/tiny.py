@@ -95,8 +95,7 @@ def losses(made: run.Run, steps: int) -> list[float]:
     while len(found) < steps:
         for batch in made.batches.epoch(made.counters.epoch):
             made.set_rate()
-            made.seed_step()
-            found.append(float(made.step(made.prepared(batch, 0)).loss))
+            found.append(made.step(made.prepared(batch, 0), made.step_seed()).loss)
             made.counters.step += 1
         made.counters.epoch += 1
     return found[:steps]

@@ -60,26 +60,40 @@ def read(path: Path, key: str) -> tuple[Arrays, list[str], dict[int, Bad], list[
     Raises:
         DataError: if the file is not such an .npz; names `key`.
     """
-    content = _arrays(path, key)
-    pixels, note = _numbers(_channels_first(content["images"], path, key), path, key)
+    content = _arrays(path, key, ("images", "labels"))
+    images, broken, notes = _images(content, path, key)
     labels = _labels(content["labels"], path, key)
-    if len(labels) != len(pixels):
-        raise DataError(f"{key}: {path} has {len(pixels):,} images and {len(labels):,} labels",
+    if len(labels) != len(images):
+        raise DataError(f"{key}: {path} has {len(images):,} images and {len(labels):,} labels",
                         "one label for each image", "write the file again with both of one length")  # fmt: skip
+    return images, labels, broken, notes
+
+
+def unlabelled(path: Path, key: str) -> tuple[Arrays, dict[int, Bad], list[str]]:
+    """The images of a file that need not have labels, by row those that cannot be used, and notes.
+
+    Raises:
+        DataError: if the file is not such an .npz; names `key`.
+    """
+    return _images(_arrays(path, key, ("images",)), path, key)
+
+
+def _images(content: dict[str, npt.NDArray[Any]], path: Path, key: str) -> tuple[Arrays, dict[int, Bad], list[str]]:
+    pixels, note = _numbers(_channels_first(content["images"], path, key), path, key)
     images = Arrays(path.name, torch.from_numpy(pixels))
-    return images, labels, _not_finite(images), [note] if note else []
+    return images, _not_finite(images), [note] if note else []
 
 
-def _arrays(path: Path, key: str) -> dict[str, npt.NDArray[Any]]:
+def _arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
     possible = f"an .npz file with `images` and `labels`: {FORMS}, and integers or text"
     try:
         # numpy would leave the file open if it is no .npz.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            missing = {"images", "labels"} - set(file.files)
+            missing = set(names) - set(file.files)
             if missing:
                 save = f"save {' and '.join(sorted(missing))} too: numpy.savez(..., images=x, labels=y)"
                 raise DataError(f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}", possible, save)
-            return {name: file[name] for name in ("images", "labels")}
+            return {name: file[name] for name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise DataError(f"{key}: {path} cannot be read: {_reason(error)}", possible,
                         "write it with numpy.savez_compressed, without Python objects") from None  # fmt: skip

@@ -50,7 +50,9 @@ class Clock:
         return found
 
 
-def read(table: Any, time: str, group: str | None, path: Path, key: str, budget: float | None) -> tuple[Clock, list[str]]:
+def read(
+    table: Any, time: str, group: str | None, path: Path, key: str, budget: float | None
+) -> tuple[Clock, list[str]]:
     """The rows that have a time and a series, in order, and notes.
 
     Args:
@@ -125,6 +127,10 @@ def _check_twice(clock: Clock, time: str, group: str | None, path: Path, key: st
         first = int(same.argmax())
         rows = sorted((int(clock.rows[first]) + 1, int(clock.rows[first + 1]) + 1))
         within = f"in a series of {group}" if group else "in one series"
-        action = "remove the copies" if group else "name the column that tells the series apart in data.group, or remove the copies"
+        action = (
+            "remove the copies"
+            if group
+            else "name the column that tells the series apart in data.group, or remove the copies"
+        )
         raise DataError(f"{key}: {path} has {int(same.sum()):,} times twice {within}: rows {rows[0]} and {rows[1]} have one {time}",
                         "each time once in a series", action)  # fmt: skip

@@ -7,7 +7,7 @@ do not have, 1 for an empty cell if training rows have some.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ class Features:
     @property
     def names(self) -> list[str]:
         """Names of the columns."""
-        return [column.name for column in (*self.numbers, *self.categories)]
+        return [*(number.name for number in self.numbers), *(category.name for category in self.categories)]
 
     def tensors(self, table: Any) -> Inputs:
         """A table's rows: numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
@@ -123,7 +123,7 @@ class Features:
                 "categorical": [asdict(c) | {"values": list(c.values)} for c in self.categories]}  # fmt: skip
 
 
-def from_json(data: dict[str, Any]) -> Features:
+def from_json(data: Mapping[str, Any]) -> Features:
     """The features that `Features.to_json` described."""
     categories = (Category(c["name"], tuple(c["values"]), c["missing"]) for c in data["categorical"])
     return Features(tuple(Number(**n) for n in data["numeric"]), tuple(categories))
@@ -170,7 +170,7 @@ def _category(name: str, column: Any) -> Category | None:
 
 def _by_row(columns: Iterator[npt.NDArray[Any]], count: int, length: int, kind: type) -> Tensor:
     """Shape (length, count), in which a row lies together: that is what a batch is gathered from."""
-    made = np.empty((count, length), kind)
+    made: npt.NDArray[Any] = np.empty((count, length), kind)
     for index, column in enumerate(columns):
         made[index] = column
     return torch.from_numpy(made).t().contiguous()

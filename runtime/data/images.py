@@ -25,11 +25,11 @@ MEASURED = 2000
 
 
 class ImageSplit:
-    """Training or validation images: rows of a source."""
+    """Some images of a source: for training, for validation, or new ones, which may have no labels."""
 
-    def __init__(self, images: Images, rows: Ids, classes: npt.NDArray[np.int64]) -> None:
+    def __init__(self, images: Images, rows: Ids, classes: npt.NDArray[np.int64] | None) -> None:
         self.images, self.rows = images, rows
-        self.targets: Targets = {"": torch.from_numpy(classes)}
+        self.targets: Targets = {} if classes is None else {"": torch.from_numpy(classes)}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -63,8 +63,9 @@ def load(job: ImageJob) -> Dataset:
         parts = _divided(train, targets, job.data.validation, job.train.seed)
     preparer, more = _preparer(job, parts[0], classes)
     counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation images, {len(classes)} classes"
+    columns = {"path_column": job.data.path_column, "label_column": job.data.label_column}
     return Dataset(
-        *parts, heads={"": Head("", classes)}, preprocessing=preparer.to_json(), prepare=preparer,
+        *parts, heads={"": Head("", classes)}, preprocessing=preparer.to_json() | columns, prepare=preparer,
         decoded=not isinstance(train.images, Files), notes=[counts, *train.notes, *notes, *more],
     )  # fmt: skip
 

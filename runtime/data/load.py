@@ -5,6 +5,8 @@ from __future__ import annotations
 from runtime.data.dataset import Dataset
 from runtime.job import Job
 from runtime.job.job import ImageJob
+from runtime.job.series import SeriesJob
+from runtime.job.tables import TableJob
 from runtime.job.texts import TextJob
 
 
@@ -22,4 +24,12 @@ def load(job: Job) -> Dataset:
         from runtime.data import texts
 
         return texts.load(job)
+    if isinstance(job, SeriesJob):
+        from runtime.data import series
+
+        return series.load(job)
+    if isinstance(job, TableJob):
+        from runtime.data import tables
+
+        return tables.load(job)
     raise AssertionError(f"no data for {job.task}")

@@ -20,25 +20,26 @@ class Rows:
     bad: list[Bad] = field(default_factory=list)
 
 
-def read(file: Path, path_column: str, label_column: str, key: str) -> Rows:
+def read(file: Path, path_column: str, label_column: str | None, key: str) -> Rows:
     """The rows of a manifest; spaces around paths and labels are dropped, a label 007 stays 007.
+
+    Without a label column there are no labels, and a row needs a path alone.
 
     Raises:
         DataError: if the file is not a table with these columns; names `key`.
     """
-    wanted = {path_column: "data.path_column", label_column: "data.label_column"}
-    table = columns.read(file, key, wanted=wanted, only=True, text=wanted)
-    paths, labels = (_text(table, column, file, key) for column in (path_column, label_column))
+    options = {path_column: "data.path_column"} | ({label_column: "data.label_column"} if label_column else {})
+    table = columns.read(file, key, wanted=options, only=True, text=options)
     rows = Rows()
-    for number, (path, label) in enumerate(zip(paths, labels, strict=True), start=1):
-        empty = [name for name, cell in ((path_column, path), (label_column, label)) if not cell]
+    for number, cells in enumerate(zip(*(_text(table, name, file, key) for name in options), strict=True), start=1):
+        empty = [name for name, cell in zip(options, cells, strict=True) if not cell]
         if empty:
             rows.bad.append(Bad(f"{file} row {number}", f"{' and '.join(empty)} is empty"))
         else:
-            rows.names.append(path)
-            rows.labels.append(label)
+            rows.names.append(cells[0])
+            rows.labels += cells[1:]
     if not rows.names:
-        raise DataError(f"{key}: {file} has no row with a path and a label ({len(rows.bad):,} rows in all)",
+        raise DataError(f"{key}: {file} has no row with {' and '.join(options)} ({len(rows.bad):,} rows in all)",
                         "one row for each image", "check how the file was written")  # fmt: skip
     return rows
 

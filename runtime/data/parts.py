@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ def whole(source: Corpus, classes: Classes) -> Part:
     return Part(source, np.arange(len(source), dtype=np.int64), classes)
 
 
-def indices(source: Corpus, heads: Heads) -> Classes:
+def indices(source: Corpus, heads: Mapping[str, Head]) -> Classes:
     """The class index of each row, by head; label columns of the corpus are in the order of the heads.
 
     Raises:

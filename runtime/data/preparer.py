@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime.data import decode
 from runtime.data.augment import Augment
-from runtime.data.bad import Bad
 from runtime.data.dataset import Inputs
 from runtime.draws import Ids
 
@@ -69,30 +64,3 @@ def from_preprocessing(data: dict[str, Any]) -> Preparer:
         image_size=data["image_size"], channels=data["channels"], classes=tuple(data["classes"]),
         low=data["low"], high=data["high"], mean=tuple(data["mean"]), std=tuple(data["std"]),
     )  # fmt: skip
-
-
-def prepare_files(paths: Sequence[str], preprocessing: dict[str, Any]) -> tuple[Tensor, list[str], list[Bad]]:
-    """Image files as network inputs, exactly as validation had them.
-
-    Args:
-        paths: image files.
-        preprocessing: what `Preparer.to_json` gave.
-
-    Returns:
-        Inputs (N, C, S, S) float32, the N paths they came from, and the files that cannot be used.
-    """
-    preparer = from_preprocessing(preprocessing)
-
-    def pixels(path: str) -> npt.NDArray[np.uint8] | Bad:
-        try:
-            return decode.pixels(path, preparer.image_size, preparer.channels)
-        except decode.Unreadable as reason:
-            return Bad(path, str(reason))
-
-    with decode.quiet():
-        images = decode.every(pixels, paths)
-    used = [path for path, image in zip(paths, images, strict=True) if not isinstance(image, Bad)]
-    empty = np.empty((0, preparer.channels, preparer.image_size, preparer.image_size), np.uint8)
-    good = [image for image in images if not isinstance(image, Bad)]
-    (inputs,) = preparer((torch.from_numpy(np.stack(good) if good else empty),), np.arange(len(good)), None)
-    return inputs, used, [image for image in images if isinstance(image, Bad)]

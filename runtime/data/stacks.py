@@ -51,7 +51,7 @@ def read(path: Path, key: str, *, classes: bool, budget: float | None, labelled:
     arrays = _arrays(path, key, ("x", "y") if labelled else ("x",))
     values = _values(arrays["x"], path, key)
     goal = _goal(arrays["y"], len(values), classes, path, key) if labelled else None
-    reasons = {row: "NaN or infinity" for row in np.flatnonzero(~_finite(values)).tolist()}
+    reasons = dict.fromkeys(np.flatnonzero(~_finite(values)).tolist(), "NaN or infinity")
     reasons |= goal.bad if goal else {}
     found = [Bad(f"{path.name}[{row}]", reasons[row]) for row in sorted(reasons)]
     notes = bad.check(found, len(values), 1.0 if budget is None else budget, key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from runtime.errors import DataError
 from runtime.job.tables import TableClassificationJob, TableData, TableJob
 
 
-@dataclass(frozen=True)
+@dataclass
 class TableSplit:
     """Some rows of one file or several."""
 
@@ -96,7 +96,7 @@ def load(job: TableJob) -> Dataset:
                    notes=[counts, *train.notes, *own.notes])  # fmt: skip
 
 
-def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, Head], *, labelled: bool) -> New:
+def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool) -> New:
     """Prepare new rows exactly as those of training were prepared.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,9 @@ class Layout:
         return asdict(self) | {"features": list(self.features), "label": list(self.label)}
 
 
-def layout(data: dict[str, Any]) -> Layout:
+def layout(data: Mapping[str, Any]) -> Layout:
     """The layout that `Layout.to_json` described."""
-    return Layout(**data | {"features": tuple(data["features"]), "label": tuple(data["label"])})
+    return Layout(**dict(data) | {"features": tuple(data["features"]), "label": tuple(data["label"])})
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,9 @@ def _notes(
     if not found:
         return []
     shown = [f"filled: {one}" for one in found[: bad.SHOWN]]
-    head = f"{key}: {len(found):,} of {len(ticking):,} rows have cells without a number, which take the last value before"
+    head = (
+        f"{key}: {len(found):,} of {len(ticking):,} rows have cells without a number, which take the last value before"
+    )
     lost = int((~known).sum())
     left_out = [f"{path.name}: {lost:,} rows before the first value of their series are left out"] * bool(lost)
     return [head, *shown, *[f"filled: and {len(found) - len(shown):,} more"] * (len(found) > len(shown)), *left_out]

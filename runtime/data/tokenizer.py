@@ -142,7 +142,7 @@ def _converted(found: Pretrained) -> tokenizers.Tokenizer:
         made = transformers.AutoTokenizer.from_pretrained(
             found.folder, config=found.config, local_files_only=True, trust_remote_code=False
         )
-    return made.backend_tokenizer
+    return made.backend_tokenizer  # type: ignore[no-any-return]
 
 
 def _blank(tokenizers: Any, vocabulary: dict[str, int] | None = None) -> tokenizers.Tokenizer:
@@ -155,7 +155,7 @@ def _blank(tokenizers: Any, vocabulary: dict[str, int] | None = None) -> tokeniz
         made.post_processor = tokenizers.processors.TemplateProcessing(
             single=f"{_CLASS} $A {_SEPARATOR}", special_tokens=ends
         )
-    return made
+    return made  # type: ignore[no-any-return]
 
 
 def _alphabet(inner: tokenizers.Tokenizer, texts: Any, size: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ FARTHEST = 1e6
 """Deviations from the mean at which a new value is cut off."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class SeriesSplit:
     """Windows of the rows (R, C); window i is the rows from starts[i] on. Windows may share rows."""
 
@@ -102,3 +103,18 @@ def longest(breaks: npt.NDArray[np.bool_]) -> int:
     """Rows of the longest stretch."""
     begins = np.flatnonzero(breaks)
     return int(np.diff(np.append(begins, len(breaks))).max(initial=0))
+
+
+def joined(parts: Sequence[SeriesSplit]) -> SeriesSplit:
+    """The windows of several files as one split, in order."""
+    offsets = np.cumsum([0, *(len(part.values) for part in parts)])
+    return SeriesSplit(
+        values=torch.cat([part.values for part in parts]),
+        starts=np.concatenate([part.starts + offset for part, offset in zip(parts, offsets, strict=False)]),
+        length=parts[0].length,
+        targets={name: torch.cat([part.targets[name] for part in parts]) for name in parts[0].targets},
+        numbers=np.concatenate([part.numbers for part in parts]),
+        files=tuple(part.files[0] for part in parts),
+        form=parts[0].form,
+        file=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+    )

@@ -2,6 +2,7 @@
 
 from runtime.job.document import Document, dump
 from runtime.job.job import Checkpoint, ImageJob, Job, Limits, lower_is_better
+from runtime.job.own import CustomJob
 from runtime.job.series import SeriesClassificationJob, SeriesRegressionJob
 from runtime.job.tables import TableClassificationJob, TableRegressionJob
 from runtime.job.texts import TextJob
@@ -16,4 +17,5 @@ JOBS: dict[str, type[Job]] = {
     "series-regression": SeriesRegressionJob,
     "tabular-classification": TableClassificationJob,
     "tabular-regression": TableRegressionJob,
+    "custom": CustomJob,
 }

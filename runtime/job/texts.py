@@ -81,7 +81,7 @@ class TextEncoder(BuiltIn):
     width: Annotated[int, Field(ge=8, le=4096)] = Field(128, description="size of a token's vector")
     heads: Annotated[int, Field(ge=1, le=64)] = Field(4, description="attention heads; they divide the width")
     vocabulary: Annotated[int, Field(ge=100, le=200_000)] = Field(8000, description="most tokens that are learned")
-    dropout: Fraction = Field(0.1, description="dropout inside the encoder and before the outputs")
+    dropout: Fraction = Field(0.1, description="dropout of embeddings, of each layer and before the outputs")
     pooling: Pooling = Field("mean", description="a text's vector: mean of its tokens, or the first token (cls)")
 
 

@@ -10,12 +10,16 @@ import torch
 from torch import nn
 
 from runtime import draws, pretrained
+from runtime.data import features
 from runtime.data.dataset import Dataset
+from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.job import ImageJob
 from runtime.job.model import Freeze
+from runtime.job.series import CnnLstm, SeriesJob
+from runtime.job.tables import Mlp, TableJob
 from runtime.job.texts import TextEncoder, TextJob, TextPretrained
-from runtime.models import family, images, texts
+from runtime.models import family, images, series, tables, texts
 
 
 @dataclass
@@ -30,7 +34,9 @@ class Model:
     freeze: Freeze
 
 
-BUILDERS: dict[str, Callable[..., nn.Module]] = {"images": images.build, "texts": texts.build}
+BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "images": images.build, "texts": texts.build, "series": series.build, "tables": tables.build,
+}  # fmt: skip
 
 
 def build(job: Job, dataset: Dataset) -> Model:
@@ -40,6 +46,10 @@ def build(job: Job, dataset: Dataset) -> Model:
         return _image_network(job, dataset)
     if isinstance(job, TextJob):
         return _text_network(job, dataset)
+    if isinstance(job, SeriesJob):
+        return _series_network(job, dataset)
+    if isinstance(job, TableJob):
+        return _table_network(job, dataset)
     raise AssertionError(f"no network for {job.task}")
 
 
@@ -64,7 +74,7 @@ def _text_network(job: TextJob, dataset: Dataset) -> Model:
         longest=dataset.preprocessing["max_length"], layers=spec.layers, width=spec.width, heads=spec.heads,
         dropout=spec.dropout,
     )  # fmt: skip
-    arguments = {"config": config, "outputs": outputs, "pooling": spec.pooling, "dropout": spec.dropout}
+    arguments: dict[str, Any] = {"config": config, "outputs": outputs, "pooling": spec.pooling, "dropout": spec.dropout}
     return Model(texts.build(**arguments), "texts", arguments, spec.freeze)
 
 
@@ -77,3 +87,30 @@ def _pretrained_text_network(
     texts.probe(network, found, dataset.preprocessing["max_length"])
     arguments = {"config": found.config.to_dict(), "outputs": outputs, "pooling": pooling, "dropout": dropout}
     return Model(network, "texts", arguments, spec.freeze)
+
+
+def _series_network(job: SeriesJob, dataset: Dataset) -> Model:
+    spec, length = job.model, dataset.preprocessing["length"]
+    assert isinstance(spec, CnnLstm)
+    if spec.pool ** len(spec.cnn_channels) > length:
+        given = f"is {spec.pool}: {len(spec.cnn_channels)} times pooled, nothing is left of a window of {length} rows"
+        raise SpecError(
+            [job.problem(("model", "pool"), given, "a row or more", "a smaller pool or fewer convolutions")]
+        )
+    arguments: dict[str, Any] = {
+        "channels": dataset.preprocessing["channels"], "outputs": dataset.heads[""].outputs,
+        "cnn_channels": list(spec.cnn_channels), "kernel": spec.kernel, "pool": spec.pool,
+        "lstm_hidden": spec.lstm_hidden, "lstm_layers": spec.lstm_layers, "bidirectional": spec.bidirectional,
+        "dropout": spec.dropout,
+    }  # fmt: skip
+    return Model(series.build(**arguments), "series", arguments, spec.freeze)
+
+
+def _table_network(job: TableJob, dataset: Dataset) -> Model:
+    spec, columns = job.model, features.from_json(dataset.preprocessing)
+    assert isinstance(spec, Mlp)
+    arguments: dict[str, Any] = {
+        "numbers": columns.width, "categories": columns.sizes, "outputs": dataset.heads[""].outputs,
+        "hidden": list(spec.hidden), "embedding": spec.embedding, "dropout": spec.dropout,
+    }  # fmt: skip
+    return Model(tables.build(**arguments), "tables", arguments, spec.freeze)

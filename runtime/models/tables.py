@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ class Mlp(nn.Module):
         widths = [numbers + len(categories) * embedding, *hidden]
         self.layers = nn.ModuleList(
             nn.Sequential(nn.Linear(inside, outside), nn.ReLU(), nn.Dropout(dropout) if dropout else nn.Identity())
-            for inside, outside in zip(widths, widths[1:], strict=False)
+            for inside, outside in pairwise(widths)
         )
         self.classifier = nn.Linear(widths[-1], outputs)
         self._initialize(starts[:-1])

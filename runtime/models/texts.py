@@ -22,7 +22,7 @@ class TextNetwork(nn.Module):
         super().__init__()
         # Its pooler would hold weights that nothing uses.
         if getattr(encoder, "pooler", None) is not None:
-            encoder.pooler = None
+            encoder.pooler = None  # type: ignore[assignment]
         self.encoder, self.pooling, self.names = encoder, pooling, tuple(outputs)
         self.dropout = nn.Dropout(dropout)
         width = encoder.config.hidden_size  # type: ignore[union-attr]
@@ -40,13 +40,13 @@ class TextNetwork(nn.Module):
             vector = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
         vector = self.dropout(vector)
         outputs = {name: head(vector) for name, head in zip(self.names, self.heads, strict=True)}
-        return outputs[""] if "" in outputs else outputs
+        return outputs.get("", outputs)
 
     @property
     def embeddings(self) -> nn.Module:
         """What `freeze: {embeddings: true}` freezes."""
         found = getattr(self.encoder, "embeddings", None)
-        return found if isinstance(found, nn.Module) else self.encoder.get_input_embeddings()  # type: ignore[operator, no-any-return]
+        return found if isinstance(found, nn.Module) else self.encoder.get_input_embeddings()  # type: ignore[operator]
 
     @property
     def layers(self) -> nn.Module | None:

@@ -21,13 +21,17 @@ Values = Annotated[int, Field(ge=1)] | Literal["off"]
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """The CPU budget, or the physical cores behind it if hyperthreads share them."""
-    cpu = hardware.cpu
-    threads = max(1, min(cpu.budget, cpu.cores))
+    cpu, threads = hardware.cpu, threads_of(hardware)
     if threads < cpu.budget:
         return Choice(threads, f"{cpu.budget} CPUs are hyperthreads of {cpu.cores} cores")
     if cpu.quota is not None and cpu.quota < min(cpu.affinity, cpu.cpuset or cpu.affinity):
         return Choice(threads, f"the quota of {cpu.quota:g} CPUs rounded down, at least 1; {cpu.host} on the host")
     return Choice(threads, f"all {threads} CPUs that this process may run on")
+
+
+def threads_of(hardware: Hardware) -> int:
+    """The count that `choose` chooses; for processes without a job too."""
+    return max(1, min(hardware.cpu.budget, hardware.cpu.cores))
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import struct
 import tempfile
@@ -15,10 +16,10 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data import decode, files
+from runtime.data import decode, files, new_images
 from runtime.data.batches import Batches
 from runtime.data.images import load
-from runtime.data.preparer import from_preprocessing, prepare_files
+from runtime.data.preparer import from_preprocessing
 from runtime.errors import DataError
 from runtime.job.job import ImageJob
 
@@ -418,19 +419,11 @@ def test_new_files_are_prepared_as_validation_was(tmp_path: Path) -> None:
     (seen,) = data.prepare(data.validation.gather(ids), ids, None)
     bad = tmp_path / "bad.jpg"
     bad.touch()
-    inputs, used, broken = prepare_files([str(bad), *paths], data.preprocessing)
-    assert torch.equal(inputs, seen)
-    assert used == paths
-    assert [str(one) for one in broken] == [f"{bad}: empty file"]
-    assert from_preprocessing(data.preprocessing).to_json() == data.preprocessing
-
-
-def test_no_good_file_to_prepare(tmp_path: Path) -> None:
-    data = load(job(good(tmp_path)))
-    inputs, used, broken = prepare_files([str(tmp_path / "gone.png")], data.preprocessing)
-    assert inputs.shape == (0, 3, SIDE, SIDE)
-    assert used == []
-    assert broken[0].reason == "no such file or directory"
+    new = new_images.read([bad, *map(Path, paths)], data.preprocessing, data.heads, labelled=False)
+    assert torch.equal(new.prepare(new.split.gather(ids), ids, None)[0], seen)
+    assert [new.split.title(i) for i in ids] == paths
+    assert f"left out: {bad}: empty file" in new.notes
+    assert from_preprocessing(data.preprocessing) == from_preprocessing(json.loads(json.dumps(data.preprocessing)))
 
 
 def test_pillow_is_left_as_it_was(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ CASES: dict[str, tuple[str, Any, str, str]] = {
     "empty file": ("csv", lambda d: "", "list.csv is empty", "check how the file was written"),
     "header only": ("csv", lambda d: "path,label\n", "list.csv has a header and no rows", "at least one row"),
     "blank lines": ("csv", lambda d: "\n\n", "list.csv has no rows", "a header and at least one row"),
-    "all empty": ("csv", lambda d: "path,label\n,\n ,x\n", "no row with a path and a label (2 rows", "check how"),
+    "all empty": ("csv", lambda d: "path,label\n,\n ,x\n", "no row with path and label (2 rows", "check how"),
     "ragged": ("csv", lambda d: rows(d) + "a,b,c\n", "row 9: 3 cells, a,b,c", "put quotes around cells"),
     "latin-1": ("csv", lambda d: rows(d, "sí no").encode("latin-1"), "byte 0xED is not UTF-8", "iconv -f LATIN1"),
     "latin-1 header": ("csv", lambda d: "path,señal\na,b\n".encode("latin-1"), "line 1: byte 0xF1 is not", "iconv"),

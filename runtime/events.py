@@ -1,0 +1,24 @@
+"""Events: what happened to a run beside its steps; printed at once and kept in events.jsonl for the report."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+class Events:
+    """Appends one row per event."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "events.jsonl"
+
+    def add(self, kind: str, text: str, step: int | None = None) -> None:
+        """Print an event and keep it; a full disk may lose the row, never the line on the screen."""
+        print(f"{kind}: {text}", flush=True)
+        row = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "step": step, "kind": kind, "text": text}
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            print(f"{kind}: not kept in {self.path.name}: {error.strerror}", flush=True)

@@ -1,0 +1,109 @@
+"""Own: a task of the person's own: data, network and loss from Python files beside the job.
+
+A network of one's own goes with every task; data and loss of one's own make the task `custom`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, JsonValue, Tag
+
+from runtime.errors import Problem
+from runtime.job import source
+from runtime.job.columns import Column, different
+from runtime.job.job import Job
+from runtime.job.model import OwnModel, kind
+from runtime.job.train import AnyLoss, Train
+from runtime.job.values import FilePath, Spec, named
+
+Kind = Literal["auto", "classes", "labels", "numbers", "other"]
+OFFERED = ("outputs", "classes", "inputs", "vocabulary", "categories")
+"""Arguments that the factory of a network gets from the data, if its signature names them."""
+
+
+class OwnData(Spec):
+    """The person's own data: a function that returns training and validation data as a pair.
+
+    Each of the two is a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays of which the last one
+    holds the targets. Inputs are a tensor, an array, a number, or a tuple of these.
+    """
+
+    file: FilePath = Field(description="Python file beside the job")
+    factory: str = Field("load", description="function in the file that returns (training data, validation data)")
+    arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
+    targets: Kind = Field(
+        "auto",
+        description="classes: indices (N,); labels: 0 or 1 (N, labels); numbers: (N,) or (N, numbers); other: anything, "
+        "with the loss as the only metric; auto: whole numbers are classes or labels, others are numbers",
+    )
+    names: Annotated[tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(different)] | None = Field(
+        None, description="names of the classes, labels or numbers, in the order of the network's outputs"
+    )
+    reader: str | None = Field(
+        None,
+        description="function in the file that turns a list of paths into data, for `predict` and `evaluate --data`; "
+        "absent: .npz files with `inputs` and `targets`",
+    )
+
+
+class OwnLoss(Spec):
+    """The person's own loss: a function that returns a callable of (outputs, targets).
+
+    The callable gives one term per sample, shape (N,), or their mean as a scalar.
+    """
+
+    file: FilePath = Field(description="Python file beside the job")
+    factory: str = Field("loss", description="function in the file that returns the loss: a callable of outputs, targets")
+    arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
+
+
+class OwnTrain(Train):
+    """How to train."""
+
+    loss: Annotated[  # type: ignore[assignment]
+        Annotated[AnyLoss, Tag("built-in")] | Annotated[OwnLoss, Tag("own")], Discriminator(kind), named()
+    ] | None = Field(None, description="what is minimized; by targets cross entropy, BCE or MSE if absent")  # fmt: skip
+
+
+class CustomJob(Job):
+    """Data, network and loss of the person's own."""
+
+    METRICS = ("loss", "accuracy", "f1", "mae", "rmse", "r2")
+
+    task: Literal["custom"]
+    data: OwnData = Field(description="what the network learns from")  # type: ignore[assignment]
+    model: OwnModel = Field(description="the network")
+    train: OwnTrain = Field(OwnTrain(), description="how to train")
+
+    def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
+        """None: the person's own code knows where its data is."""
+        return []
+
+    def problems(self) -> Iterator[Problem]:
+        """Class weights belong to the built-in losses."""
+        if isinstance(self.train.loss, OwnLoss) and self.train.class_weights != "none":
+            yield self.problem(("train", "class_weights"), f"is {self.train.class_weights}",
+                               "a built-in loss", "weigh the classes inside your own loss, and remove it")  # fmt: skip
+
+
+def parts(job: Job) -> Iterator[tuple[tuple[str, ...], source.Own, tuple[str, ...]]]:
+    """Each part of a job that is the person's own: its key, the part, and what its factory gets by itself."""
+    model: Any = getattr(job, "model", None)
+    if isinstance(model, OwnModel):
+        yield ("model",), model, OFFERED
+    if isinstance(job, CustomJob):
+        yield ("data",), job.data, ()
+        if isinstance(job.train.loss, OwnLoss):
+            yield ("train", "loss"), job.train.loss, ()
+
+
+def problems(job: Job) -> Iterator[Problem]:
+    """What is wrong with the person's own files; none of them is run."""
+    for key, part, offered in parts(job):
+        yield from source.problems(job, key, part, offered)
+    if isinstance(job, CustomJob) and job.data.reader is not None:
+        found = source.functions(job, ("data",), job.data.file)
+        if not isinstance(found, Problem) and job.data.reader not in found and "*" not in found:
+            yield source.unknown(job, ("data", "reader"), job.data.reader, job.data.file, found)

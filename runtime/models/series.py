@@ -1,0 +1,75 @@
+"""A CNN-LSTM for series: convolutions over time, then an LSTM (Hochreiter & Schmidhuber 1997)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+class CnnLstm(nn.Module):
+    """Convolutions with ReLU and max pooling see short patterns, the LSTM their order.
+
+    Input (N, T, channels) float32, output (N, outputs): a linear map of the LSTM's last state, of both directions if
+    there are two.
+    """
+
+    def __init__(
+        self, channels: int, outputs: int, cnn_channels: Sequence[int], kernel: int, pool: int,
+        lstm_hidden: int, lstm_layers: int, bidirectional: bool, dropout: float,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        widths = [channels, *cnn_channels]
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(inside, outside, kernel, padding=kernel // 2) for inside, outside in pairwise(widths)
+        )
+        self.pool = nn.MaxPool1d(pool) if pool > 1 else nn.Identity()
+        # torch's LSTM has no use for dropout with a single layer, and warns of it.
+        between = dropout if lstm_layers > 1 else 0.0
+        self.lstm = nn.LSTM(
+            widths[-1], lstm_hidden, lstm_layers, batch_first=True, bidirectional=bidirectional, dropout=between
+        )
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.classifier = nn.Linear(lstm_hidden * (1 + bidirectional), outputs)
+        self._initialize()
+
+    def forward(self, windows: Tensor) -> Tensor:
+        x = windows.transpose(1, 2)
+        for convolution in self.convolutions:
+            x = self.pool(torch.relu(convolution(x)))
+        _, (last, _) = self.lstm(x.transpose(1, 2))
+        state = torch.cat((last[-2], last[-1]), dim=1) if self.lstm.bidirectional else last[-1]
+        return self.classifier(self.dropout(state))  # type: ignore[no-any-return]
+
+    def _initialize(self) -> None:
+        """Kaiming normal for convolutions (He et al. 2015), truncated normal (0.02) for the outputs.
+
+        In the LSTM Xavier uniform for inputs, orthogonal for states, and a forget gate that begins open, with a bias of
+        1 (Jozefowicz et al. 2015).
+        """
+        for convolution in self.convolutions:
+            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")  # type: ignore[arg-type]
+            nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
+        hidden = self.lstm.hidden_size
+        for name, parameter in self.lstm.named_parameters():
+            if name.startswith("weight_ih"):
+                nn.init.xavier_uniform_(parameter)
+            elif name.startswith("weight_hh"):
+                nn.init.orthogonal_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+                if name.startswith("bias_ih"):
+                    # torch orders the gates as input, forget, cell, output.
+                    nn.init.ones_(parameter[hidden : 2 * hidden])
+        nn.init.trunc_normal_(self.classifier.weight, std=0.02)
+        nn.init.zeros_(self.classifier.bias)
+
+
+def build(
+    *, channels: int, outputs: int, cnn_channels: Sequence[int] = (64, 64), kernel: int = 5, pool: int = 2,
+    lstm_hidden: int = 128, lstm_layers: int = 1, bidirectional: bool = False, dropout: float = 0.1,
+) -> nn.Module:  # fmt: skip
+    """The network; plain arguments, so that `model/` can store them and `predict` can call again."""
+    return CnnLstm(channels, outputs, cnn_channels, kernel, pool, lstm_hidden, lstm_layers, bidirectional, dropout)

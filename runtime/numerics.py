@@ -1,0 +1,117 @@
+"""Numerics: what is done about numbers that are not finite.
+
+One bad step is skipped, weights unchanged. Three in a row, or a weight that is not finite when the run is saved: back
+to the last checkpoint, and the three batches are left out. The second time the run ends. An fp16 scaler that skips 20
+steps in a row, or falls below 1, ends the run with advice.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from runtime.draws import Ids
+from runtime.errors import NumericsError
+
+IN_A_ROW = 3
+ROLLBACKS = 1
+SCALER_SKIPS = 20
+SPIKE_FACTOR = 10.0
+SPIKE_WINDOW = 50
+ADVICE = "lower train.optimizer.lr, set train.clip_norm, or look for NaN in the data"
+
+
+class NotFinite(Exception):
+    """The run must go back to its last checkpoint."""
+
+
+class Numerics:
+    """Counts bad steps and decides what follows."""
+
+    def __init__(self, on_spike: str) -> None:
+        self.on_spike = on_spike
+        self.bad: list[tuple[int, int]] = []
+        """(epoch, batch) of the bad steps in a row."""
+        self.ids: list[int] = []
+        self.skip: set[tuple[int, int]] = set()
+        """Batches that are left out after a rollback."""
+        self.rollbacks = 0
+        self.scaler_skips = 0
+        self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)
+
+    def good(self, loss: float) -> str | None:
+        """After a step with finite numbers; a word if the loss jumped.
+
+        Raises:
+            NotFinite: if the loss jumped and the job wants to go back.
+        """
+        self.bad, self.ids, self.scaler_skips = [], [], 0
+        usual = statistics.median(self.recent) if len(self.recent) == SPIKE_WINDOW else None
+        self.recent.append(loss)
+        if usual is None or self.on_spike == "ignore" or loss <= SPIKE_FACTOR * abs(usual):
+            return None
+        word = f"the loss jumped to {loss:.4g}, {loss / usual:.0f} times its median of the last {SPIKE_WINDOW} steps"
+        if self.on_spike == "rollback":
+            raise NotFinite(word)
+        return word
+
+    def skipped(self, place: tuple[int, int], ids: Ids, scale: float | None) -> None:
+        """After a step that was skipped.
+
+        Args:
+            place: (epoch, batch).
+            ids: the samples of the batch.
+            scale: scale of the fp16 scaler, for which a skipped step is ordinary; None without one.
+
+        Raises:
+            NotFinite: if it was the third in a row.
+            NumericsError: if the scaler has collapsed.
+        """
+        if scale is not None:
+            self.scaler_skips += 1
+            if scale < 1 or self.scaler_skips >= SCALER_SKIPS:
+                raise NumericsError(f"the fp16 scaler has collapsed: scale {scale:g}, {self.scaler_skips} skipped steps "
+                                    "in a row", "fp16 for gradients that fit its range",
+                                    "set optimize.precision: fp32 (or bf16 where the chip has it), or lower the rate")  # fmt: skip
+            return
+        self.bad.append(place)
+        self.ids += ids.tolist()
+        if len(self.bad) >= IN_A_ROW:
+            raise NotFinite(f"{IN_A_ROW} steps in a row were not finite; samples {self.ids}")
+
+    def roll_back(self, why: NotFinite) -> None:
+        """Note a rollback, and leave out the bad batches from now on.
+
+        Raises:
+            NumericsError: if the budget of rollbacks is spent.
+        """
+        self.rollbacks += 1
+        if self.rollbacks > ROLLBACKS:
+            raise NumericsError(f"{why}, and the run has gone back once already", "one rollback in a run", ADVICE)
+        self.skip |= set(self.bad)
+        self.bad, self.ids = [], []
+        self.recent.clear()
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        return {"rollbacks": self.rollbacks, "skip": sorted(map(list, self.skip)), "recent": list(self.recent),
+                "bad": list(map(list, self.bad)), "ids": self.ids, "scaler_skips": self.scaler_skips}  # fmt: skip
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`; a rollback in this process is never forgotten."""
+        self.rollbacks = max(self.rollbacks, state["rollbacks"])
+        self.skip |= {(epoch, batch) for epoch, batch in state["skip"]}
+        self.recent = deque(state["recent"], maxlen=SPIKE_WINDOW)
+        self.bad = [(epoch, batch) for epoch, batch in state["bad"]]
+        self.ids, self.scaler_skips = list(state["ids"]), state["scaler_skips"]
+
+
+def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    """Names of the tensors that hold NaN or infinity."""
+    # The sum is not finite if any element is not; only then is a closer look worth its price.
+    return [name for name, value in tensors
+            if value.is_floating_point() and not torch.isfinite(value.sum()) and not torch.isfinite(value).all()]  # fmt: skip

@@ -1,0 +1,115 @@
+"""Predict: a trained network's answers for new samples, as CSV or JSON lines.
+
+CSV has a row for each sample: `sample` (path, or file and row), then for each output `prediction` and `probability`,
+for a head with a name `<head>.prediction`. Samples that cannot be read are listed on stderr and have no row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from runtime import threads
+from runtime.errors import StorageError
+
+if TYPE_CHECKING:
+    from runtime.answers import Answer
+
+SEVERAL = ";"
+"""Between the classes of one CSV cell, where a sample may have several."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `drivetrain predict` was asked."""
+
+    run: Path
+    inputs: Sequence[Path]
+    form: str = "csv"
+    """csv or jsonl."""
+    output: Path | None = None
+    """stdout if None."""
+    probabilities: bool = False
+    """Whether the probability of every class is wanted."""
+
+
+def predict(request: Request) -> int:
+    """Write the predictions; returns 0.
+
+    Raises:
+        CheckpointError: if there is no trained model.
+        DataError: if no sample can be read.
+        StorageError: if the output cannot be written.
+    """
+    machine = threads.limit()
+    import torch
+
+    from runtime import answers, artifact, inference
+    from runtime.data import new
+
+    trained = artifact.load(request.run)
+    data = new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False)
+    for note in data.notes:
+        print(f"data: {note}", file=sys.stderr, flush=True)
+    started = time.monotonic()
+    device = torch.device("cuda:0" if machine.gpu else "cpu")
+    batches = inference.outputs(trained.network, trained.heads, data.split, data.prepare, device)
+    found = answers.of(batches, trained.heads, data.split, every=request.probabilities)
+    with _sink(request.output) as file:
+        (_csv if request.form == "csv" else _lines)(found, file)
+    seconds = time.monotonic() - started
+    count = len(data.split)
+    print(f"{count:,} samples in {seconds:.2f} s ({count / max(seconds, 1e-9):,.0f} samples/s)", file=sys.stderr)
+    return 0
+
+
+@contextlib.contextmanager
+def _sink(output: Path | None) -> Iterator[IO[str]]:
+    """The open output; a file gets its name when it is whole."""
+    if output is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    beside = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        beside.replace(output)
+    except OSError as error:
+        raise StorageError(f"{output}: {error.strerror or error}", "a file in a folder that this user may write",
+                           "name another one with --output") from None  # fmt: skip
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _lines(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
+    for title, answer in found:
+        file.write(json.dumps({"sample": title, **(answer.get("") or answer)}, ensure_ascii=False) + "\n")
+
+
+def _csv(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    for number, (title, answer) in enumerate(found):
+        cells = dict(_cells(answer))
+        if number == 0:
+            writer.writerow(["sample", *cells])
+        writer.writerow([title, *cells.values()])
+
+
+def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, Any]]:
+    """Column and cell, nested ones flat."""
+    for head, parts in answer.items():
+        for key, value in parts.items():
+            name = f"{head}.{key}" if head else key
+            if isinstance(value, dict):
+                yield from ((f"{name}.{inner}", cell) for inner, cell in value.items())
+            else:
+                yield name, SEVERAL.join(map(str, value)) if isinstance(value, list) else value

@@ -1,0 +1,178 @@
+"""Saving: when a run is saved, in the background where memory allows a copy, and what follows if a disk is full.
+
+A save that fails while the run goes on is an event; it is tried again until there is room. A save that fails when the
+run ends is the run's end: StorageError, exit 7.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from runtime import cgroup, checkpoint
+from runtime.errors import StorageError
+from runtime.job.values import interval
+from runtime.numerics import NotFinite, not_finite
+from runtime.run import Run
+
+SHARE = 0.02
+"""Largest share of the training time that saving may take before the interval is stretched."""
+RETRY_AFTER = 10.0
+"""Seconds before a failed save is tried again."""
+ROOM = 1.5
+"""How many times the size of a copy must be free before one is made."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A checkpoint that is still to be written."""
+
+    name: str
+    tensors: Mapping[str, Mapping[str, torch.Tensor]]
+    state: Mapping[str, Any]
+    best: int | None
+    """Step of the best evaluation so far, whose weights must stay."""
+
+
+class Saver:
+    """Writes the checkpoints of a run."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.kind, self.every = interval(run.job.checkpoint.every)
+        self.thread: threading.Thread | None = None
+        self.failed: StorageError | None = None
+        self.unsaved_best: Snapshot | None = None
+        self.cost = 0.0
+        self.last = time.monotonic()
+
+    def due(self, *, epoch_ended: bool = False) -> bool:
+        """Whether a checkpoint is due now."""
+        if self.failed is not None:
+            return time.monotonic() - self.last >= RETRY_AFTER
+        if self.kind == "epoch":
+            return epoch_ended
+        if self.kind == "steps":
+            return not epoch_ended and self.run.counters.step % int(self.every) == 0
+        return time.monotonic() - self.last >= max(self.every, self.cost / SHARE)
+
+    def check(self) -> None:
+        """Look at all weights and buffers.
+
+        Raises:
+            NotFinite: if one of them is not finite.
+        """
+        wrong = not_finite(self.run.model.state_dict().items())
+        if wrong:
+            raise NotFinite(f"not finite: {', '.join(wrong[:5])}")
+
+    def periodic(self) -> None:
+        """Save while the run goes on; in the background if there is room for a copy.
+
+        Raises:
+            NotFinite: if a weight is not finite; nothing is written then.
+        """
+        with self.run.clock.phase("checkpoint"), self.run.signals.held():
+            start = time.monotonic()
+            self._wait()
+            snapshot = self._step_snapshot()
+            if self.kind == "seconds" and self._has_room(snapshot):
+                self._start(_copied(snapshot))
+            else:
+                self._try(snapshot)
+            self.cost, self.last = time.monotonic() - start, time.monotonic()
+
+    def best(self, notes: Mapping[str, Any]) -> None:
+        """Save the weights of an evaluation that was the best so far."""
+        with self.run.clock.phase("checkpoint"), self.run.signals.held():
+            self._wait()
+            self.unsaved_best = None
+            self._try(self._snapshot(f"best-{self.run.counters.step}", notes))
+
+    def final(self) -> Path:
+        """Save now, in the foreground.
+
+        Raises:
+            StorageError: if that is not possible.
+            NotFinite: if a weight is not finite.
+        """
+        with self.run.clock.phase("checkpoint"), self.run.signals.held():
+            self._wait()
+            snapshot = self._step_snapshot()
+            if self.unsaved_best is not None:
+                self._write(self.unsaved_best)
+            return self._write(snapshot)
+
+    def _step_snapshot(self) -> Snapshot:
+        run = self.run
+        return self._snapshot(f"step-{run.counters.step}", {}, checkpoint.optimizer_tensors(run.model, run.optimizer))
+
+    def _snapshot(
+        self, name: str, notes: Mapping[str, Any], optimizer: Mapping[str, torch.Tensor] | None = None
+    ) -> Snapshot:
+        run = self.run
+        tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}
+        if run.ema:
+            tensors["ema"] = run.ema.average
+        if optimizer is not None:
+            tensors["optimizer"] = optimizer
+        self.check()
+        if run.metrics:
+            run.metrics.flush()
+        best = run.watch.best
+        return Snapshot(name, tensors, {**run.state(), **notes}, best.step if best.best is not None else None)
+
+    def _has_room(self, snapshot: Snapshot) -> bool:
+        size = sum(t.numel() * t.element_size() for group in snapshot.tensors.values() for t in group.values())
+        room = cgroup.read_limits(Path("/")).room
+        free = psutil.virtual_memory().available
+        return size * ROOM < min(free, room if room is not None else free)
+
+    def _start(self, snapshot: Snapshot) -> None:
+        self.thread = threading.Thread(target=self._try, args=(snapshot,), name="checkpoint")
+        self.thread.start()
+
+    def _wait(self) -> None:
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+
+    def _try(self, snapshot: Snapshot) -> None:
+        """Write, or note the failure and keep what must not be lost."""
+        try:
+            if self.unsaved_best is not None:
+                self._write(self.unsaved_best)
+                self.unsaved_best = None
+            self._write(snapshot)
+        except StorageError as error:
+            if self.failed is None:
+                self.run.events.add("storage", f"not saved, training goes on: {error.given}", self.run.counters.step)
+            self.failed = error
+            if snapshot.name.startswith("best-"):
+                self.unsaved_best = _copied(snapshot)
+            return
+        if self.failed is not None:
+            self.run.events.add("storage", f"saved again: {snapshot.name}", self.run.counters.step)
+        self.failed = None
+
+    def _write(self, snapshot: Snapshot) -> Path:
+        path = checkpoint.save(self.run.checkpoints, snapshot.name, snapshot.tensors, snapshot.state)
+        if snapshot.name.startswith("step-"):
+            checkpoint.prune(self.run.checkpoints, self.run.job.checkpoint.keep, snapshot.best)
+        return path
+
+
+def _copied(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with tensors of its own, so that training may go on."""
+    tensors = {
+        group: {name: value.detach().to("cpu", copy=True) for name, value in values.items()}
+        for group, values in snapshot.tensors.items()
+    }
+    return Snapshot(snapshot.name, tensors, snapshot.state, snapshot.best)

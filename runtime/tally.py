@@ -1,0 +1,58 @@
+"""Tally: losses and scores of all heads over some samples, added batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.data.dataset import Head, Targets
+from runtime.losses import HeadLoss, Objective
+from runtime.scores import ClassScores, scores
+
+
+class Tally:
+    """What an evaluation counts.
+
+    Args:
+        heads: the outputs by name.
+        objective: the loss; None where there is none to compare with.
+    """
+
+    def __init__(self, heads: Mapping[str, Head], objective: Objective | None) -> None:
+        self.heads, self.objective = heads, objective
+        self.scores = {name: scores(head) for name, head in heads.items()}
+        self.sums = {name: torch.zeros(2, dtype=torch.float64) for name in heads}
+
+    def add(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets) -> None:
+        """Add a batch: outputs (N, outputs) by head or for the single head, and the targets of the same samples."""
+        for name in self.heads:
+            raw = (outputs[name] if isinstance(outputs, Mapping) else outputs).float()
+            self.scores[name].update(raw, targets[name])
+            if self.objective is not None:
+                self.sums[name] += _loss_sums(self.objective.losses[name], raw, targets[name])
+
+    def metrics(self, over: str = "validation/") -> dict[str, float]:
+        """Every metric by its name: `validation/accuracy`, with several heads `validation/<head>/accuracy`."""
+        found: dict[str, float] = {}
+        total = 0.0
+        for name, head in self.heads.items():
+            start = f"{over}{name}/" if name else over
+            if self.objective is not None:
+                found[f"{start}loss"] = float(self.sums[name][0] / self.sums[name][1])
+                total += head.weight * found[f"{start}loss"]
+            found |= {start + metric: value for metric, value in self.scores[name].compute().items()}
+        whole = {f"{over}loss": total} if self.objective is not None and "" not in self.heads else {}
+        return whole | found
+
+    def confusion(self) -> dict[str, Any]:
+        """By head with classes that exclude each other: the classes, and the counts (truth by row)."""
+        return {name: {"classes": list(self.heads[name].classes), "matrix": score.matrix.tolist()}
+                for name, score in self.scores.items() if isinstance(score, ClassScores)}  # fmt: skip
+
+
+def _loss_sums(loss: HeadLoss, outputs: Tensor, targets: Tensor) -> Tensor:
+    weights = loss.weights(targets)
+    return torch.stack([(loss.terms(outputs, targets) * weights).sum(), weights.sum()]).double().cpu()
