@@ -80,4 +80,4 @@ def _save(figure: Figure, path: Path) -> None:
     with warnings.catch_warnings():
         # A class name in letters that the font lacks is drawn as boxes; the CSV beside has it.
         warnings.simplefilter("ignore")
-        figure.savefig(path, dpi=120, metadata=nothing)
+        figure.savefig(path, dpi=120, metadata=nothing, bbox_inches="tight")

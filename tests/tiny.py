@@ -24,7 +24,7 @@ name: tiny
 task: image-classification
 data: {{train: x}}
 model: {{name: small-cnn, width: 4{model}}}
-train: {{epochs: 2, batch_size: 16{train}}}
+train: {{epochs: 3, batch_size: 16{train}}}
 """
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, JsonValue, Tag
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from runtime.errors import Problem
 from runtime.job import source
 from runtime.job.columns import Column, different
 from runtime.job.job import Job
-from runtime.job.model import OwnModel, kind
-from runtime.job.train import AnyLoss, Train
+from runtime.job.model import OwnModel
+from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Train
 from runtime.job.values import FilePath, Spec, named
 
 Kind = Literal["auto", "classes", "labels", "numbers", "other"]
@@ -54,17 +54,32 @@ class OwnLoss(Spec):
     The callable gives one term per sample, shape (N,), or their mean as a scalar.
     """
 
+    name: Literal["own"] = Field("own", description="may be left out beside `file:`")
     file: FilePath = Field(description="Python file beside the job")
-    factory: str = Field("loss", description="function in the file that returns the loss: a callable of outputs, targets")
+    factory: str = Field("loss", description="function in the file that returns the loss")
     arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
+
+
+def _by_file(value: Any) -> Any:
+    """`{file: my_loss.py}` needs no name."""
+    return {"name": "own", **value} if isinstance(value, dict) and "file" in value else value
+
+
+AnyOwnLoss = Annotated[
+    Annotated[
+        CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber | OwnLoss, Field(discriminator="name")
+    ],
+    named(),
+    BeforeValidator(_by_file),
+]
 
 
 class OwnTrain(Train):
     """How to train."""
 
-    loss: Annotated[  # type: ignore[assignment]
-        Annotated[AnyLoss, Tag("built-in")] | Annotated[OwnLoss, Tag("own")], Discriminator(kind), named()
-    ] | None = Field(None, description="what is minimized; by targets cross entropy, BCE or MSE if absent")  # fmt: skip
+    loss: AnyOwnLoss | None = Field(  # type: ignore[assignment]
+        None, description="what is minimized; by targets cross entropy, BCE or MSE if absent"
+    )
 
 
 class CustomJob(Job):

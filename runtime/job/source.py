@@ -137,7 +137,9 @@ def _arguments(
                           "parameters with names", "remove the `/` from its signature")  # fmt: skip
     for given in part.arguments:
         if given not in signature.known and not signature.any:
-            possible = f"arguments of {name}(): {', '.join(signature.known)}" if signature.known else f"{name}() has none"
+            possible = (
+                f"arguments of {name}(): {', '.join(signature.known)}" if signature.known else f"{name}() has none"
+            )
             yield job.problem((*path, given), f"{name}() in {part.file} has no argument of this name", possible,
                               nearest(given, signature.known) or "remove it")  # fmt: skip
     lacking = [each for each in signature.needed if each not in part.arguments and each not in offered]

@@ -1,0 +1,225 @@
+"""What follows when numbers are not finite: skipped, rolled back, ended; never saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from runtime import checkpoint, loop, run
+from runtime.errors import NumericsError
+from runtime.metrics import Metrics
+from runtime.numerics import NotFinite, Numerics
+from runtime.saving import Saver
+from tests import tiny
+
+
+class Still:
+    """Progress that shows nothing."""
+
+    def step(self, made: run.Run, step: int, loss: float) -> None: ...
+
+    def evaluation(self, made: run.Run, best: bool) -> None: ...
+
+
+def fit(folder: Path, spoil: Callable[[run.Run], None], train: str = "") -> tuple[run.Run, str]:
+    """Train the tiny job after `spoil` has hooked something in."""
+    made = tiny.assembled(folder, tiny.job(train=train))
+    made.metrics = Metrics(folder)
+    saver = Saver(made)
+    saver.final()
+    spoil(made)
+    try:
+        return made, loop.fit(made, saver, Still())  # type: ignore[arg-type]
+    finally:
+        made.metrics.close()
+
+
+def rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    path = folder / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def at_steps(*steps: int, action: Callable[[run.Run], None]) -> Callable[[run.Run], None]:
+    """Do something before the forward pass of these steps (1-based), once each."""
+    left = set(steps)
+
+    def spoil(made: run.Run) -> None:
+        def hook(module: torch.nn.Module, inputs: Any) -> Any:
+            number = made.counters.step + 1
+            if module.training and number in left:
+                left.discard(number)
+                return action(made)
+            return None
+
+        made.model.register_forward_pre_hook(hook)
+
+    return spoil
+
+
+def nan_input(made: run.Run) -> Any:
+    return (torch.full((16, 1, 8, 8), float("nan")),)
+
+
+def nan_gradient(made: run.Run) -> None:
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        handle.remove()
+        return gradient * float("nan")
+
+    handle = next(made.model.parameters()).register_hook(spoil)
+
+
+@pytest.mark.parametrize("action", [nan_input, nan_gradient], ids=["input", "gradient"])
+def test_one_bad_step_is_skipped_and_seen(tmp_path: Path, action: Callable[[run.Run], None]) -> None:
+    before: dict[str, torch.Tensor] = {}
+
+    def spoil(made: run.Run) -> None:
+        at_steps(
+            5, action=lambda m: (before.update({k: v.clone() for k, v in m.model.state_dict().items()}), action(m))[1]
+        )(made)
+        step = made.step
+
+        def checked(batch: Any, seed: int) -> Any:
+            outcome = step(batch, seed)
+            if not outcome.finite:
+                assert all(torch.equal(before[k], v) for k, v in made.model.state_dict().items())
+            return outcome
+
+        checked.__dict__.update(step.__dict__)
+        object.__setattr__(made, "step", _Wrapped(step, checked))
+
+    _, reason = fit(tmp_path, spoil)
+    assert reason == "all 3 epochs are done"
+    bad = [row for row in rows(tmp_path, "metrics.jsonl") if row.get("skipped")]
+    assert [row["step"] for row in bad] == [5]
+    assert not torch.isfinite(torch.tensor([bad[0]["train/loss"], bad[0]["grad_norm"]])).all()
+    assert "step 5 skipped: loss" in rows(tmp_path, "events.jsonl")[0]["text"]
+    assert_all_finite(tmp_path)
+
+
+class _Wrapped:
+    def __init__(self, step: Any, call: Any) -> None:
+        self._step, self._call = step, call
+
+    def __call__(self, batch: Any, seed: int) -> Any:
+        return self._call(batch, seed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
+
+
+def assert_all_finite(folder: Path) -> None:
+    files = list((folder / "checkpoints").glob("*/*.safetensors"))
+    assert files
+    for path in files:
+        for name, value in safetensors.torch.load_file(path).items():
+            assert torch.isfinite(value.float()).all(), f"{path}: {name}"
+
+
+def test_three_in_a_row_go_back_and_leave_the_batches_out(tmp_path: Path) -> None:
+    made, reason = fit(tmp_path, at_steps(5, 6, 7, action=nan_input))
+    assert reason == "all 3 epochs are done"
+    assert made.numerics.rollbacks == 1
+    assert made.numerics.skip == {(1, 0), (1, 1), (1, 2)}
+    (text,) = [row["text"] for row in rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
+    assert "3 steps in a row were not finite; samples [" in text
+    assert "back to step-0" in text
+    assert "epoch 2 batch 1, epoch 2 batch 2, epoch 2 batch 3" in text
+    steps = [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
+    assert steps == [1, 2, 3, 4, 8, 9, 10, 11, 12]
+    assert_all_finite(tmp_path)
+
+
+def test_the_second_time_is_the_end(tmp_path: Path) -> None:
+    with pytest.raises(NumericsError, match="the run has gone back once already"):
+        fit(tmp_path, at_steps(2, 3, 4, 9, 10, 11, action=nan_input))
+    assert_all_finite(tmp_path)
+
+
+def test_a_buffer_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
+    def poison(made: run.Run) -> None:
+        next(b for n, b in made.model.named_buffers() if n.endswith("running_mean")).fill_(float("nan"))
+
+    _, reason = fit(tmp_path, at_steps(6, action=poison))
+    assert reason == "all 3 epochs are done"
+    assert any(
+        "not finite: features.1.running_mean; back to step-0" in row["text"] for row in rows(tmp_path, "events.jsonl")
+    )
+    assert_all_finite(tmp_path)
+
+
+def test_spikes() -> None:
+    warn, back, ignore = (Numerics(kind) for kind in ("warn", "rollback", "ignore"))
+    for numerics in (warn, back, ignore):
+        for _ in range(50):
+            assert numerics.good(1.0) is None
+    assert warn.good(11.0) == "the loss jumped to 11, 11 times its median of the last 50 steps"
+    assert ignore.good(11.0) is None
+    with pytest.raises(NotFinite, match="the loss jumped"):
+        back.good(11.0)
+
+
+def test_the_scaler_collapses() -> None:
+    numerics, ids = Numerics("warn"), torch.arange(2).numpy()
+    for _ in range(19):
+        numerics.skipped((0, 0), ids, 1024.0)
+    with pytest.raises(NumericsError, match="scale 1024, 20 skipped steps"):
+        numerics.skipped((0, 0), ids, 1024.0)
+    with pytest.raises(NumericsError, match=r"scale 0\.5"):
+        Numerics("warn").skipped((0, 0), ids, 0.5)
+
+
+def exhausted(limit: int) -> Callable[[run.Run], None]:
+    """An allocator that refuses more than `limit` samples at a time."""
+
+    def spoil(made: run.Run) -> None:
+        def hook(module: torch.nn.Module, inputs: Any) -> None:
+            if module.training and len(inputs[0]) > limit:
+                raise RuntimeError(
+                    "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: tried 1 bytes"
+                )
+
+        made.model.register_forward_pre_hook(hook)
+
+    return spoil
+
+
+def test_memory_that_runs_out_in_a_step(tmp_path: Path) -> None:
+    """From the retry on, the same as naming that micro-batch: buffers and draws are rewound."""
+    (tmp_path / "a").mkdir()
+    made, reason = fit(tmp_path / "a", exhausted(5))
+    assert reason == "all 3 epochs are done"
+    assert made.step.micro_batch == 4
+    texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
+    assert texts == [
+        "memory ran out with 16 samples at a time; going on with 8, same batch size",
+        "memory ran out with 8 samples at a time; going on with 4, same batch size",
+    ]
+    (tmp_path / "b").mkdir()
+    named, _ = fit(tmp_path / "b", lambda made: setattr(made.step, "micro_batch", 4))
+    assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in named.model.state_dict().items())
+    state = checkpoint.load(checkpoint.steps(tmp_path / "a" / "checkpoints")[-1]).state
+    assert state["counters"]["step"] == 0  # only the trial save: nothing else was due
+
+
+def test_memory_that_is_short_for_one_sample(tmp_path: Path) -> None:
+    from runtime.errors import OutOfMemory
+
+    with pytest.raises(OutOfMemory, match="memory ran out with one sample at a time"):
+        fit(tmp_path, exhausted(0))
+
+
+def test_other_errors_are_not_taken_for_memory(tmp_path: Path) -> None:
+    def spoil(made: run.Run) -> None:
+        def hook(module: torch.nn.Module, inputs: Any) -> None:
+            raise RuntimeError("shapes do not fit")
+
+        made.model.register_forward_pre_hook(hook)
+
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        fit(tmp_path, spoil)
