@@ -74,7 +74,7 @@ def _commit(final: Path, weights: dict[str, dict[str, Tensor]], config: dict[str
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
         for stem, tensors in weights.items():
-            safetensors.torch.save_file(tensors, beside / f"{stem}.safetensors")
+            checkpoint.write_tensors(beside / f"{stem}.safetensors", tensors)
         write_json(beside / CONFIG, config)
         if final.exists():
             shutil.rmtree(final)

@@ -53,7 +53,7 @@ def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
         for stem, group in tensors.items():
-            _write_tensors(beside / f"{stem}.safetensors", group)
+            write_tensors(beside / f"{stem}.safetensors", group)
         write_json(beside / "state.json", dict(state))
         parts = sorted(beside.iterdir())
         files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in parts}
@@ -71,7 +71,12 @@ def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping
     return final
 
 
-def _write_tensors(path: Path, tensors: Tensors) -> None:
+def write_tensors(path: Path, tensors: Tensors) -> None:
+    """A safetensors file, on the disk when this returns, with the rights that other files of ours have.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
     seen: set[int] = set()
     plain: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

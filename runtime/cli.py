@@ -57,7 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     made = with_job(add("launch", launch, "host side: train in a container under the job's limits"))
     made.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="which kind of image")
     made.add_argument("--new", action="store_true", help="start a new run, whatever is unfinished")
+    made = with_job(add("find-lr", find_lr, "learning-rate range test: a picture and a suggested rate"))
+    made.add_argument("--output", type=Path, metavar="DIR", help="where they go; runs/find-lr-<name> if absent")
+    made.add_argument("--lowest", type=float, default=1e-6, help="first learning rate (1e-6)")
+    made.add_argument("--highest", type=float, default=10.0, help="last learning rate (10)")
+    made.add_argument("--steps", type=int, default=100, help="mini-batches (100)")
     _add_use(add)
+    _add_data(add)
     add("schema", schema, "JSON schema of the job spec")
     return parser
 
@@ -77,6 +83,21 @@ def _add_use(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> Non
     made.add_argument("--format", choices=("csv", "jsonl"), default="csv", help="one row or one line for each sample")
     made.add_argument("--output", type=Path, metavar="FILE", help="stdout if absent")
     made.add_argument("--probabilities", action="store_true", help="the probability of every class")
+    made = add("export", export, "a trained model as ONNX, checked against the original")
+    made.add_argument("run", type=Path, help=run)
+    made.add_argument("--output", type=Path, metavar="FILE", help="model.onnx in the run if absent")
+    made.add_argument("--data", type=Path, metavar="PATH", help="samples for the check instead of made-up ones")
+
+
+def _add_data(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
+    """The commands that make data and weights ready."""
+    made = add("sample", sample, "write learnable sample data, the input of the example jobs")
+    made.add_argument("kind", choices=("images", "texts", "series", "table"), help="what to make")
+    made.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
+    made.add_argument("--size", type=int, default=1200, help="images, texts, or rows (1200)")
+    made.add_argument("--seed", type=int, default=0, help="the same seed gives the same data (0)")
+    made = add("convert", convert, "a pickle checkpoint to safetensors, read apart without network")
+    made.add_argument("file", type=Path, metavar="FILE", help="pytorch_model.bin, best_model.bin, *.pt")
 
 
 def validate(given: argparse.Namespace) -> int:
@@ -137,6 +158,15 @@ def launch(given: argparse.Namespace) -> int:
     return launching.launch(launching.Request(given.job, tuple(given.set), given.device, given.new))
 
 
+def find_lr(given: argparse.Namespace) -> int:
+    """Test learning rates."""
+    from runtime import find_lr as finding
+
+    return finding.find_lr(
+        finding.Request(given.job, tuple(given.set), given.output, given.lowest, given.highest, given.steps)
+    )
+
+
 def evaluate(given: argparse.Namespace) -> int:
     """Judge a trained model."""
     from runtime import judge
@@ -151,6 +181,31 @@ def predict(given: argparse.Namespace) -> int:
     return predicting.predict(
         predicting.Request(given.run, given.inputs, given.format, given.output, given.probabilities)
     )
+
+
+def export(given: argparse.Namespace) -> int:
+    """Export a trained model."""
+    from runtime import export as exporting
+
+    return exporting.export(exporting.Request(given.run, given.output, given.data))
+
+
+def sample(given: argparse.Namespace) -> int:
+    """Write sample data."""
+    from runtime import samples
+
+    paths = samples.write(given.kind, given.folder, given.size, given.seed)
+    megabytes = sum(path.stat().st_size for path in paths) / 1e6
+    print(f"{given.folder}: {len(paths):,} file{'s' * (len(paths) > 1)}, {megabytes:.1f} MB")
+    return 0
+
+
+def convert(given: argparse.Namespace) -> int:
+    """Convert a pickle checkpoint."""
+    from runtime import convert as converting
+
+    print("\n".join(converting.convert(given.file).lines()))
+    return 0
 
 
 def schema(given: argparse.Namespace) -> int:

@@ -213,4 +213,4 @@ def smaller(plan: Plan, batch_size: int, why: str) -> Plan | None:
 
 def written(value: Value) -> str:
     """A value as a person writes it in YAML."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -27,6 +27,7 @@ FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 """What is fetched from the hub."""
 PATIENCE = 10.0
 """Seconds that the hub has for its first answer."""
+ENCODERS = "encoders such as bert, distilbert, roberta"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _POSSIBLE = "a Hugging Face folder with config.json and model.safetensors, or a name on the hub"
 
@@ -56,8 +57,9 @@ class Pretrained:
                 self.refuse(f"{self.folder} cannot be loaded: {_first_line(error)}", _POSSIBLE, "use another folder")
         missing = [name for name in found["missing_keys"] if not name.startswith("pooler.")]
         if missing:
-            self.refuse(f"{self.folder} lacks {len(missing)} tensors of the network: {', '.join(sorted(missing)[:3])}",
-                        "weights that fit config.json", "check that both come from the same network")  # fmt: skip
+            others = ", ".join(sorted(found["unexpected_keys"])[:3]) or "no others"
+            self.refuse(f"{self.folder} lacks {len(missing)} tensors of the network: {', '.join(sorted(missing)[:3])}; "
+                        f"it has {others}", "weights that fit config.json", "check that both come from the same network")  # fmt: skip
         return made.float()  # type: ignore[no-any-return]
 
     def refuse(self, given: str, possible: str, action: str) -> NoReturn:

@@ -106,21 +106,28 @@ def _child(request: Request, environment: dict[str, str], run: folders.RunFolder
     command = [sys.executable, "-m", "runtime.trainer", str(run.path), str(request.spec)]
     for assignment in request.assignments:
         command += ["--set", assignment]
-    ours = {"DRIVETRAIN_SUPERVISOR": str(os.getpid()), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    preload = ":".join(filter(None, (environment.get("LD_PRELOAD"), os.environ.get("LD_PRELOAD"))))
-    preloads = {"LD_PRELOAD": preload} if preload else {}
-    with signals.forwarding() as forward:
-        # A group of its own, so that Ctrl-C reaches the trainer once, through us.
-        child = subprocess.Popen(
-            command, env={**os.environ, **environment, **preloads, **ours}, pass_fds=[run.lock], process_group=0
-        )
-        forward.to(child)
-        code = child.wait()
+    code, forward = child(command, environment, [run.lock])
     if -code in forward.sent and len(forward.sent) == 1:
         # The signal came before the trainer could listen: nothing was begun, so nothing is lost.
         print(f"stopped by {forward.name} before the first step was done", file=sys.stderr)
         return 75
     return 128 - code if code < 0 else code
+
+
+def child(
+    command: Sequence[str], environment: dict[str, str], locks: Sequence[int] = ()
+) -> tuple[int, signals.Forward]:  # fmt: skip
+    """Run a child under a plan's environment; its return code (negative for a signal), and the signals it was sent."""
+    ours = {"DRIVETRAIN_SUPERVISOR": str(os.getpid()), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    preload = ":".join(filter(None, (environment.get("LD_PRELOAD"), os.environ.get("LD_PRELOAD"))))
+    preloads = {"LD_PRELOAD": preload} if preload else {}
+    with signals.forwarding() as forward:
+        # A group of its own, so that Ctrl-C reaches the child once, through us.
+        started = subprocess.Popen(
+            command, env={**os.environ, **environment, **preloads, **ours}, pass_fds=locks, process_group=0
+        )
+        forward.to(started)
+        return started.wait(), forward
 
 
 def _report(run: Path) -> None:

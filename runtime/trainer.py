@@ -29,7 +29,7 @@ from runtime.signals import Signals
 
 def main() -> int:
     """Train; returns the exit code."""
-    _die_with_parent()
+    die_with_parent()
     signals = Signals()
     arguments = argparse.ArgumentParser()
     arguments.add_argument("run", type=Path)
@@ -43,7 +43,7 @@ def main() -> int:
         return error.exit_code
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Ask the kernel for SIGKILL when the supervisor dies: an orphan would train on unseen."""
     supervisor = os.environ.get("DRIVETRAIN_SUPERVISOR")
     if supervisor is None:
@@ -58,25 +58,13 @@ def train(folder: Path, job: Job, signals: Signals) -> int:
     """Assemble and train one run; returns 0, or raises what ended it."""
     clock = Clock()
     with clock.phase("import"):
-        from runtime import artifact, data, evaluate, loop, models, seen  # noqa: F401
-        from runtime import run as runs
-        from runtime.data.load import load
+        from runtime import artifact, loop
         from runtime.metrics import Metrics
-        from runtime.models.build import build
         from runtime.monitor import Monitor
         from runtime.progress import Progress, say
         from runtime.saving import Saver
     clock.phases["import"] = time.time() - psutil.Process().create_time()
-    machine = hardware.from_json(read_json(folder / "hardware.json"))
-    stored = plans.load(folder / "plan.json")
-    with clock.phase("data"):
-        dataset = load(job)
-    for note in dataset.notes:
-        say(f"data: {note}")
-    network = build(job, dataset)
-    final = _settle(job, machine, stored, runs.workload(dataset, network.module), say)
-    run = runs.assemble(job, machine, final, folder, dataset, network, signals, clock)
-    _record_seen(run, machine, seen, say)
+    run = assembled(folder, job, signals, clock)
     loaded, passed = checkpoint.latest(run.checkpoints)
     for line in passed:
         say(line)
@@ -103,6 +91,27 @@ def train(folder: Path, job: Job, signals: Signals) -> int:
     best = run.watch.best
     say(f"done: {reason}; best {best.metric} {best.best:.4f} after epoch {best.epoch + 1}; model in {folder}/model")
     return 0
+
+
+def assembled(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
+    """The Run of a folder that holds hardware.json and plan.json: data loaded, plan settled, applied and recorded."""
+    from runtime import run as runs
+    from runtime import seen
+    from runtime.data.load import load
+    from runtime.models.build import build
+    from runtime.progress import say
+
+    machine = hardware.from_json(read_json(folder / "hardware.json"))
+    stored = plans.load(folder / "plan.json")
+    with clock.phase("data"):
+        dataset = load(job)
+    for note in dataset.notes:
+        say(f"data: {note}")
+    network = build(job, dataset)
+    final = _settle(job, machine, stored, runs.workload(dataset, network.module), say)
+    run = runs.assemble(job, machine, final, folder, dataset, network, signals, clock)
+    _record_seen(run, machine, seen, say)
+    return run
 
 
 def _settle(job: Job, machine: hardware.Hardware, stored: plans.Plan, workload: Any, say: Any) -> plans.Plan:

@@ -14,7 +14,7 @@ import torch
 from runtime.data import ragged
 from runtime.data.ragged import Ragged
 from runtime.errors import DataError
-from runtime.pretrained import Pretrained, quiet
+from runtime.pretrained import ENCODERS, Pretrained, quiet
 
 if TYPE_CHECKING:
     import tokenizers
@@ -117,6 +117,8 @@ def of(found: Pretrained) -> Tokenizer:
     Raises:
         SpecError: if there is none, or it does not fit the encoder.
     """
+    if not hasattr(found.config, "vocab_size"):
+        found.refuse(f"{found.folder} is a {found.config.model_type}, which reads no text", ENCODERS, "use another folder")
     path = found.folder / "tokenizer.json"
     possible = "a folder with tokenizer.json or vocab.txt, as save_pretrained writes it"
     try:
@@ -125,7 +127,7 @@ def of(found: Pretrained) -> Tokenizer:
         found.refuse(f"the tokenizer in {found.folder} cannot be used: {str(error)[:300]}", possible, "save it again")
     inner.no_truncation()
     inner.no_padding()
-    pad = found.config.pad_token_id
+    pad = getattr(found.config, "pad_token_id", None)
     made = Tokenizer(inner, inner.token_to_id(_PAD) or 0 if pad is None else pad)
     if made.vocabulary > found.config.vocab_size:
         found.refuse(f"the tokenizer in {found.folder} has {made.vocabulary:,} tokens, the network "

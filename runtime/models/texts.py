@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime.pretrained import Pretrained, quiet
+from runtime.pretrained import ENCODERS, Pretrained, quiet
 
 
 class TextNetwork(nn.Module):
@@ -86,6 +86,5 @@ def probe(network: TextNetwork, found: Pretrained, longest: int) -> None:
             network(ids, mask)
     except Exception as error:  # whatever a network of the library raises, it does not fit
         found.refuse(f"{found.folder} is a {found.config.model_type}, which takes no text of {longest} tokens here: "
-                     f"{type(error).__name__}: {str(error)[:200]}",
-                     "encoders such as bert, distilbert, roberta", "use another folder")  # fmt: skip
+                     f"{type(error).__name__}: {str(error)[:200]}", ENCODERS, "use another folder")  # fmt: skip
     network.train()

@@ -11,6 +11,8 @@ from runtime.files import storage_error
 
 KINDS = {"images": "images", "texts": "texts", "series": "series", "table": "tables"}
 """What can be made, and the module that makes it."""
+LEAST = 20
+"""So few samples hold every class, and something for validation."""
 Write = Callable[[Path, int, int], list[Path]]
 
 
@@ -20,16 +22,18 @@ def write(kind: str, folder: Path, size: int, seed: int) -> list[Path]:
     Args:
         kind: a key of KINDS.
         folder: where the files go.
-        size: samples: images, texts, windows' worth of rows, or rows.
+        size: images, texts, or rows of a series or a table.
         seed: the same seed gives the same bytes, on the same machine and with the same libraries.
 
     Returns:
         The files, in order.
 
     Raises:
-        SpecError: if there are fewer samples than the kind needs, or the folder has something in it.
+        SpecError: if there are fewer samples than LEAST, or the folder has something in it.
         StorageError: if it cannot be written.
     """
+    if size < LEAST:
+        raise SpecError(f"--size {size}", f"{LEAST} samples or more", "ask for more")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError(f"{folder} is not empty", "a new or an empty folder, so that no other data gets mixed in",
                         "name another one, or remove it first")  # fmt: skip

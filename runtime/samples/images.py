@@ -15,7 +15,6 @@ import numpy.typing as npt
 from PIL import Image
 
 from runtime import draws
-from runtime.errors import SpecError
 
 Plane = npt.NDArray[np.float32]
 """Shape (height, width)."""
@@ -23,7 +22,7 @@ SIDES = (200, 500)
 """Smallest and largest side, in pixels."""
 PERIODS = (14.0, 70.0)
 """Finest and coarsest pattern, in pixels."""
-QUALITY = 88
+QUALITY = 82
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,7 @@ class Canvas:
 
 
 def write(folder: Path, size: int, seed: int) -> list[Path]:
-    """Write `size` images, as many of each class as can be.
-
-    Raises:
-        SpecError: if there are not two of each class.
-    """
-    if size < 2 * len(PATTERNS):
-        raise SpecError(f"--size {size}", f"{2 * len(PATTERNS)} images or more: two of each class", "ask for more")
+    """Write `size` images, as many of each class as can be, to `<class>/<class>-<number>.jpg`."""
     paths = []
     for number in range(size):
         name = list(PATTERNS)[number % len(PATTERNS)]
@@ -62,7 +55,7 @@ def texture(name: str, drawn: np.random.Generator) -> npt.NDArray[np.uint8]:
     dark, bright = _colours(drawn)
     light = 1 + drawn.uniform(0.1, 0.3) * np.cos(_slope(height, width, drawn))
     shade = (dark + pattern[..., None] * (bright - dark)) * light[..., None]
-    grain = drawn.standard_normal((height, width), dtype=np.float32) * drawn.uniform(2, 22)
+    grain = drawn.standard_normal((height, width), dtype=np.float32) * drawn.uniform(2, 16)
     return np.clip(shade + grain[..., None], 0, 255).astype(np.uint8)
 
 
@@ -98,7 +91,7 @@ def _rings(canvas: Canvas) -> Plane:
     """Circles around a point in or near the image."""
     x, y = (value - np.float32(canvas.drawn.uniform(float(value.min()), float(value.max())))
             for value in (canvas.x, canvas.y))  # fmt: skip
-    return _wave(np.hypot(x, y))
+    return _wave(np.asarray(np.hypot(x, y), np.float32))
 
 
 def _gradients(canvas: Canvas) -> Plane:

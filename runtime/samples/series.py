@@ -19,7 +19,7 @@ MACHINES = 8
 START = np.datetime64("2024-03-01T00:00:00", "s")
 SHORTEST, MEAN = 60, 160
 """Rows that a regime lasts."""
-NOISE = 0.9
+NOISE = 0.7
 EMPTY = 0.002
 """Share of cells without a value."""
 NEW = 800

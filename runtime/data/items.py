@@ -1,0 +1,203 @@
+"""Items: samples of the person's own that a map-style dataset gives one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+
+from runtime import draws
+from runtime.blame import blamed
+from runtime.data.dataset import Inputs, Targets
+from runtime.data.given import FORMS, ArraySplit, arrays, described, empty
+from runtime.draws import Ids
+from runtime.errors import DataError
+
+ITEM = "(inputs, target): tensors, arrays or numbers; inputs may be a tuple of them"
+
+
+def as_given(targets: Tensor) -> Tensor:
+    """Targets as they came."""
+    return targets
+
+
+class ItemSplit:
+    """Samples of a map-style dataset, collated batch by batch.
+
+    Random numbers that the dataset draws from torch, NumPy or `random` are a function of the run's seed and of the
+    samples of the batch, so they differ by epoch and do not depend on worker processes or on resuming.
+    """
+
+    def __init__(self, name: str, dataset: Any, seed: int, inputs: int | None = None) -> None:
+        """Args: `inputs` is their number if items may come without a target, else None."""
+        self.name, self.dataset, self.seed, self.inputs = name, dataset, seed, inputs
+        self.convert: Callable[[Tensor], Tensor] = as_given
+        self.classes = 0
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Inputs of these samples."""
+        return self._collated(ids)[0]
+
+    def title(self, index: int) -> str:
+        """The number of the sample."""
+        return f"sample {index}"
+
+    def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
+        """Inputs and targets of these samples, each item asked for once.
+
+        Raises:
+            DataError: if the dataset raises, or gives what cannot be a batch.
+        """
+        inputs, raw = self._collated(ids)
+        if raw is None:
+            return inputs, {}
+        if self.classes and not bool(((raw >= 0) & (raw < self.classes)).all()):
+            raise DataError(f"{self.name}: a target is {int(raw.max() if raw.max() >= self.classes else raw.min())}",
+                            f"class indices from 0 to {self.classes - 1}", "correct the dataset, or data.names")  # fmt: skip
+        return inputs, {"": self.convert(raw)}
+
+    @cached_property
+    def targets(self) -> Targets:
+        """All targets; whoever asks pays for reading every item once, if the dataset does not list them."""
+        return {"": self.convert(self.all_targets())}
+
+    def first_targets(self) -> Tensor:
+        """Targets of the first samples as they were given."""
+        found = self._collated(np.arange(min(8, len(self))))[1]
+        assert found is not None
+        return found
+
+    def all_targets(self) -> Tensor:
+        """All targets as they were given: from the dataset's own `targets`, if it has them, else item by item."""
+        listed = self._listed()
+        if listed is not None:
+            return listed
+        groups = np.array_split(np.arange(len(self)), -(-len(self) // 1024))
+        return torch.cat([found for ids in groups if (found := self._collated(ids)[1]) is not None])
+
+    def settle(self, convert: Callable[[Tensor], Tensor], classes: int) -> None:
+        """Fix what the network is compared with."""
+        self.convert, self.classes = convert, classes
+
+    def _listed(self) -> Tensor | None:
+        """The attribute `targets`, as torchvision's datasets have it, if it says what the items say."""
+        try:
+            listed = torch.as_tensor(self.dataset.targets)
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            return None
+        ids = np.unique(np.array([0, len(self) // 2, len(self) - 1]))
+        found = self._collated(ids)[1]
+        if found is None or len(listed) != len(self) or not torch.equal(listed[torch.from_numpy(ids)].to(found), found):
+            return None
+        return listed
+
+    def _collated(self, ids: Ids) -> tuple[Inputs, Tensor | None]:
+        items, index = [], 0
+        seed = draws.key(self.seed, "items", self.name, ids.tobytes().hex())
+        with _drawing(seed), blamed(lambda told: self._raised(index, told)):
+            for index in ids.tolist():
+                items.append(self._parted(self.dataset[index], index))
+        try:
+            inputs, targets = default_collate([(each[0], 0 if each[1] is None else each[1]) for each in items])
+        except (RuntimeError, TypeError, ValueError, KeyError) as error:
+            raise self._apart(items, ids, error) from error
+        return tuple(inputs), targets if items[0][1] is not None else None
+
+    def _parted(self, item: Any, index: int) -> tuple[tuple[Any, ...], Any]:
+        """Inputs as a tuple, and the target; None for a new sample without one."""
+        pair = isinstance(item, tuple | list) and len(item) == 2
+        if self.inputs is not None and (not pair or (self.inputs == 2 and not isinstance(item[0], tuple | list))):
+            item, pair = (item, None), True
+        if not pair:
+            raise DataError(f"{self.name}: sample {index} is {described(item)}", ITEM, "return such a pair")
+        inputs = tuple(item[0]) if isinstance(item[0], tuple | list) else (item[0],)
+        for value in inputs if item[1] is None and self.inputs is not None else (*inputs, item[1]):
+            if not isinstance(value, Tensor | np.ndarray | np.generic | int | float):
+                where = "the target" if value is item[1] else "an input"
+                raise DataError(f"{self.name}: {where} of sample {index} is {described(value)}", ITEM,
+                                "convert it in the dataset")  # fmt: skip
+        return inputs, item[1]
+
+    def _raised(self, index: int, told: str) -> DataError:
+        return DataError(f"{self.name}: sample {index} raised {told}", "", "correct these lines")
+
+    def _apart(self, items: list[tuple[tuple[Any, ...], Any]], ids: Ids, error: Exception) -> DataError:
+        """Which two samples do not go together."""
+        shapes = [tuple(np.shape(value) for value in (*each[0], each[1])) for each in items]
+        other = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if other is None:
+            return DataError(f"{self.name}: samples cannot be put into a batch: {error}", ITEM, "correct the dataset")
+        first, second = (", ".join(map(str, shapes[i])) for i in (0, other))
+        return DataError(f"{self.name}: samples {ids[0]} and {ids[other]} differ in shape: {first} and {second}",
+                         "inputs and targets of one shape", "pad or crop them in the dataset")  # fmt: skip
+
+
+Items = ArraySplit | ItemSplit
+
+
+def opened(value: Any, name: str, seed: int, inputs: int | None = None) -> Items:
+    """The samples of what the person's function returned.
+
+    Args:
+        value: one of `FORMS`.
+        name: for messages.
+        seed: of the run.
+        inputs: their number, if the samples may come without targets; else None.
+
+    Raises:
+        DataError: if it is none of the forms, or empty.
+    """
+    whole, rows = _unwrapped(value)
+    if isinstance(whole, TensorDataset):
+        return arrays(whole.tensors, name, inputs, rows)
+    if isinstance(value, Tensor | np.ndarray) and inputs == 1:
+        value = (value,)
+    if isinstance(value, tuple):
+        flat = (*value[0], *value[1:]) if value and isinstance(value[0], tuple | list) else value
+        return arrays(flat, name, inputs, None)
+    if isinstance(value, IterableDataset | DataLoader) or not (
+        hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    ):
+        hint = "give its dataset" if isinstance(value, DataLoader) else "write __len__ and __getitem__"
+        raise DataError(f"{name}: is {described(value)}, which gives no sample by its number", FORMS, hint)
+    with blamed(lambda told: DataError(f"{name}: len() raised {told}", FORMS, "correct these lines")):
+        size = len(value)
+    if not size:
+        raise empty(name)
+    return ItemSplit(name, value, seed, inputs)
+
+
+def _unwrapped(value: Any) -> tuple[Any, Tensor | None]:
+    """What lies below torch's Subset, as `random_split` makes it, and the rows that are meant."""
+    rows = None
+    while isinstance(value, Subset):
+        own = torch.as_tensor(value.indices, dtype=torch.int64)
+        rows = own if rows is None else own[rows]
+        value = value.dataset
+    return value, rows
+
+
+@contextlib.contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    """Global random numbers from a seed of their own, afterwards as before."""
+    generator = torch.default_generator
+    before = generator.get_state(), np.random.get_state(), random.getstate()
+    generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])

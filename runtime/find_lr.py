@@ -1,0 +1,64 @@
+"""Find-lr: a learning-rate range test (Smith 2017) on the assembled run: real data, real plan, weights thrown away.
+
+The parent decides and starts a child under the plan, as for a training. No run folder is touched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime import plan as plans
+from runtime import signals, spec, supervise
+from runtime.detect import detect
+from runtime.errors import DeviceError, SpecError
+from runtime.files import storage_error, write_json
+from runtime.table import console, render
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `drivetrain find-lr` was asked."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    output: Path | None = None
+    """Folder for picture and numbers; runs/find-lr-<name> if None."""
+    lowest: float = 1e-6
+    highest: float = 10.0
+    steps: int = 100
+
+
+def find_lr(request: Request) -> int:
+    """Run the test; returns the exit code.
+
+    Raises:
+        DrivetrainError: for everything that is wrong before the test starts.
+    """
+    if not 0 < request.lowest < request.highest:
+        raise SpecError(f"--lowest {request.lowest:g} --highest {request.highest:g}", "0 < lowest < highest",
+                        "change one of them")  # fmt: skip
+    if request.steps < 20:
+        raise SpecError(f"--steps {request.steps}", "20 or more", "100 mini-batches give a smooth curve")
+    signals.stop_early()
+    job = spec.load(request.spec, request.assignments)
+    output = request.output or Path("runs") / f"find-lr-{job.name}"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(output, error) from None
+    machine = detect(output)
+    if machine.torch is None:
+        raise DeviceError("no torch is installed here", "the test needs torch", "run `make setup`, or use the image")
+    plan = plans.resolve(job, machine)
+    console().print(render(plan, job, machine))
+    write_json(output / "hardware.json", machine.to_json())
+    write_json(output / "plan.json", plan.to_json())
+    command = [sys.executable, "-m", "runtime.range_test", str(output), str(request.spec), repr(request.lowest),
+               repr(request.highest), str(request.steps)]  # fmt: skip
+    for assignment in request.assignments:
+        command += ["--set", assignment]
+    code, _ = supervise.child(command, plan.environment(machine))
+    return 128 - code if code < 0 else code

@@ -1,0 +1,93 @@
+"""An ONNX file: written from a network, and compared with it under onnxruntime."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from runtime.data.dataset import Inputs
+from runtime.errors import CheckpointError
+
+
+class Flat(nn.Module):
+    """A network whose outputs are a tuple in the order of the heads."""
+
+    def __init__(self, network: nn.Module, heads: Sequence[str]) -> None:
+        super().__init__()
+        self.network, self.heads = network, tuple(heads)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        found = self.network(*inputs)
+        return tuple(found[name] for name in self.heads) if isinstance(found, Mapping) else (found,)
+
+
+def input_names(network: nn.Module, count: int) -> list[str]:
+    """What the network's forward calls its inputs; numbered names if it does not say."""
+    named = [p.name for p in inspect.signature(network.forward).parameters.values()
+             if p.kind is p.POSITIONAL_OR_KEYWORD]  # fmt: skip
+    return named if len(named) == count else [f"input_{number}" for number in range(1, count + 1)]
+
+
+def write(
+    network: Flat, inputs: Inputs, names: tuple[list[str], list[str]], longest: int | None, path: Path
+) -> None:  # fmt: skip
+    """Write a network with a free batch size.
+
+    Args:
+        network: in evaluation mode, on the CPU.
+        inputs: an example.
+        names: of inputs and outputs.
+        longest: for texts the most tokens, the second axis being free up to it; None for other inputs.
+        path: the file.
+
+    Raises:
+        CheckpointError: if torch cannot export the network.
+    """
+    # It tells of packages that other exports need.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    axes = {0: torch.export.Dim("batch")} | ({1: torch.export.Dim("length", max=longest)} if longest else {})
+    try:
+        with warnings.catch_warnings():
+            # Its warnings are about its own future.
+            warnings.simplefilter("ignore")
+            made = torch.onnx.export(
+                network, inputs, dynamo=True, dynamic_shapes=(tuple(axes for _ in inputs),), verbose=False,
+                input_names=names[0], output_names=names[1],
+            )  # fmt: skip
+    except Exception as error:  # the exporter lets everything through that tracing a network can raise
+        raise CheckpointError(f"the network cannot be exported: {_reason(error)}",
+                              "networks whose forward pass torch.export can follow",
+                              "avoid branches on values in forward, or use the model with `drivetrain predict`") from None  # fmt: skip
+    assert made is not None
+    made.save(path)
+
+
+def difference(network: Flat, path: Path, batches: Sequence[Inputs]) -> float:
+    """The largest difference of an output between file and network, for outputs beyond 1 as a share of them."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    worst = 0.0
+    for inputs in batches:
+        with torch.inference_mode():
+            expected = network(*inputs)
+        fed = {slot.name: x.numpy() for slot, x in zip(session.get_inputs(), inputs, strict=True)}
+        for ours, theirs in zip(expected, session.run(None, fed), strict=True):
+            error = (ours - torch.from_numpy(theirs)).abs() / ours.abs().clamp_min(1)
+            worst = max(worst, float(error.max())) if bool(torch.isfinite(error).all()) else float("inf")
+    return worst
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong first: the exporter wraps it into pages of advice."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = str(cause).strip().splitlines() or [""]
+    return f"{type(cause).__name__}: {lines[0][:300]}"

@@ -1,0 +1,105 @@
+"""Small text jobs: generated reports, a job spec around them, and a Hugging Face folder that is made on the spot."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime import plan, run, spec
+from runtime.clock import Clock
+from runtime.data import corpus, tokenizer
+from runtime.data.load import load
+from runtime.job.texts import TextJob
+from runtime.models.build import build
+from runtime.pretrained import quiet
+from runtime.samples import texts
+from tests import tiny
+
+LABELS = "{modo: 0.1, causa: 0.6, prioridad: 0.3}"
+ENCODER = "{name: encoder, layers: 2, width: 16, heads: 2, vocabulary: 400}"
+TEXT = """
+name: reports
+task: text-classification
+data: {{train: {train}, text: {text}, labels: {labels}{data}}}
+model: {model}
+train: {{epochs: 2, batch_size: 16{more}}}
+checkpoint: {{every: epoch}}
+optimize: {{cpu_threads: 1}}
+"""
+
+
+def job(
+    folder: Path, *, train: str = "reports.csv", text: str = "descripcion", labels: str = LABELS, data: str = "",
+    model: str = ENCODER, more: str = "",
+) -> TextJob:  # fmt: skip
+    """A job spec in the folder; `data` and `more` are added to `data:` and `train:`."""
+    path = folder / "job.yaml"
+    path.write_text(TEXT.format(train=train, text=text, labels=labels, data=data, model=model, more=more))
+    asked = spec.load(path)
+    assert isinstance(asked, TextJob)
+    return asked
+
+
+def write(folder: Path, size: int = 120, seed: int = 0) -> Path:
+    """Generated reports as reports.csv."""
+    return texts.write(folder, size, seed)[0]
+
+
+def table(path: Path, rows: list[list[str]], header: str = "descripcion,modo") -> Path:
+    """A small CSV of one's own."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(header + "\n")
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def assembled(asked: TextJob, folder: Path) -> run.Run:
+    """A run of the job with every optimization off."""
+    data = load(asked)
+    network, machine = build(asked, data), tiny.machine()
+    made = plan.resolve(asked, machine, run.workload(data, network.module), plain=True)
+    return run.assemble(asked, machine, made, folder, data, network, tiny.Quiet(), Clock())
+
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": SIZES, "roberta": SIZES, "electra": SIZES | {"embedding_size": 8}, "albert": SIZES | {"embedding_size": 8},
+    "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 64},
+    "t5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
+    "vit": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+            "image_size": 32, "patch_size": 16},
+}  # fmt: skip
+
+
+@functools.cache
+def _made(family: str) -> Path:
+    """A folder as save_pretrained leaves it, with a tokenizer of generated reports."""
+    folder = Path(tempfile.mkdtemp(prefix="drivetrain-test-"))
+    words = tokenizer.learn(corpus.read(write(folder), "", "descripcion", {}, "").texts, 400)
+    with quiet() as transformers:
+        torch.manual_seed(0)
+        sizes = FAMILIES[family] | ({} if family == "vit" else {"vocab_size": words.vocabulary})
+        config = transformers.AutoConfig.for_model(family, **sizes)
+        transformers.AutoModel.from_config(config).save_pretrained(folder / "saved")
+    words.inner.save(str(folder / "saved" / "tokenizer.json"))
+    return folder / "saved"
+
+
+def pretrained(folder: Path, family: str = "bert", name: str = "saved") -> Path:
+    """A small pretrained encoder in Hugging Face form."""
+    return shutil.copytree(_made(family), folder / name)
+
+
+def edit(path: Path, **values: Any) -> None:
+    """Change keys of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
