@@ -3,6 +3,7 @@
 model/  model.safetensors   the weights of the best evaluation (their average, if the job keeps one)
         raw.safetensors     the same without averaging, if the job keeps an average
         config.json         how to build the network, its heads, the preprocessing, and where it came from
+        code/               Python files of the person's own, if the network is built by them
 """
 
 from __future__ import annotations
@@ -65,16 +66,24 @@ def write(run: Run) -> Path:
         "preprocessing": run.dataset.preprocessing,
         "trained": {"run": run.folder.name, "step": best.step, "epoch": best.epoch + 1, best.metric: best.best},
     }
-    return _commit(run.folder / "model", weights, config)
+    code = run.network.code
+    if code is not None:
+        config["code"] = code.digests()
+    return _commit(run.folder / "model", weights, config, code.sources if code else {})
 
 
-def _commit(final: Path, weights: dict[str, dict[str, Tensor]], config: dict[str, object]) -> Path:
+def _commit(
+    final: Path, weights: dict[str, dict[str, Tensor]], config: dict[str, object], code: Mapping[str, bytes]
+) -> Path:
     beside = final.with_name(f".tmp-model-{os.getpid()}")
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
         for stem, tensors in weights.items():
             checkpoint.write_tensors(beside / f"{stem}.safetensors", tensors)
+        for name, content in code.items():
+            (beside / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+            (beside / "code" / name).write_bytes(content)
         write_json(beside / CONFIG, config)
         if final.exists():
             shutil.rmtree(final)
@@ -104,15 +113,21 @@ def find(path: Path) -> Path:
                           "name such a folder; an unfinished run goes on with `drivetrain train`")  # fmt: skip
 
 
-def load(path: Path) -> Artifact:
+def load(path: Path, *, consent: bool = False) -> Artifact:
     """Read the model of a run folder, or of a model folder that was copied elsewhere.
 
+    Args:
+        path: the folder.
+        consent: whether the person has agreed to run code that lies in a model folder outside of its run.
+
     Raises:
-        CheckpointError: if there is none, or it is not whole.
+        CheckpointError: if there is none, it is not whole, or it needs code that may not be run.
     """
     folder = find(path)
     config = _config(folder)
-    network = _network(folder, config)
+    network = _network(folder, config, consent)
+    if config["preprocessing"].get("kind") == "own":
+        config["preprocessing"]["code"] = str(folder / "code")
     _fill(network, folder)
     return Artifact(
         folder, config["task"], network.eval(), _heads(folder, config["heads"]), config["preprocessing"],
@@ -132,8 +147,12 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _network(folder: Path, config: dict[str, Any]) -> nn.Module:
+def _network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
     """The network with its first weights."""
+    if config["builder"] == "own":
+        return own.rebuilt(folder, config, consent=consent)
+    if config["builder"] == "python":
+        _refuse(folder, "the network was handed over by a Python program, which alone can build it again")
     if config["builder"] not in BUILDERS:
         _refuse(folder, f"{CONFIG} names the builder {config['builder']!r}, this version has {', '.join(BUILDERS)}")
     try:

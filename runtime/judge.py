@@ -71,7 +71,8 @@ def _validation(run: Path, trained: Artifact, device: Any) -> Tally:
     data = load(job)
     _check_same(data, trained)
     train = job.train
-    tally = Tally(data.heads, losses.objective(train.loss, data.heads, data.train.targets, train.class_weights))
+    goal = losses.objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
+    tally = Tally(data.heads, goal)
     _count(tally, inference.outputs(trained.network, data.heads, data.validation, data.prepare, device),
            data.validation.targets)  # fmt: skip
     return tally

@@ -125,7 +125,9 @@ def balanced(targets: Tensor, classes: int) -> Tensor:
     return torch.where(counts > 0, weights, torch.zeros_like(weights)).float()
 
 
-def objective(spec: Spec | None, heads: Mapping[str, Head], targets: Targets, weighting: str) -> Objective:
+def objective(
+    spec: Spec | None, heads: Mapping[str, Head], targets: Targets, weighting: str, own: Terms | None = None
+) -> Objective:
     """The objective of a job.
 
     Args:
@@ -133,7 +135,10 @@ def objective(spec: Spec | None, heads: Mapping[str, Head], targets: Targets, we
         heads: the outputs.
         targets: all training targets, for class weights.
         weighting: `none` or `balanced`.
+        own: the terms of the person's own loss, which replace the job's.
     """
+    if own is not None:
+        return Objective(heads, {name: HeadLoss(own, None) for name in heads})
     losses = {}
     for name, head in heads.items():
         plain = BinaryCrossEntropy(name="bce") if head.several else CrossEntropy(name="cross-entropy")

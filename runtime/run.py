@@ -169,7 +169,7 @@ def assemble(
     model = network.module.to(device)
     frozen = freeze(model, network.freeze, job)
     made = optimizer.build(job.train.optimizer, model)
-    goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights)
+    goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights, dataset.loss)
     batches = Batches(dataset.train, job.train.batch_size, job.train.seed)
     batches.pin = device.type == "cuda"
     total = batches.per_epoch * job.train.epochs
@@ -201,10 +201,6 @@ def workload(dataset: Dataset, model: nn.Module) -> Workload:
         layers=kinds,
         parameters=sum(p.numel() for p in model.parameters()),
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
-        input_shapes=tuple(tuple(x.shape[1:]) for x in inputs),
-        input_types=tuple(str(x.dtype).removeprefix("torch.") for x in inputs),
-        train_samples=len(dataset.train),
-        validation_samples=len(dataset.validation),
         sample_bytes=sum(x[0].numel() * x.element_size() for x in inputs),
         decoded=dataset.decoded,
     )

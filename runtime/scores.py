@@ -80,11 +80,24 @@ class NumberScores:
                 "r2": float((1 - squared / spread).mean())}  # fmt: skip
 
 
-Scores = ClassScores | LabelScores | NumberScores
+class NoScores:
+    """For targets that only a loss of the person's own understands."""
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Nothing to add."""
+
+    def compute(self) -> dict[str, float]:
+        """No scores."""
+        return {}
+
+
+Scores = ClassScores | LabelScores | NumberScores | NoScores
 
 
 def scores(head: Head) -> Scores:
     """The scores that fit a head."""
+    if not head.outputs:
+        return NoScores()
     if not head.classes:
         return NumberScores(head)
     return LabelScores(head) if head.several else ClassScores(head)

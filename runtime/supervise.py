@@ -21,7 +21,7 @@ from runtime import plan as plans
 from runtime.detect import detect
 from runtime.errors import DeviceError, OutOfMemory
 from runtime.events import Events
-from runtime.files import read_json, write_json
+from runtime.files import write_json
 from runtime.hardware import Hardware, size
 from runtime.job import Job
 from runtime.table import console, render
@@ -140,15 +140,3 @@ def _report(run: Path) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def unfinished(runs: Path) -> list[tuple[Path, str]]:
-    """Runs that were stopped or killed, with the spec that each was started from."""
-    if not runs.is_dir():
-        return []
-    found = []
-    for path in sorted(p for p in runs.iterdir() if p.is_dir()):
-        state = read_json(path / "state.json")
-        if isinstance(state, dict) and state.get("status") != "done":
-            found.append((path, str(state.get("source", ""))))
-    return found

@@ -168,6 +168,18 @@ def at(folder: Path, expected: Mapping[str, str] | None = None) -> Code:
     return _codes[key]
 
 
+def allowed(folder: Path) -> Code:
+    """The code of a folder that `at` or `stored` has opened before.
+
+    Raises:
+        CheckpointError: if it has not been.
+    """
+    if folder.resolve() not in _codes:
+        raise CheckpointError(f"{folder} holds code that nobody has agreed to run", "a model that was loaded as a whole",
+                              "load the model first")  # fmt: skip
+    return _codes[folder.resolve()]
+
+
 def _wanted(function: Callable[..., Any], arguments: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
     try:
         names = inspect.signature(function).parameters

@@ -16,12 +16,6 @@ class Workload:
     """All parameters."""
     trainable: int = 0
     """Parameters that are trained."""
-    input_shapes: tuple[tuple[int, ...], ...] = ()
-    """Shape of each input of one sample."""
-    input_types: tuple[str, ...] = ()
-    """Type of each input as it comes from the data: uint8, float64, int64, ..."""
-    train_samples: int = 0
-    validation_samples: int = 0
     sample_bytes: int = 0
     """Bytes of one prepared sample."""
     decoded: bool = True

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import csv
-import functools
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -81,23 +78,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@functools.cache
-def _made(family: str) -> Path:
-    """A folder as save_pretrained leaves it, with a tokenizer of generated reports."""
-    folder = Path(tempfile.mkdtemp(prefix="drivetrain-test-"))
-    words = tokenizer.learn(corpus.read(write(folder), "", "descripcion", {}, "").texts, 400)
+def pretrained(folder: Path, family: str = "bert", name: str = "saved") -> Path:
+    """A small pretrained encoder, as save_pretrained leaves it, with a tokenizer learned from generated reports."""
+    saved = folder / name
+    words = tokenizer.learn(corpus.read(write(folder / "words"), "", "descripcion", {}, "").texts, 400)
     with quiet() as transformers:
         torch.manual_seed(0)
         sizes = FAMILIES[family] | ({} if family == "vit" else {"vocab_size": words.vocabulary})
         config = transformers.AutoConfig.for_model(family, **sizes)
-        transformers.AutoModel.from_config(config).save_pretrained(folder / "saved")
-    words.inner.save(str(folder / "saved" / "tokenizer.json"))
-    return folder / "saved"
-
-
-def pretrained(folder: Path, family: str = "bert", name: str = "saved") -> Path:
-    """A small pretrained encoder in Hugging Face form."""
-    return shutil.copytree(_made(family), folder / name)
+        transformers.AutoModel.from_config(config).save_pretrained(saved)
+    words.inner.save(str(saved / "tokenizer.json"))
+    return saved
 
 
 def edit(path: Path, **values: Any) -> None:

@@ -12,8 +12,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from runtime import draws
-from runtime.data.dataset import Batch, Split
+from runtime.data.dataset import Batch, Split, Together
 from runtime.draws import Ids
+from runtime.errors import DrivetrainError
 
 
 class Batches:
@@ -56,8 +57,9 @@ def fetch(split: Split, groups: Sequence[Ids], *, workers: int = 0, pin: bool = 
     source = _Groups(split)
     if workers == 0:
         return map(source.__getitem__, groups)
-    return iter(DataLoader(source, batch_size=None, sampler=groups, num_workers=workers, prefetch_factor=2,
-                           pin_memory=pin, timeout=300))  # fmt: skip
+    loader = DataLoader(_Sent(source), batch_size=None, sampler=groups, num_workers=workers, prefetch_factor=2,
+                        pin_memory=pin, timeout=300)  # fmt: skip
+    return map(_received, loader)
 
 
 class _Groups(torch.utils.data.Dataset[Batch]):
@@ -65,7 +67,29 @@ class _Groups(torch.utils.data.Dataset[Batch]):
 
     def __init__(self, split: Split) -> None:
         self.split = split
+        self.together = split if isinstance(split, Together) else None
 
     def __getitem__(self, ids: Ids) -> Batch:
+        if self.together is not None:
+            return Batch(ids, *self.together.samples(ids))
         index = torch.from_numpy(ids)
         return Batch(ids, self.split.gather(ids), {name: y[index] for name, y in self.split.targets.items()})
+
+
+class _Sent(torch.utils.data.Dataset[Batch | DrivetrainError]):
+    """The same in a worker: torch would wrap what is raised there into a traceback, so an error is sent as a value."""
+
+    def __init__(self, source: _Groups) -> None:
+        self.source = source
+
+    def __getitem__(self, ids: Ids) -> Batch | DrivetrainError:
+        try:
+            return self.source[ids]
+        except DrivetrainError as error:
+            return error
+
+
+def _received(item: Batch | DrivetrainError) -> Batch:
+    if isinstance(item, DrivetrainError):
+        raise item
+    return item

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -93,6 +93,15 @@ class Split(Protocol):
         ...
 
 
+@runtime_checkable
+class Together(Protocol):
+    """A split that comes to the targets of a sample only by way of the sample; `targets` then reads all of them."""
+
+    def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
+        """Raw inputs and targets of these samples; may run in a worker process."""
+        ...
+
+
 class Prepare(Protocol):
     """Raw inputs to network inputs, on the device; random only if an epoch is given."""
 
@@ -120,6 +129,8 @@ class Dataset:
     """False where samples are decoded from files each time."""
     notes: list[str] = field(default_factory=list)
     """What a person should know about the data: counts, files left out, conversions."""
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    """The person's own loss, in place of the job's: (outputs, targets) -> one term per sample, shape (N,)."""
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,7 @@ class ItemSplit:
         self.name, self.dataset, self.seed, self.inputs = name, dataset, seed, inputs
         self.convert: Callable[[Tensor], Tensor] = as_given
         self.classes = 0
+        self._targets: Targets | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -66,10 +66,16 @@ class ItemSplit:
                             f"class indices from 0 to {self.classes - 1}", "correct the dataset, or data.names")  # fmt: skip
         return inputs, {"": self.convert(raw)}
 
-    @cached_property
+    @property
     def targets(self) -> Targets:
-        """All targets; whoever asks pays for reading every item once, if the dataset does not list them."""
-        return {"": self.convert(self.all_targets())}
+        """All targets; who asks first pays for reading every item once, if the dataset does not list them."""
+        if self._targets is None:
+            self._targets = {"": self.convert(self.all_targets())}
+        return self._targets
+
+    @targets.setter
+    def targets(self, value: Targets) -> None:
+        self._targets = value
 
     def first_targets(self) -> Tensor:
         """Targets of the first samples as they were given."""
@@ -102,16 +108,17 @@ class ItemSplit:
         return listed
 
     def _collated(self, ids: Ids) -> tuple[Inputs, Tensor | None]:
-        items, index = [], 0
-        seed = draws.key(self.seed, "items", self.name, ids.tobytes().hex())
-        with _drawing(seed), blamed(lambda told: self._raised(index, told)):
-            for index in ids.tolist():
-                items.append(self._parted(self.dataset[index], index))
+        with _drawing(draws.key(self.seed, "items", self.name, ids.tobytes().hex())):
+            items = [self._item(index) for index in ids.tolist()]
         try:
             inputs, targets = default_collate([(each[0], 0 if each[1] is None else each[1]) for each in items])
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
             raise self._apart(items, ids, error) from error
         return tuple(inputs), targets if items[0][1] is not None else None
+
+    def _item(self, index: int) -> tuple[tuple[Any, ...], Any]:
+        with blamed(lambda told: DataError(f"{self.name}: sample {index} raised {told}", "", "correct these lines")):
+            return self._parted(self.dataset[index], index)
 
     def _parted(self, item: Any, index: int) -> tuple[tuple[Any, ...], Any]:
         """Inputs as a tuple, and the target; None for a new sample without one."""
@@ -127,9 +134,6 @@ class ItemSplit:
                 raise DataError(f"{self.name}: {where} of sample {index} is {described(value)}", ITEM,
                                 "convert it in the dataset")  # fmt: skip
         return inputs, item[1]
-
-    def _raised(self, index: int, told: str) -> DataError:
-        return DataError(f"{self.name}: sample {index} raised {told}", "", "correct these lines")
 
     def _apart(self, items: list[tuple[tuple[Any, ...], Any]], ids: Ids, error: Exception) -> DataError:
         """Which two samples do not go together."""

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from runtime.data.dataset import Head
-from runtime.data.given import FORMS
-from runtime.data.items import Items, as_given
+from runtime.data.items import Items, ItemSplit
 from runtime.data.labels import listed
 from runtime.errors import DataError, Problem, SpecError
-from runtime.job import Job
+from runtime.job.own import OwnTask
 from runtime.job.train import BinaryCrossEntropy
 
 LOSSES = {"classes": ("cross-entropy", "focal"), "labels": ("bce",), "numbers": ("mse", "huber"), "other": ()}
@@ -26,7 +25,9 @@ MANY = 1000
 """More classes than this, and than samples, are no classes."""
 
 
-def settle(job: Job, train: Items, validation: Items, asked: str, names: tuple[str, ...] | None) -> tuple[Head, str]:
+def settle(
+    job: OwnTask, train: Items, validation: Items, asked: str, names: tuple[str, ...] | None
+) -> tuple[Head, str]:
     """The head for these targets, and what they are; the splits convert their targets from now on.
 
     Args:
@@ -68,11 +69,11 @@ def converted(kind: str, targets: Tensor) -> Tensor:
     if kind == "classes":
         return targets.long()
     if kind == "other":
-        return targets.float() if targets.dtype == torch.float64 else as_given(targets)
+        return targets.float() if targets.dtype == torch.float64 else targets
     return targets.float().reshape(len(targets), -1)
 
 
-def _guess(job: Job, targets: Tensor) -> str:
+def _guess(job: OwnTask, targets: Tensor) -> str:
     whole = not targets.is_floating_point()
     if targets.ndim == 2 and (isinstance(job.train.loss, BinaryCrossEntropy) or (whole and _binary(targets))):
         return "labels"
@@ -85,7 +86,7 @@ def _binary(targets: Tensor) -> bool:
     return bool(((targets == 0) | (targets == 1)).all())
 
 
-def _check(job: Job, targets: Tensor, kind: str) -> None:
+def _check(job: OwnTask, targets: Tensor, kind: str) -> None:
     """Whether targets can be what they are said to be."""
     fits = {
         "classes": targets.ndim == 1 and not targets.is_floating_point(),
@@ -97,23 +98,22 @@ def _check(job: Job, targets: Tensor, kind: str) -> None:
     if not fits[kind]:
         given = f"is {kind}, and the targets are {shape}"
         raise SpecError([job.problem(("data", "targets"), given, NEEDS[kind], "change one of the two")])
-    if kind == "other" and getattr(job.train.loss, "name", "own") != "own":
-        return  # said with the loss
     if kind == "other" and job.train.loss is None:
-        raise SpecError([job.problem(("train", "loss"), f"is missing, and the targets are {shape}",
-                                     "no built-in loss goes with them", "give a loss of your own")])  # fmt: skip
+        given = f"is missing, and the targets are {shape}"
+        raise SpecError([job.problem(("train", "loss"), given, "no built-in loss goes with them",
+                                     "give a loss of your own")])  # fmt: skip
 
 
 def _type(targets: Tensor) -> str:
     return str(targets.dtype).removeprefix("torch.")
 
 
-def _check_asked(job: Job, kind: str, targets: Tensor) -> None:
+def _check_asked(job: OwnTask, kind: str, targets: Tensor) -> None:
     """Whether the loss, class weights and the watched metrics of the job go with the targets."""
     found: list[Problem] = []
     what = f"the targets are {kind} ({_type(targets)})" if kind != "other" else "the targets are of no known kind"
     loss = job.train.loss
-    if loss is not None and loss.name != "own" and loss.name not in LOSSES[kind]:
+    if loss is not None and not job.has_own_loss() and loss.name not in LOSSES[kind]:
         path = job.document.nearest(("train", "loss", "name"))
         possible = f"{what}, for which there is {', '.join(LOSSES[kind]) or 'none'}, or a loss of your own"
         found.append(job.problem(tuple(map(str, path)), f"is {loss.name}", possible, "choose one of these"))
@@ -129,8 +129,8 @@ def _check_asked(job: Job, kind: str, targets: Tensor) -> None:
 
 def _classes(train: Items, validation: Items, names: tuple[str, ...] | None) -> int:
     """How many classes there are: as many as are named, else as the highest index says."""
-    if names is not None and not hasattr(train, "raw"):
-        return len(names)
+    if names is not None and isinstance(train, ItemSplit):
+        return len(names)  # each batch is checked; reading every item beforehand can take long
     seen = [torch.unique(split.all_targets()) for split in (train, validation)]
     low, high = int(torch.cat(seen).min()), int(torch.cat(seen).max())
     if low < 0:
@@ -147,11 +147,7 @@ def _classes(train: Items, validation: Items, names: tuple[str, ...] | None) -> 
 
 def unseen(train: Items, head: Head) -> list[str]:
     """A note on classes without a training sample, where that is known without reading every item."""
-    targets = train.targets.get("") if hasattr(train, "raw") else None
-    if targets is None or not head.classes or head.several:
+    if isinstance(train, ItemSplit) or not head.classes or head.several:
         return []
-    lost = sorted(set(range(len(head.classes))) - set(torch.unique(targets).tolist()))
+    lost = sorted(set(range(len(head.classes))) - set(torch.unique(train.targets[""]).tolist()))
     return [f"no training sample of the classes {listed([head.classes[i] for i in lost])}"] * bool(lost)
-
-
-__all__ = ["FORMS", "converted", "settle", "unseen"]

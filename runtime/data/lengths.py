@@ -25,7 +25,7 @@ def choose(wanted: int | Literal["auto"], lengths: Lengths, most: int | None) ->
         lengths: tokens of each training text, special tokens included.
         most: most tokens that the network sees; None if it has no limit.
     """
-    p50, p95, p99 = (int(value) for value in np.percentile(lengths, (50, 95, 99), method="higher"))
+    p50, p95, p99 = (int(value) for value in np.percentile(lengths, (50, 95, 99), method="inverted_cdf"))
     spread = f"tokens per text: p50 {p50}, p95 {p95}, p99 {p99}, max {lengths.max()}"
     if wanted != "auto":
         return wanted, [spread, f"max_length {wanted}: set by the job; {_cut(lengths, wanted)}"]

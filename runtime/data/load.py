@@ -5,6 +5,7 @@ from __future__ import annotations
 from runtime.data.dataset import Dataset
 from runtime.job import Job
 from runtime.job.job import ImageJob
+from runtime.job.own import CustomJob
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
 from runtime.job.texts import TextJob
@@ -32,4 +33,8 @@ def load(job: Job) -> Dataset:
         from runtime.data import tables
 
         return tables.load(job)
+    if isinstance(job, CustomJob):
+        from runtime.data import own
+
+        return own.load(job)
     raise AssertionError(f"no data for {job.task}")

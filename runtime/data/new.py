@@ -41,5 +41,9 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
             from runtime.data import tables
 
             return tables.read(paths, preprocessing, heads, labelled=labelled)
+        case "own":
+            from runtime.data import own
+
+            return own.read(paths, preprocessing, heads, labelled=labelled)
     raise CheckpointError(f"the model's preprocessing is of the kind {preprocessing.get('kind')!r}",
                           "images, texts, table, series", "use the version that wrote the model")  # fmt: skip

@@ -72,23 +72,32 @@ def roles(table: Any, data: TableData, source: str) -> Roles:
 
 def _check_text(column: Any, name: str, source: str) -> None:
     """Refuse text that is mostly numbers, and text that is different nearly everywhere."""
+    from pyarrow import array, string
+
     trimmed = cells.texts(column)
     present = len(trimmed) - trimmed.null_count
-    values, strange = cells.numbers(column)
-    wrong = int(strange.sum())
-    if present and (~np.isnan(values)).sum() >= MOSTLY * present:
-        spoilt = "are numbers written as text"
-        if wrong:
-            row = int(strange.argmax())
-            spoilt = f"are numbers but {wrong:,}: row {row + 1} has {cells.shown(column, row)}"
-        raise DataError(f'data.train: cells of column "{name}" of {source} {spoilt}', "numbers, or categories",
-                        f"mend the cells, or add {name} to data.numeric (rows that are no numbers are left out) "
-                        "or to data.categorical")  # fmt: skip
-    count = len(cells.different(trimmed))
-    if count > max(FEW, present / 2):
-        raise DataError(f'data.train: column "{name}" of {source} has {count:,} different texts in {present:,} rows',
+    found = cells.different(trimmed)
+    # Most columns of text have few different ones, of which none is a number: that is soon seen.
+    if not np.isnan(cells.numbers(array(found, string()))[0]).all():
+        _check_spoilt(column, name, source, present)
+    if len(found) > max(FEW, present / 2):
+        raise DataError(f'data.train: column "{name}" of {source} has {len(found):,} different texts in {present:,} rows',
                         "categories that come back", f"add {name} to data.ignore if it is an identifier, a date or "
                         "free text, or to data.categorical")  # fmt: skip
+
+
+def _check_spoilt(column: Any, name: str, source: str, present: int) -> None:
+    """Refuse text that is mostly numbers."""
+    values, strange = cells.numbers(column)
+    if (~np.isnan(values)).sum() < MOSTLY * present:
+        return
+    spoilt, wrong = "are numbers written as text", int(strange.sum())
+    if wrong:
+        row = int(strange.argmax())
+        spoilt = f"are numbers but {wrong:,}: row {row + 1} has {cells.shown(column, row)}"
+    raise DataError(f'data.train: cells of column "{name}" of {source} {spoilt}', "numbers, or categories",
+                    f"mend the cells, or add {name} to data.numeric (rows that are no numbers are left out) "
+                    "or to data.categorical")  # fmt: skip
 
 
 def _check_other(column: Any, name: str, source: str) -> None:

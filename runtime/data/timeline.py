@@ -16,6 +16,9 @@ from runtime.data.labels import listed
 from runtime.data.targets import Goal
 from runtime.errors import DataError
 
+FEW = 5
+"""Filled rows that are listed; the rest is counted."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -135,7 +138,8 @@ def _filled(
             values[:, index] = column
             continue
         for row in np.flatnonzero(~good).tolist():
-            reasons.setdefault(row, []).append(f"{name} is {cells.shown(table[name], row)}")
+            cell = "empty" if table[name][row].as_py() is None else cells.shown(table[name], row)
+            reasons.setdefault(row, []).append(f"{name} is {cell}")
         last = np.maximum.accumulate(np.where(good, np.arange(len(good)), -1))
         reached = last >= ticking.begins()
         values[:, index] = np.where(reached, column[last], 0.0)
@@ -153,7 +157,7 @@ def _notes(
     bad.check(found, len(ticking), 1.0 if budget is None else budget, key)
     if not found:
         return []
-    shown = [f"filled: {one}" for one in found[: bad.SHOWN]]
+    shown = [f"filled: {one}" for one in found[:FEW]]
     head = (
         f"{key}: {len(found):,} of {len(ticking):,} rows have cells without a number, which take the last value before"
     )

@@ -15,7 +15,7 @@ from runtime.job import source
 from runtime.job.columns import Column, different
 from runtime.job.job import Job
 from runtime.job.model import OwnModel
-from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Train
+from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Plateau, Train
 from runtime.job.values import FilePath, Spec, named
 
 Kind = Literal["auto", "classes", "labels", "numbers", "other"]
@@ -82,25 +82,41 @@ class OwnTrain(Train):
     )
 
 
-class CustomJob(Job):
-    """Data, network and loss of the person's own."""
+class OwnTask(Job):
+    """What is shared by the task `custom` and by training from Python: only the data says which metrics there are."""
 
     METRICS = ("loss", "accuracy", "f1", "mae", "rmse", "r2")
-
-    task: Literal["custom"]
-    data: OwnData = Field(description="what the network learns from")  # type: ignore[assignment]
-    model: OwnModel = Field(description="the network")
-    train: OwnTrain = Field(OwnTrain(), description="how to train")
 
     def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
         """None: the person's own code knows where its data is."""
         return []
 
+    def has_own_loss(self) -> bool:
+        """Whether the loss is the person's own."""
+        return getattr(self.train.loss, "name", "") == "own"
+
+    def watched(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Every metric that the job looks at, with its key."""
+        yield ("checkpoint", "best"), self.best()
+        if self.train.early_stopping:
+            yield ("train", "early_stopping", "metric"), self.train.early_stopping.metric
+        if isinstance(self.train.schedule, Plateau):
+            yield ("train", "schedule", "metric"), self.train.schedule.metric
+
     def problems(self) -> Iterator[Problem]:
         """Class weights belong to the built-in losses."""
-        if isinstance(self.train.loss, OwnLoss) and self.train.class_weights != "none":
-            yield self.problem(("train", "class_weights"), f"is {self.train.class_weights}",
-                               "a built-in loss", "weigh the classes inside your own loss, and remove it")  # fmt: skip
+        if self.has_own_loss() and self.train.class_weights != "none":
+            yield self.problem(("train", "class_weights"), f"is {self.train.class_weights}", "a built-in loss",
+                               "weigh the classes inside your own loss, and remove it")  # fmt: skip
+
+
+class CustomJob(OwnTask):
+    """Data, network and loss of the person's own."""
+
+    task: Literal["custom"]
+    data: OwnData = Field(description="what the network learns from")  # type: ignore[assignment]
+    model: OwnModel = Field(description="the network")
+    train: OwnTrain = Field(OwnTrain(), description="how to train")
 
 
 def parts(job: Job) -> Iterator[tuple[tuple[str, ...], source.Own, tuple[str, ...]]]:

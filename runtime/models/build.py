@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime import draws, pretrained
+from runtime import draws, pretrained, user_code
 from runtime.data import features
 from runtime.data.dataset import Dataset
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.job import ImageJob
-from runtime.job.model import Freeze
+from runtime.job.model import Freeze, ImageNetwork, OwnModel
 from runtime.job.series import CnnLstm, SeriesJob
 from runtime.job.tables import Mlp, TableJob
 from runtime.job.texts import TextEncoder, TextJob, TextPretrained
-from runtime.models import family, images, series, tables, texts
+from runtime.models import family, images, own, series, tables, texts
+from runtime.user_code import Code
 
 
 @dataclass
@@ -32,6 +33,8 @@ class Model:
     arguments: dict[str, Any]
     """Plain JSON arguments of the builder."""
     freeze: Freeze
+    code: Code | None = None
+    """Files of the person's own that it is built from."""
 
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
@@ -42,6 +45,10 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
 def build(job: Job, dataset: Dataset) -> Model:
     """The network of a job, its first weights a function of the job's seed."""
     torch.manual_seed(draws.key(job.train.seed, "weights"))
+    spec: Any = getattr(job, "model", None)
+    if isinstance(spec, OwnModel):
+        module, arguments = own.made(job, spec, dataset)
+        return Model(module, "own", arguments, spec.freeze, user_code.at(job.folder))
     if isinstance(job, ImageJob):
         return _image_network(job, dataset)
     if isinstance(job, TextJob):
@@ -55,6 +62,7 @@ def build(job: Job, dataset: Dataset) -> Model:
 
 def _image_network(job: ImageJob, dataset: Dataset) -> Model:
     spec = job.model
+    assert isinstance(spec, ImageNetwork)
     arguments = {
         "name": spec.name, "channels": dataset.preprocessing["channels"], "classes": dataset.heads[""].outputs,
         "image_size": dataset.preprocessing["image_size"], "width": spec.width, "dropout": spec.dropout,

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 STAGE = Stage.LOADER
 EFFECT = Effect.EXACT
 OFF = 0
-Values = Annotated[int, Field(ge=0, le=64)]
+MOST_ALLOWED = 64
+Values = Annotated[int, Field(ge=0, le=MOST_ALLOWED)]
 
 MOST = 16
-SHARE_PER_WORKER = 32 << 20
-"""Shared memory that a worker's batches in flight may need, in bytes."""
+IN_FLIGHT = 3
+"""Batches of one worker that lie in shared memory at once: two waiting and one in use."""
+UNKNOWN_BATCH = 10 << 20
+"""Bytes of a batch before the data is known."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
@@ -31,23 +34,32 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(0, "the data is in memory: a batch is one gather")
     workers = min(MOST, hardware.cpu.budget - 1)
     shm = hardware.storage.shm
-    if shm is not None and workers * SHARE_PER_WORKER > shm:
-        workers = shm // SHARE_PER_WORKER
-        return Choice(workers, f"as many as /dev/shm ({shm >> 20} MiB) has room for")
+    room = _room(job, shm, workload)
+    if room < workers:
+        return Choice(room, f"as many as /dev/shm ({(shm or 0) >> 20} MiB) has room for")
     return Choice(workers, f"the CPU budget of {hardware.cpu.budget} less the one that drives the GPU")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Workers hand over batches through /dev/shm and die of a bus error when it is full."""
     shm = hardware.storage.shm
-    if int(value) and shm is not None and int(value) * SHARE_PER_WORKER > shm:
-        return f"/dev/shm has {shm >> 20} MiB, enough for {shm // SHARE_PER_WORKER} workers (set limits.shm)"
+    room = _room(job, shm, workload)
+    if int(value) > room:
+        return f"/dev/shm has {(shm or 0) >> 20} MiB, enough for the batches of {room} workers (set limits.shm)"
     return None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
     """Not contested until samples are decoded from files."""
     return [choose(job, hardware, workload).value]
+
+
+def _room(job: Job, shm: int | None, workload: Workload | None) -> int:
+    """Workers whose batches fit into shared memory."""
+    if shm is None:
+        return MOST_ALLOWED
+    batch = workload.sample_bytes * job.train.batch_size if workload else UNKNOWN_BATCH
+    return min(MOST_ALLOWED, shm // max(1, IN_FLIGHT * batch))
 
 
 def apply(run: Any, value: Value) -> None:

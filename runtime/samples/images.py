@@ -18,9 +18,9 @@ from runtime import draws
 
 Plane = npt.NDArray[np.float32]
 """Shape (height, width)."""
-SIDES = (200, 500)
+SIDES = (200, 420)
 """Smallest and largest side, in pixels."""
-PERIODS = (14.0, 70.0)
+PERIODS = (20.0, 70.0)
 """Finest and coarsest pattern, in pixels."""
 QUALITY = 82
 
@@ -74,7 +74,8 @@ def _stripes(canvas: Canvas) -> Plane:
 
 
 def _checks(canvas: Canvas) -> Plane:
-    return np.abs(np.rint(_wave(canvas.x / 2)) - _wave(canvas.y / 2))
+    half = np.float32(0.5)
+    return np.asarray(np.abs(np.rint(_wave(canvas.x * half)) - _wave(canvas.y * half)), np.float32)
 
 
 def _dots(canvas: Canvas) -> Plane:

@@ -1,0 +1,124 @@
+"""Own networks: built by a function of the person's own, and tried out on a few samples before training.
+
+The function is called with the `arguments` of the spec. Of these names it also gets those that its signature has and
+`arguments` do not give:
+
+    outputs      how many numbers the network has to return for a sample; by head, if there are several heads
+    classes      the same in a classification
+    inputs       the shape of each input of one sample, as a list of lists
+    vocabulary   number of tokens (texts)
+    categories   places of each categorical column (tables)
+
+The network is called with the inputs of a batch, one argument each, and returns (N, outputs), or with several heads a
+mapping of their names to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime import draws, memory, user_code
+from runtime.blame import blamed, own_lines, told
+from runtime.data import features
+from runtime.data.dataset import Batch, Dataset
+from runtime.data.given import described
+from runtime.errors import DrivetrainError, SpecError
+from runtime.job import Job
+from runtime.job.model import OwnModel
+from runtime.job.own import parts
+from runtime.job.source import Own
+from runtime.models import trial
+
+KEY = ("model", "file")
+LINES = "correct these lines"
+
+
+def made(job: Job, spec: OwnModel, dataset: Dataset) -> tuple[nn.Module, dict[str, Any]]:
+    """The network of a job's file, and what is needed to build it again.
+
+    Raises:
+        SpecError: if the person's code raises, or the network does not fit the data.
+    """
+    name = f"{spec.factory}() in {spec.file}"
+    first = trial.first(dataset, dataset.train)
+    # Samples of the person's own may have drawn random numbers.
+    torch.manual_seed(draws.key(job.train.seed, "weights"))
+    with blamed(lambda told: SpecError([job.problem(KEY, f"{name} raised {told}", "", LINES)])):
+        module, arguments = user_code.at(job.folder).call(
+            spec.file, spec.factory, spec.arguments, _offered(dataset, first)
+        )
+    if not isinstance(module, nn.Module):
+        act = "return an instance: add ()" if isinstance(module, type) else "return the network"
+        raise SpecError([job.problem(KEY, f"{name} returned {described(module)}", "a torch.nn.Module", act)])
+    trial.check(module, dataset, f"what {name} returned", lambda *given: SpecError([job.problem(KEY, *given)]))
+    return module, {"file": spec.file, "factory": spec.factory, "arguments": arguments}
+
+
+def rebuilt(model: Path, config: Mapping[str, Any], *, consent: bool = False) -> nn.Module:
+    """The network of a `model/` folder, from the code that lies in it.
+
+    Args:
+        model: the folder.
+        config: its config.json.
+        consent: whether the person has agreed to run the code of a model that lies outside of its run folder.
+
+    Raises:
+        CheckpointError: if the code may not be run, or is not what was recorded.
+    """
+    code, given = user_code.stored(model, config["code"], consent=consent), config["arguments"]
+    print(f"running the model's own code: {', '.join(config['code'])} in {code.folder}", flush=True)
+    module: nn.Module = code.call(given["file"], given["factory"], given["arguments"])[0]
+    return module
+
+
+def _offered(dataset: Dataset, first: Batch) -> dict[str, Any]:
+    """What a factory may want to know about the data, as plain JSON data."""
+    counts = {name: head.outputs for name, head in dataset.heads.items() if head.outputs}
+    outputs: Any = counts.get("", counts)
+    found = {"inputs": [list(x.shape[1:]) for x in first.inputs]} | ({"outputs": outputs} if outputs else {})
+    if outputs and all(head.classes for head in dataset.heads.values()):
+        found["classes"] = outputs
+    if dataset.preprocessing.get("kind") == "texts":
+        found["vocabulary"] = dataset.preprocessing["vocabulary"]
+    if dataset.preprocessing.get("kind") == "table":
+        found["categories"] = features.from_json(dataset.preprocessing).sizes
+    return found
+
+
+@contextlib.contextmanager
+def guarded(job: Job, module: nn.Module) -> Iterator[None]:
+    """What the person's network or loss raises in the middle of training, told by the person's own lines.
+
+    Raises:
+        SpecError: in place of it.
+    """
+    try:
+        yield
+    except DrivetrainError:
+        raise
+    except Exception as error:
+        lines = own_lines(error)
+        if memory.is_exhausted(error) or not (lines or _inside(error, module)):
+            raise
+        blamed_key, part = _last(job, lines)
+        given = f"{part.factory}() in {part.file} made what raised {told(error)}"
+        raise SpecError([job.problem((*blamed_key, "file"), given, "", LINES)]) from error
+
+
+def _inside(error: BaseException, module: nn.Module) -> bool:
+    """Whether the network was at work: a network of torch's own layers alone has no lines of the person's."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_locals.get("self") is module for frame, _ in frames)
+
+
+def _last(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], Own]:
+    """The part of the job whose file stands in the lines; the network if none does."""
+    every = [(key, part) for key, part, _ in parts(job)]
+    return next(((key, part) for key, part in every if any(f" {part.file}:" in line for line in lines)), every[0])

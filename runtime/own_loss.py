@@ -1,0 +1,73 @@
+"""Own loss: a callable of the person's own as terms of the objective, exact for batches that are split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from runtime import user_code
+from runtime.blame import blamed
+from runtime.data.given import described
+from runtime.errors import Problem, SpecError
+from runtime.job.own import CustomJob, OwnLoss
+
+Refuse = Callable[[str, str, str], SpecError]
+"""Given, possible, action."""
+POSSIBLE = "one term per sample, shape (N,), or their mean as a scalar"
+
+
+class OwnTerms:
+    """(outputs, targets) -> one term per sample, shape (N,).
+
+    A scalar is taken for the mean over the samples it was given, so a part of a batch counts by its size.
+
+    Args:
+        function: of the person's own.
+        name: for messages.
+        refuse: makes the error.
+
+    Raises:
+        SpecError: if it cannot be a loss.
+    """
+
+    def __init__(self, function: Any, name: str, refuse: Refuse) -> None:
+        self.function, self.name, self.refuse = function, name, refuse
+        if isinstance(function, type) or not callable(function):
+            raise refuse(f"{name} is {described(function)}", "a callable of (outputs, targets)", "return a callable")
+        if isinstance(function, nn.Module) and any(p.requires_grad for p in function.parameters()):
+            raise refuse(f"{name} has trainable parameters, which no optimizer would see",
+                         "parameters that are part of the network", "move them into the network")  # fmt: skip
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if isinstance(self.function, nn.Module):
+            self.function.to(outputs.device)  # its buffers, such as class weights
+        found = self.function(outputs, targets)
+        if not isinstance(found, Tensor):
+            raise self.refuse(f"{self.name} gave {described(found)}", POSSIBLE, "return a tensor")
+        if found.ndim == 0:
+            return found.expand(len(targets))
+        if found.shape != (len(targets),):
+            raise self.refuse(f"{self.name} gave shape {tuple(found.shape)} for {len(targets)} samples", POSSIBLE,
+                              "take the mean over everything but the samples")  # fmt: skip
+        return found
+
+
+def load(job: CustomJob) -> OwnTerms | None:
+    """The loss of a job's file; None if it has none.
+
+    Raises:
+        SpecError: if the person's code raises, or returns no loss.
+    """
+    spec, key = job.train.loss, ("train", "loss", "file")
+    if not isinstance(spec, OwnLoss):
+        return None
+
+    def refuse(given: str, possible: str = "", action: str = "correct these lines") -> SpecError:
+        return SpecError([Problem(job.document.place(key), ".".join(key), given, possible, action)])
+
+    name = f"{spec.factory}() in {spec.file}"
+    with blamed(lambda told: refuse(f"{name} raised {told}")):
+        made, _ = user_code.at(job.folder).call(spec.file, spec.factory, spec.arguments)
+    return OwnTerms(made, f"what {name} returned", refuse)

@@ -1,0 +1,197 @@
+"""Texts: tokenized once, padded to the longest of a batch, split without labels that only validation has."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.data import texts
+from runtime.data.load import load
+from runtime.data.texts import TextSplit
+from runtime.errors import DataError
+from tests import reports
+
+
+def splits(asked: texts.TextJob) -> tuple[TextSplit, TextSplit]:
+    made = load(asked)
+    assert isinstance(made.train, TextSplit)
+    assert isinstance(made.validation, TextSplit)
+    return made.train, made.validation
+
+
+def written(path: Path) -> dict[int, list[str]]:
+    """The rows of a CSV by number, the first below the header is 1."""
+    with path.open(encoding="utf-8") as file:
+        return dict(enumerate(list(csv.reader(file))[1:], start=1))
+
+
+def test_every_text_keeps_its_labels(tmp_path: Path) -> None:
+    rows = written(reports.write(tmp_path))
+    made = load(reports.job(tmp_path))
+    seen = []
+    for part in (made.train, made.validation):
+        assert isinstance(part, TextSplit)
+        for i in range(len(part)):
+            number = int(part.part.source.rows[part.part.rows[i]])
+            labels = [head.classes[part.targets[name][i]] for name, head in made.heads.items()]
+            assert labels == rows[number][1:]
+            assert part.title(i).startswith(f"reports.csv row {number}: {rows[number][0][:60]}")
+            seen.append(number)
+    assert sorted(seen) == sorted(rows)
+
+
+def test_heads_are_the_label_columns(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    labels = "{modo: 0.1, causa: {weight: 0.6, class_weights: balanced, label_smoothing: 0.1}, prioridad: 0.3}"
+    made = load(reports.job(tmp_path, labels=labels))
+    assert [(h.name, h.weight, h.class_weights, h.label_smoothing) for h in made.heads.values()] == [
+        ("modo", 0.1, None, None), ("causa", 0.6, "balanced", 0.1), ("prioridad", 0.3, None, None),
+    ]  # fmt: skip
+    assert made.heads["prioridad"].classes == ("alta", "baja", "crítica", "media")
+    assert not made.mixable
+
+
+@pytest.mark.parametrize("labels", ["causa", "[causa]", "{causa: 0.6}"])
+def test_a_single_label_column_has_plain_metrics(tmp_path: Path, labels: str) -> None:
+    reports.write(tmp_path)
+    asked = reports.job(tmp_path, labels=labels)
+    made = load(asked)
+    assert list(made.heads) == list(made.train.targets) == [""]
+    assert made.heads[""].weight == 1
+    assert "validation/accuracy" in asked.metrics()
+    assert asked.best() == "validation/f1"
+
+
+def test_the_heaviest_of_several_columns_is_watched(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    assert reports.job(tmp_path).best() == "validation/causa/f1"
+    assert reports.job(tmp_path, labels="[modo, causa]").best() == "validation/modo/f1"
+
+
+def test_a_batch_is_as_long_as_its_longest_text(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    train, _ = splits(reports.job(tmp_path))
+    rows = np.array([5, 3, 40, 3])
+    ids, mask = train.gather(rows)
+    for i, row in enumerate(rows):
+        start, end = train.tokens.offsets[row : row + 2]
+        own = train.tokens.flat[start:end].tolist()
+        filler = ids.shape[1] - len(own)
+        assert ids[i].tolist() == own + [0] * filler
+        assert mask[i].tolist() == [1] * len(own) + [0] * filler
+    assert ids.shape[1] == train.lengths[rows].max()
+    assert ids.dtype == mask.dtype == torch.int64
+
+
+def test_long_texts_are_cut_and_keep_both_ends(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    whole, _ = splits(reports.job(tmp_path, data=", max_length: 512"))
+    made = load(reports.job(tmp_path, data=", max_length: 24"))
+    cut = made.train
+    assert isinstance(cut, TextSplit)
+    assert np.array_equal(cut.lengths, np.minimum(whole.lengths, 24))
+    for row in range(len(cut)):
+        ids, before = (split.gather(np.array([row]))[0][0].tolist() for split in (cut, whole))
+        assert ids[:-1] == before[: len(ids) - 1]
+        assert ids[-1] == before[-1]
+    share = (whole.lengths > 24).mean()
+    assert any(f"max_length 24: set by the job; {share:.1%} of the texts are cut" in note for note in made.notes)
+
+
+def test_the_split_is_a_function_of_the_seed(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    first, again, other = (splits(reports.job(tmp_path, more=f", seed: {seed}"))[1] for seed in (1, 1, 2))
+    assert np.array_equal(first.part.rows, again.part.rows)
+    assert not np.array_equal(first.part.rows, other.part.rows)
+
+
+def test_a_label_never_occurs_in_validation_alone(tmp_path: Path) -> None:
+    """`modo` decides the split; each row has its own pair of other labels, so many would be in validation alone."""
+    rows = [[f"texto {i}", "ab"[i % 2], f"c{i // 2}"] for i in range(80)]
+    reports.table(tmp_path / "reports.csv", rows, "descripcion,modo,causa")
+    made = load(reports.job(tmp_path, labels="[modo, causa]", data=", validation: 0.4"))
+    both = [set(part.targets["causa"].tolist()) for part in (made.train, made.validation)]
+    assert both[1] <= both[0] == set(range(40))
+    assert any("rows stay in training: a class of theirs would occur in validation alone" in note for note in made.notes)
+
+
+def test_rows_with_empty_cells_are_left_out_and_listed(tmp_path: Path) -> None:
+    rows = [[f"texto {i}", "ab"[i % 2]] for i in range(60)]
+    rows[2][0], rows[3][1], rows[7] = " ", "", ["", ""]
+    reports.table(tmp_path / "reports.csv", rows)
+    made = load(reports.job(tmp_path, labels="modo", data=", bad_samples: 0.1"))
+    assert len(made.train) + len(made.validation) == 57
+    assert "data.train: 3 of 60 samples cannot be used and are left out" in made.notes
+    left = [note.split("reports.csv ")[1] for note in made.notes if note.startswith("left out")]
+    assert left == ["row 3: descripcion is empty", "row 4: modo is empty", "row 8: descripcion, modo is empty"]
+
+
+def test_notes_say_what_a_person_should_know(tmp_path: Path) -> None:
+    rows = [["la bomba gotea", "Fuga" if i % 5 else "fuga"] for i in range(40)] + [["el eje vibra", "temblor"]]
+    reports.table(tmp_path / "reports.csv", rows)
+    notes = "\n".join(load(reports.job(tmp_path, labels="modo")).notes)
+    for part in (
+        "classes that differ in capital letters alone: Fuga/fuga", "with one row, which stays in training: temblor",
+        "4 of 4 validation texts stand word for word in the training data", "WordPiece tokens learned",
+        "lower case, accents kept", "tokens per text: p50 ", "p95 ", "p99 ", "max ", "no text is cut", "padding: ",
+    ):  # fmt: skip
+        assert part in notes
+
+
+def test_labels_are_as_written(tmp_path: Path) -> None:
+    """Codes are no numbers: 007 stays 007, and classes that are numbers come in their order."""
+    reports.table(tmp_path / "reports.csv", [[f"texto {i}", ["007", "10", " 2 "][i % 3]] for i in range(30)])
+    assert load(reports.job(tmp_path, labels="modo")).heads[""].classes == ("2", "007", "10")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_new_texts_are_prepared_as_in_training(tmp_path: Path, suffix: str) -> None:
+    from pyarrow import parquet
+    from pyarrow.csv import read_csv
+
+    source = reports.write(tmp_path)
+    made = load(reports.job(tmp_path, data=f", validation: reports.{suffix}, max_length: 32"
+                            if suffix == "csv" else ", max_length: 32"))  # fmt: skip
+    rows = read_csv(source)
+    new = tmp_path / f"new.{suffix}"
+    if suffix == "csv":
+        new.write_bytes(source.read_bytes())
+    elif suffix == "jsonl":
+        new.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()))
+    else:
+        parquet.write_table(rows, new)
+    preprocessing = json.loads(json.dumps(made.preprocessing))
+    read = texts.read([new], preprocessing, made.heads, labelled=True)
+    for part in (made.train, made.validation):
+        assert isinstance(part, TextSplit)
+        number = part.part.source.rows[part.part.rows] - 1
+        for mine, theirs in zip(part.gather(np.arange(len(part))), read.split.gather(number), strict=True):
+            assert torch.equal(mine, theirs)
+        for name in made.heads:
+            assert torch.equal(part.targets[name], read.split.targets[name][torch.from_numpy(number)])
+
+
+def test_several_new_files_keep_their_titles(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    made = load(reports.job(tmp_path))
+    first = reports.table(tmp_path / "uno.csv", [["la bomba gotea"], ["el motor vibra"]], "descripcion")
+    second = reports.table(tmp_path / "dos.csv", [[""], ["se oye un chirrido"]], "descripcion")
+    read = texts.read([first, second], made.preprocessing, made.heads, labelled=False)
+    titles = [read.split.title(i) for i in range(len(read.split))]
+    assert titles == ["uno.csv row 1: la bomba gotea", "uno.csv row 2: el motor vibra",
+                      "dos.csv row 2: se oye un chirrido"]  # fmt: skip
+    assert read.split.targets == {}
+    assert any("row 1: descripcion is empty" in note for note in read.notes)
+
+
+def test_new_files_without_texts_are_refused(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    made = load(reports.job(tmp_path))
+    empty = reports.table(tmp_path / "new.csv", [[" "], ["  "]], "descripcion")
+    with pytest.raises(DataError, match="2 of 2 samples cannot be used"):
+        texts.read([empty], made.preprocessing, made.heads, labelled=False)

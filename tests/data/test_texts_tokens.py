@@ -1,0 +1,155 @@
+"""Tokens: ragged rows, the tokenizer and its vocabulary, lengths and padding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow
+import pytest
+
+from runtime.data import lengths, ragged, tokenizer
+from runtime.samples import texts as samples
+from tests import reports
+
+ROWS = [[1, 2, 3], [4], [], [5, 6, 7, 8, 9], [10, 11]]
+
+
+def column(texts: list[str]) -> Any:
+    return pyarrow.chunked_array([texts[: len(texts) // 2], texts[len(texts) // 2 :]], "string")
+
+
+def rows(made: ragged.Ragged) -> list[list[int]]:
+    return [made.flat[a:b].tolist() for a, b in zip(made.offsets, made.offsets[1:], strict=False)]
+
+
+def test_rows_come_back() -> None:
+    made = ragged.of([ROWS[:2], ROWS[2:]])
+    assert rows(made) == ROWS
+    assert made.lengths.tolist() == [3, 1, 0, 5, 2]
+    assert made.flat.dtype == np.int32
+
+
+def test_padded_to_the_longest() -> None:
+    numbers, own = ragged.of([ROWS]).padded(np.array([4, 2, 0]), 99)
+    assert numbers.tolist() == [[10, 11, 99], [99, 99, 99], [1, 2, 3]]
+    assert own.tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
+
+
+def test_cut_and_replaced() -> None:
+    made = ragged.of([ROWS]).cut(2)
+    assert rows(made) == [[1, 2], [4], [], [5, 6], [10, 11]]
+    others = ragged.of([[[70, 71], [80, 81]]])
+    assert rows(made.replaced(np.array([0, 3]), others)) == [[70, 71], [4], [], [80, 81], [10, 11]]
+
+
+WORDS = ["La bomba GOTEA aceite", "el motor está caliente", "se oyó un chirrido", "mañana vibró el eje"] * 6
+
+
+def test_the_same_texts_give_the_same_vocabulary(tmp_path: Path) -> None:
+    """The library's own trainer numbers letters in the order of a hash table, which differs from call to call."""
+    path = samples.write(tmp_path, 200, 0)[0]
+    texts = column([line.split(".")[0] for line in path.read_text(encoding="utf-8").splitlines()])
+    made = {tokenizer.learn(texts, 600).inner.to_str() for _ in range(4)}
+    assert len(made) == 1
+
+
+def test_lower_case_with_accents() -> None:
+    words = tokenizer.learn(column(WORDS), 200)
+    upper, lower, plain, apart = (rows(words.encode(column([text, text])))[0] for text in
+                                  ("MAÑANA VIBRÓ", "mañana vibró", "manana vibro", "man\u0303ana vibro\u0301"))  # fmt: skip
+    assert upper == lower == apart
+    assert plain != lower
+
+
+def test_special_tokens_stand_at_both_ends() -> None:
+    words = tokenizer.learn(column(WORDS), 200)
+    ids = rows(words.encode(column(["la bomba", "xyz 漢"])))
+    assert all(row[0] == 2 and row[-1] == 3 for row in ids)
+    assert (words.pad, words.unknown) == (0, 1)
+    assert ids[1][-2] == words.unknown
+
+
+@pytest.mark.parametrize("size", [100, 150, 400])
+def test_a_vocabulary_is_not_larger_than_asked(tmp_path: Path, size: int) -> None:
+    texts = [row[0] for row in _reports(tmp_path)]
+    assert 50 < tokenizer.learn(column(texts), size).vocabulary <= size
+
+
+def _reports(folder: Path) -> list[list[str]]:
+    import csv
+
+    with samples.write(folder, 200, 0)[0].open(encoding="utf-8") as file:
+        return list(csv.reader(file))[1:]
+
+
+def test_a_tokenizer_survives_json() -> None:
+    words = tokenizer.learn(column(WORDS), 200)
+    texts = column(["el motor está muy caliente hoy", "la bomba gotea"])
+    cut = words.cut(words.encode(texts), texts, 5)
+    again = tokenizer.from_json(json.loads(json.dumps(words.to_json())))
+    assert rows(again.encode(texts)) == rows(cut)
+    assert max(map(len, rows(cut))) == 5
+    assert (again.pad, again.vocabulary, again.unknown) == (words.pad, words.vocabulary, words.unknown)
+
+
+TEXTS = np.array([10] * 50 + [20] * 45 + [41] * 4 + [90])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "most", "expected", "why"),
+    [
+        ("auto", None, 48, "p99 rounded up to a multiple of 8; 1.0% of the texts are cut (1 of 100), 2.5% of all tokens"),
+        ("auto", 512, 48, "p99 rounded up to a multiple of 8"),
+        ("auto", 32, 32, "the most this network sees, less than p99; 5.0% of the texts are cut (5 of 100)"),
+        (90, 512, 90, "set by the job; no text is cut"),
+        (16, None, 16, "set by the job; 50.0% of the texts are cut (50 of 100)"),
+    ],
+)
+def test_max_length(wanted: int | Literal["auto"], most: int | None, expected: int, why: str) -> None:
+    chosen, notes = lengths.choose(wanted, TEXTS, most)
+    assert chosen == expected
+    assert notes[0] == "tokens per text: p50 10, p95 20, p99 41, max 90"
+    assert notes[1].startswith(f"max_length {expected}: {why}")
+
+
+def test_auto_has_a_limit_where_the_network_has_none() -> None:
+    chosen, notes = lengths.choose("auto", np.array([2000] * 10), None)
+    assert chosen == 512
+    assert "the most that auto takes, less than p99; 100.0% of the texts are cut" in notes[1]
+
+
+def test_padding_is_counted_over_the_batches_of_an_epoch() -> None:
+    from runtime import draws
+
+    sizes = np.array([3, 9, 4, 4, 8, 1, 5])
+    order = sizes[draws.permutation(7, 0, len(sizes))]
+    filled = sum(max(part) * len(part) for part in (order[:3].tolist(), order[3:6].tolist(), order[6:].tolist()))
+    note = lengths.padding(sizes, 10, 3, 7)
+    assert note == (f"padding: {1 - 34 / 70:.0%} of a batch if filled up to max_length, "
+                    f"{1 - 34 / filled:.0%} as filled up to the longest of each batch")  # fmt: skip
+
+
+def test_sample_texts_are_skewed_and_the_same_for_a_seed(tmp_path: Path) -> None:
+    first, again, other = (samples.write(tmp_path / name, 400, seed)[0].read_text(encoding="utf-8")
+                           for name, seed in (("a", 1), ("b", 1), ("c", 2)))  # fmt: skip
+    assert first == again != other
+    found = _reports(tmp_path / "a")
+    words = np.array([len(row[0].split()) for row in found])
+    assert np.percentile(words, 95) > 3 * np.median(words)
+    for place, classes in ((1, 7), (2, 8), (3, 4)):
+        counts = sorted(([row[place] for row in found].count(name) for name in {row[place] for row in found}), reverse=True)
+        assert len(counts) == classes
+        assert counts[0] > 2 * counts[-1]
+
+
+def test_tokens_that_nobody_knows_are_counted(tmp_path: Path) -> None:
+    from runtime.data.load import load
+
+    reports.table(tmp_path / "reports.csv", [[f"la bomba {i}", "ab"[i % 2]] for i in range(40)])
+    reports.table(tmp_path / "held.csv", [["la ж bomba", "a"], ["la bomba", "b"]])
+    notes = load(reports.job(tmp_path, labels="modo", data=", validation: held.csv")).notes
+    # 5 and 4 tokens with the special ones, one of them unknown.
+    assert "11.11% of the validation tokens are not in the vocabulary" in notes
