@@ -51,7 +51,9 @@ def main() -> int:
               + ", ".join(f"DataLoader with {w} workers {rates[-1]:,.0f}" for w, rates in theirs.items()), flush=True)  # fmt: skip
     best = max(theirs, key=lambda workers: statistics.median(theirs[workers]))
     ratios = sorted(a / b for a, b in zip(ours, theirs[best], strict=True))
-    print(f"command to first step: median {statistics.median(first):.1f} s, slowest {max(first):.1f} s (goal: under 10)")
+    print(
+        f"command to first step: median {statistics.median(first):.1f} s, slowest {max(first):.1f} s (goal: under 10)"
+    )
     print(f"samples/s: drivetrain {statistics.median(ours):,.0f}, DataLoader with {best} workers "
           f"{statistics.median(theirs[best]):,.0f}: {statistics.median(ratios):.2f} times, "
           f"from {ratios[0]:.2f} to {ratios[-1]:.2f} (goal: 2.3)")  # fmt: skip
@@ -83,7 +85,8 @@ def make(given: argparse.Namespace) -> None:
 def drivetrain(folder: Path, number: int) -> tuple[float, float]:
     """Seconds from the command to the first step, and samples/s of the training, from a run of the command."""
     start, first, run = time.monotonic(), 0.0, None
-    command = [sys.executable, "-m", "runtime", "train", str(folder / "job.yaml"), "--runs", str(folder / "runs"), "--new"]
+    command = [sys.executable, "-m", "runtime", "train", str(folder / "job.yaml"), "--runs", str(folder / "runs"),
+               "--new"]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -99,7 +102,9 @@ def drivetrain(folder: Path, number: int) -> tuple[float, float]:
 def loader(folder: Path, workers: int) -> float:
     """Samples/s of the other side, in a process of its own."""
     command = [sys.executable, __file__, "--folder", str(folder), "--plain", str(workers)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
     return float(done.stdout)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +23,7 @@ from runtime import checkpoint
 from runtime.data.dataset import Head
 from runtime.errors import CheckpointError, DrivetrainError
 from runtime.files import read_json, storage_error, sync_folder, write_json
+from runtime.models import own
 from runtime.models.build import BUILDERS
 from runtime.run import Run
 
@@ -150,7 +152,7 @@ def _config(folder: Path) -> dict[str, Any]:
 def _network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
     """The network with its first weights."""
     if config["builder"] == "own":
-        return own.rebuilt(folder, config, consent=consent)
+        return _own(folder, config, consent)
     if config["builder"] == "python":
         _refuse(folder, "the network was handed over by a Python program, which alone can build it again")
     if config["builder"] not in BUILDERS:
@@ -161,6 +163,16 @@ def _network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
         raise
     except Exception as error:  # a changed value can make a builder raise anything
         _refuse(folder, f"{CONFIG}: the network cannot be built: {type(error).__name__}: {error}")
+
+
+def _own(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
+    """The network from the person's own code."""
+    wanted = {"file": str, "factory": str, "arguments": dict, "inputs": list}
+    if not isinstance(config.get("code"), dict) or any(
+        not isinstance(config["arguments"].get(key), kind) for key, kind in wanted.items()
+    ):
+        _refuse(folder, f"{CONFIG} does not say which code the network is built from")
+    return own.rebuilt(folder, config["code"], config["arguments"], consent=consent)
 
 
 def _fill(network: nn.Module, folder: Path) -> None:

@@ -5,13 +5,15 @@
       best-96/    the weights of the best evaluation
 
 A checkpoint is written into a temporary folder, every file synced, the manifest last, then the folder renamed and its
-parent synced; older ones are removed only then. One that does not match its manifest is never loaded.
+parent synced; older ones are removed only then. One that does not match its manifest is never loaded. What is replaced
+steps aside (`.old-step-120`) until the new one is there; after a kill in between it comes back.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,10 +25,13 @@ import torch
 from torch import Tensor
 
 from runtime.errors import CheckpointError
-from runtime.files import read_json, sha256, storage_error, sync_folder, write_json
+from runtime.files import read_json, sha256, storage_error, sync_folder, write_json, write_text
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
+OLD = ".old-"
+MOST_BYTES = 1 << 20
+"""A manifest is a few hundred bytes long; what is longer is none."""
 
 Tensors = Mapping[str, Tensor]
 
@@ -54,21 +59,50 @@ def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping
         beside.mkdir()
         for stem, group in tensors.items():
             write_tensors(beside / f"{stem}.safetensors", group)
-        write_json(beside / "state.json", dict(state))
+        # Not write_json: infinity must come back as what it was.
+        write_text(beside / "state.json", json.dumps(state, indent=1) + "\n")
         parts = sorted(beside.iterdir())
         files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in parts}
         write_json(beside / MANIFEST, {"format": FORMAT, "files": files})
-        if final.exists():
-            shutil.rmtree(final)
-        beside.rename(final)
-        sync_folder(folder)
+        _put(beside, final)
     except OSError as error:
-        shutil.rmtree(beside, ignore_errors=True)
         raise storage_error(final, error) from None
-    except BaseException:
+    finally:
         shutil.rmtree(beside, ignore_errors=True)
-        raise
     return final
+
+
+def _put(beside: Path, final: Path) -> None:
+    """Rename a whole folder to its name; one that has the name is kept until then."""
+    old = final.with_name(OLD + final.name)
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        final.rename(old)
+    try:
+        beside.rename(final)
+    except OSError:
+        if old.exists():
+            old.rename(final)
+        raise
+    sync_folder(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(folder: Path) -> None:
+    """After a kill: bring back what was about to be replaced, and remove what was not finished.
+
+    Raises:
+        StorageError: if that is not possible.
+    """
+    try:
+        for old in folder.glob(f"{OLD}*"):
+            final = old.with_name(old.name.removeprefix(OLD))
+            if not final.exists():
+                old.rename(final)
+        for rest in (*folder.glob(f"{OLD}*"), *folder.glob(".tmp-*")):
+            shutil.rmtree(rest, ignore_errors=True)
+    except OSError as error:
+        raise storage_error(folder, error) from None
 
 
 def write_tensors(path: Path, tensors: Tensors) -> None:
@@ -92,20 +126,40 @@ def write_tensors(path: Path, tensors: Tensors) -> None:
 
 def verify(path: Path) -> str | None:
     """What is wrong with a checkpoint, naming the file; None if it matches its manifest."""
-    manifest = read_json(path / MANIFEST)
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        return f"{MANIFEST} is missing or not whole"
-    if manifest.get("format") != FORMAT:
-        return f"format {manifest.get('format')}, this version reads {FORMAT}"
-    for name, entry in manifest["files"].items():
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != entry["bytes"]:
-            return f"{name} has {file.stat().st_size} bytes, expected {entry['bytes']}"
-        if (digest := sha256(file)) != entry["sha256"]:
-            return f"{name} has SHA-256 {digest[:12]}..., expected {entry['sha256'][:12]}..."
+    try:
+        files = _listed(path)
+        for name, entry in files.items():
+            file = path / name
+            if file.is_symlink() or not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != entry["bytes"]:
+                return f"{name} has {file.stat().st_size} bytes, expected {entry['bytes']}"
+            if (digest := sha256(file)) != entry["sha256"]:
+                return f"{name} has SHA-256 {digest[:12]}..., expected {entry['sha256'][:12]}..."
+    except ValueError as wrong:
+        return str(wrong)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
     return None
+
+
+def _listed(path: Path) -> dict[str, dict[str, Any]]:
+    """The files that a manifest lists; ValueError says what is wrong with it. Names that lead elsewhere are refused."""
+    file = path / MANIFEST
+    manifest = read_json(file) if file.is_file() and file.stat().st_size <= MOST_BYTES else None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise ValueError(f"{MANIFEST} is missing or not whole")
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"format {manifest.get('format')}, this version reads {FORMAT}")
+    files: dict[str, dict[str, Any]] = manifest["files"]
+    for name, entry in files.items():
+        if not re.fullmatch(r"[a-z]+\.(safetensors|json)", name):
+            raise ValueError(f"{MANIFEST} names {name!r}, which is no file of a checkpoint")
+        if not isinstance(entry, dict) or (type(entry.get("bytes")), type(entry.get("sha256"))) != (int, str):
+            raise ValueError(f"{MANIFEST} does not say how long {name} is and what its SHA-256 is")
+    if not {"model.safetensors", "state.json"} <= set(files):
+        raise ValueError(f"{MANIFEST} lists no model.safetensors or no state.json")
+    return files
 
 
 def load(path: Path) -> Loaded:
@@ -115,20 +169,26 @@ def load(path: Path) -> Loaded:
         CheckpointError: if it does not match its manifest.
     """
     wrong = verify(path)
-    if wrong:
-        raise CheckpointError(f"checkpoint {path}: {wrong}", "a checkpoint that matches its manifest",
-                              "name another one, or leave the choice to us")  # fmt: skip
-    files = [p for p in path.iterdir() if p.suffix == ".safetensors"]
-    tensors = {p.stem: safetensors.torch.load_file(p) for p in files}
-    return Loaded(path, tensors, json.loads((path / "state.json").read_text(encoding="utf-8")))
+    if wrong is None:
+        try:
+            names = [name for name in _listed(path) if name.endswith(".safetensors")]
+            tensors = {name.removesuffix(".safetensors"): safetensors.torch.load_file(path / name) for name in names}
+            state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+            return Loaded(path, tensors, state)
+        except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
+            # The manifest only proves that files are as they were written.
+            wrong = f"it cannot be read: {error}"
+    raise CheckpointError(f"checkpoint {path}: {wrong}", "a checkpoint that matches its manifest",
+                          "name another one, or leave the choice to us")  # fmt: skip
 
 
 def latest(folder: Path) -> tuple[Loaded | None, list[str]]:
-    """The newest checkpoint that verifies, and one line for each that was passed over.
+    """The newest checkpoint that verifies, and one line for each that was passed over. The folder must be ours.
 
     Raises:
         CheckpointError: if there are checkpoints and none verifies: never a silent start from zero.
     """
+    recover(folder)
     passed: list[str] = []
     for path in reversed(steps(folder)):
         wrong = verify(path)

@@ -62,31 +62,50 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--lowest", type=float, default=1e-6, help="first learning rate (1e-6)")
     made.add_argument("--highest", type=float, default=10.0, help="last learning rate (10)")
     made.add_argument("--steps", type=int, default=100, help="mini-batches (100)")
+    _add_look(add)
     _add_use(add)
     _add_data(add)
     add("schema", schema, "JSON schema of the job spec")
     return parser
 
 
+def _add_look(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
+    """The commands that show runs and the machine."""
+    made = add("watch", watch, "follow a run, or look at one that has ended, from its folder alone")
+    made.add_argument("run", type=Path, help="run folder")
+    made = add("report", report, "write the report of a run anew")
+    made.add_argument("run", type=Path, help="run folder")
+    made = add("compare", compare, "specs, plans and results of runs side by side, with their curves")
+    made.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="two run folders or more")
+    made.add_argument("--output", type=Path, metavar="DIR", help="where the files go; compare-... beside the first run")
+    made.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    made = add("doctor", doctor, "what is wrong on this machine, with the command that mends it")
+    made.add_argument("--json", action="store_true", help="as JSON")
+
+
 def _add_use(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
     """The commands that use a trained model."""
     run = "run folder, or a model folder copied elsewhere"
+    code = "run the Python code that lies in a model folder outside of its run; read it first"
     made = add("evaluate", evaluate, "metrics and confusion matrix on validation data or on new labelled data")
     made.add_argument("run", type=Path, help=run)
     made.add_argument(
         "--data", type=Path, metavar="PATH", help="new labelled data instead of the run's validation data"
     )
     made.add_argument("--output", type=Path, metavar="DIR", help="where the files go; evaluation/ in the run if absent")
+    made.add_argument("--run-code", action="store_true", help=code)
     made = add("predict", predict, "a trained model's answers for new samples")
     made.add_argument("run", type=Path, help=run)
     made.add_argument("inputs", type=Path, nargs="+", metavar="INPUT", help="files or folders, as the task reads them")
     made.add_argument("--format", choices=("csv", "jsonl"), default="csv", help="one row or one line for each sample")
     made.add_argument("--output", type=Path, metavar="FILE", help="stdout if absent")
     made.add_argument("--probabilities", action="store_true", help="the probability of every class")
+    made.add_argument("--run-code", action="store_true", help=code)
     made = add("export", export, "a trained model as ONNX, checked against the original")
     made.add_argument("run", type=Path, help=run)
     made.add_argument("--output", type=Path, metavar="FILE", help="model.onnx in the run if absent")
     made.add_argument("--data", type=Path, metavar="PATH", help="samples for the check instead of made-up ones")
+    made.add_argument("--run-code", action="store_true", help=code)
 
 
 def _add_data(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
@@ -125,13 +144,13 @@ def facts(given: argparse.Namespace) -> int:
 
 def plan(given: argparse.Namespace) -> int:
     """Show every decision."""
-    from runtime import hardware, spec
+    from runtime import gpus, hardware, spec
     from runtime import plan as plans
     from runtime.detect import detect
     from runtime.table import console, render
 
     job = spec.load(given.job, given.set)
-    machine = hardware.load(given.hardware) if given.hardware else detect(Path("runs"))
+    machine = gpus.used(hardware.load(given.hardware) if given.hardware else detect(Path("runs")), job.limits.gpus)
     made = plans.resolve(job, machine, plain=given.plain)
     if given.json:
         print(json.dumps(made.to_json(), indent=1))
@@ -167,11 +186,41 @@ def find_lr(given: argparse.Namespace) -> int:
     )
 
 
+def watch(given: argparse.Namespace) -> int:
+    """Follow a run."""
+    from runtime import watch_run
+
+    return watch_run.watch(given.run)
+
+
+def report(given: argparse.Namespace) -> int:
+    """Write a report anew."""
+    from runtime import report as reports
+
+    reports.write(given.run)
+    print(f"report {given.run}/report.html")
+    return 0
+
+
+def compare(given: argparse.Namespace) -> int:
+    """Compare runs."""
+    from runtime import compare as comparing
+
+    return comparing.compare(comparing.Request(given.runs, given.output, given.json))
+
+
+def doctor(given: argparse.Namespace) -> int:
+    """Examine this machine."""
+    from runtime import doctor as doctors
+
+    return doctors.examine(given.json)
+
+
 def evaluate(given: argparse.Namespace) -> int:
     """Judge a trained model."""
     from runtime import judge
 
-    return judge.judge(judge.Request(given.run, given.data, given.output))
+    return judge.judge(judge.Request(given.run, given.data, given.output, given.run_code))
 
 
 def predict(given: argparse.Namespace) -> int:
@@ -179,7 +228,7 @@ def predict(given: argparse.Namespace) -> int:
     from runtime import predict as predicting
 
     return predicting.predict(
-        predicting.Request(given.run, given.inputs, given.format, given.output, given.probabilities)
+        predicting.Request(given.run, given.inputs, given.format, given.output, given.probabilities, given.run_code)
     )
 
 
@@ -187,7 +236,7 @@ def export(given: argparse.Namespace) -> int:
     """Export a trained model."""
     from runtime import export as exporting
 
-    return exporting.export(exporting.Request(given.run, given.output, given.data))
+    return exporting.export(exporting.Request(given.run, given.output, given.data, given.run_code))
 
 
 def sample(given: argparse.Namespace) -> int:

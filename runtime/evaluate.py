@@ -20,7 +20,8 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
     """
     weights = run.ema.swapped_in(run.model) if run.ema else contextlib.nullcontext()
     run.model.eval()
-    with weights, torch.inference_mode():
+    # Broken in the middle of a swap, the network would be neither.
+    with run.signals.held(), weights, run.signals.released():
         return _evaluate(run)
 
 
@@ -29,7 +30,6 @@ def _evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
     tally = Tally(run.dataset.heads, run.step.objective)
     size = max(run.job.train.batch_size, min(256, 4 * run.job.train.batch_size))
     for batch in batches.in_order(run.dataset.validation, run.step.micro_batch or size, workers=run.batches.workers):
-        run.signals.check()
         ready = run.prepared(batch, None)
         tally.add(run.step.outputs(ready.inputs), ready.targets)
     return tally.metrics(), tally.confusion()

@@ -83,7 +83,8 @@ def _exec(allowed: bool) -> str:
 def _torch(torch: Torch | None) -> str:
     if torch is None:
         return "not installed"
-    return f"{torch.version} ({f'CUDA {torch.cuda}' if torch.cuda else 'CPU build'})"
+    chips = f", code for {' '.join(torch.architectures)}" if torch.architectures else ""
+    return f"{torch.version} ({f'CUDA {torch.cuda}{chips}' if torch.cuda else 'CPU build'})"
 
 
 def _gpu(gpu: Gpu) -> str:

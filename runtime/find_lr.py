@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime import guard, signals, spec, supervise
 from runtime import plan as plans
-from runtime import signals, spec, supervise
 from runtime.detect import detect
-from runtime.errors import DeviceError, SpecError
+from runtime.errors import SpecError
 from runtime.files import storage_error, write_json
 from runtime.table import console, render
 
@@ -49,9 +49,7 @@ def find_lr(request: Request) -> int:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise storage_error(output, error) from None
-    machine = detect(output)
-    if machine.torch is None:
-        raise DeviceError("no torch is installed here", "the test needs torch", "run `make setup`, or use the image")
+    machine = guard.admitted(detect(output), job.limits.gpus)
     plan = plans.resolve(job, machine)
     console().print(render(plan, job, machine))
     write_json(output / "hardware.json", machine.to_json())
@@ -60,5 +58,5 @@ def find_lr(request: Request) -> int:
                repr(request.highest), str(request.steps)]  # fmt: skip
     for assignment in request.assignments:
         command += ["--set", assignment]
-    code, _ = supervise.child(command, plan.environment(machine))
-    return 128 - code if code < 0 else code
+    with signals.forwarding() as forward:
+        return supervise.child(command, plan.environment(machine), forward)

@@ -6,6 +6,8 @@ import difflib
 import fcntl
 import os
 import re
+import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +17,10 @@ from runtime.errors import CheckpointError, StorageError
 from runtime.files import read_json, storage_error, write_text
 from runtime.job import Job, dump
 
-# What may change between stop and resume: it does not change what is learned.
-FREE = ("limits", "checkpoint")
+# What may change between stop and resume: it does not change what is learned, or which weights are kept.
+FREE = ("limits", "checkpoint.every", "checkpoint.keep", "checkpoint.notice", "train.max_time")
+PATIENCE = 1.5
+"""Seconds to wait for the lock: a process that was killed needs a moment to be gone."""
 
 
 @dataclass
@@ -49,8 +53,9 @@ def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, A
     if last and not new and (read_json(last / "state.json") or {}).get("status") != "done":
         lock = _lock(last)
         _same_spec(last, job)
+        _sweep(last)
         return RunFolder(last, True, lock)
-    path = runs / f"{job.name}-{int(last.name[-3:]) + 1 if last else 1:03}"
+    path = runs / f"{job.name}-{_number(last) + 1 if last else 1:03}"
     try:
         path.mkdir()
         write_text(path / "job.yaml", spec_text(job))
@@ -62,7 +67,11 @@ def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, A
 def numbered(runs: Path, name: str) -> list[Path]:
     """The run folders of a name, in order."""
     pattern = re.compile(rf"{re.escape(name)}-\d{{3,}}")
-    return sorted(p for p in runs.iterdir() if p.is_dir() and pattern.fullmatch(p.name))
+    return sorted((p for p in runs.iterdir() if p.is_dir() and pattern.fullmatch(p.name)), key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
 
 
 def spec_text(job: Job) -> str:
@@ -73,8 +82,11 @@ def spec_text(job: Job) -> str:
 def _same_spec(path: Path, job: Job) -> None:
     try:
         stored = (path / "job.yaml").read_text(encoding="utf-8")
-    except OSError:
+    except FileNotFoundError:  # killed before it was written
+        write_text(path / "job.yaml", spec_text(job))
         return
+    except OSError as error:
+        raise storage_error(path / "job.yaml", error) from None
     before, now = (_relevant(text) for text in (stored, spec_text(job)))
     if before == now:
         return
@@ -86,13 +98,23 @@ def _same_spec(path: Path, job: Job) -> None:
 
 
 def _relevant(text: str) -> list[str]:
-    kept, skipping = [], False
+    """The lines of a spec that must stay the same."""
+    kept, top = [], ""
     for line in text.splitlines():
+        key = line.strip().split(":")[0]
         if not line.startswith(" "):
-            skipping = line.split(":")[0] in FREE
-        if not skipping:
+            top = key
+        second = line.startswith("  ") and not line.startswith("   ")
+        if top not in FREE and not (second and f"{top}.{key}" in FREE):
             kept.append(line)
     return kept
+
+
+def _sweep(path: Path) -> None:
+    """Remove what a kill left half written; the lock is ours, so nobody else is writing."""
+    for rest in path.iterdir():
+        if re.fullmatch(r"\.tmp-.+|\..+\.\d+", rest.name):
+            shutil.rmtree(rest, ignore_errors=True) if rest.is_dir() else rest.unlink(missing_ok=True)
 
 
 def _lock(path: Path) -> int:
@@ -100,10 +122,15 @@ def _lock(path: Path) -> int:
         handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise storage_error(path, error) from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except OSError:
+            if time.monotonic() < end:
+                time.sleep(0.1)
+                continue
         os.close(handle)
         raise StorageError(f"{path}: another process is training in this folder", "one trainer per run folder",
-                           "wait for it, stop it, or start another run with --new") from None  # fmt: skip
-    return handle
+                           "wait for it, stop it, or start another run with --new")  # fmt: skip

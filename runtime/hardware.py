@@ -97,6 +97,8 @@ class Torch:
     version: str
     cuda: str | None
     """CUDA version of the build; None for a CPU build."""
+    architectures: tuple[str, ...] = ()
+    """Chips that the build has code for: sm_75, sm_80, ...; empty for a CPU build, or if that could not be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +128,8 @@ class Hardware:
     gpus: tuple[Gpu, ...] = ()
     gpu_trouble: str | None = None
     """Why no GPU can be used although something NVIDIA is there; None if all is well."""
+    gpu_note: str | None = None
+    """Which GPUs are used and which are not, where there was a choice."""
     torch: Torch | None = None
     compiler: str | None = None
     """Path of the C++ compiler with Python headers beside it; None without either."""

@@ -8,6 +8,24 @@ from runtime.hardware import Gpu, Hardware
 
 AMPERE_DRIVER = 580
 LEGACY_DRIVER = 525
+DRIVERS = {11: 450, 12: LEGACY_DRIVER, 13: AMPERE_DRIVER}
+"""The oldest driver for each major version of CUDA."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """The torch in an image, which can be installed without the image too."""
+
+    torch: str
+    cuda: str
+    covers: str
+    """Which GPUs it has code for, and from which driver on."""
+
+
+BUILDS = {
+    "ampere": Build("2.13.0", "13.0", f"capability 7.5 and newer with driver {AMPERE_DRIVER} or newer"),
+    "legacy": Build("2.7.1", "12.6", f"capability 5.0 to 9.0 with driver {LEGACY_DRIVER} or newer"),
+}
 
 
 @dataclass(frozen=True)
@@ -22,9 +40,9 @@ def choose(hardware: Hardware) -> Image:
     """The image for this machine, by capability and driver of its first GPU."""
     gpu = hardware.gpu
     if gpu is None:
-        return Image("cpu", hardware.gpu_trouble or "no NVIDIA GPU is here")
+        return Image("cpu", hardware.gpu_trouble or hardware.gpu_note or "no NVIDIA GPU is here")
     chip = f"{gpu.name}, capability {gpu.capability[0]}.{gpu.capability[1]}, driver {gpu.driver}"
-    driver = _major(gpu)
+    driver = driver_major(gpu)
     if gpu.capability >= (8, 0) and driver >= AMPERE_DRIVER:
         return Image("ampere", f"{chip}: CUDA 13 needs 8.0 here and driver {AMPERE_DRIVER}")
     if gpu.capability < (5, 0):
@@ -37,6 +55,7 @@ def choose(hardware: Hardware) -> Image:
     return Image(None, f"{chip}: CUDA 12 needs driver {LEGACY_DRIVER} or newer")
 
 
-def _major(gpu: Gpu) -> int:
+def driver_major(gpu: Gpu) -> int:
+    """The driver's branch: 580 of 580.95.05; 0 if it says something else."""
     head = gpu.driver.split(".")[0]
     return int(head) if head.isdigit() else 0

@@ -30,6 +30,8 @@ class Request:
     """New labelled data; the validation data of the run if None."""
     output: Path | None = None
     """Folder for metrics and confusion; evaluation/ in the run if None."""
+    run_code: bool = False
+    """Whether code in a model folder outside of its run may be run."""
 
 
 def judge(request: Request) -> int:
@@ -45,7 +47,7 @@ def judge(request: Request) -> int:
 
     from runtime import artifact
 
-    trained = artifact.load(request.run)
+    trained = artifact.load(request.run, consent=request.run_code)
     device = torch.device("cuda:0" if machine.gpu else "cpu")
     if request.data is None:
         source, over, tally = "validation data of the run", "validation/", _validation(request.run, trained, device)

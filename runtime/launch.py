@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from runtime import spec
+from runtime import allowance, gpus, guard, image, spec, toolkit
+from runtime.detect import detect
 from runtime.errors import DeviceError, SpecError, StorageError
 from runtime.hardware import size
 from runtime.job import Job
@@ -27,8 +28,6 @@ from runtime.job import Job
 PROJECT = Path(__file__).resolve().parent.parent
 ENGINE_TIMEOUT = 5
 """Seconds that a local engine may take to answer."""
-SECURE_UID = 1000
-"""Whose the files are if root starts a container from a checkout of root's."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,30 @@ def launch(request: Request) -> int:
         DrivetrainError: if the spec is invalid, or the container cannot be started.
     """
     job = spec.load(request.spec, request.assignments)
+    word = _word(request, job)
     engine = connect()
     if isinstance(engine, str):
         print(f"no Docker engine ({engine}): training natively, limits are not enforced; `make engine` sets one up")
-        return _native(request)
-    word = "cpu"
+        return _native(request, job, word)
+    variables = allowance.variables(engine.info(), job, gpu=word != "cpu") | allowance.owner(PROJECT)
+    if word != "cpu":
+        variables |= toolkit.find(engine.info()).variables()
     _build_if_missing(engine, word)
-    return _follow(engine, request, _start(engine, request, job))
+    return _follow(engine, _start(engine, request, job, word, variables))
+
+
+def _word(request: Request, job: Job) -> str:
+    """The image, by the chip and the driver of this host."""
+    if request.device == "cpu":
+        return "cpu"
+    if job.limits.gpus == "none":
+        raise SpecError("--device gpu, and limits.gpus is none in the job", "one of them", "`make train-cpu`")
+    machine = gpus.used(detect(Path("runs")), job.limits.gpus)
+    word = guard.launchable(machine)
+    print(f"image {word}: {image.choose(machine).reason}")
+    if machine.gpu_note:
+        print(f"gpu: {machine.gpu_note}")
+    return word
 
 
 def connect() -> Any:
@@ -83,16 +99,18 @@ def _short(error: Exception) -> str:
     return text.splitlines()[0][:120]
 
 
-def _native(request: Request) -> int:
+def _native(request: Request, job: Job, word: str) -> int:
     """Train in the local environment, which is completed first if torch is missing."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        done = subprocess.run([str(PROJECT / "scripts" / "setup"), "native"], check=False)
+        done = subprocess.run([str(PROJECT / "scripts" / "setup"), "native", word], check=False)
         if done.returncode:
             raise DeviceError("the local environment could not be made", "see the lines above",
                               "mend it, or run `make engine` and train in a container")  # fmt: skip
     command = [sys.executable, "-m", "runtime", "train", str(request.spec), *_options(request)]
+    if word == "cpu" and job.limits.gpus == "auto" and detect(Path("runs")).gpus:
+        command += ["--set", "limits.gpus=none"]  # no container hides the GPU here
     sys.stdout.flush()
     os.execv(sys.executable, command)
 
@@ -126,19 +144,19 @@ def _tell_age(image: Any, word: str) -> None:
               "`make rebuild` brings it up to date")  # fmt: skip
 
 
-def _start(engine: Any, request: Request, job: Job) -> Any:
+def _start(engine: Any, request: Request, job: Job, word: str, variables: Mapping[str, str]) -> Any:
     """Start the compose service under the job's limits; returns the container."""
     project = f"drivetrain-{job.name.lower().replace('.', '-')}"
     _refuse_if_running(engine, project)
-    environment = {**os.environ, **_limits(engine, job), **_owner()}
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as override:
         json.dump(_override(request, job), override)
         override.flush()
-        command = ["docker", "compose", "--project-directory", str(PROJECT), "-p", project,
-                   "-f", str(PROJECT / "compose.yaml"), "-f", override.name]  # fmt: skip
+        files = [str(PROJECT / "compose" / name) for name in ("base.yaml", f"{word}.yaml")]
+        options = [part for file in (*files, override.name) for part in ("--file", file)]
+        command = ["docker", "compose", "--project-directory", str(PROJECT), "-p", project, *options]
         done = subprocess.run(
             [*command, "up", "--detach", "--force-recreate", "--quiet-pull", "trainer"],
-            env=environment,
+            env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -148,7 +166,7 @@ def _start(engine: Any, request: Request, job: Job) -> Any:
     if done.returncode or not found:
         for container in _containers(engine, project, "prepare"):
             print(container.logs().decode(errors="replace"), end="", file=sys.stderr)
-        raise DeviceError(
+        raise toolkit.refused(done.stderr) or DeviceError(
             f"the container could not be started:\n{done.stderr.strip()[-2000:]}",
             "see the engine's own words above",
             "`docker compose config` shows what was asked of it",
@@ -169,38 +187,6 @@ def _refuse_if_running(engine: Any, project: str) -> None:
                 "one container per job name",
                 f"follow it with `docker logs -f {container.name}`, or end it with `make stop`",
             )
-
-
-def _limits(engine: Any, job: Job) -> dict[str, str]:
-    """The job's limits as the variables that compose/base.yaml reads; absent ones keep its defaults."""
-    info = engine.info()
-    cpus = min(job.limits.cpus or 2.0, float(info["NCPU"]))
-    if job.limits.cpus and cpus < job.limits.cpus:
-        print(f"limits.cpus: {job.limits.cpus:g} asked for, this host has {cpus:g}")
-    values = {"DRIVETRAIN_CPUS": f"{cpus:g}"}
-    if job.limits.memory:
-        values |= {"DRIVETRAIN_MEMORY": job.limits.memory, "DRIVETRAIN_RESERVATION": _reservation(job.limits.memory)}
-    if job.limits.shm:
-        values["DRIVETRAIN_SHM"] = job.limits.shm
-    return values
-
-
-def _reservation(memory: str) -> str:
-    """The default reservation of 1 GiB, never more than the limit."""
-    from runtime.job.values import size_bytes
-
-    return str(min(1 << 30, size_bytes(memory)))
-
-
-def _owner() -> dict[str, str]:
-    """Whose the run's files will be: the caller's; for root the owner of the checkout, else uid 1000."""
-    uid, gid = os.getuid(), os.getgid()
-    if uid == 0:
-        owner = PROJECT.stat()
-        uid, gid = (owner.st_uid, owner.st_gid) if owner.st_uid else (SECURE_UID, SECURE_UID)
-        why = "the owner of this checkout" if owner.st_uid else "because the checkout is root's own"
-        print(f"started by root: files in runs/ will belong to uid {uid}, {why}")
-    return {"DRIVETRAIN_UID": str(uid), "DRIVETRAIN_GID": str(gid)}
 
 
 def _override(request: Request, job: Job) -> dict[str, Any]:
@@ -232,7 +218,7 @@ def _outside(path: Path, job: Job) -> Iterator[Path]:
         yield given
 
 
-def _follow(engine: Any, request: Request, container: Any) -> int:
+def _follow(engine: Any, container: Any) -> int:
     """Print the container's log until it ends; a signal to us stops it gracefully."""
 
     def stop(number: int, frame: FrameType | None) -> None:

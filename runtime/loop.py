@@ -32,10 +32,10 @@ def fit(run: Run, saver: Saver, progress: Progress) -> str:
         Stopped: on a signal or when `max_time` is spent.
         NumericsError: if numbers are not finite for the second time.
     """
-    reason: str | None = None
+    reason = _ended(run)
     while reason is None and run.counters.epoch < run.job.train.epochs:
         try:
-            reason = _epoch(run, saver, progress)
+            _epoch(run, saver, progress)
             run.signals.check()
             saver.check()
             with run.clock.phase("evaluate"):
@@ -44,15 +44,21 @@ def fit(run: Run, saver: Saver, progress: Progress) -> str:
             if saver.due(epoch_ended=True):
                 saver.periodic()
         except NotFinite as why:
-            _roll_back(run, why)
-            reason = None
-            continue
-        reason = reason or run.watch.stop()
+            with run.signals.held():
+                _roll_back(run, saver, why)
+        reason = _ended(run)
     return reason or f"all {run.job.train.epochs} epochs are done"
 
 
-def _epoch(run: Run, saver: Saver, progress: Progress) -> str | None:
-    """One epoch, from wherever the counters stand; why the training should end, or None."""
+def _ended(run: Run) -> str | None:
+    """Why the training ends before its last epoch, if it does: after an evaluation, and so at the start of an epoch."""
+    if run.counters.batch:
+        return None
+    return f"{run.counters.step} steps are done" if run.steps_done() else run.watch.stop()
+
+
+def _epoch(run: Run, saver: Saver, progress: Progress) -> None:
+    """One epoch, from wherever the counters stand."""
     counters = run.counters
     run.train_mode()
     with run.clock.phase("train"):
@@ -65,7 +71,6 @@ def _epoch(run: Run, saver: Saver, progress: Progress) -> str | None:
             run.signals.check()
             if saver.due():
                 saver.periodic()
-    return f"{counters.step} steps are done" if run.steps_done() else None
 
 
 def _advance(run: Run, batch: Batch, progress: Progress) -> None:
@@ -101,9 +106,10 @@ def _step(run: Run, batch: Batch, place: tuple[int, int], progress: Progress) ->
     progress.step(run, number, outcome.loss)
 
 
-def _roll_back(run: Run, why: NotFinite) -> None:
+def _roll_back(run: Run, saver: Saver, why: NotFinite) -> None:
     """Back to the last checkpoint, without the batches that went wrong."""
     run.numerics.roll_back(why)
+    saver.wait()
     loaded, passed = checkpoint.latest(run.checkpoints)
     assert loaded is not None, "a checkpoint is written before the first step"
     for line in passed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.files import read_lines, write_text
+from runtime.files import read_lines, storage_error, write_text
 
 FLUSH_EVERY = 1.0
 """Seconds between two flushes: a write per step would cost more than the step of a small network."""
@@ -26,7 +27,11 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, *, after: int | None = None, epoch: int = 0) -> None:
-        """Open the records; on resume, rows beyond step `after` or evaluations from `epoch` on are cut off first."""
+        """Open the records; on resume, rows beyond step `after` or evaluations from `epoch` on are cut off first.
+
+        Raises:
+            StorageError: if they cannot be opened.
+        """
         self.path = folder / "metrics.jsonl"
         self.pending: list[str] = []
         self.board = Board(folder / "tensorboard", after)
@@ -37,8 +42,11 @@ class Metrics:
             self.cut(after, epoch)
 
     def _open(self) -> None:
-        self.handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
-        self.size = os.lseek(self.handle, 0, os.SEEK_END)
+        try:
+            self.handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+            self.size = os.lseek(self.handle, 0, os.SEEK_END)
+        except OSError as error:
+            raise storage_error(self.path, error) from None
 
     def cut(self, after: int, epoch: int) -> None:
         """Drop rows beyond step `after`, and evaluations from `epoch` on."""
@@ -56,17 +64,20 @@ class Metrics:
         if time.monotonic() - self.flushed > FLUSH_EVERY:
             self.flush()
 
-    def flush(self) -> None:
-        """Hand all rows to the operating system; what does not fit stays in memory, and `trouble` says why."""
+    def flush(self, *, sync: bool = False) -> None:
+        """Hand all rows to the operating system, or to the disk; what fails stays in memory, and `trouble` says why."""
         self.flushed = time.monotonic()
         data = "".join(self.pending).encode()
         try:
             written = 0
             while written < len(data):
                 written += os.pwrite(self.handle, data[written:], self.size + written)
+            if sync:
+                os.fsync(self.handle)
         except OSError as error:
             self.trouble = error.strerror
-            os.ftruncate(self.handle, self.size)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self.handle, self.size)
             return
         self.size += len(data)
         self.pending.clear()

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from runtime import image, optimizations
+from runtime import gpus, image, optimizations
 from runtime.errors import Problem, SpecError
+from runtime.evidence import Measured
 from runtime.hardware import Hardware, size
 from runtime.job import Job
 from runtime.job.values import size_bytes
@@ -56,7 +57,7 @@ class Plan:
 
     def environment(self, hardware: Hardware) -> dict[str, str]:
         """The variables that must stand before the trainer starts; preloads are joined."""
-        merged: dict[str, str] = {}
+        merged = gpus.environment(hardware)
         for optimization in optimizations.every():
             for key, value in optimization.environment(hardware, self.value(optimization.name)).items():
                 merged[key] = f"{merged[key]}:{value}" if key == "LD_PRELOAD" and key in merged else value
@@ -74,6 +75,7 @@ def resolve(
     *,
     plain: bool = False,
     replay: Mapping[str, Value] | None = None,
+    measured: Mapping[str, Measured] | None = None,
 ) -> Plan:
     """Decide everything.
 
@@ -83,6 +85,7 @@ def resolve(
         workload: what model and data turned out to be; None before they are known.
         plain: everything off, the honest baseline.
         replay: values of a stored plan, which replace our own choices.
+        measured: what was measured for this network on this machine.
 
     Raises:
         SpecError: with every value that the job asks for and cannot have.
@@ -96,7 +99,7 @@ def resolve(
             if reason:
                 refused.append(_refusal(job, hardware, workload, optimization, asked, reason))
                 continue
-        decisions.append(_decide(optimization, job, hardware, workload, plain, replay or {}, asked))
+        decisions.append(_decide(optimization, job, hardware, workload, plain, replay or {}, measured or {}, asked))
     if refused:
         raise SpecError(refused)
     chosen = image.choose(hardware)
@@ -105,7 +108,7 @@ def resolve(
 
 def _decide(
     optimization: Optimization, job: Job, hardware: Hardware, workload: Workload | None,
-    plain: bool, replay: Mapping[str, Value], asked: Value,
+    plain: bool, replay: Mapping[str, Value], measured: Mapping[str, Measured], asked: Value,
 ) -> Decision:  # fmt: skip
     def decision(value: Value, source: str, reason: str, evidence: str | None = None) -> Decision:
         # A fixed value does not depend on the workload; nor does the way a process is started.
@@ -124,6 +127,9 @@ def _decide(
             return decision(value, "file", "replayed from a stored plan")
         choice = optimization.choose(job, hardware, workload)
         return decision(choice.value, "choice", f"the stored {value} cannot be had here: {obstacle}")
+    seen = measured.get(optimization.name)
+    if seen and optimization.refuse(job, hardware, workload, seen.value) is None:
+        return decision(seen.value, "measured", f"measured on {seen.date}", seen.text)
     preference = profile(hardware).preferences.get(optimization.name)
     if preference and optimization.refuse(job, hardware, workload, preference.value) is None:
         return decision(preference.value, "profile", "measured on this kind of chip", preference.evidence)
@@ -144,10 +150,10 @@ def _notes(job: Job, hardware: Hardware, word: str | None) -> Iterable[str]:
     limits, memory = job.limits, hardware.memory
     if hardware.gpu_trouble:
         yield f"gpu: {hardware.gpu_trouble}"
-    if hardware.gpu is None and hardware.image not in (None, "cpu"):
-        yield f"image: {hardware.image} is built for a GPU and sees none"
-    if hardware.image == "cpu" and hardware.gpu is not None:
-        yield f"image: this is the CPU image, and {hardware.gpu.name} is here; `make train-gpu` would use it"
+    if hardware.gpu_note:
+        yield f"gpu: {hardware.gpu_note}"
+    if hardware.gpu is None and hardware.image in image.BUILDS and job.limits.gpus != "none":
+        yield f"image: {hardware.image} is built for a GPU and sees none, so `train` would refuse to start"
     allowed = hardware.cpu.quota or float(hardware.cpu.budget)
     if limits.cpus is not None and allowed > limits.cpus:
         yield f"limits.cpus: {limits.cpus:g} asked for, not enforced: {allowed:g} CPUs may be used"

@@ -1,75 +1,126 @@
-"""Progress: a bar on a terminal, one plain line at a time everywhere else."""
+"""Progress: a live picture on a terminal, one plain line at a time everywhere else.
+
+The picture comes from the run folder, as in `drivetrain watch`, and is painted by a thread of its own.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
+from runtime.errors import DrivetrainError
+from runtime.files import write_json
+from runtime.follow import PROGRESS, Follower
+from runtime.painter import Painter
+from runtime.screen import left_text, screen
+from runtime.table import console
+from runtime.time_left import TimeLeft
 
-from runtime.run import Run
+if TYPE_CHECKING:
+    from runtime.run import Run
 
 LINE_EVERY = 5.0
 """Seconds between two plain lines."""
-REFRESH_EVERY = 0.2
-"""Seconds between two updates of the bar."""
+PAINT_EVERY = 1.0
+"""Seconds between two pictures: as often as the sensors are read."""
+EVALUATION_SHARE = 1 / 3
+"""What a batch costs in an evaluation, in steps, until one was timed: it goes forward only."""
 
 
 class Progress:
     """Shows where the run stands."""
 
     def __init__(self, total: int, done: int) -> None:
-        self.start, self.done_before, self.total = time.monotonic(), done, total
+        self.total, self.done = total, done
         self.shown = -float("inf")
-        self.bar: Bar | None = None
-        if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
-            self.bar = Bar(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"),
-                           console=Console(highlight=False), auto_refresh=False)  # fmt: skip
-            self.task = self.bar.add_task("train", total=total, completed=done, text="")
-            self.bar.start()
+        self.left: TimeLeft | None = None
+        self.live: Live | None = None
 
     def step(self, run: Run, step: int, loss: float) -> None:
         """After step number `step`."""
         now = time.monotonic()
-        if now - self.shown < (REFRESH_EVERY if self.bar else LINE_EVERY):
+        if self.left is None:
+            self.left = self._begin(run)
+        self.left.add(now, step)
+        if self.live or now - self.shown < LINE_EVERY:
             return
         self.shown = now
-        done = step - self.done_before
-        rate = done / max(1e-9, now - self.start)
-        left = clock_time((self.total - step) / max(1e-9, rate))
+        seconds = self.left.step_seconds()
         head = f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}"
-        text = f"step {step}/{self.total}  loss {loss:.4f}  {rate * run.batches.batch_size:.0f} samples/s"
-        if self.bar:
-            self.bar.update(self.task, description=head, completed=step, text=f"{text}  {left} left",
-                            refresh=True)  # fmt: skip
-        else:
-            say(f"{head}  {text}  {left} left")
+        speed = f"  {run.batches.batch_size / seconds:.0f} samples/s" if seconds else ""
+        say(f"{head}  step {step}/{self.total}  loss {loss:.4f}{speed}  {self._left(run, now)}")
+
+    def _begin(self, run: Run) -> TimeLeft:
+        """Leave what `watch` needs in the run folder, and start the picture."""
+        batches = len(run.dataset.validation) / run.batches.batch_size
+        ahead = {"steps": self.total, "steps_per_epoch": run.batches.per_epoch,
+                 "evaluation_steps": batches * EVALUATION_SHARE}  # fmt: skip
+        try:
+            write_json(run.folder / PROGRESS, ahead)
+        except DrivetrainError as error:
+            say(f"storage: {error.given}; `drivetrain watch` will not tell the time left")
+        if live_terminal():
+            self.live = Live(run.folder)
+        return TimeLeft(self.total, run.batches.per_epoch, ahead["evaluation_steps"])
+
+    def _left(self, run: Run, now: float) -> str:
+        assert self.left is not None
+        left, most = self.left.left(now), run.time_left()
+        at_most = run.job.train.early_stopping is not None or (left is not None and most < left)
+        return left_text(None if left is None else min(left, most), at_most)
 
     def evaluation(self, run: Run, best: bool) -> None:
         """After an evaluation."""
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in run.last.items())
-        text = f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}  {shown}{'  best' if best else ''}"
-        if self.bar:
-            self.bar.console.print(text)
-        else:
-            say(text)
+        if self.live is None:
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in run.last.items())
+            say(f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}  {shown}{'  best' if best else ''}")
 
     def close(self) -> None:
-        """Leave the screen clean."""
-        if self.bar:
-            self.bar.stop()
+        """Leave the last picture behind, and the screen clean."""
+        if self.live:
+            self.live.close()
+            self.live = None
+
+
+class Live:
+    """A thread that follows a run folder and paints it until closed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.follower, self.painter = Follower(folder), Painter(console())
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self._work, name="live view", daemon=True)
+        self.painter.start()
+        self.thread.start()
+
+    def _work(self) -> None:
+        try:
+            while not self.stop.wait(PAINT_EVERY):
+                self._paint()
+            self._paint()
+        except Exception as error:
+            # The picture shows the run, it is not the run: that goes on, with its lines.
+            say(f"the live view ended: {error}")
+
+    def _paint(self) -> None:
+        self.painter.paint(partial(screen, self.follower.read()))
+
+    def close(self) -> None:
+        """Paint the last picture, and leave it there like any other text."""
+        self.stop.set()
+        self.thread.join()
+        self.painter.leave()
+
+
+def live_terminal() -> bool:
+    """Whether there is a terminal that may be painted on."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 def say(text: str) -> None:
     """One line, at once."""
     print(text, flush=True)
-
-
-def clock_time(seconds: float) -> str:
-    """`0:42`, `12:05`, `1:02:03`."""
-    whole = int(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

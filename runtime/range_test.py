@@ -23,7 +23,7 @@ from runtime import spec, trainer
 from runtime.clock import Clock
 from runtime.errors import DrivetrainError, NumericsError
 from runtime.files import storage_error, write_json
-from runtime.signals import Signals
+from runtime.signals import Signals, die_with_supervisor, stopping
 
 if TYPE_CHECKING:
     from runtime.data.dataset import Batch
@@ -52,7 +52,8 @@ class Found:
 
 def main() -> int:
     """Test; returns the exit code."""
-    trainer.die_with_parent()
+    signals = Signals()
+    die_with_supervisor()
     arguments = argparse.ArgumentParser()
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("spec", type=Path)
@@ -62,9 +63,9 @@ def main() -> int:
     arguments.add_argument("--set", action="append", default=[])
     given = arguments.parse_args()
     try:
-        signals = Signals()
-        run = trainer.assembled(given.folder, spec.load(given.spec, given.set), signals, Clock())
-        rates, losses = sweep(run, given.lowest, given.highest, given.steps)
+        with stopping():
+            run = trainer.assembled(given.folder, spec.load(given.spec, given.set), signals, Clock())
+            rates, losses = sweep(run, given.lowest, given.highest, given.steps)
         report(run, judged(rates, losses, given.steps), given.folder)
     except DrivetrainError as error:
         print(error, file=sys.stderr, flush=True)

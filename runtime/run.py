@@ -186,6 +186,7 @@ def assemble(
         value = plan.value(optimization.name)
         if value != optimization.off:
             optimization.apply(run, value)
+    run.step.released = signals.released
     run.step.tell = lambda text: run.events.add("memory", text, run.counters.step)
     return run
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Snapshot:
     state: Mapping[str, Any]
     best: int | None
     """Step of the best evaluation so far, whose weights must stay."""
+    trouble: str | None
+    """Why the rows up to this step are not on disk: a checkpoint without them could not be resumed from."""
 
 
 class Saver:
@@ -81,7 +83,7 @@ class Saver:
         """
         with self.run.clock.phase("checkpoint"), self.run.signals.held():
             start = time.monotonic()
-            self._wait()
+            self.wait()
             snapshot = self._step_snapshot()
             if self.kind == "seconds" and self._has_room(snapshot):
                 self._start(_copied(snapshot))
@@ -92,7 +94,7 @@ class Saver:
     def best(self, notes: Mapping[str, Any]) -> None:
         """Save the weights of an evaluation that was the best so far."""
         with self.run.clock.phase("checkpoint"), self.run.signals.held():
-            self._wait()
+            self.wait()
             self.unsaved_best = None
             self._try(self._snapshot(f"best-{self.run.counters.step}", notes))
 
@@ -104,7 +106,7 @@ class Saver:
             NotFinite: if a weight is not finite.
         """
         with self.run.clock.phase("checkpoint"), self.run.signals.held():
-            self._wait()
+            self.wait()
             snapshot = self._step_snapshot()
             if self.unsaved_best is not None:
                 self._write(self.unsaved_best)
@@ -125,9 +127,9 @@ class Saver:
             tensors["optimizer"] = optimizer
         self.check()
         if run.metrics:
-            run.metrics.flush()
-        best = run.watch.best
-        return Snapshot(name, tensors, {**run.state(), **notes}, best.step if best.best is not None else None)
+            run.metrics.flush(sync=True)
+        best = run.watch.best.step if run.watch.best.best is not None else None
+        return Snapshot(name, tensors, {**run.state(), **notes}, best, run.metrics.trouble if run.metrics else None)
 
     def _has_room(self, snapshot: Snapshot) -> bool:
         size = sum(t.numel() * t.element_size() for group in snapshot.tensors.values() for t in group.values())
@@ -139,7 +141,8 @@ class Saver:
         self.thread = threading.Thread(target=self._try, args=(snapshot,), name="checkpoint")
         self.thread.start()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Until the save in the background is done."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
@@ -163,6 +166,9 @@ class Saver:
         self.failed = None
 
     def _write(self, snapshot: Snapshot) -> Path:
+        if snapshot.trouble:
+            raise StorageError(f"{self.run.folder / 'metrics.jsonl'}: {snapshot.trouble}", "a folder with room",
+                               "free some space, or name another folder with --runs DIR")  # fmt: skip
         path = checkpoint.save(self.run.checkpoints, snapshot.name, snapshot.tensors, snapshot.state)
         if snapshot.name.startswith("step-"):
             checkpoint.prune(self.run.checkpoints, self.run.job.checkpoint.keep, snapshot.best)
@@ -175,4 +181,4 @@ def _copied(snapshot: Snapshot) -> Snapshot:
         group: {name: value.detach().to("cpu", copy=True) for name, value in values.items()}
         for group, values in snapshot.tensors.items()
     }
-    return Snapshot(snapshot.name, tensors, snapshot.state, snapshot.best)
+    return replace(snapshot, tensors=tensors)

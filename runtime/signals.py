@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -16,15 +17,22 @@ from types import FrameType
 from runtime.errors import Stopped
 
 WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+AT_ONCE = tuple(128 + number for number in WATCHED)
+"""Exit codes after a second signal."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal came. No Exception: what others wrote, compilers above all, must not take it for a failure of theirs."""
 
 
 class Signals:
-    """Turns the first signal into `Stopped`, raised where nothing can be damaged."""
+    """Turns the first signal into `Interrupted`, raised where nothing can be damaged."""
 
     def __init__(self) -> None:
         self.received: str | None = None
         self.depth = 0
         _install(self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
@@ -33,40 +41,73 @@ class Signals:
         self.check()
 
     def check(self) -> None:
-        """Raise `Stopped` if a signal has come and no section is being protected."""
+        """Raise `Interrupted` if a signal has come and no section is being protected."""
         if self.received is not None and self.depth == 0:
-            raise Stopped(f"stopped by {self.received}")
+            raise Interrupted(f"stopped by {self.received}")
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """A section that a signal does not break: a step, a save. `check` comes after it."""
+        """A section that a signal does not break: an update, a save. `check` comes after it."""
         self.depth += 1
         try:
             yield
         finally:
             self.depth -= 1
 
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Inside such a section, a part that may be broken all the same, since what it does can be undone."""
+        depth, self.depth = self.depth, 0
+        try:
+            self.check()
+            yield
+        finally:
+            self.depth = depth
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    """A block that a signal ends with `Stopped`.
+
+    Raises:
+        Stopped: if a signal came.
+    """
+    try:
+        yield
+    except Interrupted as why:
+        raise Stopped(str(why), "", "run the same command again") from None
+
+
+def forget() -> None:
+    """In a loader worker: a signal ends it as it ends any process."""
+    for number in WATCHED:
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def die_with_supervisor() -> None:
+    """Die when the supervisor does, if there is one."""
+    supervisor = os.environ.get("DRIVETRAIN_SUPERVISOR")
+    if supervisor is not None:
+        die_with(int(supervisor))
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when our parent dies: an orphan would go on unseen."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(137)
+
 
 @dataclass
 class Forward:
-    """The child that signals go to, and the signals that came."""
+    """The child that signals go to, and the signals that came; without a child they are only noted."""
 
     child: subprocess.Popen[bytes] | None = None
     sent: list[int] = field(default_factory=list)
 
-    @property
-    def name(self) -> str:
-        """Name of the first signal."""
-        return signal.Signals(self.sent[0]).name
-
-    def to(self, child: subprocess.Popen[bytes]) -> None:
-        """From now on signals go to `child`, those that have come already first."""
-        self.child = child
-        for number in self.sent:
-            child.send_signal(number)
-
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Pass a signal on, or keep it until there is a child."""
+        """Note a signal and pass it on."""
         self.sent.append(number)
         if self.child is not None:
             self.child.send_signal(number)
@@ -83,13 +124,23 @@ def stop_early() -> None:
 
 @contextlib.contextmanager
 def forwarding() -> Iterator[Forward]:
-    """Signals go to the child that the block starts; afterwards they are ignored, for what is left takes no time."""
+    """Signals go to the children that the block starts; afterwards they are ignored, for what is left is short."""
     forward = Forward()
     _install(forward.handle)
     try:
         yield forward
     finally:
         _install(signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Signals wait; those to a child that the block starts wait until it listens, which is when it makes `Signals`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
 
 def _install(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:

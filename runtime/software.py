@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import mmap
 import os
 import platform
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from runtime.hardware import Libraries, Torch
 
 _VERSION = re.compile(r"^__version__\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+_CODES = re.compile(rb"sm_\d+[af]?( (sm|compute)_\d+[af]?)*")
 _CUDA = re.compile(r"^cuda\s*(?::[^=]+)?=\s*(?:['\"]([^'\"]*)['\"]|None)", re.MULTILINE)
 
 
@@ -35,8 +37,31 @@ def read_torch(path: Sequence[str] | None = None) -> Torch | None:
         text = ""
     version, cuda = _VERSION.search(text), _CUDA.search(text)
     if version and cuda:
-        return Torch(version=version[1], cuda=cuda[1] or None)
+        codes = read_architectures(package) if cuda[1] else ()
+        return Torch(version=version[1], cuda=cuda[1] or None, architectures=codes)
     return _from_metadata(package.parent)
+
+
+def read_architectures(package: Path) -> tuple[str, ...]:
+    """The chips that a CUDA build has code for, as torch.cuda.get_arch_list() answers once a GPU is there.
+
+    Args:
+        package: the folder of torch. The list is a text in one of its libraries; the others are not read.
+    """
+    try:
+        with (
+            open(package / "lib/libtorch_python.so", "rb") as file,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as code,
+        ):
+            start = code.find(b"sm_")
+            while start >= 0:
+                end = code.find(b"\0", start)
+                if _CODES.fullmatch(code[start:end]):
+                    return tuple(code[start:end].decode().split())
+                start = code.find(b"sm_", end)
+    except (OSError, ValueError):  # not there, or empty
+        pass
+    return ()
 
 
 def _from_metadata(folder: Path) -> Torch | None:

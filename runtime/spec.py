@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from runtime.job.source import trouble
 from runtime.job.syntax import MAX_BYTES
 from runtime.job.train import Plateau, Sgd
 from runtime.job.values import Spec
-from runtime.job.written import shown
+from runtime.job.written import printable, shown
 
 
 def load(path: Path | str, assignments: Sequence[str] = (), *, folder: Path | None = None) -> Job:
@@ -53,18 +54,22 @@ def _load(content: bytes, path: Path, assignments: Sequence[str], folder: Path |
             document.problems += error.problems
     job = check(document)
     job._folder = folder or path.parent
-    _check_paths(job)
+    _check_paths(job, _recipe(content))
     return job
 
 
-def check(document: Document) -> Job:
+def check(document: Document, kind: type[Job] | None = None) -> Job:
     """A Job from a document.
+
+    Args:
+        document: what was written.
+        kind: the class of the task; by the document's `task:` if None.
 
     Raises:
         SpecError: with every problem.
     """
-    data, kind = dict(document.data), _kind(document)
-    found = [*document.problems, *_task_problems(document)]
+    found = [*document.problems, *([] if kind else _task_problems(document))]
+    data, kind = dict(document.data), kind or _kind(document)
     job: Job | None = None
     try:
         _typed(kind).model_validate(data)
@@ -134,7 +139,9 @@ def settings() -> type[BaseModel]:
     fields: dict[str, Any] = {
         o.name: (o.values | Literal["auto"], Field("auto", description=o.sentence)) for o in optimizations.every()
     }
-    return create_model("Optimize", __base__=Spec, **fields)
+    measure: Any = (Literal["off", "auto", "full"], Field("auto", description="what is contested is measured first: "
+                    "auto spends 2 % of runs of five minutes and more, full measures whatever the length"))  # fmt: skip
+    return create_model("Optimize", __base__=Spec, measure=measure, **fields)
 
 
 @cache
@@ -171,7 +178,13 @@ def _metric_problems(job: Job, document: Document) -> Iterator[Problem]:
                           nearest(metric, known) or "pick one")  # fmt: skip
 
 
-def _check_paths(job: Job) -> None:
+def _recipe(content: bytes) -> str:
+    """The command that makes the data of an example job, which stands in a comment of it; empty if none does."""
+    found = re.search(rb"^#.*\b(drivetrain sample [a-z]+ .+?)\s*$", content, re.MULTILINE)
+    return found[1].decode("utf-8", "replace") if found else ""
+
+
+def _check_paths(job: Job, recipe: str) -> None:
     if found := list(own.problems(job)):
         raise SpecError(sorted(found, key=_line))
     lost = [f"{job.document.place(key)}: {dotted(key)}: {shown(path)} {wrong}"
@@ -181,8 +194,9 @@ def _check_paths(job: Job) -> None:
         raise DataError(
             "\n".join(lost),
             f"a path relative to {' or to '.join(folders)}",
-            "check the spelling; in a container only the project and mounted folders can be seen",
-        )
+            f"make the data: {printable(recipe, 120)}" if recipe
+            else "check the spelling; in a container only the project and mounted folders can be seen",
+        )  # fmt: skip
 
 
 def schema() -> dict[str, Any]:

@@ -58,9 +58,11 @@ class Step:
         self.buffers = [b for b in model.buffers() if b.numel()]
         self.before = [b.clone() for b in self.buffers]
         self.tell: Callable[[str], None] = print
+        self.released: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """Around what may be broken off by a signal: compiling takes longer than anyone waits."""
 
     def __call__(self, batch: Batch, seed: int) -> Outcome:
-        """One step; `seed` starts this step's dropout.
+        """One step, all of it or nothing; `seed` starts this step's dropout.
 
         If memory runs out, the same batch is tried again in parts of half the size, from the same buffers and draws.
 
@@ -71,20 +73,29 @@ class Step:
         while True:
             torch.manual_seed(seed)
             try:
-                return self._attempt(batch)
+                with self.released():
+                    loss = self._gradients(batch)
+                return self._update(loss)
             except (MemoryError, RuntimeError) as error:
                 if not memory.is_exhausted(error):
                     raise
                 self._rewind()
                 self._halve(len(batch), error)
+            except KeyboardInterrupt:
+                self._rewind()
+                raise
 
-    def _attempt(self, batch: Batch) -> Outcome:
+    def _gradients(self, batch: Batch) -> Tensor:
+        """The loss of the batch; its gradients are left on the parameters."""
         over = self.objective.denominators(batch.targets)
         loss = torch.zeros((), device=self.device)
         for part in batch.split(self.micro_batch or len(batch)):
             share = self.objective(self.outputs(part.inputs), part.targets, over)
             self.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
             loss += share.detach()
+        return loss
+
+    def _update(self, loss: Tensor) -> Outcome:
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or float("inf"))
         outcome = Outcome(float(loss), float(norm), bool(torch.isfinite(loss) & torch.isfinite(norm)))

@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runtime import cgroup, signals, spec
+from runtime import cgroup, guard, signals, spec
 from runtime import folder as folders
 from runtime import plan as plans
 from runtime.detect import detect
-from runtime.errors import DeviceError, OutOfMemory
+from runtime.errors import OutOfMemory, Stopped
 from runtime.events import Events
 from runtime.files import write_json
 from runtime.hardware import Hardware, size
@@ -27,6 +27,8 @@ from runtime.job import Job
 from runtime.table import console, render
 
 STATUS = {0: "done", 75: "stopped"}
+STOPPED_REPORT = 4.0
+"""Seconds for the report of a run that was told to stop: engines give ten in all before they kill."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,7 @@ def train(request: Request) -> int:
     """
     signals.stop_early()
     job = spec.load(request.spec, request.assignments)
-    machine = detect(request.runs)
-    if machine.torch is None:
-        raise DeviceError("no torch is installed here", "training needs torch", "run `make setup`, or use the image")
+    machine = guard.admitted(detect(request.runs), job.limits.gpus)
     replay = plans.replayed(plans.load(request.plan)) if request.plan else {}
     run = folders.open_run(request.runs, job, new=request.new)
     stored = plans.load(run.path / "plan.json") if run.resumes and (run.path / "plan.json").exists() else None
@@ -76,66 +76,65 @@ def _run(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: f
     code = _attempts(request, job, machine, plan, run)
     state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
     write_json(run.path / "state.json", state)
-    if (run.path / "metrics.jsonl").exists():
-        _report(run.path)
+    if (run.path / "metrics.jsonl").exists() and code not in signals.AT_ONCE:
+        _report(run.path, STOPPED_REPORT if code == Stopped.exit_code else None)
     return code
 
 
 def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder) -> int:
     """Run the trainer; after a kill for memory again, from its last checkpoint, with half the micro-batch."""
-    while True:
-        write_json(run.path / "plan.json", plan.to_json())
-        before = cgroup.oom_kills(Path("/"))
-        code = _child(request, plan.environment(machine), run)
-        after = cgroup.oom_kills(Path("/"))
-        if code != 137 or before is None or after is None or after <= before:
-            return code
-        why = f"killed at the memory limit of {size(machine.memory.limit)} (peak {size(cgroup.peak(Path('/')))})"
-        again = plans.smaller(plan, job.train.batch_size, why)
-        if again is None:
-            print(OutOfMemory(f"the trainer was {why} with one sample at a time", "a job that fits the limit",
-                              "raise limits.memory, or take a smaller network or smaller samples"), file=sys.stderr)  # fmt: skip
-            return OutOfMemory.exit_code
-        Events(run.path).add("memory", f"the trainer was {why}; again from its last checkpoint with "
-                             f"optimize.micro_batch {again.value('micro_batch')}, train.batch_size as it is")  # fmt: skip
-        plan = again
+    with signals.forwarding() as forward:
+        while True:
+            write_json(run.path / "plan.json", plan.to_json())
+            before = cgroup.oom_kills(Path("/"))
+            code = child(_command(request, run), plan.environment(machine), forward, [run.lock])
+            after = cgroup.oom_kills(Path("/"))
+            if code != 137 or before is None or after is None or after <= before:
+                return code
+            why = f"killed at the memory limit of {size(machine.memory.limit)} (peak {size(cgroup.peak(Path('/')))})"
+            again = plans.smaller(plan, job.train.batch_size, why)
+            if again is None:
+                print(OutOfMemory(f"the trainer was {why} with one sample at a time", "a job that fits the limit",
+                                  "raise limits.memory, or take a smaller network or smaller samples"), file=sys.stderr)  # fmt: skip
+                return OutOfMemory.exit_code
+            Events(run.path).add("memory", f"the trainer was {why}; again from its last checkpoint with "
+                                 f"optimize.micro_batch {again.value('micro_batch')}, train.batch_size as it is")  # fmt: skip
+            plan = again
 
 
-def _child(request: Request, environment: dict[str, str], run: folders.RunFolder) -> int:
-    """Start the trainer, forward signals to it, and wait."""
+def _command(request: Request, run: folders.RunFolder) -> list[str]:
     command = [sys.executable, "-m", "runtime.trainer", str(run.path), str(request.spec)]
     for assignment in request.assignments:
         command += ["--set", assignment]
-    code, forward = child(command, environment, [run.lock])
-    if -code in forward.sent and len(forward.sent) == 1:
-        # The signal came before the trainer could listen: nothing was begun, so nothing is lost.
-        print(f"stopped by {forward.name} before the first step was done", file=sys.stderr)
-        return 75
-    return 128 - code if code < 0 else code
+    return command
 
 
 def child(
-    command: Sequence[str], environment: dict[str, str], locks: Sequence[int] = ()
-) -> tuple[int, signals.Forward]:  # fmt: skip
-    """Run a child under a plan's environment; its return code (negative for a signal), and the signals it was sent."""
+    command: Sequence[str], environment: dict[str, str], forward: signals.Forward, locks: Sequence[int] = ()
+) -> int:  # fmt: skip
+    """Run a child under a plan's environment; its exit code as a shell gives it, 75 if a signal came before it."""
     ours = {"DRIVETRAIN_SUPERVISOR": str(os.getpid()), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     preload = ":".join(filter(None, (environment.get("LD_PRELOAD"), os.environ.get("LD_PRELOAD"))))
     preloads = {"LD_PRELOAD": preload} if preload else {}
-    with signals.forwarding() as forward:
+    with signals.waiting():
+        if forward.sent:
+            return Stopped.exit_code
         # A group of its own, so that Ctrl-C reaches the child once, through us.
-        started = subprocess.Popen(
+        forward.child = subprocess.Popen(
             command, env={**os.environ, **environment, **preloads, **ours}, pass_fds=locks, process_group=0
         )
-        forward.to(started)
-        return started.wait(), forward
+    code = forward.child.wait()
+    return 128 - code if code < 0 else code
 
 
-def _report(run: Path) -> None:
+def _report(run: Path, seconds: float | None) -> None:
     """Write the report in a process of its own: its libraries are as heavy as the trainer's."""
-    done = subprocess.run([sys.executable, "-m", "runtime.report", str(run)], check=False)
-    print(
-        f"report {run}/report.html" if done.returncode == 0 else "warning: the report could not be written", flush=True
-    )
+    command = [sys.executable, "-m", "runtime.report", str(run)]
+    try:
+        written = subprocess.run(command, check=False, timeout=seconds).returncode == 0
+    except subprocess.TimeoutExpired:
+        written = False
+    print(f"report {run}/report.html" if written else "warning: the report could not be written", flush=True)
 
 
 def _now() -> str:

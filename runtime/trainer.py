@@ -6,9 +6,6 @@ python -m runtime.trainer RUN SPEC [--set key=value ...]
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -17,54 +14,57 @@ from typing import Any
 
 import psutil
 
-from runtime import checkpoint, hardware, optimizations, spec
+from runtime import guard, hardware, optimizations, spec
 from runtime import plan as plans
 from runtime.clock import Clock
 from runtime.errors import DrivetrainError, Stopped
 from runtime.files import read_json, write_json
 from runtime.job import Job
-from runtime.numerics import NotFinite
-from runtime.signals import Signals
+from runtime.signals import Signals, die_with_supervisor, stopping
 
 
 def main() -> int:
     """Train; returns the exit code."""
-    die_with_parent()
     signals = Signals()
+    die_with_supervisor()
     arguments = argparse.ArgumentParser()
     arguments.add_argument("run", type=Path)
     arguments.add_argument("spec", type=Path)
     arguments.add_argument("--set", action="append", default=[])
     given = arguments.parse_args()
     try:
-        return train(given.run, spec.load(given.spec, given.set), signals)
+        with stopping():
+            return train(given.run, spec.load(given.spec, given.set), signals)
     except DrivetrainError as error:
         print("\n".join(error.lines()) if error.given else error, file=sys.stderr, flush=True)
         return error.exit_code
-
-
-def die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the supervisor dies: an orphan would train on unseen."""
-    supervisor = os.environ.get("DRIVETRAIN_SUPERVISOR")
-    if supervisor is None:
-        return
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != int(supervisor):
-        os._exit(137)
 
 
 def train(folder: Path, job: Job, signals: Signals) -> int:
     """Assemble and train one run; returns 0, or raises what ended it."""
     clock = Clock()
     with clock.phase("import"):
-        from runtime import artifact, loop
-        from runtime.metrics import Metrics
-        from runtime.monitor import Monitor
-        from runtime.progress import Progress, say
-        from runtime.saving import Saver
+        from runtime import artifact, loop, monitor  # noqa: F401
+        from runtime.models.own import guarded
     clock.phases["import"] = time.time() - psutil.Process().create_time()
-    run = assembled(folder, job, signals, clock)
+    with guarded(job):
+        conduct(assembled(folder, job, signals, clock))
+    return 0
+
+
+def conduct(run: Any) -> str:
+    """Train an assembled run from its last checkpoint to its end, and write its records; returns why it ended.
+
+    Raises:
+        Stopped: on a signal, after a checkpoint if there is progress.
+    """
+    from runtime import artifact, checkpoint, loop
+    from runtime.metrics import Metrics
+    from runtime.monitor import Monitor
+    from runtime.progress import Progress, say
+    from runtime.saving import Saver
+
+    folder = run.folder
     loaded, passed = checkpoint.latest(run.checkpoints)
     for line in passed:
         say(line)
@@ -79,9 +79,10 @@ def train(folder: Path, job: Job, signals: Signals) -> int:
     progress = Progress(run.total_steps, run.counters.step)
     with Monitor(folder, run) as monitor:
         try:
-            reason = loop.fit(run, saver, progress)
-            saver.final()
-            artifact.write(run)
+            with stopping():
+                reason: str = loop.fit(run, saver, progress)
+                saver.final()
+                artifact.write(run)
         except Stopped as stop:
             raise _stopped(run, saver, stop) from None
         finally:
@@ -90,35 +91,46 @@ def train(folder: Path, job: Job, signals: Signals) -> int:
     write_json(folder / "result.json", _result(run, reason, monitor.peak))
     best = run.watch.best
     say(f"done: {reason}; best {best.metric} {best.best:.4f} after epoch {best.epoch + 1}; model in {folder}/model")
-    return 0
+    return reason
 
 
 def assembled(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     """The Run of a folder that holds hardware.json and plan.json: data loaded, plan settled, applied and recorded."""
+    from runtime import checkpoint, seen, tune, user_code
     from runtime import run as runs
-    from runtime import seen
     from runtime.data.load import load
     from runtime.models.build import build
     from runtime.progress import say
 
     machine = hardware.from_json(read_json(folder / "hardware.json"))
+    guard.check(machine)
     stored = plans.load(folder / "plan.json")
     with clock.phase("data"):
         dataset = load(job)
     for note in dataset.notes:
         say(f"data: {note}")
     network = build(job, dataset)
-    final = _settle(job, machine, stored, runs.workload(dataset, network.module), say)
+    if network.code is not None:
+        user_code.remember(folder, network.code)
+    facts = runs.workload(dataset, network.module)
+    final = _settle(job, machine, stored, facts, say)
+    if not checkpoint.steps(folder / "checkpoints"):
+        with clock.phase("tune"):
+            found = tune.measured(job, machine, final, dataset, network, folder, signals, say)
+        if found:
+            final = _settle(job, machine, stored, facts, say, found)
     run = runs.assemble(job, machine, final, folder, dataset, network, signals, clock)
-    _record_seen(run, machine, seen, say)
+    record_seen(run, machine, seen, say)
     return run
 
 
-def _settle(job: Job, machine: hardware.Hardware, stored: plans.Plan, workload: Any, say: Any) -> plans.Plan:
+def _settle(
+    job: Job, machine: hardware.Hardware, stored: plans.Plan, workload: Any, say: Any, measured: Any = None
+) -> plans.Plan:
     """The final plan: rows that were provisional are decided again now that model and data are known."""
     values = {d.name: d.value for d in stored.decisions if not d.provisional and d.source != "job"}
     plain = all(d.source == "plain" for d in stored.decisions)
-    fresh = plans.resolve(job, machine, workload, plain=plain, replay=values)
+    fresh = plans.resolve(job, machine, workload, plain=plain, replay=values, measured=measured)
     before = {d.name: d for d in stored.decisions}
     rows = []
     for row in fresh.decisions:
@@ -135,7 +147,7 @@ def _settle(job: Job, machine: hardware.Hardware, stored: plans.Plan, workload: 
     return replace(fresh, decisions=tuple(rows))
 
 
-def _record_seen(run: Any, machine: hardware.Hardware, seen: Any, say: Any) -> None:
+def record_seen(run: Any, machine: hardware.Hardware, seen: Any, say: Any) -> None:
     rows = seen.seen(run)
     say(seen.first_line(run, machine))
     total = sum(p.numel() for p in run.model.parameters())
@@ -150,6 +162,8 @@ def _record_seen(run: Any, machine: hardware.Hardware, seen: Any, say: Any) -> N
 
 def _stopped(run: Any, saver: Any, stop: Stopped) -> Stopped:
     """Save if there is progress, and say how to go on."""
+    from runtime.numerics import NotFinite
+
     if run.counters.step == 0:
         return Stopped(f"{stop.given} before the first step was done", "", "run the same command again")
     try:

@@ -63,6 +63,9 @@ class Code(MetaPathFinder):
             every = dict(arguments) | _wanted(function, arguments, offered or {})
             return function(*given, **every), every
 
+    def __deepcopy__(self, memo: Any) -> Code:
+        return self
+
     def digests(self) -> dict[str, str]:
         """SHA-256 of everything that was loaded, by name relative to the folder."""
         return {name: hashlib.sha256(content).hexdigest() for name, content in sorted(self.sources.items())}
@@ -73,6 +76,8 @@ class Code(MetaPathFinder):
         Raises:
             CheckpointError: if it is not the expected one.
         """
+        if not path.resolve().is_relative_to(self.folder):
+            raise CheckpointError(f"{path} lies outside of {self.folder}", "code inside this folder", "copy it there")
         name, content = path.relative_to(self.folder).as_posix(), path.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         if self.expected is not None and self.expected.get(name) != digest:

@@ -57,7 +57,7 @@ def test_a_full_disk_is_an_event_and_saving_goes_on_when_there_is_room(
     kept = saver(tmp_path)
     kept.kind = "epoch"
     kept.final()
-    real, full = checkpoint._write_tensors, [True]
+    real, full = checkpoint.write_tensors, [True]
 
     def write(path: Path, tensors: checkpoint.Tensors) -> None:
         if full[0]:
@@ -65,7 +65,7 @@ def test_a_full_disk_is_an_event_and_saving_goes_on_when_there_is_room(
             raise FULL
         real(path, tensors)
 
-    monkeypatch.setattr(checkpoint, "_write_tensors", write)
+    monkeypatch.setattr(checkpoint, "write_tensors", write)
     kept.run.counters.step = 7
     kept.run.watch.update({"validation/accuracy": 1.0}, 7, 0)
     kept.best({"metrics": {}, "confusion": {}})

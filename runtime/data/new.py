@@ -41,6 +41,10 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
             from runtime.data import tables
 
             return tables.read(paths, preprocessing, heads, labelled=labelled)
+        case "series":
+            from runtime.data import series
+
+            return series.read(paths, preprocessing, heads, labelled=labelled)
         case "own":
             from runtime.data import own
 

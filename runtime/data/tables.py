@@ -127,13 +127,18 @@ def _table(path: Path, data: TableData, classes: bool) -> Any:
     wanted = {name: f"data.{option}" for option in reversed(options) for name in getattr(data, option) or ()}
     return columns.read(
         path, "data.train", wanted=wanted, only=data.features is not None, leave=data.ignore or (),
-        text=(*(data.target if classes else ()), *(data.categorical or ())),
+        text=(*_classes(data.target, classes), *(data.categorical or ())),
     )  # fmt: skip
+
+
+def _classes(target: Sequence[str], classes: bool) -> Sequence[str]:
+    """The column of classes, which is read as text; several labels and numbers are not."""
+    return target if classes and len(target) == 1 else ()
 
 
 def _part(path: Path, key: str, fitted: Features, target: Sequence[str], classes: bool, budget: float | None) -> _Part:
     """A file of its own, prepared as the training rows were; without a budget any number of rows may be left out."""
-    text = [*(category.name for category in fitted.categories), *(target if classes else ())]
+    text = [*(category.name for category in fitted.categories), *_classes(target, classes)]
     wanted = dict.fromkeys((*fitted.names, *target), key)
     table = columns.read(path, key, wanted=wanted, only=True, text=text)
     goal = targets.read(table, target, classes=classes, option=key, source=str(path)) if target else None
@@ -147,6 +152,7 @@ def _divided(job: TableJob, goal: Goal, rows: Ids, notes: list[str]) -> tuple[Id
         return rows, rows[:0]
     strata = np.zeros(len(rows), np.int64)
     if goal.texts is not None:
+        targets.classes(goal, rows, "data.train")
         encoded = goal.texts.take(rows).combine_chunks().dictionary_encode()
         strata = encoded.indices.to_numpy().astype(np.int64)
         alone = np.flatnonzero(np.bincount(strata) == 1)

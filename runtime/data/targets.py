@@ -16,6 +16,9 @@ from runtime.data.labels import class_names, listed
 from runtime.draws import Ids
 from runtime.errors import DataError
 
+FEW = 10
+"""So many classes are believed, whatever the number of rows."""
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -72,7 +75,7 @@ def head(goal: Goal, rows: Ids, train: Ids, key: str) -> Head:
         DataError: if there is nothing to learn: one class only, a label or a number that never changes.
     """
     if goal.texts is not None:
-        return Head("", classes=_class_names(goal, rows, key))
+        return Head("", classes=classes(goal, rows, key))
     values = goal.numbers[train]
     same = [name for name, column in zip(goal.names, values.T, strict=True) if column.min() == column.max()]
     if same:
@@ -115,15 +118,21 @@ def _classes(column: Any, name: str, option: str, source: str) -> Any:
     return texts
 
 
-def _class_names(goal: Goal, rows: Ids, key: str) -> tuple[str, ...]:
-    classes = class_names(cells.different(goal.texts.take(rows)))
-    if len(classes) < 2:
-        raise DataError(f"{key}: {len(rows):,} rows, and {goal.names[0]} is {listed(classes)} in all of them",
+def classes(goal: Goal, rows: Ids, key: str) -> tuple[str, ...]:
+    """The classes of some rows, in the order of the outputs.
+
+    Raises:
+        DataError: if there is one only, or nearly as many as rows; names `key`.
+    """
+    assert goal.texts is not None
+    found = class_names(cells.different(goal.texts.take(rows)))
+    if len(found) < 2:
+        raise DataError(f"{key}: {len(rows):,} rows, and {goal.names[0]} is {listed(found)} in all of them",
                         "two classes or more", "add rows of another class")  # fmt: skip
-    if len(classes) > max(50, len(rows) / 2):
-        raise DataError(f"{key}: {goal.names[0]} has {len(classes):,} different values in {len(rows):,} rows",
+    if len(found) > max(FEW, len(rows) / 2):
+        raise DataError(f"{key}: {goal.names[0]} has {len(found):,} different values in {len(rows):,} rows",
                         "classes that come back", "use a regression for numbers, or name the column of the class")  # fmt: skip
-    return classes
+    return found
 
 
 def _unusable(column: Any, name: str, values: cells.Numbers, strange: cells.Mask, labels: bool) -> dict[int, str]:

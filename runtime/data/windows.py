@@ -96,7 +96,7 @@ def cut(breaks: npt.NDArray[np.bool_], length: int, stride: int) -> Ids:
     lengths = np.diff(np.append(begins, len(breaks)))
     counts = np.maximum(0, (lengths - length) // stride + 1)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return (np.repeat(begins, counts) + within * stride).astype(np.int64)
+    return np.asarray(np.repeat(begins, counts) + within * stride, np.int64)
 
 
 def longest(breaks: npt.NDArray[np.bool_]) -> int:

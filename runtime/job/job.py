@@ -14,7 +14,7 @@ from runtime.job.data import Data, ImageData
 from runtime.job.document import Document
 from runtime.job.model import ImageModel, ImageNetwork
 from runtime.job.train import Train
-from runtime.job.values import Count, Interval, Name, Positive, Size, Spec
+from runtime.job.values import Count, Gpus, Interval, Name, Positive, Size, Spec
 from runtime.job.written import dotted
 
 Setting = bool | int | float | str
@@ -26,6 +26,7 @@ class Limits(Spec):
     cpus: Positive | None = Field(None, description="CPUs, fractions allowed; 2 if absent")
     memory: Size | None = Field(None, description="memory without swap; 4g if absent")
     shm: Size | None = Field(None, description="shared memory for loader workers; 256m if absent")
+    gpus: Gpus = Field("auto", description="auto: the best one; all: every one of its kind; none; or their numbers")
 
 
 class Checkpoint(Spec):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -115,6 +115,14 @@ def interval(text: str) -> tuple[str, float]:
         raise PydanticCustomError("interval", "epoch, steps such as 200 steps, or a duration such as 5m") from None
 
 
+def gpu_choice(value: Any) -> Any:
+    """Check `limits.gpus`, with one message for all that it can be."""
+    numbers = isinstance(value, list) and all(type(number) is int and 0 <= number < 256 for number in value)
+    if value in ("auto", "all", "none") or (numbers and value and len(set(value)) == len(value)):
+        return value
+    raise PydanticCustomError("gpus", "auto, all, none, or the numbers of some GPUs such as [0, 1]")
+
+
 def run_name(text: str) -> None:
     """Check a name that becomes a part of folder names."""
     if not _NAME.fullmatch(text):
@@ -153,3 +161,10 @@ Validation = Annotated[Annotated[float, Field(gt=0, lt=1)] | FilePath, BeforeVal
 Share = Annotated[float, Field(gt=0, le=1)]
 Range = Annotated[tuple[Share, Share], Field(strict=False), AfterValidator(ascending)]
 PositiveRange = Annotated[tuple[Positive, Positive], Field(strict=False), AfterValidator(ascending)]
+Gpus = Annotated[
+    Literal["auto", "all", "none"]
+    | Annotated[
+        list[Annotated[int, Field(ge=0, lt=256)]], Field(min_length=1, json_schema_extra={"uniqueItems": True})
+    ],
+    BeforeValidator(gpu_choice),
+]

@@ -16,6 +16,7 @@ mapping of their names to that.
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,13 +24,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from runtime import draws, memory, user_code
 from runtime.blame import blamed, own_lines, told
 from runtime.data import features
 from runtime.data.dataset import Batch, Dataset
 from runtime.data.given import described
-from runtime.errors import DrivetrainError, SpecError
+from runtime.errors import CheckpointError, DrivetrainError, SpecError
 from runtime.job import Job
 from runtime.job.model import OwnModel
 from runtime.job.own import parts
@@ -58,23 +60,34 @@ def made(job: Job, spec: OwnModel, dataset: Dataset) -> tuple[nn.Module, dict[st
         act = "return an instance: add ()" if isinstance(module, type) else "return the network"
         raise SpecError([job.problem(KEY, f"{name} returned {described(module)}", "a torch.nn.Module", act)])
     trial.check(module, dataset, f"what {name} returned", lambda *given: SpecError([job.problem(KEY, *given)]))
-    return module, {"file": spec.file, "factory": spec.factory, "arguments": arguments}
+    kinds = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
+    return module, {"file": spec.file, "factory": spec.factory, "arguments": arguments, "inputs": kinds}
 
 
-def rebuilt(model: Path, config: Mapping[str, Any], *, consent: bool = False) -> nn.Module:
+def rebuilt(
+    model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *, consent: bool = False
+) -> nn.Module:  # fmt: skip
     """The network of a `model/` folder, from the code that lies in it.
 
     Args:
         model: the folder.
-        config: its config.json.
+        digests: SHA-256 of each file of the code.
+        given: file, factory, arguments, and the inputs of one sample.
         consent: whether the person has agreed to run the code of a model that lies outside of its run folder.
 
     Raises:
-        CheckpointError: if the code may not be run, or is not what was recorded.
+        CheckpointError: if the code may not be run, is not what was recorded, or raises.
     """
-    code, given = user_code.stored(model, config["code"], consent=consent), config["arguments"]
-    print(f"running the model's own code: {', '.join(config['code'])} in {code.folder}", flush=True)
-    module: nn.Module = code.call(given["file"], given["factory"], given["arguments"])[0]
+    code, name = user_code.stored(model, digests, consent=consent), f"{given['factory']}() in {given['file']}"
+    print(f"running the model's own code: {given['file']} in {code.folder}", file=sys.stderr, flush=True)
+    with blamed(lambda told: CheckpointError(f"{name} raised {told}", "the Python and the libraries of the training")):
+        module = code.call(given["file"], given["factory"], given["arguments"])[0]
+    if not isinstance(module, nn.Module):
+        raise CheckpointError(f"{name} returned {described(module)}", "a torch.nn.Module")
+    if any(is_lazy(each) for each in (*module.parameters(), *module.buffers())):
+        # Parameters that wait for their shape get it from the first inputs.
+        with torch.no_grad():
+            module.eval()(*(torch.zeros(2, *x["shape"], dtype=getattr(torch, x["type"])) for x in given["inputs"]))
     return module
 
 
@@ -93,7 +106,7 @@ def _offered(dataset: Dataset, first: Batch) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def guarded(job: Job, module: nn.Module) -> Iterator[None]:
+def guarded(job: Job) -> Iterator[None]:
     """What the person's network or loss raises in the middle of training, told by the person's own lines.
 
     Raises:
@@ -105,17 +118,19 @@ def guarded(job: Job, module: nn.Module) -> Iterator[None]:
         raise
     except Exception as error:
         lines = own_lines(error)
-        if memory.is_exhausted(error) or not (lines or _inside(error, module)):
+        if memory.is_exhausted(error) or not (lines or _inside(job, error)):
             raise
-        blamed_key, part = _last(job, lines)
+        key, part = _last(job, lines)
         given = f"{part.factory}() in {part.file} made what raised {told(error)}"
-        raise SpecError([job.problem((*blamed_key, "file"), given, "", LINES)]) from error
+        raise SpecError([job.problem((*key, "file"), given, "", LINES)]) from error
 
 
-def _inside(error: BaseException, module: nn.Module) -> bool:
-    """Whether the network was at work: a network of torch's own layers alone has no lines of the person's."""
+def _inside(job: Job, error: BaseException) -> bool:
+    """Whether a network of the person's own was at work; one of torch's own layers alone has no lines of theirs."""
     frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_locals.get("self") is module for frame, _ in frames)
+    return isinstance(getattr(job, "model", None), OwnModel) and any(
+        isinstance(frame.f_locals.get("self"), nn.Module) for frame, _ in frames
+    )
 
 
 def _last(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], Own]:

@@ -24,7 +24,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(OFF, "tensors live on the GPU, which has an allocator of its own")
     if hardware.libraries.tcmalloc:
         return Choice("tcmalloc", "installed; large tensors are reused without page faults")
-    return Choice(OFF, "tcmalloc is not installed")
+    return Choice(OFF, "tcmalloc is not installed (Debian: libtcmalloc-minimal4)")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -61,7 +62,9 @@ def apply(run: Any, value: Value) -> None:
 
     torch.set_num_threads(int(value))
     if torch.get_num_interop_threads() != 1:
-        torch.set_num_interop_threads(1)
+        # A process that is not ours may have started this pool, which a network in eager mode leaves idle.
+        with contextlib.suppress(RuntimeError):
+            torch.set_num_interop_threads(1)
 
 
 def seen(run: Any) -> Value:

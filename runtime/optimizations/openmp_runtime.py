@@ -26,7 +26,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice("iomp5", "libiomp5 is installed; KMP_BLOCKTIME=1 spares the quota, no pinning")
     if hardware.libraries.libomp:
         return Choice("libomp", "LLVM's libomp is installed; KMP_BLOCKTIME=1 spares the quota, no pinning")
-    return Choice(OFF, "neither libiomp5 nor libomp is installed; torch brings libgomp")
+    return Choice(OFF, "neither libiomp5 nor libomp is installed (Debian: libomp5); torch brings libgomp")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:

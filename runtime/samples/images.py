@@ -89,8 +89,8 @@ def _dots(canvas: Canvas) -> Plane:
 
 
 def _rings(canvas: Canvas) -> Plane:
-    """Circles around a point in or near the image."""
-    x, y = (value - np.float32(canvas.drawn.uniform(float(value.min()), float(value.max())))
+    """Circles around a point in the middle part of the image."""
+    x, y = (value - np.float32(value.min() + canvas.drawn.uniform(0.3, 0.7) * (value.max() - value.min()))
             for value in (canvas.x, canvas.y))  # fmt: skip
     return _wave(np.asarray(np.hypot(x, y), np.float32))
 

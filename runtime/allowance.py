@@ -1,0 +1,55 @@
+"""What a container may use of its host, as the variables that the compose files read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runtime.job import Job
+from runtime.job.values import size_bytes
+
+SECURE_UID = 1000
+"""Whose the files are if root starts a container from a checkout of root's."""
+GIB = 1 << 30
+LEFT = 2 * GIB
+"""Memory that a GPU job leaves to the host, unless that is more than half of it."""
+
+
+def variables(info: Mapping[str, Any], job: Job, *, gpu: bool = False) -> dict[str, str]:
+    """The job's limits; absent ones keep the files' defaults, which for a GPU follow the host.
+
+    Args:
+        info: the engine's own words about its host (`docker info`).
+        job: the checked spec.
+        gpu: whether the job runs in an image for GPUs: the whole host less one CPU and 2 GiB, if it asks for no less.
+    """
+    host, limits = float(info["NCPU"]), job.limits
+    cpus = min(limits.cpus or (max(1.0, host - 1) if gpu else 2.0), host)
+    if limits.cpus and cpus < limits.cpus:
+        print(f"limits.cpus: {limits.cpus:g} asked for, this host has {cpus:g}")
+    memory = limits.memory or (whole_host(int(info["MemTotal"])) if gpu else None)
+    names = ("DRIVETRAIN_GPU_CPUS", "DRIVETRAIN_GPU_MEMORY") if gpu else ("DRIVETRAIN_CPUS", "DRIVETRAIN_MEMORY")
+    values = {names[0]: f"{cpus:g}"}
+    if memory:
+        values |= {names[1]: memory, "DRIVETRAIN_RESERVATION": str(min(GIB, size_bytes(memory)))}
+    if limits.shm:
+        values["DRIVETRAIN_SHM"] = limits.shm
+    return values
+
+
+def whole_host(memory: int) -> str:
+    """The host's memory less what it keeps, in whole MiB as the engine takes it."""
+    return f"{max(memory - LEFT, memory // 2) >> 20}m"
+
+
+def owner(project: Path) -> dict[str, str]:
+    """Whose the run's files will be: the caller's; for root the owner of the checkout, else uid 1000."""
+    uid, gid = os.getuid(), os.getgid()
+    if uid == 0:
+        seen = project.stat()
+        uid, gid = (seen.st_uid, seen.st_gid) if seen.st_uid else (SECURE_UID, SECURE_UID)
+        why = "the owner of this checkout" if seen.st_uid else "because the checkout is root's own"
+        print(f"started by root: files in runs/ will belong to uid {uid}, {why}")
+    return {"DRIVETRAIN_UID": str(uid), "DRIVETRAIN_GID": str(gid)}

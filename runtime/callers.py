@@ -1,0 +1,80 @@
+"""Callers: what a training inside somebody else's process must respect: its signals, its settings, its random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FrameType
+
+import torch
+
+from runtime import optimizations
+from runtime.hardware import Hardware
+from runtime.optimizations import Stage, denormals
+from runtime.plan import Plan, written
+from runtime.signals import WATCHED, Signals
+
+
+class CallersSignals(Signals):
+    """Signals that leave the process alive: the second one is a plain KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.received, self.depth = None, 0
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        super()._handle(number, frame)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[CallersSignals]:
+    """Signals come to the training; afterwards to whom they came before. Only the main thread hears any."""
+    signals = CallersSignals()
+    if threading.current_thread() is not threading.main_thread():
+        yield signals
+        return
+    before = {number: signal.signal(number, signals._handle) for number in WATCHED}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def as_found() -> Iterator[None]:
+    """Settings of torch, and its random numbers, are afterwards as they were. TF32 on a GPU stays allowed."""
+    threads, flushing = torch.get_num_threads(), bool(denormals.seen(None))
+    exact, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_flush_denormal(flushing)
+            torch.use_deterministic_algorithms(exact, warn_only=warn)
+            torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
+
+
+def as_started(plan: Plan, hardware: Hardware) -> Plan:
+    """The plan for a process that runs already: what would have to be preloaded is as it is, and the row says so.
+
+    Variables of later stages are set: nothing has read them yet.
+    """
+    rows = {row.name: row for row in plan.decisions}
+    for optimization in optimizations.every():
+        row = rows[optimization.name]
+        environment = optimization.environment(hardware, row.value)
+        if optimization.stage is not Stage.PROCESS:
+            os.environ.update(environment)
+        elif "LD_PRELOAD" in environment and (now := optimization.seen(None)) != row.value:
+            why = f"{written(row.value)} would have to be there before the process starts, as under `drivetrain train`"
+            rows[row.name] = replace(row, value=now, source="process", reason=why, evidence=None)
+    return replace(plan, decisions=tuple(rows.values()))

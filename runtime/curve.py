@@ -1,0 +1,48 @@
+"""Curve: the shape of a growing row of numbers in one line of text, at a fixed price however long the row gets."""
+
+from __future__ import annotations
+
+import math
+
+KEPT = 128
+"""Points at most; when they are full, neighbours are put together."""
+BARS = "▁▂▃▄▅▆▇█"
+
+
+class Curve:
+    """Means of neighbouring values; `last` is the last value as it was given."""
+
+    def __init__(self) -> None:
+        self.means: list[float] = []
+        self.each, self.sum, self.count = 1, 0.0, 0
+        self.first: float | None = None
+        self.last: float | None = None
+
+    def add(self, value: float) -> None:
+        """Append a value; the shape leaves out what is not finite."""
+        self.last = value
+        if not math.isfinite(value):
+            return
+        if self.first is None:
+            self.first = value
+        self.sum, self.count = self.sum + value, self.count + 1
+        if self.count == self.each:
+            self.means.append(self.sum / self.count)
+            self.sum, self.count = 0.0, 0
+        if len(self.means) == KEPT:
+            pairs = zip(self.means[::2], self.means[1::2], strict=True)
+            self.means = [(a + b) / 2 for a, b in pairs]
+            self.each *= 2
+
+    def shape(self, width: int) -> str:
+        """At most `width` bars from the lowest to the highest mean; by ratios where these differ a hundredfold."""
+        values = self.means
+        if not values:
+            return ""
+        if min(values) > 0 and max(values) > 100 * min(values):
+            values = [math.log(value) for value in values]
+        low, high, count = min(values), max(values), len(values)
+        width = min(width, count)
+        spans = [values[i * count // width : (i + 1) * count // width] for i in range(width)]
+        heights = [(sum(span) / len(span) - low) / (high - low or 1.0) for span in spans]
+        return "".join(BARS[min(7, int(8 * height))] for height in heights)

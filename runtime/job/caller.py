@@ -1,0 +1,60 @@
+"""Caller: the spec of a training that a Python program asked for, with its own network, data and loss in memory."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from runtime.job.own import Kind, OwnTask
+from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Train
+from runtime.job.values import Natural, Spec, named
+
+
+class CallersData(Spec):
+    """Data that was handed over; the record tells whether a run that goes on has the same."""
+
+    targets: Kind = Field("auto", description="classes, labels, numbers or other; auto looks at them")
+    names: tuple[str, ...] | None = Field(None, description="names of the classes, labels or numbers", strict=False)
+    train: Natural = Field(0, description="training samples")
+    validation: Natural = Field(0, description="validation samples")
+    inputs: tuple[tuple[int, ...], ...] = Field((), description="shape of each input of a sample", strict=False)
+
+
+class CallersModel(Spec):
+    """A network that was handed over."""
+
+    kind: str = Field("", description="its class")
+    parameters: Natural = Field(0, description="how many it has")
+
+
+class CallersLoss(Spec):
+    """A loss that was handed over."""
+
+    name: Literal["own"] = Field("own", description="a callable of (outputs, targets)")
+    function: str = Field(description="its name")
+
+
+AnyCallersLoss = Annotated[
+    Annotated[
+        CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber | CallersLoss, Field(discriminator="name")
+    ],
+    named(),
+]
+
+
+class CallersTrain(Train):
+    """How to train."""
+
+    loss: AnyCallersLoss | None = Field(  # type: ignore[assignment]
+        None, description="what is minimized; by targets cross entropy, BCE or MSE if absent"
+    )
+
+
+class CallersJob(OwnTask):
+    """A training that a Python program asked for."""
+
+    task: Literal["python"]
+    data: CallersData = Field(CallersData(), description="what the network learns from")  # type: ignore[assignment]
+    model: CallersModel = Field(CallersModel(), description="the network")
+    train: CallersTrain = Field(CallersTrain(), description="how to train")

@@ -1,0 +1,220 @@
+"""Tables as a data set: types, empty cells, categories, split, scale, and new rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from pyarrow import parquet
+
+from runtime.data import tables
+from runtime.data.tables import TableSplit
+from runtime.errors import DataError
+from runtime.job import JOBS
+from runtime.job.tables import TableJob
+
+torch.set_num_threads(1)
+
+Rows = dict[str, Any]
+
+
+def job(train: Path, task: str = "tabular-classification", *, seed: int = 0, **data: object) -> TableJob:
+    given = {"name": "t", "task": task, "data": {"train": str(train), "target": "y", "validation": 0.25, **data},
+             "train": {"seed": seed}}  # fmt: skip
+    made = JOBS[task].model_validate(given)
+    assert isinstance(made, TableJob)
+    return made
+
+
+def stored(folder: Path, rows: Rows, name: str = "a.parquet") -> Path:
+    parquet.write_table(pyarrow.table(rows), folder / name)
+    return folder / name
+
+
+def mixed(count: int = 80) -> Rows:
+    """Numbers with gaps, text with gaps, truth values, a code, and a class that depends on two of them."""
+    drawn = np.random.default_rng(0)
+    size, colour = drawn.normal(50, 10, count), drawn.choice(["red", "green", "blue"], count)
+    return {
+        "size": pyarrow.array(size, mask=np.arange(count) % 10 == 3),
+        "count": drawn.integers(0, 100, count),
+        "colour": pyarrow.array(colour, mask=np.arange(count) % 8 == 5),
+        "code": drawn.integers(1, 4, count),
+        "new": drawn.random(count) < 0.5,
+        "y": np.where((size > 50) ^ (colour == "red"), "big", "small"),
+    }
+
+
+def everything(split: TableSplit) -> tuple[torch.Tensor, ...]:
+    return split.gather(np.arange(len(split)))
+
+
+def column(data: Any, name: str) -> dict[str, Any]:
+    found = [c for c in (*data.preprocessing["numeric"], *data.preprocessing["categorical"]) if c["name"] == name]
+    assert len(found) == 1
+    return dict(found[0])
+
+
+def test_types_and_shapes(tmp_path: Path) -> None:
+    data = tables.load(job(stored(tmp_path, mixed()), categorical=["code"]))
+    assert [c["name"] for c in data.preprocessing["numeric"]] == ["size", "count", "new"]
+    assert [c["name"] for c in data.preprocessing["categorical"]] == ["colour", "code"]
+    numbers, categories = data.train.gather(np.array([3, 0, 5]))
+    assert (numbers.shape, numbers.dtype) == ((3, 4), torch.float32)
+    assert (categories.shape, categories.dtype) == ((3, 2), torch.int32)
+    assert data.heads[""].classes == ("big", "small")
+    assert "60 training and 20 validation rows" in data.notes
+    assert "3 numeric: size, count, new; 2 categorical: colour, code" in data.notes
+
+
+def test_statistics_are_those_of_the_training_rows(tmp_path: Path) -> None:
+    rows = mixed()
+    data = tables.load(job(stored(tmp_path, rows)))
+    size = np.array(rows["size"].to_pylist(), dtype=float)[data.train.rows]
+    known = size[~np.isnan(size)]
+    assert column(data, "size") == {"name": "size", "mean": pytest.approx(known.mean()), "std": pytest.approx(known.std()),
+                                    "median": pytest.approx(np.median(known)), "missing": True}  # fmt: skip
+    numbers = everything(data.train)[0].numpy()
+    filled = np.where(np.isnan(size), np.median(known), size)
+    np.testing.assert_allclose(numbers[:, 0], (filled - known.mean()) / known.std(), atol=1e-5)
+    np.testing.assert_array_equal(numbers[:, 1], np.isnan(size))
+
+
+def test_validation_rows_do_not_change_the_preprocessing(tmp_path: Path) -> None:
+    rows = mixed()
+    first = tables.load(job(stored(tmp_path, rows)))
+    held = np.isin(np.arange(80), first.validation.rows)
+    rows["count"] = np.where(held, 10_000, rows["count"])
+    rows["colour"] = pyarrow.array(np.where(held, "violet", rows["colour"].to_pylist()).tolist())
+    second = tables.load(job(stored(tmp_path, rows)))
+    assert second.preprocessing == first.preprocessing
+    assert (everything(second.validation)[1][:, 0] == 0).all()
+    assert any("colour has categories that training lacks" in note and "violet" in note for note in second.notes)
+
+
+def test_categories_have_their_place_and_empty_cells_too(tmp_path: Path) -> None:
+    rows = mixed()
+    data = tables.load(job(stored(tmp_path, rows)))
+    assert column(data, "colour") == {"name": "colour", "values": ["blue", "green", "red"], "missing": True}
+    expected = [{None: 1, "blue": 2, "green": 3, "red": 4}[rows["colour"][int(row)].as_py()] for row in data.train.rows]
+    assert everything(data.train)[1][:, 0].tolist() == expected
+
+
+def test_the_split_is_stratified_and_a_function_of_the_seed(tmp_path: Path) -> None:
+    rows = mixed()
+    rows["y"] = np.where(np.arange(80) < 8, "rare", "usual")
+    path = stored(tmp_path, rows)
+    data, again, other = (tables.load(job(path, seed=seed)) for seed in (1, 1, 2))
+    assert Counter(data.validation.targets[""].tolist()) == {0: 2, 1: 18}
+    assert sorted([*data.train.rows, *data.validation.rows]) == list(range(80))
+    np.testing.assert_array_equal(data.train.rows, again.train.rows)
+    assert data.train.rows.tolist() != other.train.rows.tolist()
+
+
+def test_columns_with_one_value_are_left_out(tmp_path: Path) -> None:
+    rows = mixed() | {"same": np.full(80, 0.1), "void": pyarrow.nulls(80), "one": ["x"] * 80}
+    data = tables.load(job(stored(tmp_path, rows)))
+    names = [c["name"] for c in (*data.preprocessing["numeric"], *data.preprocessing["categorical"])]
+    assert names == ["size", "count", "code", "new", "colour"]
+    for name in ("same", "void", "one"):
+        assert f"{name} has one value in all training rows, so it is left out" in data.notes
+
+
+def test_bad_rows_are_listed_and_left_out(tmp_path: Path) -> None:
+    rows = mixed()
+    rows["count"] = np.where(np.arange(80) == 7, np.inf, rows["count"])
+    rows["y"] = [None if i == 11 else value for i, value in enumerate(rows["y"])]
+    data = tables.load(job(stored(tmp_path, rows)))
+    assert "left out: a.parquet row 8: count is infinite" in data.notes
+    assert "left out: a.parquet row 12: y is empty" in data.notes
+    assert not {7, 11} & {*data.train.rows.tolist(), *data.validation.rows.tolist()}
+    assert data.train.title(0) == f"a.parquet row {data.train.rows[0] + 1}"
+
+
+def test_a_csv_reads_like_a_parquet(tmp_path: Path) -> None:
+    from pyarrow import csv
+
+    table = pyarrow.table(mixed())
+    csv.write_csv(table, tmp_path / "a.csv")
+    one, other = tables.load(job(stored(tmp_path, mixed()))), tables.load(job(tmp_path / "a.csv"))
+    assert one.preprocessing == other.preprocessing
+    assert all(torch.equal(a, b) for a, b in zip(everything(one.train), everything(other.train), strict=True))
+
+
+def test_a_validation_file_of_its_own(tmp_path: Path) -> None:
+    train, own = stored(tmp_path, mixed()), stored(tmp_path, mixed(30), "own.parquet")
+    data = tables.load(job(train, validation=str(own)))
+    assert (len(data.train), len(data.validation)) == (80, 30)
+    assert data.validation.title(4) == "own.parquet row 5"
+
+
+def test_new_rows_are_prepared_as_validation_was(tmp_path: Path) -> None:
+    path = stored(tmp_path, mixed())
+    data = tables.load(job(path))
+    kept = json.loads(json.dumps(data.preprocessing))
+    new = tables.read([path], kept, data.heads, labelled=True)
+    for whole, part in zip(everything(new.split), everything(data.validation), strict=True):
+        assert torch.equal(whole[torch.from_numpy(data.validation.rows)], part)
+    assert torch.equal(new.split.targets[""][data.validation.rows], data.validation.targets[""])
+
+
+def test_new_rows_in_any_order_of_columns_without_targets(tmp_path: Path) -> None:
+    rows = mixed()
+    data = tables.load(job(stored(tmp_path, rows)))
+    shuffled = {name: rows[name] for name in ("new", "code", "colour", "count", "size")} | {"more": ["x"] * 80}
+    rows["size"] = pyarrow.array([None] * 79 + [1e300])
+    paths = [stored(tmp_path, shuffled, "one.parquet"), stored(tmp_path, rows, "two.parquet")]
+    new = tables.read(paths, data.preprocessing, data.heads, labelled=False)
+    assert len(new.split) == 159
+    assert new.split.title(81) == "two.parquet row 2"
+    assert any("two.parquet row 80: size is infinite" in note for note in new.notes)
+    assert new.split.targets == {}
+    assert torch.equal(new.split.gather(data.validation.rows)[0], everything(data.validation)[0])
+
+
+def test_a_new_label_is_an_error_and_an_empty_cell_never_seen_is_told(tmp_path: Path) -> None:
+    rows = mixed()
+    data = tables.load(job(stored(tmp_path, rows)))
+    rows["y"], rows["count"] = ["huge"] * 80, [None] + [5] * 79
+    path = stored(tmp_path, rows, "new.parquet")
+    new = tables.read([path], data.preprocessing, data.heads, labelled=False)
+    assert any("count is empty in 1 rows and never in training: the median" in note for note in new.notes)
+    with pytest.raises(DataError, match=r'classes that the training data does not have: "huge" \(80\)'):
+        tables.read([path], data.preprocessing, data.heads, labelled=True)
+
+
+def test_several_labels(tmp_path: Path) -> None:
+    rows = mixed() | {"late": np.arange(80) % 3 == 0, "broken": (np.arange(80) % 5 == 0).astype(int)}
+    data = tables.load(job(stored(tmp_path, rows), target=["late", "broken"], ignore=["y"]))
+    head = data.heads[""]
+    assert (head.classes, head.several) == (("late", "broken"), True)
+    row = int(data.train.rows[9])
+    assert data.train.targets[""][9].tolist() == [float(row % 3 == 0), float(row % 5 == 0)]
+    assert data.train.targets[""].dtype == torch.float32
+
+
+def test_numbers_to_predict_are_scaled_by_the_training_rows(tmp_path: Path) -> None:
+    rows = mixed() | {"a": np.arange(80) * 2.0, "b": np.arange(80) ** 2}
+    del rows["y"]
+    data = tables.load(job(stored(tmp_path, rows), "tabular-regression", target=["a", "b"]))
+    head, train = data.heads[""], data.train.rows
+    assert head.columns == ("a", "b")
+    assert head.mean == pytest.approx(((train * 2.0).mean(), (train**2.0).mean()))
+    raw = data.validation.targets[""].double() * torch.tensor(head.std) + torch.tensor(head.mean)
+    np.testing.assert_allclose(raw[:, 0], data.validation.rows * 2.0, atol=1e-4)
+
+
+def test_a_table_without_categories_and_one_without_numbers(tmp_path: Path) -> None:
+    rows = mixed()
+    numbers = tables.load(job(stored(tmp_path, rows), features=["size", "count"]))
+    assert [x.shape[1] for x in everything(numbers.train)] == [3]
+    assert numbers.mixable
+    words = tables.load(job(stored(tmp_path, rows), features=["colour"]))
+    assert [x.dtype for x in everything(words.train)] == [torch.int32]
+    assert not words.mixable

@@ -1,0 +1,105 @@
+"""The product's own processes with a witness and a fault in them.
+
+    python -m tests.faults.driver train JOB ...    is `drivetrain train JOB ...`
+
+LEDGER=FILE keeps which samples each step was given. FAULT=module:name:number:action does something at the n-th call
+of a function, in the process that has the module: `term` sends SIGTERM to the supervisor, `kill` kills the trainer,
+`twice` sends two. Nothing of this is part of the product.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PAUSE = 0.5
+"""Seconds that the call waits after a signal: that is when it meets the process."""
+
+
+def main() -> int:
+    if sys.argv[1] == "trainer":
+        return trainer(sys.argv[2:])
+    from runtime import cli, supervise
+
+    plain = supervise._command
+
+    def command(*given: Any) -> list[str]:
+        words = plain(*given)
+        assert words[1:3] == ["-m", "runtime.trainer"]
+        return [words[0], "-m", "tests.faults.driver", "trainer", *words[3:]]
+
+    supervise._command = command
+    install("runtime.supervise")
+    return cli.main()
+
+
+def trainer(arguments: list[str]) -> int:
+    from runtime import loop, saving, tally, trainer  # noqa: F401
+
+    sys.argv[1:] = arguments
+    if path := os.environ.get("LEDGER"):
+        loop._advance = witnessed(loop._advance, Path(path))
+    install("")
+    return trainer.main()
+
+
+def install(only: str) -> None:
+    """Hook the fault in if it is one for this process."""
+    text = os.environ.get("FAULT", "")
+    if not text or text.startswith("runtime.supervise:") != (only == "runtime.supervise"):
+        return
+    module, name, number, action = text.split(":")
+    owner: Any = importlib.import_module(module)
+    *path, last = name.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    setattr(owner, last, faulty(getattr(owner, last), int(number), action))
+
+
+def faulty(plain: Callable[..., Any], number: int, action: str) -> Callable[..., Any]:
+    calls = [0]
+
+    def wrapped(*given: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number:
+            act(action)
+        return plain(*given, **named)
+
+    return wrapped
+
+
+def act(action: str) -> None:
+    supervisor = int(os.environ.get("DRIVETRAIN_SUPERVISOR", os.getpid()))
+    print(f"fault: {action} at {time.time():.3f}", flush=True)
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range({"term": 1, "twice": 2, "nothing": 0}[action]):
+        os.kill(supervisor, signal.SIGTERM)
+        time.sleep(PAUSE)
+
+
+def witnessed(plain: Callable[..., Any], path: Path) -> Callable[..., Any]:
+    """`loop._advance` that first notes the samples it is given, having looked whether the inputs are really theirs."""
+    import torch
+
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def advance(run: Any, batch: Any, progress: Any) -> None:
+        theirs = run.dataset.train.gather(batch.ids)
+        assert all(torch.equal(one, two) for one, two in zip(batch.inputs, theirs, strict=True))
+        row = {"epoch": run.counters.epoch, "batch": run.counters.batch, "ids": batch.ids.tolist()}
+        os.write(handle, (json.dumps(row) + "\n").encode())
+        plain(run, batch, progress)
+
+    return advance
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Killed at any moment, alone or together, a run ends with the bits of one that was left in peace.
+
+`pytest -m nightly tests/faults` (`make test-faults`) does the same 200 times. A result that is not identical is a
+failure and never tried again; the seed of each run is in its name.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults import trained
+
+NIGHTLY = int(os.environ.get("DRIVETRAIN_KILLS", "200"))
+STEPS = {"every": "7 steps"}
+SECONDS = {"every": "1s", "epochs": "60"}
+"""Saves in the background, and a run long enough to have some."""
+TWO_THREADS = {"cpu_threads": "2"}
+
+
+@pytest.fixture(scope="module")
+def peaceful(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, float]]:
+    """Runs that nobody killed, by settings, with the seconds that each took; made when they are asked for."""
+    made: dict[str, tuple[Path, float]] = {}
+    made["folder"] = tmp_path_factory.mktemp("peaceful"), 0.0
+    return made
+
+
+def reference(peaceful: dict[str, tuple[Path, float]], settings: dict[str, str]) -> tuple[Path, float]:
+    name = "-".join(f"{key}-{value}" for key, value in settings.items()).replace(" ", "-")
+    if name not in peaceful:
+        job = trained.written(peaceful["folder"][0] / name, **settings)
+        begun = time.monotonic()
+        trained.finish(job)
+        assert trained.ledger_faults(job) == []
+        peaceful[name] = trained.run(job), time.monotonic() - begun
+    return peaceful[name]
+
+
+def killed(job: Path, draw: random.Random, kills: int, length: float) -> list[str]:
+    """Start, kill and start again until the run is done; what was killed when."""
+    history: list[str] = []
+    while trained.status(job) != "done":
+        assert len(history) < kills + 60, history
+        process = trained.start(job)
+        whom = draw.choice(["all", "trainer", "supervisor"]) if len(history) < kills else ""
+        if not whom:
+            assert process.wait(timeout=300) == 0, (job.parent / "job.log").read_text()
+            continue
+        try:
+            process.wait(timeout=draw.uniform(0.0, length))
+            assert process.returncode == 0, (job.parent / "job.log").read_text()
+        except subprocess.TimeoutExpired:
+            history.append(f"{whom} after {where(job)}")
+            strike(process, whom)
+    return history
+
+
+def where(job: Path) -> str:
+    """How far the run has come, in the words of its log."""
+    lines = [line for line in (job.parent / "job.log").read_text().splitlines() if line]
+    return lines[-1][:40] if lines else "nothing"
+
+
+def strike(process: subprocess.Popen[str], whom: str) -> None:
+    """SIGKILL the supervisor, the trainer, or all of them, and wait until the supervisor is gone."""
+    below = psutil.Process(process.pid).children(recursive=True)
+    chosen = {"all": [process.pid, *(p.pid for p in below)], "supervisor": [process.pid],
+              "trainer": [p.pid for p in below][:1]}[whom]  # fmt: skip
+    for pid in chosen:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait(timeout=120)
+
+
+def check(job: Path, calm: Path) -> None:
+    assert trained.differences(calm, trained.run(job)) == []
+    assert trained.ledger_faults(job) == []
+    assert trained.leftovers(trained.run(job)) == []
+    end = time.monotonic() + 10
+    while trained.processes(job.parent) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert trained.processes(job.parent) == []
+
+
+@pytest.mark.parametrize(
+    ("seed", "kills", "settings"),
+    [(1, 4, STEPS), (2, 4, SECONDS), (3, 2, {**STEPS, **TWO_THREADS})],
+    ids=["foreground", "background", "two-threads"],
+)
+def test_ten_kills(
+    tmp_path: Path, peaceful: dict[str, tuple[Path, float]], seed: int, kills: int, settings: dict[str, str]
+) -> None:
+    calm, length = reference(peaceful, settings)
+    job = trained.written(tmp_path, **settings)
+    killed(job, random.Random(seed), kills, length)
+    check(job, calm)
+
+
+@pytest.mark.nightly
+def test_many_kills(tmp_path: Path, peaceful: dict[str, tuple[Path, float]]) -> None:
+    """One to five kills a run until the number is reached; each run is compared before the next one starts."""
+    done = number = 0
+    history: list[str] = []
+    while done < NIGHTLY:
+        number += 1
+        draw = random.Random(1000 + number)
+        settings = draw.choice([STEPS, STEPS, SECONDS, {**STEPS, **TWO_THREADS}])
+        calm, length = reference(peaceful, settings)
+        job = trained.written(tmp_path / str(number), **settings)
+        now = killed(job, draw, min(draw.randint(1, 5), NIGHTLY - done), length)
+        check(job, calm)
+        done += len(now)
+        history += now
+    print(f"{done} kills in {number} runs, every run bit-identical")
+    for line in sorted(history):
+        print("  ", line)

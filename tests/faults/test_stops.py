@@ -1,0 +1,149 @@
+"""SIGTERM in every phase: exit 75 within the grace period, nothing committed is lost, and the same command goes on."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults import trained
+
+GRACE = 8.0
+"""Seconds; engines give ten before they kill."""
+PHASES = {
+    "detect": "runtime.supervise:detect:1",
+    "plan written": "runtime.supervise:_attempts:1",
+    "data": "runtime.data.load:load:1",
+    "assemble": "runtime.run:assemble:1",
+    "trial save": "runtime.checkpoint:write_tensors:1",
+    "gradients": "runtime.step:Step._gradients:20",
+    "update": "runtime.step:Step._update:20",
+    "middle of a save": "runtime.checkpoint:write_tensors:8",
+    "rename of a save": "runtime.checkpoint:_put:4",
+    "removal of a save": "runtime.checkpoint:prune:4",
+    "evaluation": "runtime.tally:Tally.add:3",
+    "evaluation recorded": "runtime.loop:_record_evaluation:3",
+    "last save": "runtime.saving:Saver.final:2",
+    "artifact": "runtime.artifact:_commit:1",
+    "report": "runtime.supervise:_report:1",
+}
+SHORT = {"epochs": "4"}
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    job = trained.written(tmp_path_factory.mktemp("calm"), **SHORT)
+    trained.finish(job)
+    return trained.run(job)
+
+
+def seconds(text: str) -> float:
+    """From the signal to now."""
+    found = re.search(r"fault: \w+ at ([\d.]+)", text)
+    assert found, text
+    return time.time() - float(found[1])
+
+
+def stopped(job: Path, phase: str, action: str = "term", code: int = 75) -> float:
+    """Train until the signal in this phase ends it; seconds from the signal to the end."""
+    finished = phase == "report"
+    text = trained.finish(job, expected=0 if finished else code, FAULT=f"{PHASES[phase]}:{action}")
+    took = seconds(text)
+    if code == 75 and not finished:
+        assert "stopped by SIGTERM" in text
+        assert "run the same command" in text
+    return took
+
+
+def go_on(job: Path, calm: Path) -> None:
+    """The same command ends the run, with the same bits."""
+    if trained.status(job) != "done":
+        trained.finish(job)
+    assert trained.differences(calm, trained.run(job)) == []
+    assert trained.ledger_faults(job) == []
+    assert trained.leftovers(trained.run(job)) == []
+
+
+@pytest.mark.parametrize("phase", ["data", "update", "middle of a save", "evaluation", "artifact", "report"])
+def test_a_signal_in_a_phase(tmp_path: Path, calm: Path, phase: str) -> None:
+    job = trained.written(tmp_path, **SHORT)
+    stopped(job, phase)
+    go_on(job, calm)
+
+
+def test_a_second_signal_leaves_at_once_without_damage(tmp_path: Path, calm: Path) -> None:
+    job = trained.written(tmp_path, **SHORT)
+    stopped(job, "middle of a save", "twice", 143)
+    go_on(job, calm)
+
+
+def test_a_signal_while_the_trainer_starts(tmp_path: Path, calm: Path) -> None:
+    """Before it listens, a signal waits; no traceback, no lost signal."""
+    job = trained.written(tmp_path, **SHORT)
+    process = trained.start(job)
+    while not psutil.Process(process.pid).children():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=120) == 75, (job.parent / "job.log").read_text()
+    assert "stopped by SIGINT" in (job.parent / "job.log").read_text()
+    assert "Traceback" not in (job.parent / "job.log").read_text()
+    go_on(job, calm)
+
+
+needs_compiler = pytest.mark.skipif(
+    subprocess.run(["sh", "-c", "command -v g++"], capture_output=True, check=False).returncode != 0,
+    reason="g++ is not installed",
+)
+COMPILED = ("--set", "optimize.compile=true")
+
+
+@needs_compiler
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_signal_in_the_middle_of_compiling(tmp_path: Path, number: int) -> None:
+    """The first compilation, before any step, and a later one, with steps behind it."""
+    job = trained.written(tmp_path / "job", **SHORT)
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    text = trained.finish(job, *COMPILED, expected=75, FAULT=f"torch._inductor.graph:GraphLowering.codegen:{number}:term",
+                          **cache)  # fmt: skip
+    assert "stopped by SIGTERM" in text
+    assert "compile failed" not in text
+    trained.finish(job, *COMPILED, **cache)
+    calm = trained.written(tmp_path / "calm", **SHORT)
+    trained.finish(calm, *COMPILED, **cache)
+    assert trained.differences(trained.run(calm), trained.run(job)) == []
+
+
+@pytest.mark.nightly
+def test_a_hundred_signals(tmp_path: Path, calm: Path) -> None:
+    """Every phase in turn, and random moments; the slowest end counts."""
+    slowest: dict[str, float] = {}
+    phases = itertools.cycle([*PHASES, "any moment"])
+    for number in range(int(os.environ.get("DRIVETRAIN_STOPS", "100"))):
+        phase = next(phases)
+        job = trained.written(tmp_path / str(number), **SHORT)
+        took = any_moment(job, random.Random(number)) if phase == "any moment" else stopped(job, phase)
+        slowest[phase] = max(took, slowest.get(phase, 0.0))
+        go_on(job, calm)
+    for phase, took in slowest.items():
+        print(f"{phase}: at most {took:.1f} s")
+    assert max(slowest.values()) <= GRACE
+
+
+def any_moment(job: Path, draw: random.Random) -> float:
+    process = trained.start(job)
+    try:
+        process.wait(timeout=draw.uniform(0.5, 6))
+    except subprocess.TimeoutExpired:
+        begun = time.monotonic()
+        process.terminate()
+        assert process.wait(timeout=120) in (0, 75), (job.parent / "job.log").read_text()
+        return time.monotonic() - begun
+    return 0.0

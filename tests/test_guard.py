@@ -1,0 +1,278 @@
+"""Which GPUs are used, and every way in which a GPU cannot be: the words, and exit code 9."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from runtime import gpus, guard, hardware, image, plan, spec
+from runtime.errors import DeviceError
+from runtime.hardware import Gpu, Hardware, Torch
+from runtime.job.document import parse
+from runtime.software import read_architectures
+
+ROOT = Path(__file__).parent.parent
+GIB = 2**30
+AMPERE = Torch(
+    version="2.13.0+cu130", cuda="13.0", architectures=("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+)
+LEGACY = Torch(
+    version="2.7.1+cu126", cuda="12.6", architectures=("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+)
+CPU = Torch(version="2.13.0+cpu", cuda=None)
+
+
+def machine(name: str, torch: Torch | None = None, word: str | None = None) -> Hardware:
+    return replace(hardware.load(ROOT / f"tests/machines/{name}.json"), torch=torch, image=word)
+
+
+def card(
+    index: int, name: str = "RTX 3060", capability: tuple[int, int] = (8, 6), memory: int = 12, **rest: object
+) -> Gpu:
+    given = {"free": memory * GIB, "driver": "580.95.05"} | rest
+    return Gpu(index=index, name=name, capability=capability, memory=memory * GIB, **given)  # type: ignore[arg-type]
+
+
+def with_gpus(*cards: Gpu, trouble: str | None = None, word: str | None = None) -> Hardware:
+    here = machine("vm-2core-cgroup1", AMPERE, word)
+    return replace(here, gpus=cards, gpu_trouble=trouble)
+
+
+GTX = card(1, "GTX 1080", (6, 1), 8)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cards", "expected", "note"),
+    [
+        ("auto", [card(0)], [0], None),
+        ("auto", [card(0), card(1)], [0], "2 GPUs: GPU 0 (RTX 3060) is used, GPU 1 (RTX 3060) is not; "
+         "`limits: {gpus: all}` takes every GPU of one kind"),
+        ("auto", [replace(GTX, index=0), card(1)], [1], "2 GPUs of 2 kinds: GPU 1 (RTX 3060) is used, "
+         "GPU 0 (GTX 1080) is not; `limits: {gpus: all}` takes every GPU of one kind"),
+        ("auto", [card(0, free=100 << 20), card(1, memory=8)], [1], "2 GPUs: GPU 1 (RTX 3060) is used, "
+         "GPU 0 (RTX 3060) is not; `limits: {gpus: all}` takes every GPU of one kind"),
+        ("all", [card(0), card(1)], [0, 1], None),
+        ("all", [card(0), GTX, card(2)], [0, 2], "3 GPUs of 2 kinds: GPU 0, 2 (RTX 3060) are used, "
+         "GPU 1 (GTX 1080) is not; one run takes GPUs of one kind"),
+        ("all", [], [], "limits.gpus: all asked for, this machine has none"),
+        ("auto", [], [], None),
+        ("none", [card(0), GTX], [], "limits.gpus: none, so GPU 0 (RTX 3060) and 1 (GTX 1080) stays unused"),
+        ("none", [], [], None),
+        ([1], [card(0), GTX], [1], None),
+        ([2, 0], [card(0), GTX, card(2)], [2, 0], None),
+        ([0, 1], [card(0), GTX], [1, 0], "different GPUs, as the job asks: every decision is made for the weakest, "
+         "GPU 1 (GTX 1080)"),
+    ],
+)  # fmt: skip
+def test_limits_gpus(wanted: gpus.Wanted, cards: list[Gpu], expected: list[int], note: str | None) -> None:
+    made = gpus.used(with_gpus(*cards), wanted)
+    assert [gpu.index for gpu in made.gpus] == expected
+    assert made.gpu_note == note
+
+
+def test_the_plan_says_which_are_used() -> None:
+    job = spec.check(parse("name: a\ntask: image-classification\ndata: {train: x}\n", "job.yaml"))
+    made = plan.resolve(job, gpus.used(with_gpus(replace(GTX, index=0), card(1)), "auto"))
+    assert [note for note in made.notes if note.startswith("gpu: 2 GPUs of 2 kinds: GPU 1 (RTX 3060) is used")]
+    assert made.value("precision") == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("cards", "trouble", "possible"),
+    [((card(0), GTX), None, "0 (RTX 3060), 1 (GTX 1080)"), ((), "GPU 0 cannot be used: lost", "GPU 0 cannot be used: lost"),
+     ((), None, "none")],
+)  # fmt: skip
+def test_a_number_that_is_not_here(cards: tuple[Gpu, ...], trouble: str | None, possible: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        gpus.used(with_gpus(*cards, trouble=trouble), [0, 7] if cards else [7])
+    assert caught.value.lines() == [
+        "limits.gpus: GPU 7 is not here",
+        f"  possible: GPUs that can be used here: {possible}",
+        "  do:       name others, or write `gpus: auto`, or `gpus: none` to train on the CPU",
+    ]
+
+
+def test_cuda_counts_as_we_do() -> None:
+    chosen = gpus.used(with_gpus(card(0), GTX, card(2)), [2, 0])
+    assert gpus.environment(chosen) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2,0"}
+    assert gpus.environment(with_gpus(card(0, "A100 MIG 1g.5gb", mig=True))) == {}
+    assert gpus.environment(with_gpus()) == {}
+
+
+def test_the_cpu_image_leaves_a_gpu_alone_and_says_so() -> None:
+    made = guard.admitted(with_gpus(card(0), word="cpu"), "auto")
+    assert made.gpus == ()
+    assert made.gpu_note == "this is the CPU image, so GPU 0 (RTX 3060) stays unused; `make train-gpu` would use it"
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "expected"),
+    [
+        ((5, 2), LEGACY.architectures, True),
+        ((6, 1), LEGACY.architectures, True),
+        ((7, 5), LEGACY.architectures, True),
+        ((8, 9), LEGACY.architectures, True),
+        ((9, 0), LEGACY.architectures, True),
+        ((12, 0), LEGACY.architectures, False),
+        ((3, 7), LEGACY.architectures, False),
+        ((6, 1), AMPERE.architectures, False),
+        ((7, 0), AMPERE.architectures, False),
+        ((7, 5), AMPERE.architectures, True),
+        ((8, 9), AMPERE.architectures, True),
+        ((10, 3), AMPERE.architectures, True),
+        ((12, 1), AMPERE.architectures, True),
+        ((11, 0), AMPERE.architectures, False),
+        ((8, 0), ("sm_86",), False),
+        ((9, 0), ("sm_90a",), True),
+        ((9, 1), ("sm_90a",), False),
+        ((10, 3), ("sm_100f",), True),
+        ((11, 0), ("sm_100f",), False),
+        ((12, 0), ("sm_90", "compute_90"), True),
+        ((8, 0), ("compute_90",), False),
+        ((9, 0), (), False),
+    ],
+)
+def test_code_runs_on_later_chips_of_its_major_version(
+    capability: tuple[int, int], architectures: tuple[str, ...], expected: bool
+) -> None:
+    assert guard.covers(capability, architectures) is expected
+
+
+# Machine, torch, image word; what was given, what is possible, what to do.
+REFUSED = [
+    ("gtx1080", replace(AMPERE, cuda="12.8"), "ampere",
+     "NVIDIA GeForce GTX 1080 (capability 6.1, driver 550.163.01): torch 2.13.0+cu130 (CUDA 12.8) has no code for this "
+     "chip, only for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0",
+     "the image legacy, with torch 2.7.1 and CUDA 12.6",
+     "`make train-gpu` picks it; `limits: {gpus: none}` trains on the CPU"),
+    ("gtx1080", replace(AMPERE, cuda="12.8"), None,
+     "NVIDIA GeForce GTX 1080 (capability 6.1, driver 550.163.01): torch 2.13.0+cu130 (CUDA 12.8) has no code for this "
+     "chip, only for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0",
+     "torch 2.7.1 with CUDA 12.6: capability 5.0 to 9.0 with driver 525 or newer",
+     "pip install torch==2.7.1; `limits: {gpus: none}` trains on the CPU"),
+    ("rtx5090", LEGACY, "legacy",
+     "NVIDIA GeForce RTX 5090 (capability 12.0, driver 580.95.05): torch 2.7.1+cu126 (CUDA 12.6) has no code for this "
+     "chip, only for 5.0, 6.0, 7.0, 7.5, 8.0, 8.6, 9.0",
+     "the image ampere, with torch 2.13.0 and CUDA 13.0",
+     "`make train-gpu` picks it; `limits: {gpus: none}` trains on the CPU"),
+    ("rtx3060-driver550", AMPERE, None,
+     "NVIDIA GeForce RTX 3060 (capability 8.6, driver 550.163.01): the driver is too old for torch 2.13.0+cu130 "
+     "(CUDA 13.0), which needs 580 or newer",
+     "torch 2.7.1 with CUDA 12.6: capability 5.0 to 9.0 with driver 525 or newer",
+     "pip install torch==2.7.1; `limits: {gpus: none}` trains on the CPU"),
+    ("t4", CPU, None,
+     "Tesla T4 (capability 7.5, driver 550.54.15) is here, and torch 2.13.0+cpu (CPU build) has no code for any GPU",
+     "torch 2.7.1 with CUDA 12.6: capability 5.0 to 9.0 with driver 525 or newer",
+     "pip install torch==2.7.1; `limits: {gpus: none}` trains on the CPU"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "torch", "word", "given", "possible", "action"), REFUSED)
+def test_a_torch_without_code_for_the_chip(
+    name: str, torch: Torch, word: str | None, given: str, possible: str, action: str
+) -> None:
+    with pytest.raises(DeviceError) as caught:
+        guard.admitted(machine(name, torch, word), "auto")
+    assert (caught.value.given, caught.value.possible, caught.value.action) == (given, possible, action)
+    assert caught.value.exit_code == 9
+    assert guard.admitted(machine(name, torch, word), "none").gpus == ()
+
+
+def test_a_driver_that_nothing_runs_on_names_the_driver() -> None:
+    old = replace(machine("t4", LEGACY), gpus=(card(0, "Tesla T4", (7, 5), 15, driver="470.1"),))
+    with pytest.raises(DeviceError, match="which needs 525 or newer") as caught:
+        guard.admitted(old, "auto")
+    assert caught.value.action == "install a newer driver where that helps; `limits: {gpus: none}` trains on the CPU"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("tests/machines/*.json")), ids=lambda path: str(path.stem))
+def test_the_torch_of_the_chosen_image_is_admitted(path: Path) -> None:
+    here = hardware.load(path)
+    word = image.choose(here).word
+    torch = {"cpu": CPU, "ampere": AMPERE, "legacy": LEGACY}[str(word)]
+    assert guard.admitted(replace(here, torch=torch, image=word), "auto").gpus == here.gpus
+
+
+@pytest.mark.parametrize(
+    ("trouble", "cause"),
+    [(None, ""), ("the driver's library is in this container, but no GPU", ": the driver's library is in this container, but no GPU")],
+)  # fmt: skip
+def test_a_gpu_image_without_a_gpu(trouble: str | None, cause: str) -> None:
+    here = replace(with_gpus(trouble=trouble, word="legacy"), torch=LEGACY)
+    for wanted in ("auto", "all"):
+        with pytest.raises(DeviceError) as caught:
+            guard.admitted(here, wanted)
+        assert caught.value.given == f"the image legacy is built for a GPU and sees none{cause}"
+        assert "`docker run --gpus all`" in caught.value.possible
+        assert "compose/legacy.yaml" in caught.value.possible
+        assert caught.value.exit_code == 9
+    assert guard.admitted(here, "none").gpus == ()
+
+
+def test_no_torch_at_all() -> None:
+    with pytest.raises(DeviceError, match="no torch is installed here"):
+        guard.admitted(machine("t4"), "auto")
+
+
+def test_a_full_gpu() -> None:
+    full = card(0, free=100 << 20)
+    for refuse in (lambda: guard.admitted(with_gpus(full), "auto"), lambda: guard.launchable(with_gpus(full))):
+        with pytest.raises(DeviceError) as caught:
+            refuse()
+        assert caught.value.given == "GPU 0 (RTX 3060) has 100 MiB of 12.0 GiB left"
+        assert "nvidia-smi lists who holds the rest" in caught.value.action
+
+
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, torch: Torch, count: int) -> None:
+    """Stands in for the loaded torch; the real one cannot be told to have another build."""
+    cuda = SimpleNamespace(device_count=lambda: count, get_arch_list=lambda: list(torch.architectures))
+    loaded = SimpleNamespace(__version__=torch.version, version=SimpleNamespace(cuda=torch.cuda), cuda=cuda)
+    monkeypatch.setitem(sys.modules, "torch", loaded)  # type: ignore[arg-type]
+
+
+def test_the_trainer_asks_the_torch_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda(monkeypatch, replace(AMPERE, cuda="12.8"), 1)
+    with pytest.raises(DeviceError, match=r"has no code for this chip, only for 7\.5"):
+        guard.check(machine("gtx1080", LEGACY))
+    fake_cuda(monkeypatch, LEGACY, 0)
+    with pytest.raises(DeviceError, match="the driver lists 1 GPU for this run, CUDA finds 0"):
+        guard.check(machine("gtx1080", LEGACY))
+    fake_cuda(monkeypatch, LEGACY, 1)
+    guard.check(machine("gtx1080", LEGACY))
+    fake_cuda(monkeypatch, CPU, 0)
+    guard.check(machine("laptop", CPU))
+
+
+def test_the_builds_are_those_of_the_images() -> None:
+    for word, build in image.BUILDS.items():
+        lock = (ROOT / f"docker/requirements-{word}.txt").read_text()
+        assert f"\ntorch=={build.torch} \\\n" in lock
+        runtime = r"nvidia-cuda-runtime(?:-cu12)?==" + re.escape(build.cuda)
+        assert re.search(runtime, lock)
+    cudnn = re.search(r"nvidia-cudnn-cu12==(\d+)\.(\d+)", (ROOT / "docker/requirements-legacy.txt").read_text())
+    assert cudnn
+    assert (int(cudnn[1]), int(cudnn[2])) < (9, 11)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"xx\0sm_50 sm_60 sm_90\0yy", ("sm_50", "sm_60", "sm_90")),
+        (b"sm_count is\0see sm_\0sm_75 sm_90a compute_90\0", ("sm_75", "sm_90a", "compute_90")),
+        (b"nothing sm_75, of the kind\0", ()),
+        (b"", ()),
+        (None, ()),
+    ],
+)
+def test_architectures_are_read_without_loading_torch(
+    tmp_path: Path, content: bytes | None, expected: tuple[str, ...]
+) -> None:
+    (tmp_path / "lib").mkdir()
+    if content is not None:
+        (tmp_path / "lib/libtorch_python.so").write_bytes(content)
+    assert read_architectures(tmp_path) == expected

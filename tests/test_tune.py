@@ -1,0 +1,122 @@
+"""Measuring: decides right on known delays, vetoes wrong numbers, leaves the run alone, is remembered."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime import evidence, plan, run, tune
+from runtime.hardware import Hardware
+from runtime.models.build import build
+from tests import tiny
+
+
+def side(seconds: float, noise: Callable[[], float]) -> Callable[[int], float]:
+    """A side of a comparison that takes `seconds` a step, times a noise."""
+    return lambda count: count * seconds * noise()
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("incumbent", "challenger"), [(0.1, 0.08), (0.1, 0.13)])
+def test_known_delays_under_a_noisy_neighbour(seed: int, incumbent: float, challenger: float) -> None:
+    """The neighbour slows whole blocks down by up to half; pairs and their median see through it."""
+    draws = random.Random(seed)
+    noise = [1 + 0.5 * (draws.random() < 0.3) + 0.05 * draws.random() for _ in range(100)]
+    stream = itertools.cycle(noise)
+    pair = tune.compare(side(incumbent, lambda: next(stream)), side(challenger, lambda: next(stream)), 0.1, 1e9)
+    assert (pair.median >= tune.MARGIN) == (challenger < incumbent)
+
+
+def test_clear_verdicts_are_taken_early() -> None:
+    pair = tune.compare(side(0.1, lambda: 1.0), side(0.2, lambda: 1.0), 0.1, 1e9)
+    assert len(pair.ratios) == 3
+    assert pair.spread() == "0.50x [0.50-0.50]"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ([(1.0, 2.0), (0.9, 1.9)], None),
+        ([(1.0004, 2.0), (0.9, 1.9)], None),
+        ([(1.0, 2.0), (0.95, 1.9)], "loss 0.95 at step 2, 0.9 with everything off"),
+        ([(1.0, 3.0), (0.9, 1.9)], "gradient norm 3 at step 1, 2 with everything off"),
+        ([(float("nan"), 2.0), (0.9, 1.9)], "loss nan at step 1"),
+    ],
+)
+def test_numbers_count_before_speed(numbers: list[tuple[float, float]], expected: str | None) -> None:
+    found = tune._differs(numbers, [(1.0, 2.0), (0.9, 1.9)], 1e-3)
+    assert found is None if expected is None else expected in (found or "")
+
+
+def machine(folder: Path) -> Hardware:
+    here = tiny.machine()
+    return replace(here, storage=replace(here.storage, cache=str(folder / "cache")))
+
+
+def measured(folder: Path, optimize: str, said: list[str]) -> dict[str, evidence.Measured]:
+    here, data, asked = machine(folder), tiny.dataset(), tiny.job(optimize=optimize)
+    network = build(asked, data)
+    before = {name: value.clone() for name, value in network.module.state_dict().items()}
+    made = plan.resolve(asked, here, run.workload(data, network.module))
+    found = tune.measured(asked, here, made, data, network, folder, tiny.Quiet(), said.append)
+    assert all(torch.equal(before[name], value) for name, value in network.module.state_dict().items())
+    return found
+
+
+def test_short_runs_are_not_measured(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert measured(tmp_path, "compile: false", said) == {}
+    assert "too short to measure anything" in said[-1]
+
+
+def test_off_measures_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert measured(tmp_path, "measure: off", said) == {}
+    assert said == []
+
+
+def test_full_measures_and_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "BLOCK", 0.01)
+    said: list[str] = []
+    found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
+    assert set(found) == {"channels_last"}
+    assert "x [" in found["channels_last"].text
+    assert found["channels_last"].text.endswith("loss ok")
+    said.clear()
+    assert measured(tmp_path, "measure: full, compile: false, precision: fp32", said) == found
+    assert said == [f"tune: measured before, on {found['channels_last'].date}; nothing to measure again"]
+
+
+def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "BLOCK", 0.01)
+    real = tune.Tuner.arm
+
+    def wrong(self: tune.Tuner, made: plan.Plan) -> tune.Arm:
+        arm = real(self, made)
+        if made.value("channels_last") != self.made.plan.value("channels_last"):
+            step = arm.run.step
+            step.forward = lambda *inputs: step.model(*inputs) * 1.01
+        return arm
+
+    monkeypatch.setattr(tune.Tuner, "arm", wrong)
+    monkeypatch.setattr(tune, "_all_off", lambda made: made)
+    said: list[str] = []
+    found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
+    assert "vetoed: " in found["channels_last"].text
+    assert found["channels_last"].value is True
+
+
+def test_the_plan_takes_what_was_measured_after_the_job_and_before_our_choice() -> None:
+    here = tiny.machine()
+    seen = {"channels_last": evidence.Measured(False, "false 1.21x [1.18-1.25], loss ok", "2026-11-21")}
+    rows = {d.name: d for d in plan.resolve(tiny.job(), here, measured=seen).decisions}
+    assert (rows["channels_last"].value, rows["channels_last"].source) == (False, "measured")
+    assert rows["channels_last"].evidence == "false 1.21x [1.18-1.25], loss ok"
+    asked = {d.name: d for d in plan.resolve(tiny.job(optimize="channels_last: true"), here, measured=seen).decisions}
+    assert (asked["channels_last"].value, asked["channels_last"].source) == (True, "job")
