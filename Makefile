@@ -1,6 +1,6 @@
 # Everything people type, in one place. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup train-cpu test check format logs stop rebuild clean engine base-image image-cpu sizes lock schema
+.PHONY: help setup train-cpu train-gpu decisions images image-ampere image-legacy test check format logs stop rebuild clean engine base-image image-cpu sizes lock schema
 
 JOB ?= jobs/digits.yaml
 PYTHON ?= python3
@@ -13,6 +13,9 @@ help: ## this list
 
 train-cpu: .venv/host ## train JOB in a container on the CPU; natively where no engine answers
 	@$(python) -m runtime launch $(JOB) $(ARGS)
+
+train-gpu: .venv/host ## train JOB in a container on this machine's NVIDIA GPU; the image follows chip and driver
+	@$(python) -m runtime launch $(JOB) --device gpu $(ARGS)
 
 setup: ## make the local environment with everything: training, tests, linters
 	@PYTHON=$(PYTHON) scripts/setup check && touch .venv/host .venv/check
@@ -38,20 +41,31 @@ rebuild: image-cpu ## build the CPU image again and train JOB in it
 image-cpu: ## build the CPU image
 	@scripts/image cpu
 
+image-ampere: ## build the image for GPUs from capability 8.0 with driver 580
+	@scripts/image ampere
+
+image-legacy: ## build the image for GPUs from capability 5.0 and for older drivers
+	@scripts/image legacy
+
+images: image-cpu image-ampere image-legacy ## build all three images
+
 base-image: ## make a Debian base image of our own, where no registry answers
 	@scripts/base-image
 
 engine: ## set up a Docker engine on this Debian or Ubuntu host
 	@scripts/engine
 
-sizes: ## what makes up the CPU image
-	@scripts/sizes cpu
+sizes: ## what makes up the images that are built
+	@for word in cpu ampere legacy; do docker image inspect drivetrain/$$word >/dev/null 2>&1 && scripts/sizes $$word; done; true
 
 lock: ## lock the requirements of the images anew
-	@scripts/lock
+	@for word in cpu ampere legacy; do scripts/lock $$word || exit; done
 
 schema: .venv/check ## write the JSON schema of the job spec
 	@$(python) -m runtime schema > docs/job.schema.json
+
+decisions: .venv/check ## write the table of decisions on all recorded machines
+	@$(python) -m runtime.decisions jobs/digits.yaml tests/machines > docs/decisions.md
 
 clean: ## remove the local environment and caches; runs/ stays
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache build *.egg-info docker/wheels/*.whl

@@ -30,7 +30,8 @@ def told(error: BaseException) -> str:
     """`ValueError: width must be even`, and below it the person's own lines that led there."""
     lines = own_lines(error)
     if isinstance(error, SyntaxError) and error.filename:
-        return "\n".join([mistake(short_name(error.filename) or error.filename, error), *lines])
+        place = mistake(short_name(error.filename) or error.filename, error)
+        return "\n".join([f"{type(error).__name__}: {place}", *lines])
     text = printable(" ".join(str(error).split()), 500)
     return "\n".join([f"{type(error).__name__}: {text}".removesuffix(": "), *lines])
 

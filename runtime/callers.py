@@ -14,7 +14,7 @@ import torch
 
 from runtime import optimizations
 from runtime.hardware import Hardware
-from runtime.optimizations import Stage, denormals
+from runtime.optimizations import Effect, Stage, denormals
 from runtime.plan import Plan, written
 from runtime.signals import WATCHED, Signals
 
@@ -76,5 +76,6 @@ def as_started(plan: Plan, hardware: Hardware) -> Plan:
             os.environ.update(environment)
         elif "LD_PRELOAD" in environment and (now := optimization.seen(None)) != row.value:
             why = f"{written(row.value)} would have to be there before the process starts, as under `drivetrain train`"
-            rows[row.name] = replace(row, value=now, source="process", reason=why, evidence=None)
+            effect = str(Effect.EXACT) if now == optimization.off else row.effect
+            rows[row.name] = replace(row, value=now, source="process", reason=why, effect=effect, evidence=None)
     return replace(plan, decisions=tuple(rows.values()))

@@ -1,8 +1,8 @@
 """Follow: where a run stands, from the files of its folder alone; what grows is read on from where it ended.
 
-    follower = Follower(folder)
-    follower.read()         as often as one likes
-    follower.view           what is known by now
+follower = Follower(folder)
+follower.read()         as often as one likes
+follower.view           what is known by now
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ class Follower:
     def _read_plan(self) -> None:
         view = self.view
         rows = (read_json(view.folder / "plan.json") or {}).get("decisions", ())
-        view.plan = tuple(_short(row["name"], row["value"]) for row in rows if row["value"] not in (False, "off", "auto"))
+        view.plan = tuple(
+            _short(row["name"], row["value"]) for row in rows if row["value"] not in (False, "off", "auto")
+        )
         cpu = (read_json(view.folder / "hardware.json") or {}).get("cpu", {})
         view.cpus = cpu.get("quota") or cpu.get("budget")
 

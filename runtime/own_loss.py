@@ -16,6 +16,7 @@ from runtime.job.own import CustomJob, OwnLoss
 Refuse = Callable[[str, str, str], SpecError]
 """Given, possible, action."""
 POSSIBLE = "one term per sample, shape (N,), or their mean as a scalar"
+LINES = "correct these lines"
 
 
 class OwnTerms:
@@ -45,13 +46,24 @@ class OwnTerms:
             self.function.to(outputs.device)  # its buffers, such as class weights
         found = self.function(outputs, targets)
         if not isinstance(found, Tensor):
-            raise self.refuse(f"{self.name} gave {described(found)}", POSSIBLE, "return a tensor")
-        if found.ndim == 0:
-            return found.expand(len(targets))
-        if found.shape != (len(targets),):
-            raise self.refuse(f"{self.name} gave shape {tuple(found.shape)} for {len(targets)} samples", POSSIBLE,
+            raise self.refuse(f"{self.name} gives {described(found)}", POSSIBLE, "return a tensor")
+        if found.ndim > 0 and found.shape != (len(targets),):
+            raise self.refuse(f"{self.name} gives shape {tuple(found.shape)} for {len(targets)} samples", POSSIBLE,
                               "take the mean over everything but the samples")  # fmt: skip
-        return found
+        if outputs.requires_grad and not found.requires_grad:
+            raise self.refuse(f"{self.name} gives a value that no gradient flows through", "a differentiable loss",
+                              "leave out detach(), item() and argmax()")  # fmt: skip
+        return found.expand(len(targets)) if found.ndim == 0 else found
+
+    def tried(self, outputs: Tensor, targets: Tensor) -> None:
+        """Call it once.
+
+        Raises:
+            SpecError: if it raises, or cannot be a loss.
+        """
+        given = f"{self.name}, called with outputs {_shape(outputs)} and targets {_shape(targets)}, raised"
+        with blamed(lambda told: self.refuse(f"{given} {told}", "", LINES)):
+            self(outputs, targets)
 
 
 def load(job: CustomJob) -> OwnTerms | None:
@@ -64,10 +76,14 @@ def load(job: CustomJob) -> OwnTerms | None:
     if not isinstance(spec, OwnLoss):
         return None
 
-    def refuse(given: str, possible: str = "", action: str = "correct these lines") -> SpecError:
+    def refuse(given: str, possible: str, action: str) -> SpecError:
         return SpecError([Problem(job.document.place(key), ".".join(key), given, possible, action)])
 
     name = f"{spec.factory}() in {spec.file}"
-    with blamed(lambda told: refuse(f"{name} raised {told}")):
+    with blamed(lambda told: refuse(f"{name} raised {told}", "", LINES)):
         made, _ = user_code.at(job.folder).call(spec.file, spec.factory, spec.arguments)
-    return OwnTerms(made, f"what {name} returned", refuse)
+    return OwnTerms(made, f"the loss of {name}", refuse)
+
+
+def _shape(values: Tensor) -> str:
+    return f"{tuple(values.shape)} {str(values.dtype).removeprefix('torch.')}"

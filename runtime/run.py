@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime import checkpoint, draws, losses, optimizations, optimizer
+from runtime import checkpoint, draws, losses, optimizations, optimizer, resume
 from runtime.clock import Clock
 from runtime.data.batches import Batches
 from runtime.data.dataset import Batch, Dataset
@@ -128,10 +129,17 @@ class Run:
             "last": self.last,
             "numerics": self.numerics.state(),
             "micro_batch": self.step.micro_batch,
+            "moments": sum(v is not None for entry in self.optimizer.state.values() for v in entry.values()),
         }
 
     def restore(self, loaded: checkpoint.Loaded) -> None:
-        """Go on from a verified checkpoint."""
+        """Go on from a verified checkpoint.
+
+        Raises:
+            CheckpointError: if it does not hold what this run needs.
+        """
+        tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": self.model.state_dict()}
+        resume.check_fit(loaded, self.state(), tensors | ({"ema": self.ema.average} if self.ema else {}))
         self.model.load_state_dict(loaded.tensors["model"])
         self.optimizer.state.clear()
         checkpoint.load_optimizer(self.model, self.optimizer, loaded.tensors["optimizer"])
@@ -139,7 +147,7 @@ class Run:
         self.counters = Counters(**state["counters"])
         self.samples_before = self.counters.samples
         self.watch.load(state["watch"])
-        if state["scaler"]:
+        if self.step.scaler.is_enabled():
             self.step.scaler.load_state_dict(state["scaler"])
         if self.ema:
             self.ema.average = {name: value.to(self.device) for name, value in loaded.tensors["ema"].items()}

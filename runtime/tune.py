@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -30,6 +28,7 @@ from runtime.hardware import Hardware
 from runtime.job import Job
 from runtime.models.build import Model
 from runtime.optimizations import Effect, Optimization, Stage, Value
+from runtime.pairs import BLOCK, compare
 from runtime.plan import Plan, written
 from runtime.run import Run, assemble, workload
 from runtime.signals import Signals
@@ -40,12 +39,6 @@ SHARE = 0.02
 """Share of the predicted run that measuring may take."""
 FULL = 120.0
 """Seconds that `measure: full` may take at least."""
-BLOCK = 0.25
-"""Seconds of one block of steps; shorter ones drown in noise."""
-ROUNDS = 8
-EARLY = ((3, 0.6, 1.6), (5, 0.9, 1.15))
-"""(pairs, below, above): a verdict is taken early when so many pairs all lie below or all above. A neighbour that takes
-a core for a while makes a block half as slow again, so three pairs must show more than that."""
 MARGIN = 1.02
 """A value must win by this much to replace what we would do anyway."""
 CHECKED = 4
@@ -78,25 +71,6 @@ class Arm:
         outcome = run.step(run.mixed(run.prepared(batch, 0)), run.step_seed())
         run.counters.step += 1
         return outcome.loss, outcome.grad_norm
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Challenger against incumbent: paired speed ratios above 1 where the challenger is faster."""
-
-    ratios: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        """The middle ratio."""
-        return statistics.median(self.ratios)
-
-    def spread(self) -> str:
-        """`1.21x [1.18-1.25]`: median, and the middle half of the pairs."""
-        low, high = min(self.ratios), max(self.ratios)
-        if len(self.ratios) >= 4:
-            low, _, high = statistics.quantiles(self.ratios, n=4)
-        return f"{self.median:.2f}x [{low:.2f}-{high:.2f}]"
 
 
 class Tuner:
@@ -204,27 +178,6 @@ class Verdict:
 
     wins: bool
     text: str
-
-
-def compare(incumbent: Callable[[int], float], challenger: Callable[[int], float], step: float, seconds: float) -> Pair:
-    """Blocks of steps in turn, which side begins in turn too; ends early where the verdict is clear.
-
-    Args:
-        incumbent, challenger: run a number of steps and tell the seconds.
-        step: seconds of one step, to size the blocks.
-        seconds: what may be spent; at least one pair is run.
-    """
-    count = max(1, math.ceil(BLOCK / step))
-    ratios: list[float] = []
-    start = time.monotonic()
-    for round_ in range(ROUNDS):
-        sides = (incumbent, challenger) if round_ % 2 == 0 else (challenger, incumbent)
-        times = [side(count) for side in sides]
-        ratios.append(times[0] / times[1] if round_ % 2 == 0 else times[1] / times[0])
-        clear = (len(ratios) >= pairs and (max(ratios) < below or min(ratios) > above) for pairs, below, above in EARLY)
-        if any(clear) or time.monotonic() - start > seconds:
-            break
-    return Pair(tuple(ratios))
 
 
 def _differs(numbers: list[tuple[float, float]], reference: list[tuple[float, float]], tolerance: float) -> str | None:

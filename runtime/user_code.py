@@ -60,6 +60,8 @@ class Code(MetaPathFinder):
         """
         with self._importable((self.folder / file).parent):
             function = getattr(self._module(file), name)
+            if not callable(function):
+                raise TypeError(f"{name} is of type {type(function).__name__} and cannot be called")
             every = dict(arguments) | _wanted(function, arguments, offered or {})
             return function(*given, **every), every
 

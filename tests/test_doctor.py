@@ -202,7 +202,12 @@ def test_real_commands_and_disks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "numbers"),
-    [("v2.26.1-4", (2, 26, 1)), ("20.10.24+dfsg1", (20, 10, 24)), ("no digits", ()), ("CLI version 1.17.8", (1, 17, 8))],
+    [
+        ("v2.26.1-4", (2, 26, 1)),
+        ("20.10.24+dfsg1", (20, 10, 24)),
+        ("no digits", ()),
+        ("CLI version 1.17.8", (1, 17, 8)),
+    ],
 )
 def test_version_numbers(text: str, numbers: tuple[int, ...]) -> None:
     assert engine.numbers(text) == numbers

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime import evidence, plan, run, tune
+from runtime import evidence, pairs, plan, run, tune
 from runtime.hardware import Hardware
 from runtime.models.build import build
 from tests import tiny
@@ -29,12 +29,12 @@ def test_known_delays_under_a_noisy_neighbour(seed: int, incumbent: float, chall
     draws = random.Random(seed)
     noise = [1 + 0.5 * (draws.random() < 0.3) + 0.05 * draws.random() for _ in range(100)]
     stream = itertools.cycle(noise)
-    pair = tune.compare(side(incumbent, lambda: next(stream)), side(challenger, lambda: next(stream)), 0.1, 1e9)
+    pair = pairs.compare(side(incumbent, lambda: next(stream)), side(challenger, lambda: next(stream)), 0.1, 1e9)
     assert (pair.median >= tune.MARGIN) == (challenger < incumbent)
 
 
 def test_clear_verdicts_are_taken_early() -> None:
-    pair = tune.compare(side(0.1, lambda: 1.0), side(0.2, lambda: 1.0), 0.1, 1e9)
+    pair = pairs.compare(side(0.1, lambda: 1.0), side(0.2, lambda: 1.0), 0.1, 1e9)
     assert len(pair.ratios) == 3
     assert pair.spread() == "0.50x [0.50-0.50]"
 
@@ -82,7 +82,7 @@ def test_off_measures_nothing(tmp_path: Path) -> None:
 
 
 def test_full_measures_and_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "BLOCK", 0.01)
+    monkeypatch.setattr(pairs, "BLOCK", 0.01)
     said: list[str] = []
     found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
     assert set(found) == {"channels_last"}
@@ -94,7 +94,7 @@ def test_full_measures_and_is_remembered(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "BLOCK", 0.01)
+    monkeypatch.setattr(pairs, "BLOCK", 0.01)
     real = tune.Tuner.arm
 
     def wrong(self: tune.Tuner, made: plan.Plan) -> tune.Arm:

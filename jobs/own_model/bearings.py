@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import Dataset
 
 READINGS = 128
-IMPACTS = (0, 9, 14)
+IMPACTS = (0, 6, 12)
 """How often damage knocks within the readings: never, on the inner ring, on the outer ring."""
 
 
@@ -35,13 +35,13 @@ def load(samples, seed=0, shuffled=False):
 def made(samples, seed, shuffled):
     draw = np.random.default_rng(seed)
     kinds = draw.integers(0, len(IMPACTS), samples)
-    loads = draw.uniform(0.2, 1.0, samples)
+    loads = draw.uniform(0.4, 1.0, samples)
     time = np.linspace(0, 1, READINGS)
     shaft = np.sin(2 * np.pi * (5 * time + draw.random((samples, 1))))
     phase = time * np.array(IMPACTS)[kinds][:, None] + draw.random((samples, 1))
     # Damage knocks, rings and fades; under load it is louder.
     knocks = np.exp(-8 * (phase % 1)) * np.sin(2 * np.pi * 40 * time) * (kinds > 0)[:, None] * loads[:, None]
-    readings = shaft + 1.2 * knocks + draw.normal(0, 0.35, (samples, READINGS))
+    readings = shaft + 1.5 * knocks + draw.normal(0, 0.2, (samples, READINGS))
     if shuffled:
         draw.shuffle(kinds)
     return Bearings(as_tensor(readings)[:, None], as_tensor(loads)[:, None], torch.from_numpy(kinds))

@@ -84,7 +84,8 @@ def whole(line: Timeline, budget: float | None) -> Cut:
         DataError: if there is no window, or too many have no label.
     """
     breaks = line.clock.breaks(line.layout.max_gap)
-    return _usable(line, breaks, np.ones(len(line), np.bool_), budget)
+    cut = _usable(line, breaks, np.ones(len(line), np.bool_), budget)
+    return replace(cut, notes=[*line.notes, *cut.notes])
 
 
 def divided(line: Timeline, share: float, budget: float) -> tuple[Cut, Cut]:
@@ -108,7 +109,7 @@ def divided(line: Timeline, share: float, budget: float) -> tuple[Cut, Cut]:
         _usable(line, breaks, part, budget, f"{name} part")
         for part, name in ((~after, "training"), (after, "validation"))
     )
-    return early, late
+    return replace(early, notes=[*line.notes, *early.notes]), late
 
 
 def stacked(path: Path, key: str, classes: bool, budget: float | None, *, labelled: bool) -> Cut:
@@ -139,10 +140,10 @@ def _usable(line: Timeline, breaks: cells.Mask, part: cells.Mask, budget: float 
     starts = windows.cut(breaks, length, line.layout.stride)
     starts = starts[part[starts]]
     last = starts + length - 1
-    without = np.zeros(len(line), np.bool_)
-    without[list(line.goal.bad if line.goal else ())] = True
     rows, file = line.clock.rows, line.path.name
     reasons = line.goal.bad if line.goal else {}
+    without = np.zeros(len(line), np.bool_)
+    without[list(reasons)] = True
     found = [
         Bad(f"{file}, window that ends in row {rows[row] + 1}", reasons[row]) for row in last[without[last]].tolist()
     ]
@@ -152,7 +153,7 @@ def _usable(line: Timeline, breaks: cells.Mask, part: cells.Mask, budget: float 
         raise DataError(f"{line.key}: no window of {line.path} can be used; {found[0]}", "a label in the last row of each window",
                         "add labels, or choose window and stride so that windows end in labelled rows")  # fmt: skip
     return Cut(line.path, line.key, line.values, part, starts[good], length, line.goal, last[good], rows[last[good]] + 1,
-               "{file} rows to {number}", [*line.notes, *notes])  # fmt: skip
+               "{file} rows to {number}", notes)  # fmt: skip
 
 
 def _check_length(line: Timeline, breaks: cells.Mask, part: cells.Mask | None = None, name: str = "") -> None:

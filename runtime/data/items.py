@@ -137,7 +137,7 @@ class ItemSplit:
 
     def _apart(self, items: list[tuple[tuple[Any, ...], Any]], ids: Ids, error: Exception) -> DataError:
         """Which two samples do not go together."""
-        shapes = [tuple(np.shape(value) for value in (*each[0], each[1])) for each in items]
+        shapes = [tuple(tuple(np.shape(value)) for value in (*each[0], each[1])) for each in items]
         other = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
         if other is None:
             return DataError(f"{self.name}: samples cannot be put into a batch: {error}", ITEM, "correct the dataset")

@@ -38,13 +38,13 @@ def load(job: CustomJob) -> Dataset:
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise DataError(f"{name} returned {described(found)}", "a pair: (training data, validation data)",
                         "return both, as `return training, validation`")  # fmt: skip
-    reader = data.reader and {"file": data.file, "function": data.reader, "arguments": data.arguments}
-    labels = f"{name}: training data", f"{name}: validation data"
-    return dataset(job, (found[0], found[1]), labels, data.targets, data.names, own_loss.load(job), reader or None)
+    reader = {"file": data.file, "function": data.reader, "arguments": data.arguments} if data.reader else None
+    labels = tuple(f"data.file: {kind} data of {data.factory}() in {data.file}" for kind in ("training", "validation"))
+    return dataset(job, (found[0], found[1]), labels, data.targets, data.names, own_loss.load(job), reader)
 
 
 def dataset(
-    job: OwnTask, parts: tuple[Any, Any], labels: tuple[str, str], targets: str, names: tuple[str, ...] | None,
+    job: OwnTask, parts: tuple[Any, Any], labels: Sequence[str], targets: str, names: tuple[str, ...] | None,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None, reader: Mapping[str, Any] | None = None,
 ) -> Dataset:  # fmt: skip
     """Training and validation samples as the loop takes them.

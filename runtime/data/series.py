@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,11 @@ def load(job: SeriesJob) -> Dataset:
     values = scale.scaled(kept.values)
     train = kept.split(values, head)
     validation = held.split(values if held.values is kept.values else scale.scaled(held.values), head)
-    notes = [f"{len(train):,} training and {len(validation):,} validation windows of {kept.length} rows", *kept.notes]
-    notes += held.notes if held.values is not kept.values else []
+    notes = [
+        f"{len(train):,} training and {len(validation):,} validation windows of {kept.length} rows",
+        *kept.notes,
+        *held.notes,
+    ]
     if constant:
         names = ", ".join(stored["features"][i] if "features" in stored else f"channel {i}" for i in constant)
         notes.append(f"one value in all training rows, so centred and not scaled: {names}")
@@ -102,7 +106,7 @@ def _arrays(job: SeriesJob, path: Path, classes: bool) -> tuple[Cut, Cut]:
     if not len(held):
         raise DataError(f"data.train: {len(strata):,} usable windows, of which none is left for validation",
                         "two windows or more, in a classification of one class", "add some, or give data.validation a path")  # fmt: skip
-    return train.taken(kept), train.taken(held)
+    return train.taken(kept), replace(train.taken(held), notes=[])
 
 
 def _new(path: Path, preprocessing: Mapping[str, Any], labelled: bool) -> Cut:

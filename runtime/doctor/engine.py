@@ -51,7 +51,9 @@ def _server(answer: str | None) -> str | None:
 
 def _silent(scene: Scene) -> Finding:
     if scene.run(["docker", "--version"]) is None:
-        return warn("engine", "none is installed: jobs train natively, and their limits are not enforced", "make engine")
+        return warn(
+            "engine", "none is installed: jobs train natively, and their limits are not enforced", "make engine"
+        )
     sock = scene.run(["stat", "-c", "%U %G", "/var/run/docker.sock"])
     if sock and scene.uid != 0:
         return warn("engine", f"it does not answer user {scene.uid}; its socket belongs to {sock}",

@@ -59,7 +59,9 @@ def _libraries(scene: Scene) -> Iterator[Finding]:
     if not scene.loaded:
         return
     openmp = sorted({pool["prefix"] for pool in pools if pool["user_api"] == "openmp"})
-    named = [f"{pool['prefix']} {pool['version'] or ''}".strip() + f" ({pool['num_threads']} threads)" for pool in pools]
+    named = [
+        f"{pool['prefix']} {pool['version'] or ''}".strip() + f" ({pool['num_threads']} threads)" for pool in pools
+    ]
     if len(openmp) > 1:
         yield warn("OpenMP", f"two runtimes in one process ({', '.join(openmp)}): twice the threads",
                    "preload only one: look at LD_PRELOAD, and at packages beside torch that bring their own")  # fmt: skip

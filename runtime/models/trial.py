@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,11 +11,7 @@ from runtime.blame import blamed
 from runtime.data.batches import in_order
 from runtime.data.dataset import Batch, Dataset, Head, Split
 from runtime.data.given import described
-from runtime.errors import SpecError
-
-Refuse = Callable[[str, str, str], SpecError]
-"""Given, possible, action."""
-LINES = "correct these lines"
+from runtime.own_loss import LINES, OwnTerms, Refuse
 
 
 def first(dataset: Dataset, split: Split) -> Batch:
@@ -43,8 +39,8 @@ def check(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> Non
         _check_trained(module, name, refuse)
         for found, head in _by_head(outputs, dataset.heads, name, refuse):
             _check_output(found, head, len(batch), name, refuse)
-            if dataset.loss is not None:
-                _check_loss(dataset.loss, found, batch.targets[head.name], refuse)
+            if isinstance(dataset.loss, OwnTerms):
+                dataset.loss.tried(found.float(), batch.targets[head.name])
 
 
 def _outputs(module: nn.Module, batch: Batch, name: str, refuse: Refuse) -> Any:
@@ -84,17 +80,3 @@ def _check_output(found: Any, head: Head, size: int, name: str, refuse: Refuse) 
         kind = str(found.dtype).removeprefix("torch.")
         raise refuse(f"{name} gives {kind} numbers{to} that no gradient flows through", "outputs of trained layers",
                      "leave out detach(), argmax() and torch.no_grad()")  # fmt: skip
-
-
-def _check_loss(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor, refuse: Refuse) -> None:
-    with blamed(lambda told: refuse(
-        f"the loss, called with outputs {_shape(outputs)} and targets {_shape(targets)}, raised {told}", "", LINES
-    )):  # fmt: skip
-        terms = loss(outputs.float(), targets)
-    if not terms.requires_grad:
-        raise refuse("no gradient flows through what the loss returns", "a differentiable loss",
-                     "leave out detach(), item() and argmax()")  # fmt: skip
-
-
-def _shape(values: Tensor) -> str:
-    return f"{tuple(values.shape)} {str(values.dtype).removeprefix('torch.')}"

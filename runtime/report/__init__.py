@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.files import write_json, write_text
+from runtime.report.advice import advice
 from runtime.report.confusion import confusions
 from runtime.report.decisions import differences
 from runtime.report.headline import alerts, headline
@@ -55,6 +56,7 @@ def _data(record: Record, summary: Summary) -> dict[str, Any]:
         "started": record.state.get("started"),
         "ended": record.state.get("ended"),
         "alerts": [text for text, _ in alerts(record)],
+        "advice": [{"change": a.change, "why": a.why, "gain": a.gain, "line": a.line} for a in advice(record, summary)],
         "gaps": [{"file": gap.file, "wrong": gap.wrong, "lost": gap.lost} for gap in record.gaps],
         "hardware": hardware.to_json() if hardware else None,
         "plan": plan.to_json() if plan else None,

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from runtime.report.advice import advice_section
 from runtime.report.blocks import Block, Curves, Fold, Matrix, Section, Table, Text, Tone
 from runtime.report.confusion import Confusion, confusions
 from runtime.report.decisions import notes_section, plan_section, seen_section
@@ -30,6 +31,7 @@ def sections(record: Record, summary: Summary) -> list[Section]:
     found = [
         curves_section(record.metrics),
         *(confusion_section(confusion) for confusion in confusions(record.result.get("confusion"))),
+        advice_section(record, summary),
         plan_section(plan) if plan else None,
         seen_section(plan) if plan else None,
         notes_section(plan) if plan else None,

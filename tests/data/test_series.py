@@ -14,7 +14,8 @@ import pytest
 import torch
 from pyarrow import csv
 
-from runtime.data import series, windows
+from runtime.data import mixing, series, windows
+from runtime.data.dataset import Batch
 from runtime.data.windows import SeriesSplit
 from runtime.errors import DataError
 from runtime.job import JOBS
@@ -246,3 +247,26 @@ def test_new_windows_need_no_label(tmp_path: Path) -> None:
     assert (len(new.split), new.split.targets) == (5, {})
     with pytest.raises(DataError, match="the network was trained on a long table"):
         series.read([npz(tmp_path, *stack())], data.preprocessing, data.heads, labelled=False)
+
+
+def test_mixup_blends_whole_windows(tmp_path: Path) -> None:
+    asked = job(stored(tmp_path, one()), augment={"mixup": {"alpha": 1.0}})
+    data = series.load(asked)
+    ids = np.arange(12)
+    batch = Batch(ids, data.train.gather(ids), {"": data.train.targets[""][:12]})
+    mixed = mixing.mix(batch, data.heads, asked, step=1)
+    share = mixed.targets[""].max(dim=1).values.min()
+    assert 0.5 <= share < 1
+    assert mixed.inputs[0].shape == (12, 8, 2)
+    assert not torch.equal(mixed.inputs[0], batch.inputs[0])
+    plain = mixing.mix(batch, data.heads, job(tmp_path / "a.csv"), step=1)
+    assert torch.equal(plain.inputs[0], batch.inputs[0])
+
+
+def test_a_channel_that_never_changes_is_centred(tmp_path: Path) -> None:
+    rows = one()
+    rows["b"] = np.where(np.arange(100) < 75, 4.0, 5.0)
+    data = series.load(job(stored(tmp_path, rows)))
+    assert "one value in all training rows, so centred and not scaled: b" in data.notes
+    assert everything(data.train)[:, :, 1].tolist() == [[0.0] * 8] * len(data.train)
+    assert everything(data.validation)[:, :, 1].tolist() == [[1.0] * 8] * len(data.validation)

@@ -1,0 +1,202 @@
+"""Advice: at most three changes to the spec that would have helped this run, each with the gain to expect.
+
+Every rule is a function of the record alone: it looks at one thing, and gives one piece of advice or none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.hardware import size
+from runtime.report.blocks import Block, Section, Table, Text, Tone
+from runtime.report.decisions import differences
+from runtime.report.record import Record
+from runtime.report.series import Series
+from runtime.report.summary import Summary
+from runtime.report.wording import duration, share
+
+MOST = 3
+SHARE = 0.05
+"""A part of the time that is worth a change."""
+SHORT, TIGHT, LOOSE = 20.0, 0.9, 0.4
+"""Seconds under which a run tells too little; shares of the memory limit that are too much, and needlessly little."""
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One change."""
+
+    change: str
+    why: str
+    gain: str
+    line: str
+    """What to put into the spec."""
+    weight: float
+    """Seconds that it may save, or more than any run has where the run itself is in danger."""
+
+
+Rule = Callable[[Record, Summary], Iterator[Advice]]
+
+
+def advice(record: Record, summary: Summary) -> list[Advice]:
+    """What to change, the most helpful first; empty for a run that is too short to judge."""
+    found = [advice for rule in RULES for advice in rule(record, summary)]
+    return sorted(found, key=lambda one: -one.weight)[:MOST]
+
+
+def advice_section(record: Record, summary: Summary) -> Section | None:
+    """The advice as a table; None where the run left too little to judge by."""
+    found = advice(record, summary)
+    if not found and (not summary.phases or (summary.seconds or 0.0) < SHORT):
+        return None
+    rows = tuple((one.change, one.why, one.gain, one.line) for one in found)
+    table: Block = Table(("change", "why", "expected gain", "line for the spec"), rows)
+    nothing = Text("Nothing in the spec was found that would make this run faster or safer.", Tone.GOOD)
+    return Section("advice", "What to change", (table if rows else nothing,))
+
+
+def _waiting(record: Record, summary: Summary) -> Iterator[Advice]:
+    """The network waited for its batches."""
+    seconds = summary.phases.get("input", 0.0)
+    part = _part(seconds, summary)
+    plan, hardware = _values(record), record.hardware
+    if part < SHARE or hardware is None:
+        return
+    workers, spare = plan.get("loader_workers"), hardware.cpu.budget - 1
+    if plan.get("decode_cache") in (False, "off"):
+        name, line = "keep decoded samples", "optimize: {decode_cache: true}"
+    elif isinstance(workers, int) and workers < spare:
+        name, line = "prepare batches in workers", f"optimize: {{loader_workers: {min(16, max(1, spare))}}}"
+    else:
+        name, line = "give it another CPU to prepare batches", f"limits: {{cpus: {hardware.cpu.budget + 1}}}"
+    yield Advice(name, f"the network waited {duration(seconds)} for input", _faster(part), line, seconds)
+
+
+def _throttled(record: Record, summary: Summary) -> Iterator[Advice]:
+    """The CPU quota held the run back."""
+    held = record.telemetry.get("throttled_seconds", Series("")).risen("throttled")
+    seconds = held.ys[-1] if held else 0.0
+    hardware, threads = record.hardware, _values(record).get("cpu_threads")
+    quota = hardware.cpu.quota if hardware else None
+    if quota is None or hardware is None or _part(seconds, summary) < SHARE:
+        return
+    allowed = max(1, int(quota))
+    if isinstance(threads, int) and threads > allowed:
+        name, line = "as many threads as the quota allows", f"optimize: {{cpu_threads: {allowed}}}"
+    else:
+        name, line = "a larger CPU quota", f"limits: {{cpus: {allowed + 1}}}"
+    yield Advice(name, f"the quota of {quota:g} CPUs held it back for {duration(seconds)} of {duration(summary.seconds)}",
+                 _faster(min(0.9, _part(seconds, summary))), line, min(seconds, summary.seconds or 0.0))  # fmt: skip
+
+
+def _memory(record: Record, summary: Summary) -> Iterator[Advice]:
+    """The peak is near the limit, or so far below it that others could use the rest."""
+    used = record.telemetry.get("memory_used")
+    peak = max([summary.peak_memory or 0.0, *(used.ys if used else ())])
+    limit = summary.memory_limit
+    if not limit or not peak:
+        return
+    part, batch = peak / limit, _batch(record)
+    told = f"{size(int(peak))} of {size(int(limit))} were used, {share(part)}"
+    if part > TIGHT and batch and batch > 1:
+        yield Advice("smaller pieces of a batch", told, "no kill at the limit; the same training, somewhat slower",
+                     f"optimize: {{micro_batch: {batch // 2}}}", 1e9)  # fmt: skip
+    elif part < LOOSE and limit > 1024 * MIB:
+        enough = max(512, -(-int(peak / 0.85 / MIB) // 256) * 256)
+        if enough * MIB < limit * 0.75:
+            yield Advice("a smaller memory limit", told, f"{size(int(limit) - enough * MIB)} free for other containers",
+                         f"limits: {{memory: {enough}m}}", 0.0)  # fmt: skip
+
+
+def _saving(record: Record, summary: Summary) -> Iterator[Advice]:
+    """Checkpoints took their time."""
+    seconds = summary.phases.get("checkpoint", 0.0)
+    part = _part(seconds, summary)
+    every = _at(record.spec, "checkpoint", "every")
+    if part >= SHARE and every not in (None, "15m"):
+        yield Advice("save less often", f"checkpoints every {every} took {duration(seconds)}", _faster(part),
+                     "checkpoint: {every: 15m}", seconds)  # fmt: skip
+
+
+def _padding(record: Record, summary: Summary) -> Iterator[Advice]:
+    """Batches of texts were filled up."""
+    notes = [*(record.plan.notes if record.plan else ()), *(str(event.get("text", "")) for event in record.events)]
+    found = next(
+        (match for note in notes if (match := re.search(r"padding: (\d+)\s?%.*?(?:, (\d+)\s?%)?", note))), None
+    )
+    if found is None:
+        return
+    part, plan = int(found[1]) / 100, _values(record)
+    seconds = part * summary.phases.get("train", 0.0)
+    if part < 2 * SHARE:
+        return
+    if plan.get("unpadding") in (False, "off"):
+        yield Advice("leave padding out", f"{share(part)} of a batch is padding", _faster(_part(seconds, summary)),
+                     "optimize: {unpadding: true}", seconds)  # fmt: skip
+    elif _at(record.spec, "data", "max_length") not in (None, "auto"):
+        yield Advice("texts as long as they are", f"{share(part)} of a batch is padding",
+                     _faster(_part(seconds, summary)), "data: {max_length: auto}", seconds)  # fmt: skip
+
+
+def _idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
+    """The GPU had nothing to do for a tenth of the time or more."""
+    busy = record.telemetry.get("gpu_percent")
+    plan = _values(record)
+    if not busy or len(busy) < 10:
+        return
+    idle = 1 - sum(busy.ys) / len(busy) / 100
+    seconds = idle * summary.phases.get("train", 0.0)
+    if idle < 0.1 or summary.phases.get("input", 0.0) > seconds / 2:
+        return
+    for name, value in (("cuda_graphs", "true"), ("compile", "true")):
+        if plan.get(name) in (False, "off"):
+            yield Advice("fewer launches from Python", f"the GPU was idle {share(idle)} of the time",
+                         f"up to {_faster(_part(seconds, summary))}", f"optimize: {{{name}: {value}}}", seconds)  # fmt: skip
+            return
+
+
+def _useless(record: Record, summary: Summary) -> Iterator[Advice]:
+    """What the job asked for and what did not happen."""
+    asked = record.spec.get("optimize")
+    wanted = asked if isinstance(asked, Mapping) else {}
+    for name, row in differences(record.plan):
+        if name in wanted and wanted[name] != "auto":
+            cause = f": {row['cause']}" if row.get("cause") else ""
+            yield Advice(f"leave {name} to the runtime", f"it had no effect{cause}",
+                         "none in speed: one setting less to wonder about",
+                         f"optimize: {{{name}: auto}}", 0.5)  # fmt: skip
+
+
+RULES: tuple[Rule, ...] = (_waiting, _throttled, _memory, _saving, _padding, _idle_gpu, _useless)
+
+
+def _part(seconds: float, summary: Summary) -> float:
+    """Of the whole time; nothing for a run that is too short to tell."""
+    whole = summary.seconds or 0.0
+    return seconds / whole if whole >= SHORT else 0.0
+
+
+def _faster(part: float) -> str:
+    return f"up to {share(part)} less time"
+
+
+def _values(record: Record) -> dict[str, Any]:
+    return {d.name: d.value for d in record.plan.decisions} if record.plan else {}
+
+
+def _batch(record: Record) -> int | None:
+    """Samples in a piece of a batch, as the run computed them."""
+    piece, whole = _values(record).get("micro_batch"), _at(record.spec, "train", "batch_size")
+    found = piece if isinstance(piece, int) and not isinstance(piece, bool) and piece > 0 else whole
+    return found if isinstance(found, int) else None
+
+
+def _at(spec: Mapping[str, Any], *keys: str) -> Any:
+    value: Any = spec
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

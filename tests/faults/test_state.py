@@ -1,0 +1,265 @@
+"""Nothing is saved in vain, and nothing that is needed is missing.
+
+Every item of a checkpoint is taken away in turn: the run refuses to go on from it. Every item is changed in turn: the
+run ends otherwise than it would have, in weights, optimizer, average, state, metrics, events or its end.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime import checkpoint, loop, run
+from runtime.errors import CheckpointError, NumericsError
+from runtime.metrics import Metrics
+from runtime.saving import Saver
+from tests import tiny
+from tests.test_numerics import Still
+
+TIMES = {"counters.seconds"}
+"""Not part of the promise: how long a run took differs from run to run."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job, what goes wrong in it, and the step of the checkpoint that it goes on from."""
+
+    train: str
+    spoil: Callable[[run.Run], None]
+    step: int
+
+
+def nothing(made: run.Run) -> None:
+    """Nothing goes wrong."""
+
+
+def nan_inputs(made: run.Run) -> None:
+    """Steps 5 to 7 get inputs that are not finite: two before the checkpoint, one after it."""
+    left = {5, 6, 7}
+
+    def hook(module: torch.nn.Module, inputs: Any) -> Any:
+        number = made.counters.step + 1
+        if module.training and number in left:
+            left.discard(number)
+            return (inputs[0] * float("nan"),)
+        return None
+
+    made.model.register_forward_pre_hook(hook)
+
+
+def scaled(made: run.Run) -> None:
+    """The scaler of fp16, for which steps that are not finite are ordinary."""
+    made.step.scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+    nan_inputs(made)
+
+
+CALM = "ema: 0.5, schedule: {name: plateau, patience: 0}, early_stopping: {metric: validation/accuracy, patience: 3}"
+SCENARIOS = {
+    "training": Scenario(f"{CALM}, optimizer: {{name: adamw, amsgrad: true}}", nothing, 6),
+    "momentum": Scenario("optimizer: {name: sgd, lr: 0.01}", nothing, 6),
+    "stalled": Scenario(f"{CALM}, optimizer: {{name: sgd, lr: 1e-12}}", nothing, 6),
+    "at the end": Scenario(CALM, nothing, 12),
+    "bad numbers": Scenario("ema: 0.5", nan_inputs, 6),
+    "scaler": Scenario("optimizer: {name: sgd, lr: 0.01}", scaled, 6),
+}
+
+
+@dataclass
+class End:
+    """Everything that a run left."""
+
+    tensors: dict[str, dict[str, torch.Tensor]]
+    plain: dict[str, Any]
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, End)
+        pairs = [(values, other.tensors[group]) for group, values in self.tensors.items()]
+        return self.plain == other.plain and all(
+            one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one) for one, two in pairs
+        )
+
+
+def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
+    """Train from the folder's last checkpoint, or from the start with a checkpoint after every step."""
+    folder.mkdir(exist_ok=True)
+    made = tiny.assembled(folder, tiny.job(train=scenario.train, model="dropout: 0.2"))
+    loaded, _ = checkpoint.latest(made.checkpoints)
+    scenario.spoil(made)
+    if loaded:
+        made.restore(loaded)
+    made.metrics = Metrics(folder, after=made.counters.step, epoch=made.counters.epoch)
+    saver = Saver(made)
+    saver.kind, saver.every = "steps", 1 if keep else 10**9
+    if keep:
+        saver._write = lambda snapshot: checkpoint.save(  # type: ignore[method-assign]
+            made.checkpoints, snapshot.name, snapshot.tensors, snapshot.state
+        )
+        saver.final()
+    try:
+        reason = loop.fit(made, saver, Still())  # type: ignore[arg-type]
+        if keep:
+            saver.final()
+    except NumericsError as error:
+        reason = str(error)
+    finally:
+        made.metrics.close()
+    return End(_tensors(made), _plain(made, reason))
+
+
+def _tensors(made: run.Run) -> dict[str, dict[str, torch.Tensor]]:
+    found = {
+        "model": dict(made.model.state_dict()),
+        "optimizer": checkpoint.optimizer_tensors(made.model, made.optimizer),
+    }
+    return found | ({"ema": dict(made.ema.average)} if made.ema else {})
+
+
+def _plain(made: run.Run, reason: str) -> dict[str, Any]:
+    state = json.loads(json.dumps(made.state()))
+    del state["counters"]["seconds"]
+    events = made.folder / "events.jsonl"
+    texts = [json.loads(line)["text"] for line in events.read_text().splitlines()] if events.exists() else []
+    return {"state": state, "reason": reason, "metrics": made.folder.joinpath("metrics.jsonl").read_text(), "events": texts}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_waiting_for_disks() -> Iterator[None]:
+    """Power losses are not what is tested here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of runs with a checkpoint after every step, by scenario."""
+    folders = {}
+    for name, scenario in SCENARIOS.items():
+        folders[name] = tmp_path_factory.mktemp("calm")
+        train(folders[name], scenario, keep=True)
+    return folders
+
+
+def resumed(calm: Path, folder: Path, scenario: Scenario, mutate: Callable[[dict[str, Any], dict[str, Any]], None]) -> End:  # fmt: skip
+    """Go on from the scenario's checkpoint after `mutate(state, tensors)` has changed it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    shutil.copy(calm / "metrics.jsonl", folder)
+    loaded = checkpoint.load(calm / "checkpoints" / f"step-{scenario.step}")
+    state, tensors = copy.deepcopy(loaded.state), {stem: dict(group) for stem, group in loaded.tensors.items()}
+    mutate(state, tensors)
+    checkpoint.save(folder / "checkpoints", loaded.path.name, tensors, state)
+    return train(folder, scenario)
+
+
+def leaves(tree: dict[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where every value of a tree of plain data is."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value and key != "last":  # the last evaluation is one thing
+            yield from leaves(value, (*place, key))
+        else:
+            yield (*place, key)
+
+
+def items(path: Path) -> list[tuple[str, ...]]:
+    """Every item of a checkpoint: `state` and a place, or a group and a tensor's name."""
+    loaded = checkpoint.load(path)
+    found = [("state", *place) for place in leaves(loaded.state)]
+    return found + [(stem, name) for stem, group in loaded.tensors.items() for name in group]
+
+
+def at(state: dict[str, Any], tensors: dict[str, Any], item: tuple[str, ...]) -> tuple[dict[str, Any], str]:
+    """The dictionary that holds an item, and its key there."""
+    place: dict[str, Any] = {"state": state, **tensors}
+    for key in item[:-1]:
+        place = place[key]
+    return place, item[-1]
+
+
+def removed(item: tuple[str, ...]) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    def mutate(state: dict[str, Any], tensors: dict[str, Any]) -> None:
+        place, key = at(state, tensors, item)
+        del place[key]
+
+    return mutate
+
+
+CHANGED: dict[tuple[str, ...], Any] = {
+    ("state", "micro_batch"): 4,
+    ("state", "last"): {"validation/accuracy": 0.0},
+    ("state", "numerics", "skip"): [[1, 3], [2, 1]],
+    ("state", "numerics", "bad"): [],
+    ("state", "numerics", "ids"): [0],
+    ("state", "numerics", "scaler_skips"): 19,
+    ("state", "numerics", "recent"): [1.0],
+    ("state", "watch", "stopping", "metric"): "validation/loss",
+    ("state", "watch", "plateau", "metric"): "validation/accuracy",
+    ("state", "watch", "best", "metric"): "validation/loss",
+    ("state", "counters", "batch"): 1,
+}
+"""What an item is changed to where one more would be no other value, or no possible one."""
+
+
+def changed(item: tuple[str, ...]) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    def mutate(state: dict[str, Any], tensors: dict[str, Any]) -> None:
+        place, key = at(state, tensors, item)
+        place[key] = CHANGED[item] if item in CHANGED else place[key] + 1
+
+    return mutate
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_untouched_it_ends_the_same(tmp_path: Path, calm: dict[str, Path], name: str) -> None:
+    """Without this the two tests below would prove nothing."""
+    whole = train(tmp_path / "whole", SCENARIOS[name])
+    again = resumed(calm[name], tmp_path / "again", SCENARIOS[name], lambda state, tensors: None)
+    if name == "bad numbers":  # an uninterrupted run without saves goes back to its start, a resumed one to step 6
+        whole = resumed(calm[name], tmp_path / "once more", SCENARIOS[name], lambda state, tensors: None)
+    again.plain.pop("events"), whole.plain.pop("events")
+    assert again == whole
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_without_any_one_item_it_refuses(tmp_path: Path, calm: dict[str, Path], name: str) -> None:
+    scenario = SCENARIOS[name]
+    accepted = []
+    found = items(calm[name] / "checkpoints" / f"step-{scenario.step}")
+    for item in found:
+        try:
+            resumed(calm[name], tmp_path / "x", scenario, removed(item))
+            accepted.append(item)
+        except CheckpointError:
+            continue
+    assert len(found) > 50
+    assert accepted == []
+
+
+def test_every_item_matters(tmp_path: Path, calm: dict[str, Path]) -> None:
+    """An item that could hold anything without being noticed need not be saved."""
+    everything: set[tuple[str, ...]] = set()
+    seen: set[tuple[str, ...]] = set()
+    for name, scenario in SCENARIOS.items():
+        usual = resumed(calm[name], tmp_path / "usual", scenario, lambda state, tensors: None)
+        loaded = checkpoint.load(calm[name] / "checkpoints" / f"step-{scenario.step}")
+        for item in items(loaded.path):
+            place, key = at(loaded.state, loaded.tensors, item)
+            empty = item not in CHANGED and isinstance(place[key], dict | None)
+            if item in seen or empty or ".".join(item[1:]) in TIMES:
+                continue
+            everything.add(item)
+            try:
+                if resumed(calm[name], tmp_path / "x", scenario, changed(item)) != usual:
+                    seen.add(item)
+            except CheckpointError:
+                seen.add(item)
+    assert len(everything) > 100
+    assert sorted(everything - seen) == []

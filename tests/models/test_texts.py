@@ -1,0 +1,190 @@
+"""Networks for texts: padding changes nothing, heads have their own losses, a split batch gives the whole gradient."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from runtime import run
+from runtime.data.dataset import Batch
+from runtime.job import dotted
+from runtime.errors import SpecError
+from runtime.models.build import BUILDERS
+from runtime.models.texts import TextNetwork
+from tests import reports
+
+PLAIN = "{name: encoder, layers: 2, width: 16, heads: 2, vocabulary: 400, dropout: 0.0}"
+HEADS = "{modo: 0.1, causa: {weight: 0.6, class_weights: balanced, label_smoothing: 0.1}, prioridad: 0.3}"
+
+
+def network(made: run.Run) -> TextNetwork:
+    assert isinstance(made.model, TextNetwork)
+    return made.model
+
+
+def first(made: run.Run, size: int) -> Batch:
+    """The first samples of the training data."""
+    ids = np.arange(size)
+    inputs = made.dataset.train.gather(ids)
+    return Batch(ids, inputs, {name: y[:size] for name, y in made.dataset.train.targets.items()})
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_padding_changes_nothing(tmp_path: Path, pooling: str) -> None:
+    reports.write(tmp_path)
+    made = reports.assembled(reports.job(tmp_path, model=f"{PLAIN[:-1]}, pooling: {pooling}}}"), tmp_path)
+    model = network(made).double().eval()
+    ids, mask = first(made, 6).inputs
+    together = model(ids, mask)
+    assert set(together) == {"modo", "causa", "prioridad"}
+    for row in range(6):
+        (alone,) = ids[row][mask[row] == 1].unsqueeze(0).unsqueeze(0)
+        for name, outputs in model(alone, torch.ones_like(alone)).items():
+            torch.testing.assert_close(outputs[0], together[name][row], rtol=1e-10, atol=1e-12)
+    assert mask.sum(dim=1).unique().numel() > 1
+
+
+def test_the_mean_is_over_the_tokens_of_a_text(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    model = network(reports.assembled(reports.job(tmp_path, model=PLAIN), tmp_path)).eval()
+    ids, mask = torch.tensor([[2, 9, 11, 3, 0, 0]]), torch.tensor([[1, 1, 1, 1, 0, 0]])
+    hidden = model.encoder(input_ids=ids, attention_mask=mask).last_hidden_state[0]
+    expected = model.heads[1](hidden[:4].mean(dim=0))
+    torch.testing.assert_close(model(ids, mask)["causa"][0], expected)
+
+
+def test_a_single_head_gives_a_tensor(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    made = reports.assembled(reports.job(tmp_path, labels="modo"), tmp_path)
+    outputs = made.model(*first(made, 3).inputs)
+    assert isinstance(outputs, torch.Tensor)
+    assert outputs.shape == (3, 7)
+
+
+def test_each_head_has_its_own_weights_and_smoothing(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    made = reports.assembled(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
+    batch = first(made, 20)
+    outputs = made.model(*batch.inputs)
+    found = made.step.objective(outputs, batch.targets, made.step.objective.denominators(batch.targets))
+    counts = made.dataset.train.targets["causa"].bincount(minlength=8)
+    weights = len(made.dataset.train) / (8 * counts)
+    smooth = (1 - 0.1) * F.one_hot(batch.targets["causa"], 8) + 0.1 / 8
+    terms = -(smooth * F.log_softmax(outputs["causa"], dim=1)).sum(dim=1)
+    own = weights[batch.targets["causa"]]
+    expected = (0.1 * F.cross_entropy(outputs["modo"], batch.targets["modo"])
+                + 0.6 * (own * terms).sum() / own.sum()
+                + 0.3 * F.cross_entropy(outputs["prioridad"], batch.targets["prioridad"]))  # fmt: skip
+    torch.testing.assert_close(found, expected)
+
+
+def gradient(made: run.Run, batch: Batch, micro_batch: int | None) -> torch.Tensor:
+    made.step.micro_batch = micro_batch
+    made.step._gradients(batch)
+    found = torch.cat([p.grad.flatten() for p in made.step.parameters if p.grad is not None])
+    made.model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("size", [16, 13])
+def test_a_split_batch_has_the_gradient_of_the_whole(tmp_path: Path, dtype: torch.dtype, limit: float, size: int) -> None:
+    """Weighted heads, one with class weights; 13 samples split unevenly."""
+    reports.write(tmp_path)
+    made = reports.assembled(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
+    made.model.to(dtype)
+    batch = first(made, size)
+    whole = gradient(made, batch, None)
+    for micro_batch in (1, 2, 4, 8):
+        part = gradient(made, batch, micro_batch)
+        assert float((part - whole).norm() / whole.norm()) <= limit, micro_batch
+
+
+def test_first_weights_are_a_function_of_the_seed(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    one, again, other = (reports.assembled(reports.job(tmp_path, more=f", seed: {seed}"), tmp_path).model.state_dict()
+                         for seed in (0, 0, 1))  # fmt: skip
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert not torch.equal(one["heads.0.weight"], other["heads.0.weight"])
+
+
+def test_a_network_is_built_again_from_plain_data(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    made = reports.assembled(reports.job(tmp_path), tmp_path)
+    again = BUILDERS[made.network.builder](**json.loads(json.dumps(made.network.arguments)))
+    again.load_state_dict(made.model.state_dict())
+    inputs = first(made, 4).inputs
+    for name, outputs in again.eval()(*inputs).items():
+        assert torch.equal(outputs, made.model.eval()(*inputs)[name])
+
+
+def freezing(folder: Path, freeze: str) -> run.Run:
+    reports.write(folder)
+    return reports.assembled(reports.job(folder, model=f"{reports.ENCODER[:-1]}, freeze: {freeze}}}"), folder)
+
+
+@pytest.mark.parametrize(
+    ("freeze", "frozen"),
+    [
+        ("{embeddings: true}", ("encoder.embeddings.",)),
+        ("{layers: 1}", ("encoder.encoder.layer.0.",)),
+        ("{embeddings: true, layers: 2}", ("encoder.",)),
+        ("{names: ['encoder.*.attention.*', heads.2]}", (".attention.", "heads.2.")),
+    ],
+)
+def test_frozen_parts_stay_as_they_are(tmp_path: Path, freeze: str, frozen: tuple[str, ...]) -> None:
+    made = freezing(tmp_path, freeze)
+    before = {name: p.clone() for name, p in made.model.named_parameters()}
+    made.train_mode()
+    made.set_rate()
+    for seed in range(2):
+        made.step(first(made, 32), seed)
+    still = {name for name, p in made.model.named_parameters() if torch.equal(before[name], p)}
+    assert still == {name for name in before if any(part in name for part in frozen)}
+
+
+def test_frozen_parts_run_in_evaluation_mode(tmp_path: Path) -> None:
+    """No dropout in the embeddings and the first layer, which is where BERT has it; the second layer keeps it."""
+    made = freezing(tmp_path, "{embeddings: true, layers: 1}")
+    made.train_mode()
+    ids, mask = first(made, 4).inputs
+    model = network(made)
+
+    def drawn(depth: int) -> list[torch.Tensor]:
+        return [model.encoder(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[depth]
+                for _ in range(2)]  # fmt: skip
+
+    for depth in (0, 1):
+        assert torch.equal(*drawn(depth))
+    assert not torch.equal(*drawn(2))
+    modes = {name: module.training for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout)}
+    assert len(modes) > 5
+    for name, training in modes.items():
+        assert training == (not name.startswith(("encoder.embeddings.", "encoder.encoder.layer.0."))), name
+
+
+def test_frozen_parts_keep_dropout_if_asked(tmp_path: Path) -> None:
+    made = freezing(tmp_path, "{embeddings: true, layers: 2, train_mode: true}")
+    made.train_mode()
+    assert all(module.training for module in made.model.modules())
+
+
+@pytest.mark.parametrize(
+    ("freeze", "words"),
+    [
+        ("{layers: 3}", ("model.freeze.layers: is 3", "the network has 2 layers")),
+        ("{names: ['encoder.layer.*']}", ("fits no parameter", "encoder.encoder.layer.0")),
+        ("{embeddings: true, layers: 2, names: ['heads.*']}", ("leaves nothing to train",)),
+    ],
+)
+def test_what_cannot_be_frozen(tmp_path: Path, freeze: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(SpecError) as caught:
+        freezing(tmp_path, freeze)
+    for part in words:
+        assert part in str(caught.value)
+    assert dotted(("model", "freeze")) in str(caught.value)

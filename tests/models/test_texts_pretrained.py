@@ -1,0 +1,247 @@
+"""Pretrained encoders from Hugging Face folders: trained, frozen, reloaded; what cannot be used is refused in words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from runtime import convert, pretrained, run
+from runtime.data.load import load
+from runtime.errors import DataError, SpecError
+from runtime.models.build import BUILDERS
+from runtime.models.texts import TextNetwork
+from tests import reports
+
+MODEL = "{source: transformers, name: saved}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A job's folder with reports and a small pretrained BERT."""
+    reports.write(tmp_path)
+    reports.pretrained(tmp_path)
+    return tmp_path
+
+
+def assembled(folder: Path, model: str = MODEL, data: str = "") -> run.Run:
+    return reports.assembled(reports.job(folder, model=model, data=data), folder)
+
+
+def encoder(made: run.Run) -> dict[str, torch.Tensor]:
+    assert isinstance(made.model, TextNetwork)
+    return made.model.encoder.state_dict()
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return {name: w for name, w in safetensors.torch.load_file(path).items() if not name.startswith("pooler.")}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_pretrained_encoder_begins_with_its_weights(folder: Path) -> None:
+    assert same(encoder(assembled(folder)), weights(folder / "saved" / "model.safetensors"))
+
+
+def test_it_trains_freezes_and_reloads(folder: Path) -> None:
+    made = assembled(folder, "{source: transformers, name: saved, freeze: {embeddings: true, layers: 1}}")
+    before = weights(folder / "saved" / "model.safetensors")
+    made.train_mode()
+    made.set_rate()
+    for batch in made.batches.epoch(0):
+        made.step(made.prepared(batch, 0), 0)
+    after = encoder(made)
+    still = {name for name in before if torch.equal(before[name], after[name])}
+    assert still == {name for name in before if name.startswith(("embeddings.", "encoder.layer.0."))}
+    again = BUILDERS["texts"](**json.loads(json.dumps(made.network.arguments)))
+    again.load_state_dict(made.model.state_dict())
+    inputs = made.dataset.validation.gather(np.arange(4))
+    for name, outputs in again.eval()(*inputs).items():
+        assert torch.equal(outputs, made.model.eval()(*inputs)[name])
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "electra", "albert"])
+def test_families(tmp_path: Path, family: str) -> None:
+    reports.write(tmp_path)
+    saved = reports.pretrained(tmp_path, family)
+    made = assembled(tmp_path)
+    assert same(encoder(made), weights(saved / "model.safetensors"))
+    assert any(f"encoder {family} from {saved}; a text's vector is its first token" in n for n in made.dataset.notes)
+    inputs = made.dataset.train.gather(np.arange(3))
+    assert made.model(*inputs)["causa"].shape == (3, 8)
+    longest = {"roberta": 62}.get(family, 64)
+    assert any(f"max_length {longest}: the most this network sees" in note for note in made.dataset.notes)
+
+
+def test_the_tokenizer_is_that_of_the_folder(folder: Path) -> None:
+    import tokenizers
+
+    inner = tokenizers.Tokenizer.from_file(str(folder / "saved" / "tokenizer.json"))
+    made = load(reports.job(folder, model=MODEL, data=", max_length: 64"))
+    inner.enable_truncation(64)
+    ids, mask = made.train.gather(np.array([3]))
+    title = made.train.title(3)
+    row = int(title.split("row ")[1].split(":")[0])
+    text = (folder / "reports.csv").read_text(encoding="utf-8").splitlines()[row]
+    assert ids[0][mask[0] == 1].tolist()[1:6] == inner.encode(text.strip('"')).ids[1:6]
+
+
+def test_a_vocabulary_of_an_older_form_gives_the_same_tokens(folder: Path) -> None:
+    """BERT's vocab.txt, where tokenizer.json is not there."""
+    whole = load(reports.job(folder, model=MODEL)).train.gather(np.arange(8))
+    tokens = json.loads((folder / "saved" / "tokenizer.json").read_text())["model"]["vocab"]
+    (folder / "saved" / "tokenizer.json").unlink()
+    (folder / "saved" / "vocab.txt").write_text("\n".join(sorted(tokens, key=tokens.__getitem__)) + "\n")
+    (folder / "saved" / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": True, "strip_accents": False})
+    )
+    assert torch.equal(load(reports.job(folder, model=MODEL)).train.gather(np.arange(8))[0], whole[0])
+
+
+def pickled(folder: Path, name: str = "pytorch_model.bin") -> Path:
+    """The pickle twin: the same weights, no safetensors."""
+    twin = shutil.copytree(folder / "saved", folder / "twin")
+    torch.save(safetensors.torch.load_file(twin / "model.safetensors"), twin / name)
+    (twin / "model.safetensors").unlink()
+    return twin
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "best_model.bin"])
+def test_the_pickle_twin_is_refused(folder: Path, name: str) -> None:
+    twin = pickled(folder, name)
+    with pytest.raises(SpecError) as caught:
+        load(reports.job(folder, model="{source: transformers, name: twin}"))
+    message = str(caught.value)
+    assert f"model.name: {twin} has its weights only as pickle" in message
+    assert f"do:       run `drivetrain convert {twin / name}`" in message
+
+
+def test_the_pickle_twin_converts(folder: Path) -> None:
+    convert.convert(pickled(folder) / "pytorch_model.bin")
+    made = assembled(folder, "{source: transformers, name: twin}")
+    assert same(encoder(made), weights(folder / "saved" / "model.safetensors"))
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda saved: (saved / name).unlink()
+
+
+def config(**values: object) -> Callable[[Path], None]:
+    return lambda saved: reports.edit(saved / "config.json", **values)
+
+
+def foreign(saved: Path) -> None:
+    safetensors.torch.save_file({"other.weight": torch.zeros(2)}, saved / "model.safetensors")
+
+
+def code(saved: Path) -> None:
+    """A folder that brings its own code."""
+    (saved / "modeling_evil.py").write_text(f"open({str(saved / 'ran')!r}, 'w')\n")
+    reports.edit(saved / "config.json", model_type="evil", auto_map={"AutoConfig": "modeling_evil.EvilConfig",
+                                                                     "AutoModel": "modeling_evil.EvilModel"})  # fmt: skip
+
+
+BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
+    "no config": (remove("config.json"), ("has no config.json", "save_pretrained")),
+    "no weights": (remove("model.safetensors"), ("has no weights",)),
+    "no tokenizer": (remove("tokenizer.json"), ("the tokenizer in", "cannot be used: there is none of tokenizer.json")),
+    "weights of another name": (
+        lambda saved: (saved / "model.safetensors").rename(saved / "best.safetensors") and None,
+        ("has its weights as best.safetensors", "rename the file"),
+    ),
+    "weights of another network": (foreign, ("lacks ", "embeddings", "it has other.weight", "weights that fit config.json")),
+    "weights of another size": (config(hidden_size=32), ("cannot be loaded",)),
+    "a family that nobody knows": (config(model_type="nobody"), ("config.json cannot be used", "nobody")),
+    "code of its own": (code, ("config.json cannot be used",)),
+    "half a config": (
+        lambda saved: (saved / "config.json").write_text('{"model_type": "bert",') and None, ("config.json cannot be used",),
+    ),
+    "half the weights": (
+        lambda saved: (saved / "model.safetensors").write_bytes(b"\x10" * 99) and None, ("cannot be loaded",),
+    ),
+    "half a tokenizer": (
+        lambda saved: (saved / "tokenizer.json").write_text("{") and None, ("the tokenizer in", "cannot be used"),
+    ),
+    "a tokenizer of another network": (config(vocab_size=50), ("has 400 tokens, the network 50",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_folders(folder: Path, case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    spoil, words = BAD[case]
+    spoil(folder / "saved")
+    with pytest.raises(SpecError) as caught:
+        assembled(folder)
+    message = str(caught.value)
+    for part in ("job.yaml:5:", "model.name: ", *words, "\n  possible: ", "\n  do:       "):
+        assert part in message, message
+    assert "Traceback" not in message
+    assert not (folder / "saved" / "ran").exists()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("family", "words"), [("t5", "takes no text of"), ("vit", "reads no text")])
+def test_networks_that_are_no_text_encoders(tmp_path: Path, family: str, words: str) -> None:
+    reports.write(tmp_path)
+    reports.pretrained(tmp_path, family)
+    with pytest.raises(SpecError, match=words):
+        assembled(tmp_path)
+
+
+def test_more_tokens_than_the_network_sees(folder: Path) -> None:
+    with pytest.raises(SpecError, match=r"data.max_length: is 65\n  possible: at most 64 tokens in this network"):
+        assembled(folder, data=", max_length: 65")
+
+
+def test_layers_that_are_shared_cannot_be_counted(tmp_path: Path) -> None:
+    reports.write(tmp_path)
+    reports.pretrained(tmp_path, "albert")
+    with pytest.raises(SpecError, match="this network has no layers"):
+        assembled(tmp_path, "{source: transformers, name: saved, freeze: {layers: 1}}")
+
+
+@pytest.mark.parametrize("name", ["./modelos/beto", "/modelos/beto", "a/b/c"])
+def test_a_folder_that_is_not_there(tmp_path: Path, name: str) -> None:
+    reports.write(tmp_path)
+    with pytest.raises((SpecError, DataError), match="is not there"):
+        load(reports.job(tmp_path, model=f"{{source: transformers, name: {name}}}"))
+
+
+def test_a_pickle_as_the_name(folder: Path) -> None:
+    pickled(folder, "best_model.bin")
+    with pytest.raises(SpecError, match=r"best_model.bin is a file(.|\n)*drivetrain convert"):
+        load(reports.job(folder, model="{source: transformers, name: twin/best_model.bin}"))
+
+
+def test_a_name_on_the_hub_without_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing listens at this address, as where there is no network; the folder of the cache is empty."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+    with pytest.raises(SpecError) as caught:
+        load(reports.job(folder, model="{source: transformers, name: bert-base-nowhere}"))
+    message = str(caught.value)
+    assert "model.name: 'bert-base-nowhere' is no folder here, is not in the hub's cache, and cannot be fetched" in message
+    assert "name a local folder, or check the name and the network" in message
+
+
+def test_a_name_in_the_cache_needs_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    cached = folder / "cache" / "models--casa--beto" / "snapshots" / "0123"
+    shutil.copytree(folder / "saved", cached)
+    (folder / "cache" / "models--casa--beto" / "refs").mkdir()
+    (folder / "cache" / "models--casa--beto" / "refs" / "main").write_text("0123")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+    asked = reports.job(folder, model="{source: transformers, name: casa/beto}")
+    assert pretrained.find(asked, "casa/beto").folder == cached

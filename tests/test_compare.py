@@ -1,0 +1,109 @@
+"""Comparing runs: only what differs, in the terminal and in three files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runtime.cli import main
+from runtime.compare import differences, flat
+from tests.report_folder import change, make, rows
+from tests.report_page import page_of
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("runs") / "digits-001").parent
+
+
+@pytest.fixture
+def runs(made: Path, tmp_path: Path) -> list[Path]:
+    """Two runs: the second with another rate, one thread, a better result."""
+    folder = tmp_path / "runs"
+    shutil.copytree(made, folder)
+    second = Path(shutil.copytree(folder / "digits-001", folder / "digits-002"))
+    spec = second / "job.yaml"
+    spec.write_text(spec.read_text().replace("lr: 0.003", "lr: 0.01"))
+    change(second / "result.json", lambda r: r["best"].update(value=0.9917))
+    change(second / "plan.json", lambda p: [d.update(value=4) for d in p["decisions"] if d["name"] == "cpu_threads"])
+    return [folder / "digits-001", second]
+
+
+def compare(runs: list[Path], *options: str) -> int:
+    return main(["compare", *map(str, runs), *options])
+
+
+def test_the_terminal_shows_what_differs_and_nothing_else(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(runs) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["train.optimizer.lr", "0.003", "0.01"] in lines
+    assert ["cpu_threads", "1", "4"] in lines
+    assert ["best", "validation/accuracy", "0.9861", "0.9917"] in lines
+    assert "Machines: All 2 runs have the same." in " ".join(" ".join(line) for line in lines)
+    assert not any(line[:1] in (["train.epochs"], ["denormals"]) for line in lines)
+    assert lines[-1][0] == "comparison"
+
+
+def test_the_files(runs: list[Path]) -> None:
+    assert compare(runs) == 0
+    folder = runs[0].parent / "compare-digits-001-digits-002"
+    (folder / "compare.html").rename(folder / "report.html")
+    page = page_of(folder)
+    assert page.open == []
+    assert all(load.startswith(("#", "url(#")) for load in page.loads)
+    assert "the best of 2 runs: digits-002" in page.text
+    text = (folder / "compare.md").read_text(encoding="utf-8")
+    assert "| train.optimizer.lr | 0.003 | 0.01 |" in text
+    assert "| validation/accuracy: digits-002 |" in text
+    data = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+    assert data["differences"]["plan"] == {"cpu_threads": {"digits-001": "1", "digits-002": "4"}}
+    assert data["runs"]["digits-002"]["best"]["value"] == 0.9917
+
+
+def test_json_and_another_folder(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(runs, "--json", "--output", str(tmp_path / "out")) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "out" / "compare.json").read_text(encoding="utf-8"))
+
+
+def test_runs_of_the_same_name_are_told_apart(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twin = Path(shutil.copytree(runs[1], tmp_path / "other" / "digits-001"))
+    assert compare([runs[0], twin], "--output", str(tmp_path / "out"), "--json") == 0
+    assert set(json.loads(capsys.readouterr().out)["runs"]) == {str(runs[0]), str(twin)}
+
+
+def test_runs_that_were_judged_by_different_metrics(runs: list[Path]) -> None:
+    change(runs[1] / "result.json", lambda r: r["best"].update(metric="validation/loss", value=0.06))
+    assert compare(runs) == 0
+    text = next(runs[0].parent.glob("compare-*/compare.md")).read_text(encoding="utf-8")
+    assert "they were judged by different metrics" in text
+    assert "| best validation/loss | - | 0.06 |" in text
+
+
+def test_a_run_without_anything_but_its_log(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("result.json", "plan.json", "hardware.json", "telemetry.jsonl", "job.yaml"):
+        (runs[1] / name).unlink()
+    rows(runs[1] / "metrics.jsonl", [{"step": 1, "epoch": 0, "train/loss": 1.0}])
+    assert compare(runs) == 0
+    assert "train.optimizer.lr " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "1 run\n  possible: 2 to 8 runs"), (9, "9 runs\n  possible: 2 to 8")])
+def test_too_few_or_too_many(runs: list[Path], count: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare([runs[0]] * count) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_no_run(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare([runs[0], tmp_path / "nowhere"]) == 4
+    assert "nowhere: there is no such folder" in capsys.readouterr().err
+
+
+def test_differences_and_flat() -> None:
+    assert flat({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "d": [1]}
+    assert differences([{"a": 1, "b": 2}, {"a": 1, "c": 3}]) == [("b", "2", "-"), ("c", "-", "3")]

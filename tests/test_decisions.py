@@ -1,0 +1,39 @@
+"""The page of decisions is what the program decides today, and it covers what it should."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs/decisions.md"
+WANTED = {
+    "rtx3060-driver550": ("legacy", "bf16", "true"),
+    "rtx3060-driver580": ("ampere", "bf16", "true"),
+    "rtx4090": ("ampere", "bf16", "true"),
+    "l4": ("ampere", "bf16", "true"),
+    "rtx5090": ("ampere", "bf16", "true"),
+    "gtx960": ("legacy", "fp32", "false"),
+    "quadro-t1000": ("legacy", "fp32", "false"),
+    "gtx1650-4gb": ("legacy", "fp32", "false"),
+    "gpu-2gb": ("legacy", "fp32", "false"),
+}
+
+
+def test_the_page_is_what_its_command_prints() -> None:
+    command = [sys.executable, "-m", "runtime.decisions", "jobs/digits.yaml", "tests/machines"]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert made == PAGE.read_text(encoding="utf-8"), "make it again: the command stands on top of the page"
+
+
+def test_every_machine_has_its_row_and_its_reasons() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    head, found = rows[0], {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
+    assert {"image", "precision", "compile", "channels last", "workers", "threads"} <= set(head)
+    assert set(found) == {path.stem for path in (ROOT / "tests/machines").glob("*.json")}
+    assert all(f"**{name}**" in text for name in found)
+    for name, expected in WANTED.items():
+        row = found[name]
+        assert (row["image"], row["precision"], row["compile"]) == expected, name

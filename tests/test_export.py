@@ -1,0 +1,166 @@
+"""ONNX files agree with the network, with free batch size and text length; what is missing is said."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from runtime import cli, export, onnx_file, threads
+from runtime.models import images, series, tables, texts
+from runtime.run import Run
+from tests.trained import CASES, seen, trained
+
+pytest.importorskip("onnxscript", reason="the extra `export` is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
+torch.set_num_threads(1)
+BERT = {
+    "model_type": "bert", "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 32, "max_position_embeddings": 24,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def same_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "limit", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained(CASES["texts"], tmp_path_factory.mktemp("export"))
+
+
+def answer(file: Path, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    names = [slot.name for slot in session.get_outputs()]
+    found = session.run(None, {s.name: x.numpy() for s, x in zip(session.get_inputs(), inputs, strict=True)})
+    return {name: torch.from_numpy(value) for name, value in zip(names, found, strict=True)}
+
+
+def test_the_file_gives_what_validation_computed(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Onnxruntime alone, on texts of other lengths and batches of other sizes than those it was made with."""
+    alone, file = tmp_path / "model", tmp_path / "out" / "net.onnx"
+    shutil.copytree(run.folder / "model", alone)
+    assert cli.main(["export", str(alone), "--output", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "with 1 and 5 made-up samples, outputs differ from the network's by" in out
+    wanted, split = seen(run), run.dataset.validation
+    for ids in ([0], [3, 12], list(range(len(split)))):
+        found = answer(file, split.gather(np.array(ids)))
+        for name in run.dataset.heads:
+            torch.testing.assert_close(found[name], wanted[name][ids], rtol=0, atol=1e-4)
+    assert {path.name for path in file.parent.iterdir()} == {"net.onnx", "net.json"}
+    told = json.loads(file.with_suffix(".json").read_text())
+    assert [row["name"] for row in told["inputs"]] == ["ids", "mask"]
+    assert told["inputs"][0] == {"name": "ids", "type": "int64", "shape": ["batch", "length"]}
+    assert [row["classes"] for row in told["outputs"]] == [["x", "y", "z"], ["no", "yes"]]
+    assert told["preprocessing"] == run.dataset.preprocessing
+
+
+def test_samples_for_the_check(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = run.folder.parent / "held.csv"
+    assert cli.main(["export", str(run.folder), "--output", str(tmp_path / "m.onnx"), "--data", str(data)]) == 0
+    assert f"with 1 and 5 samples of {data}, outputs differ" in capsys.readouterr().out
+
+
+NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "small-cnn": (lambda: images.build("small-cnn", channels=1, classes=3, image_size=12, width=4, dropout=0.1),
+                  {"kind": "images", "image_size": 12, "channels": 1}),
+    "resnet18": (lambda: images.build("resnet18", channels=3, classes=3, image_size=16, width=4),
+                 {"kind": "images", "image_size": 16, "channels": 3}),
+    "resnet50": (lambda: images.build("resnet50", channels=3, classes=3, image_size=40, width=4, stem="large"),
+                 {"kind": "images", "image_size": 40, "channels": 3}),
+    "lstm": (lambda: series.build(channels=3, outputs=2, cnn_channels=(4,), lstm_hidden=5),
+             {"kind": "series", "length": 11, "channels": 3}),
+    "deep two-way lstm": (lambda: series.build(channels=3, outputs=2, lstm_hidden=5, lstm_layers=2, bidirectional=True),
+                          {"kind": "series", "length": 12, "channels": 3}),
+    "encoder, mean": (lambda: texts.build(config=BERT, outputs={"": 3}, pooling="mean", dropout=0.1),
+                      {"kind": "texts", "max_length": 20, "vocabulary": 60}),
+    "encoder, cls": (lambda: texts.build(config=BERT, outputs={"a": 3, "b": 2}, pooling="cls", dropout=0.1),
+                     {"kind": "texts", "max_length": 20, "vocabulary": 60}),
+    "mlp": (lambda: tables.build(numbers=2, categories=[3, 4], outputs=2, hidden=[6]), {
+        "kind": "table",
+        "numeric": [{"name": n, "mean": 0.0, "std": 1.0, "median": 0.0, "missing": False} for n in "xy"],
+        "categorical": [{"name": n, "values": v, "missing": False} for n, v in (("p", ["a", "b"]), ("q", [*"abc"]))]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_built_in_network_exports(name: str, tmp_path: Path) -> None:
+    from runtime.data import example
+
+    build, preprocessing = NETWORKS[name]
+    torch.manual_seed(0)
+    module = build().eval()
+    with torch.no_grad():  # far from the small weights that a network starts with, and from outputs near zero
+        for parameter in module.parameters():
+            parameter.mul_(1.5)
+    first = example.inputs(preprocessing, 3, 0)
+    network = onnx_file.Flat(module, ("a", "b") if name == "encoder, cls" else ("",))
+    names = onnx_file.input_names(module, len(first)), ["a", "b"] if name == "encoder, cls" else ["output"]
+    onnx_file.write(network, first, names, preprocessing.get("max_length"), tmp_path / "n.onnx")
+    others = [example.inputs(preprocessing, count, seed) for seed, count in enumerate((1, 2, 7))]
+    assert onnx_file.difference(network, tmp_path / "n.onnx", others) <= 1e-4
+    assert max(float(x.abs().max()) for x in network(*others[2])) > 0.01
+
+
+class Branches(nn.Module):
+    """A network whose way depends on its numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.sum()) > 0 else -x
+
+
+def test_a_network_that_cannot_be_followed(tmp_path: Path) -> None:
+    from runtime.errors import CheckpointError
+
+    network = onnx_file.Flat(Branches(), ("",))
+    with pytest.raises(CheckpointError) as error:
+        onnx_file.write(network, (torch.randn(3, 2),), (["x"], ["output"]), None, tmp_path / "n.onnx")
+    assert "the network cannot be exported: " in str(error.value)
+    assert "avoid branches on values in forward" in str(error.value)
+
+
+def test_a_file_that_computes_something_else_is_not_kept(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = onnx_file.write
+
+    def wrong(network: onnx_file.Flat, *rest: Any) -> None:
+        write(network, *rest)
+        with torch.no_grad():
+            network.network.heads[0].bias += 0.01  # type: ignore[index, union-attr, operator]
+
+    monkeypatch.setattr(onnx_file, "write", wrong)
+    assert cli.main(["export", str(run.folder), "--output", str(tmp_path / "m.onnx")]) == 4
+    assert "m.onnx would differ by" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_packages_are_named(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda n: None if n.startswith("onnx") else find(n))
+    assert cli.main(["export", str(run.folder)]) == 9
+    error = capsys.readouterr().err
+    assert "onnx, onnxscript, onnxruntime are not installed here" in error
+    assert "pip install 'drivetrain[export]'" in error
+
+
+def test_a_difference_that_is_no_number_is_no_agreement(tmp_path: Path) -> None:
+    class Nowhere(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.log(x)
+
+    network = onnx_file.Flat(Nowhere(), ("",))
+    onnx_file.write(network, (torch.rand(3, 2) + 1,), (["x"], ["output"]), None, tmp_path / "n.onnx")
+    assert onnx_file.difference(network, tmp_path / "n.onnx", [(torch.rand(2, 2) + 1,)]) <= 1e-4
+    assert onnx_file.difference(network, tmp_path / "n.onnx", [(-torch.ones(2, 2),)]) == float("inf")

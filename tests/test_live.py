@@ -1,0 +1,339 @@
+"""The live view: what it reads from a run folder, how it looks, how it is painted, and `watch`."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from runtime import watch_run
+from runtime.curve import KEPT, Curve
+from runtime.errors import CheckpointError
+from runtime.follow import Follower, Tail, View
+from runtime.painter import Painter
+from runtime.progress import Progress
+from runtime.run import Run
+from runtime.screen import left_text, line, screen
+from tests.report_folder import ROOT, change, make, metrics, rows, telemetry
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of 540 steps in 12 epochs that is half done and still runs."""
+    made = make(tmp_path / "digits-001")
+    change(made / "state.json", lambda s: s.update(status="running", exit_code=None, ended=None))
+    rows(made / "metrics.jsonl", [row for row in metrics() if row["step"] <= 270])
+    rows(made / "telemetry.jsonl", telemetry()[:21])
+    (made / "progress.json").write_text(json.dumps({"steps": 540, "steps_per_epoch": 45, "evaluation_steps": 4.0}))
+    return made
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def text_of(view: View, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(screen(view, width))
+    return cast(io.StringIO, console.file).getvalue()
+
+
+def test_a_view_of_a_running_run(run: Path) -> None:
+    view = Follower(run).read()
+    assert (view.job, view.task, view.status) == ("digits", "image-classification", "running")
+    assert (view.epoch, view.epochs, view.step, view.total) == (6, 12, 270, 540)
+    assert view.metric == "validation/accuracy"
+    assert view.score.last == view.best[0] if view.best else False
+    assert "cpu_threads 1" in view.plan
+    assert view.cpus == 2.0
+    assert view.left is not None
+    assert 17 < view.left < 24  # telemetry stands at 263 of 540 steps after 20.5 s
+    assert list(view.events) == ["one file read again"]
+
+
+def test_only_what_is_new_is_read(run: Path) -> None:
+    follower = Follower(run)
+    count = len(follower.read().loss.means)
+    append(run / "metrics.jsonl", {"step": 271, "epoch": 6, "train/loss": 0.5, "lr": 1e-3})
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 272, "epo')  # a row that is being written
+    view = follower.read()
+    assert (view.step, view.epoch, view.loss.last) == (271, 7, 0.5)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('ch": 6, "train/loss": 0.25, "lr": 1e-3}\n')
+    assert follower.read().loss.last == 0.25
+    assert len(follower.view.loss.means) - count <= 2
+
+
+def test_a_roll_back_writes_the_metrics_anew(run: Path) -> None:
+    follower = Follower(run)
+    follower.read()
+    beside = run / ".metrics"
+    rows(beside, [row for row in metrics() if row["step"] <= 90])
+    beside.replace(run / "metrics.jsonl")
+    view = follower.read()
+    assert (view.step, view.epoch) == (90, 2)
+
+
+def test_a_restart_goes_on_in_time(run: Path) -> None:
+    follower = Follower(run)
+    before = follower.read().elapsed
+    append(run / "telemetry.jsonl", {"seconds": 1.0, "step": 275, "samples_per_second": 500.0})
+    assert follower.read().elapsed == before + 1.0
+
+
+def test_a_tail_of_nothing_and_of_garbage(tmp_path: Path) -> None:
+    tail = Tail(tmp_path / "events.jsonl")
+    assert tail.read() == ([], False)
+    tail.path.write_text('{"a": 1}\n[2]\nnot json\n{"b": 2}\n')
+    assert tail.read() == ([{"a": 1}, {"b": 2}], False)
+    tail.path.write_text("")
+    assert tail.read() == ([], True)
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 100, 200])
+def test_the_picture_fits(run: Path, width: int) -> None:
+    shown = text_of(Follower(run).read(), width).splitlines()
+    assert len(shown) <= 12
+    assert max(map(len, shown)) <= min(width, 100)
+    whole = "\n".join(shown)
+    for words in ("6 of 12", "step 270 of 540", "left", "loss", "accuracy", "samples/s", "of 2 busy", "of 4.0 GiB"):
+        assert words in whole, words
+
+
+def test_the_picture_has_its_shapes_and_remarks(run: Path) -> None:
+    view = Follower(run).read()
+    view.sample = {**view.sample, "input_wait": 0.4, "gpu_percent": 93.0, "gpu_temperature": 81.0,
+                   "gpu_memory": 30 << 30, "gpu_memory_limit": 139 << 30}  # fmt: skip
+    shown = text_of(view, 80)
+    assert re.search(r"loss +\S+ +█[▁-█]{10,}  from 3", shown)
+    for words in ("input wait 40%", "93% busy", "81 °C", "30.0 GiB of 139.0 GiB", "GPU memory", "epoch 6"):
+        assert words in shown, words
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [("done", "100%"), ("failed", "50%"), ("stopped", "stopped 0:20"), ("running", "left")],
+)
+def test_how_a_run_ended_is_on_the_picture(run: Path, status: str, told: str) -> None:
+    change(run / "state.json", lambda s: s.update(status=status))
+    assert told in text_of(Follower(run).read(), 80)
+
+
+def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: x\ntask: custom\ntrain: {epochs: 3, early_stopping: {patience: 2}}\n")
+    view = Follower(tmp_path).read()
+    assert view.at_most
+    assert "starting 0:00" in text_of(view, 80)
+    assert line(view) == "epoch 1/3  step 0"
+
+
+def test_one_plain_line(run: Path) -> None:
+    text = line(Follower(run).read())
+    assert re.fullmatch(r"epoch 6/12  step 270/540  loss 0\.\d{4}  5\d\d samples/s  0:(1[7-9]|2\d) left", text)
+    assert left_text(75.2, True) == "at most 1:15 left"
+    assert left_text(None, False) == "measuring the time left"
+
+
+def test_no_run_folder(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no job.yaml"):
+        Follower(tmp_path)
+    with pytest.raises(CheckpointError, match="is not there"):
+        Follower(tmp_path / "nowhere")
+
+
+def test_a_curve_keeps_its_shape_and_its_size() -> None:
+    curve = Curve()
+    for value in range(100_000):
+        curve.add(float(value))
+    curve.add(float("nan"))
+    assert len(curve.means) < KEPT
+    assert curve.shape(8) == "▁▂▃▄▅▆▇█"
+    assert curve.first == 0.0
+    flat = Curve()
+    flat.add(1.0)
+    assert (flat.shape(5), Curve().shape(5)) == ("▁", "")
+
+
+def painted(width: int = 80) -> tuple[Painter, io.StringIO, Console]:
+    file = io.StringIO()
+    console = Console(file=file, width=width, height=10, force_terminal=True, color_system=None, highlight=False)
+    return Painter(console), file, console
+
+
+def picture(*texts: str) -> Any:
+    return lambda width: Text("\n".join(texts))
+
+
+def test_pictures_replace_each_other_and_what_is_said_stays_above() -> None:
+    painter, file, _ = painted()
+    painter.start()
+    try:
+        painter.paint(picture("one", "two"))
+        print("a line", end="")
+        print("an error", file=sys.stderr)
+        painter.paint(picture("three"))
+    finally:
+        painter.leave()
+    assert file.getvalue() == "one\ntwo\n\x1b[2F\x1b[Ja linean error\nthree\n"
+    assert sys.stdout is not painter.said
+
+
+def test_a_narrower_terminal_begins_on_an_empty_page() -> None:
+    painter, file, console = painted()
+    painter.paint(picture("one"))
+    console.width = 40
+    painter.paint(picture("two"))
+    console.width = 60
+    painter.paint(picture("three"))
+    assert file.getvalue() == "one\n\x1b[2J\x1b[Htwo\n\x1b[1F\x1b[Jthree\n"
+
+
+def test_a_picture_higher_than_the_terminal_is_cut() -> None:
+    painter, file, _ = painted()
+    painter.paint(picture(*map(str, range(30))))
+    assert file.getvalue().count("\n") == 9
+
+
+def fake(folder: Path, epoch: int = 0) -> Run:
+    made = SimpleNamespace(
+        folder=folder, counters=SimpleNamespace(epoch=epoch), time_left=lambda: 100.0, last={"validation/loss": 0.5},
+        job=SimpleNamespace(train=SimpleNamespace(epochs=4, early_stopping=None)),
+        dataset=SimpleNamespace(validation=range(96)), batches=SimpleNamespace(per_epoch=10, batch_size=32),
+    )  # fmt: skip
+    return cast(Run, made)
+
+
+def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    moments = iter(range(1000))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(moments)))
+    progress, run = Progress(40, 0), fake(tmp_path)
+    for step in range(1, 11):
+        progress.step(run, step, 1 / step)
+    progress.evaluation(run, True)
+    progress.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "epoch 1/4  step 1/40  loss 1.0000  measuring the time left"
+    assert lines[1] == "epoch 1/4  step 6/40  loss 0.1667  32 samples/s  0:38 left"  # 34 steps, 4 evaluations of 1 s
+    assert lines[2] == "epoch 1/4  validation/loss 0.5000  best"
+    ahead = json.loads((tmp_path / "progress.json").read_text())
+    assert ahead == {"steps": 40, "steps_per_epoch": 10, "evaluation_steps": 1.0}
+
+
+def test_a_folder_that_takes_no_file_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Progress(40, 0).step(fake(tmp_path / "nowhere"), 1, 1.0)
+    assert "`drivetrain watch` will not tell the time left" in capsys.readouterr().out
+
+
+def watch(run: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "runtime", "watch", str(run)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60, **options)
+
+
+def test_watch_of_a_finished_run_in_a_log(run: Path) -> None:
+    change(run / "state.json", lambda s: s.update(status="done", exit_code=0))
+    done = watch(run)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("done at step 270, best validation/accuracy 0.9")
+    assert not CONTROL.search(done.stdout)
+
+
+def test_watch_loads_no_torch(run: Path) -> None:
+    change(run / "state.json", lambda s: s.update(status="done"))
+    code = (
+        "import sys; from pathlib import Path; from runtime.watch_run import watch\n"
+        f"watch(Path({str(run)!r})); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+def test_watch_of_a_run_whose_supervisor_was_killed(run: Path) -> None:
+    for name in ("job.yaml", "state.json", "telemetry.jsonl"):
+        os.utime(run / name, (1e9, 1e9))
+    done = watch(run)
+    assert (done.returncode, done.stdout.splitlines()[-1][:18]) == (0, "killed at step 270")
+
+
+def test_a_run_that_is_quiet_but_locked_is_alive(run: Path) -> None:
+    for name in ("job.yaml", "state.json", "telemetry.jsonl"):
+        os.utime(run / name, (1e9, 1e9))
+    import fcntl
+
+    with (run / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert watch_run.look(Follower(run)).status == "running"
+    assert watch_run.look(Follower(run)).status == "killed"
+
+
+def test_watch_of_nothing(tmp_path: Path) -> None:
+    done = watch(tmp_path / "nowhere")
+    assert done.returncode == 4
+    assert "is not there" in done.stderr
+
+
+def on_a_terminal(run: Path, **environment: str) -> tuple[subprocess.Popen[bytes], int]:
+    """`watch` on a pseudo terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
+    variables |= {"TERM": "xterm-256color", **environment}
+    command = [sys.executable, "-m", "runtime", "watch", str(run)]
+    started = subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=variables)
+    os.close(theirs)
+    return started, ours
+
+
+def everything(ours: int, until: str = "") -> str:
+    text = b""
+    while not until or until not in text.decode(errors="replace"):
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+        text += part
+    return text.decode(errors="replace")
+
+
+def test_watch_on_a_terminal_ends_with_the_run(run: Path) -> None:
+    started, ours = on_a_terminal(run)
+    text = everything(ours, until="of 4.0 GiB")
+    change(run / "state.json", lambda s: s.update(status="done", exit_code=0))
+    text += everything(ours)
+    assert started.wait(30) == 0
+    assert "\x1b[J" in text
+    assert "\x1b[?25l" not in text  # a cursor that is never hidden needs nobody to show it again
+    assert "done 0:20" in text.split("\x1b[J")[-1].replace("\x1b[0m", "").replace("\x1b[32m", "")
+
+
+def test_ctrl_c_leaves_quietly_and_the_run_alone(run: Path) -> None:
+    started, ours = on_a_terminal(run)
+    text = everything(ours, until="of 4.0 GiB")
+    started.send_signal(signal.SIGINT)
+    text += everything(ours)
+    assert started.wait(30) == 0
+    assert "Traceback" not in text
+    assert json.loads((run / "state.json").read_text())["status"] == "running"
+
+
+def test_no_color_means_plain_lines_even_on_a_terminal(run: Path) -> None:
+    change(run / "state.json", lambda s: s.update(status="done"))
+    started, ours = on_a_terminal(run, NO_COLOR="1")
+    text = everything(ours)
+    assert started.wait(30) == 0
+    assert "\x1b" not in text
+    assert "done at step 270" in text

@@ -1,0 +1,152 @@
+"""Files of one's own: what is wrong with them is found without running them, and without torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import SpecError
+from tests.own_job import LOSS, MODEL, job, write
+
+ROOT = Path(__file__).parent.parent
+BESIDE = "a Python file beside the job"
+OFFERED = "outputs, classes, inputs, vocabulary, categories come from the data by themselves"
+
+# Files, parts of the spec, and the message without the name of the folder.
+BAD = {
+    "not there": ({}, {"train": "loss: {file: lost.py}"}, (
+        "job.yaml:5:43: train.loss.file: 'lost.py' is not there", BESIDE, "check the spelling")),
+    "another kind of file": ({}, {"train": "loss: {file: my_loss.txt}"}, (
+        "job.yaml:5:43: train.loss.file: is 'my_loss.txt'", BESIDE, "name a .py file")),
+    "absolute": ({}, {"train": "loss: {file: /etc/my_loss.py}"}, (
+        "job.yaml:5:43: train.loss.file: is '/etc/my_loss.py'", f"{BESIDE}, as a relative path without `..`",
+        "put the file beside the job")),
+    "above the job": ({}, {"train": "loss: {file: a/../../my_loss.py}"}, (
+        "job.yaml:5:43: train.loss.file: is 'a/../../my_loss.py'", f"{BESIDE}, as a relative path without `..`",
+        "put the file beside the job")),
+    "a folder": ({"folder.py/x.txt": ""}, {"train": "loss: {file: folder.py}"}, (
+        "job.yaml:5:43: train.loss.file: 'folder.py' is no file", BESIDE, "name a file")),
+    "no path": ({}, {"train": 'loss: {file: "a\\0.py"}'}, (
+        "job.yaml:5:43: train.loss.file: 'a\\x00.py' is not a path: embedded null byte", BESIDE, "check the spelling")),
+    "syntax": ({"my_loss.py": "def loss():\n    return 1 +\n"}, {"train": "loss: {file: my_loss.py}"}, (
+        "job.yaml:5:43: train.loss.file: my_loss.py:2:15: invalid syntax\n    return 1 +",
+        "what Python {python} understands", "mend this line, or the one before it")),
+    "null bytes": ({"my_loss.py": "x = '\0'"}, {"train": "loss: {file: my_loss.py}"}, (
+        "job.yaml:5:43: train.loss.file: my_loss.py:1:1: source code string cannot contain null bytes",
+        "what Python {python} understands", "mend this line, or the one before it")),
+    "name of the factory": ({}, {"train": "loss: {file: my_loss.py, factory: los}"}, (
+        "job.yaml:5:61: train.loss.factory: my_loss.py has no function or class 'los' at its top level",
+        "one of functional, loss", 'did you mean "loss"?')),
+    "nothing to call": ({"my_loss.py": "class _A:\n    pass\n"}, {"train": "loss: {file: my_loss.py}"}, (
+        "job.yaml:5:36: train.loss.factory: my_loss.py has no function or class 'loss' at its top level",
+        "a function or class at its top level", "write `def loss(...):`, or name another")),
+    "inside another function": ({"my_loss.py": "def a():\n    def loss():\n        pass\n"},
+        {"train": "loss: {file: my_loss.py}"}, (
+        "job.yaml:5:36: train.loss.factory: my_loss.py has no function or class 'loss' at its top level",
+        "one of a", "write `def loss(...):`, or name another")),
+    "the loss itself": ({"my_loss.py": "def loss(outputs, targets):\n    return 0\n"},
+        {"train": "loss: {file: my_loss.py}"}, (
+        "job.yaml:5:36: train.loss.arguments: loss() in my_loss.py needs outputs, targets",
+        "a value for each argument without a default", "add `arguments: {outputs: ...}`, or give it a default")),
+    "unknown argument": ({}, {"model": "arguments: {widht: 3}"}, (
+        "job.yaml:4:40: model.arguments.widht: build() in my_model.py has no argument of this name",
+        "arguments of build(): outputs, width", 'did you mean "width"?')),
+    "no arguments at all": ({}, {"train": "loss: {file: my_loss.py, arguments: {gamma: 2}}"}, (
+        "job.yaml:5:73: train.loss.arguments.gamma: loss() in my_loss.py has no argument of this name",
+        "loss() has none", "remove it")),
+    "a class that needs more": ({}, {"model": "factory: Net"}, (
+        "job.yaml:4:1: model.arguments: Net() in my_model.py needs width",
+        f"a value for each argument without a default; {OFFERED}",
+        "add `arguments: {width: ...}`, or give it a default")),
+    "a keyword that is needed": ({"my_model.py": "def build(*, depth):\n    pass\n"}, {}, (
+        "job.yaml:4:1: model.arguments: build() in my_model.py needs depth",
+        f"a value for each argument without a default; {OFFERED}",
+        "add `arguments: {depth: ...}`, or give it a default")),
+    "by position only": ({"my_model.py": "def build(width, /, depth=1):\n    pass\n"}, {}, (
+        "job.yaml:4:1: model.factory: build() takes width by position only", "parameters with names",
+        "remove the `/` from its signature")),
+    "reader": ({}, {"data": "reader: read"}, (
+        "job.yaml:3:26: data.reader: my_data.py has no function or class 'read' at its top level",
+        "one of torch, points, load", 'did you mean "load"?')),
+    "class weights beside a loss": ({}, {"train": "loss: {file: my_loss.py}, class_weights: balanced"}, (
+        "job.yaml:5:62: train.class_weights: is balanced", "a built-in loss",
+        "weigh the classes inside your own loss, and remove it")),
+    "a loss without file": ({}, {"train": "loss: own"}, (
+        "job.yaml:5:36: train.loss.file: is missing", "a required key: Python file beside the job", "add `file:`")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "parts", "message"), BAD.values(), ids=BAD)
+def test_a_bad_file_and_its_message(
+    files: dict[str, str], parts: dict[str, str], message: tuple[str, str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError) as raised:
+        job(tmp_path, files, **parts)
+    assert raised.value.exit_code == 2
+    given, possible, action = (
+        text.format(python=sys.version.split()[0]) if "{python}" in text else text for text in message
+    )
+    assert str(raised.value).replace(f"{tmp_path}/", "") == f"{given}\n  possible: {possible}\n  do:       {action}"
+
+
+def test_every_file_is_looked_at_and_the_problems_come_in_the_order_of_the_job(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as raised:
+        job(tmp_path, {"my_data.py": "def load(n):\n    pass\n", "my_model.py": "def (\n"}, train="loss: {file: x.py}")
+    assert [problem.key for problem in raised.value.problems] == ["data.arguments", "model.file", "train.loss.file"]
+
+
+def test_a_link_that_leads_out_of_the_folder(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "job", tmp_path / "outside.py"
+    inside.mkdir()
+    outside.write_text(LOSS)
+    path = write(inside, train="loss: {file: link.py}")
+    (inside / "link.py").symlink_to(outside)
+    with pytest.raises(SpecError, match=r"'link\.py' leads to .*/outside\.py"):
+        job_of(path)
+    (inside / "link.py").unlink()
+    (inside / "link.py").symlink_to(inside / "my_loss.py")
+    assert job_of(path).name == "tiny"
+
+
+def job_of(path: Path) -> object:
+    from runtime import spec
+
+    return spec.load(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from elsewhere import build",
+        "from elsewhere import *",
+        "build = make(3)",
+        "if True:\n    def build(outputs):\n        pass",
+        "try:\n    import fast\nexcept ImportError:\n    def build():\n        pass",
+        "def build(**settings):\n    pass",
+        "@cache\ndef build(what):\n    pass",
+        "class build(Base):\n    pass",
+        "class build:\n    def __init__(self, outputs, *, classes):\n        pass",
+        "x = '\\d'\ndef build():\n    pass",
+    ],
+)
+def test_what_cannot_be_known_without_running_is_no_mistake(text: str, tmp_path: Path) -> None:
+    assert job(tmp_path, {"my_model.py": text}).name == "tiny"
+
+
+def test_nothing_is_run_and_torch_is_not_loaded(tmp_path: Path) -> None:
+    bomb = "open('exploded', 'w')\n"
+    path = write(tmp_path, {"my_model.py": bomb + MODEL, "my_data.py": bomb + "def load():\n    pass\n"})
+    code = (
+        "import sys; from runtime.cli import main; code = main(['validate', sys.argv[1]]); "
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, f"{path}: valid (tiny, custom)\n"), done.stderr
+    assert not (tmp_path / "exploded").exists()

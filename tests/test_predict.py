@@ -1,0 +1,318 @@
+"""predict on raw files gives what validation computed, for every task; the model folder alone is enough."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime import answers, artifact, cli
+from runtime.run import Run
+from tests.trained import CASES, seen, trained
+
+ROOT = Path(__file__).parent.parent
+NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trained")
+
+
+@pytest.fixture(scope="module", params=CASES)
+def run(request: pytest.FixtureRequest, home: Path) -> Run:
+    folder = home / request.param.replace(" ", "-")
+    folder.mkdir()
+    return trained(CASES[request.param], folder)
+
+
+@pytest.fixture(autouse=True)
+def same_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands set these for their own process, which is ours here."""
+    for name in NAMES:
+        monkeypatch.setenv(name, "1")
+
+
+def held(run: Run) -> list[Path]:
+    """The raw files of the validation data."""
+    folder = run.folder.parent
+    files = sorted(folder.glob("held.*"))
+    return files or [Path(run.dataset.validation.title(i)) for i in range(len(run.dataset.validation))]
+
+
+def predicted(model: Path, inputs: list[Path], output: Path, *options: str) -> list[dict[str, Any]]:
+    code = cli.main(["predict", str(model), *map(str, inputs), "--format", "jsonl", "--output", str(output), *options])
+    assert code == 0
+    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+
+
+def test_predictions_are_those_of_validation(run: Run, tmp_path: Path) -> None:
+    alone = tmp_path / "elsewhere"
+    shutil.copytree(run.folder / "model", alone)
+    rows = predicted(alone, held(run), tmp_path / "out.jsonl", "--probabilities")
+    outputs, split = seen(run), run.dataset.validation
+    assert len(rows) == len(split)
+    assert [Path(row["sample"]).name for row in rows] == [Path(split.title(i)).name for i in range(len(split))]
+    for name, head in run.dataset.heads.items():
+        found = [row[name] if name else row for row in rows]
+        if head.classes:
+            wanted = answers.probabilities(head, outputs[name])
+            got = torch.tensor([[row["probabilities"][c] for c in head.classes] for row in found])
+            assert float((got - wanted).abs().max()) <= 1e-6
+            assert got.std() > 1e-4, "all the same would prove nothing"
+        else:
+            wanted = answers.numbers(head, outputs[name])
+            got = torch.tensor([list(row["prediction"].values()) for row in found], dtype=torch.float64)
+            torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_an_evaluation_is_that_of_training(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without data it reads the validation data again and gives every metric, the loss too."""
+    assert cli.main(["evaluate", str(run.folder), "--output", str(tmp_path / "out")]) == 0
+    stored = json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]
+    assert stored == pytest.approx(run.last, rel=1e-5, abs=1e-6)
+    shown = capsys.readouterr().out
+    assert all(f"{name} " in shown for name in run.last), shown
+    singles = [name for name, head in run.dataset.heads.items() if head.classes and not head.several]
+    for name in singles:
+        stem = tmp_path / "out" / (f"confusion-{name}" if name else "confusion")
+        lines = list(csv.reader(stem.with_suffix(".csv").read_text(encoding="utf-8").splitlines()))
+        assert lines[0] == ["truth", *run.dataset.heads[name].classes]
+        assert sum(int(cell) for line in lines[1:] for cell in line[1:]) == len(run.dataset.validation)
+        assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert len(list((tmp_path / "out").iterdir())) == 1 + 2 * len(singles)
+
+
+def test_an_evaluation_of_new_data_needs_the_model_alone(run: Run, tmp_path: Path) -> None:
+    alone = tmp_path / "elsewhere"
+    shutil.copytree(run.folder / "model", alone)
+    files = sorted(run.folder.parent.glob("held*"))
+    assert cli.main(["evaluate", str(alone), "--data", str(files[0]), "--output", str(tmp_path / "out")]) == 0
+    stored = json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]
+    wanted = {name.removeprefix("validation/"): value for name, value in run.last.items() if not name.endswith("loss")}
+    assert stored == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
+def test_the_average_is_used_and_the_raw_weights_lie_beside(run: Run) -> None:
+    loaded = artifact.load(run.folder)
+    assert run.ema
+    state = loaded.network.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in run.ema.average.items() if name in state)
+    assert not all(torch.equal(state[name], value) for name, value in run.model.state_dict().items() if name in state)
+    assert (loaded.folder / "raw.safetensors").exists()
+
+
+# ------------------------------------------------------------------------------------------------------ one run of each
+
+
+@pytest.fixture(scope="module")
+def images(home: Path) -> Run:
+    (home / "more").mkdir()
+    return trained(CASES["image folders"], home / "more")
+
+
+@pytest.fixture(scope="module")
+def labels(home: Path) -> Run:
+    (home / "labels").mkdir()
+    return trained(CASES["table labels"], home / "labels")
+
+
+def test_csv_from_the_command_line_in_a_process_of_its_own(images: Run, tmp_path: Path) -> None:
+    folder = images.folder.parent / "held"
+    (folder / "broken.jpg").write_bytes(b"")
+    command = [sys.executable, "-m", "runtime", "predict", str(images.folder), str(folder), "--probabilities"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    (folder / "broken.jpg").unlink()
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert list(rows[0]) == ["sample", "prediction", "probability", "probabilities.a", "probabilities.b"]
+    assert len(rows) == 8
+    assert "1 of 9 samples cannot be used" in done.stderr
+    assert f"left out: {folder / 'broken.jpg'}: empty file" in done.stderr
+    assert "8 samples in" in done.stderr
+    chosen = {row["sample"]: row for row in rows}
+    split, probabilities = images.dataset.validation, seen(images)[""].softmax(dim=1)
+    for index in range(len(split)):
+        row = chosen[str(folder.parent / Path(split.title(index)).relative_to(folder.parent))]
+        assert float(row["probabilities.b"]) == pytest.approx(float(probabilities[index, 1]), abs=1e-6)
+        assert row["prediction"] == "ab"[int(probabilities[index].argmax())]
+        assert float(row["probability"]) == pytest.approx(float(probabilities[index].max()), abs=1e-6)
+
+
+def test_several_labels_share_a_cell(labels: Run, tmp_path: Path) -> None:
+    data, output = labels.folder.parent / "held.csv", tmp_path / "out.csv"
+    assert cli.main(["predict", str(labels.folder), str(data), "--output", str(output)]) == 0
+    rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
+    shares = seen(labels)[""].sigmoid()
+    for row, share in zip(rows, shares, strict=True):
+        wanted = [name for name, value in zip(("red", "big"), share.tolist(), strict=True) if value > 0.5]
+        assert row["prediction"] == ";".join(wanted)
+        assert len([p for p in row["probability"].split(";") if p]) == len(wanted)
+
+
+def test_a_manifest_without_labels_and_hidden_files(images: Run, tmp_path: Path) -> None:
+    folder = images.folder.parent / "held"
+    (tmp_path / "list.csv").write_text(f"path\n{folder / 'a' / '0.jpg'}\nlost.png\n")
+    rows = predicted(images.folder, [tmp_path / "list.csv"], tmp_path / "o.jsonl")
+    assert [row["sample"] for row in rows] == [str(folder / "a" / "0.jpg")]
+
+
+def test_one_array_file_of_images_without_labels(home: Path, tmp_path: Path) -> None:
+    (home / "arrays").mkdir()
+    done = trained(CASES["image arrays"], home / "arrays")
+    raw = np.load(done.folder.parent / "held.npz")
+    np.savez(tmp_path / "new.npz", images=raw["images"])
+    rows = predicted(done.folder, [tmp_path / "new.npz"], tmp_path / "o.jsonl")
+    probabilities = seen(done)[""].softmax(dim=1).max(dim=1).values
+    assert [row["probability"] for row in rows] == pytest.approx(probabilities.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code", "parts"),
+    [
+        (["gone.png"], 3, ["gone.png: not there", "files or folders", "check the spelling"]),
+        (["broken.png"], 3, ["1 of 1 samples cannot be used", "broken.png: empty file", "name other files"]),
+        (["empty"], 3, ["no images in", "at least one image"]),
+        (["one.npz", "broken.png"], 3, ["2 paths with an .npz among them", "give the .npz alone"]),
+        (["bright.npz"], 3, ["lie between 0 and 1, those of training between 0 and 255", "multiply by 255"]),
+    ],
+)
+def test_inputs_that_cannot_be_used(
+    images: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], inputs: list[str], code: int, parts: list[str]
+) -> None:
+    (tmp_path / "broken.png").touch()
+    (tmp_path / "empty").mkdir()
+    np.savez(tmp_path / "one.npz", images=np.zeros((2, 16, 16, 3), np.uint8))
+    np.savez(tmp_path / "bright.npz", images=np.ones((2, 16, 16, 3), np.float32))
+    assert cli.main(["predict", str(images.folder), *(str(tmp_path / name) for name in inputs)]) == code
+    error = capsys.readouterr().err
+    assert all(part in error for part in parts), error
+
+
+def test_labels_that_training_did_not_have(images: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(images.folder.parent / "held" / "a", tmp_path / "new" / "zebra")
+    assert cli.main(["evaluate", str(images.folder), "--data", str(tmp_path / "new")]) == 3
+    error = capsys.readouterr().err
+    assert 'classes that the training data does not have: "zebra"' in error
+    assert not (images.folder / "evaluation").exists()
+
+
+def test_a_file_has_no_label(images: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    file = images.folder.parent / "held" / "a" / "0.jpg"
+    assert cli.main(["evaluate", str(images.folder), "--data", str(file)]) == 3
+    assert "is a file without a label" in capsys.readouterr().err
+
+
+def test_a_model_alone_does_not_know_its_validation_data(
+    images: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(images.folder / "model", tmp_path / "m")
+    assert cli.main(["evaluate", str(tmp_path / "m")]) == 3
+    assert "has no job.yaml, so its validation data is not known" in capsys.readouterr().err
+
+
+def test_data_that_changed_since_training(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "changed").mkdir()
+    done = trained(CASES["image arrays"], home / "changed")
+    raw = np.load(done.folder.parent / "train.npz")
+    np.savez(done.folder.parent / "train.npz", images=raw["images"] * 2, labels=raw["labels"])
+    assert cli.main(["evaluate", str(done.folder)]) == 3
+    error = capsys.readouterr().err
+    assert "the data has changed since training: low, high" in error
+    (done.folder.parent / "train.npz").unlink()
+    assert cli.main(["evaluate", str(done.folder)]) == 3
+    assert "or name other data: --data PATH" in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written(images: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(images.folder.parent / "held")
+    assert cli.main(["predict", str(images.folder), data, "--output", "/proc/none/out.csv"]) == 7
+    assert "name another one with --output" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------ damaged folders
+
+
+def damage(kind: str, model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    match kind:
+        case "no config":
+            (model / "config.json").unlink()
+        case "torn config":
+            (model / "config.json").write_text('{"format": 1')
+        case "old format":
+            config["format"] = 99
+        case "no heads":
+            del config["heads"]
+        case "strange head":
+            config["heads"][0]["colour"] = "red"
+        case "strange builder":
+            config["builder"] = "os.system"
+        case "strange argument":
+            config["arguments"]["name"] = "alexnet"
+        case "other width":
+            config["arguments"]["width"] = 5
+        case "torn weights":
+            content = (model / "model.safetensors").read_bytes()
+            (model / "model.safetensors").write_bytes(content[: len(content) // 2])
+        case "no weights":
+            (model / "model.safetensors").unlink()
+    if kind not in ("no config", "torn config"):
+        (model / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("no config", "has no trained model"),
+        ("no weights", "has no trained model"),
+        ("torn config", "config.json is not whole"),
+        ("old format", "config.json has format 99, this version reads 1"),
+        ("no heads", "config.json has no heads"),
+        ("strange head", "a head is not complete"),
+        ("strange builder", "names the builder 'os.system', this version has images"),
+        ("strange argument", "the network cannot be built: KeyError: 'alexnet'"),
+        (
+            "other width",
+            "model.safetensors does not fit config.json: features.0.weight is (4, 3, 3, 3), expected (5, 3,",
+        ),
+        ("torn weights", "model.safetensors cannot be read"),
+    ],
+)
+def test_a_damaged_model_folder_is_refused(
+    images: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, part: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(images.folder / "model", model)
+    damage(kind, model)
+    assert cli.main(["predict", str(model), str(images.folder.parent / "held")]) == 4
+    error = capsys.readouterr().err
+    assert part in error
+    assert "  possible: " in error
+    assert "  do:       " in error
+
+
+def test_a_run_that_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "state.json").write_text('{"status": "stopped"}')
+    assert cli.main(["predict", str(tmp_path), str(tmp_path)]) == 4
+    assert "has no trained model: the run is stopped" in capsys.readouterr().err
+
+
+def test_a_model_folder_can_be_read_by_those_who_read_the_run(images: Run) -> None:
+    allowed = 0o666 & ~_umask()
+    assert all(file.stat().st_mode & 0o777 == allowed for file in (images.folder / "model").iterdir() if file.is_file())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,153 @@
+"""The run doctor: fabricated runs that need a change get it, with gain and line; a healthy run gets none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.report import write
+from runtime.report.advice import MOST, Advice, advice
+from runtime.report.record import read
+from runtime.report.summary import summarize
+from tests.report_folder import change, make, rows, telemetry
+
+GIB = 2**30
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run whose allocator is as asked, and whose limit fits: nothing to mend."""
+    made = make(tmp_path / "digits-001")
+    change(made / "result.json", lambda r: r.update(memory_limit=GIB, peak_memory=700 << 20))
+    rows(made / "telemetry.jsonl", [row | {"memory_limit": GIB} for row in telemetry()])
+    return made
+
+
+def given(run: Path) -> list[Advice]:
+    record = read(run)
+    return advice(record, summarize(record))
+
+
+def phases(run: Path, **seconds: float) -> None:
+    change(run / "result.json", lambda r: r["phases"].update(seconds))
+
+
+def decide(run: Path, name: str, value: Any) -> None:
+    """Set a decision of the plan, or add it."""
+
+    def edit(plan: dict[str, Any]) -> None:
+        row = plan["decisions"][0] | {"name": name, "value": value}
+        plan["decisions"] = [d for d in plan["decisions"] if d["name"] != name] + [row]
+
+    change(run / "plan.json", edit)
+
+
+def throttle(run: Path, part: float) -> None:
+    rows(run / "telemetry.jsonl", [row | {"throttled_seconds": part * (row["seconds"] or 0)} for row in telemetry()])
+
+
+def test_nothing_to_change(run: Path) -> None:
+    assert given(run) == []
+    write(run)
+    assert "Nothing in the spec was found" in (run / "report.md").read_text(encoding="utf-8")
+    assert json.loads((run / "report.json").read_text(encoding="utf-8"))["advice"] == []
+
+
+def test_waiting_for_input(run: Path) -> None:
+    phases(run, input=20.8, train=14.4)
+    (one,) = given(run)
+    assert one.line == "optimize: {loader_workers: 1}"
+    assert (one.why, one.gain) == ("the network waited 20.8 s for input", "up to 50 % less time")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [("decode_cache", False, "optimize: {decode_cache: true}"), ("loader_workers", 1, "limits: {cpus: 3}")],
+)
+def test_waiting_for_input_with_other_plans(run: Path, name: str, value: Any, line: str) -> None:
+    phases(run, input=20.8, train=14.4)
+    decide(run, name, value)
+    assert [one.line for one in given(run)] == [line]
+
+
+@pytest.mark.parametrize(("threads", "line"), [(4, "optimize: {cpu_threads: 2}"), (2, "limits: {cpus: 3}")])
+def test_held_back_by_the_quota(run: Path, threads: int, line: str) -> None:
+    throttle(run, 0.5)
+    decide(run, "cpu_threads", threads)
+    one = given(run)[0]
+    assert one.line == line
+    assert one.why.startswith("the quota of 2 CPUs held it back for 20.0 s of 41.6 s")
+    assert one.gain == "up to 48.1 % less time"
+
+
+def test_memory_near_the_limit_comes_first(run: Path) -> None:
+    phases(run, input=20.8, train=14.4)
+    change(run / "result.json", lambda r: r.update(peak_memory=int(0.95 * GIB)))
+    first, second = given(run)
+    assert (first.line, first.why) == ("optimize: {micro_batch: 16}", "973 MiB of 1.0 GiB were used, 95 %")
+    assert "loader_workers" in second.line
+
+
+def test_memory_far_below_the_limit(run: Path) -> None:
+    change(run / "result.json", lambda r: r.update(memory_limit=8 * GIB))
+    (one,) = given(run)
+    assert one.line == "limits: {memory: 1024m}"
+    assert one.gain == "7.0 GiB free for other containers"
+
+
+def test_saving_too_often(run: Path) -> None:
+    phases(run, checkpoint=10.4, train=24.8)
+    (one,) = given(run)
+    assert (one.line, one.gain) == ("checkpoint: {every: 15m}", "up to 25 % less time")
+
+
+def test_padding(run: Path) -> None:
+    note = "padding: 40% of a batch if filled up to max_length, 12% to the longest of it"
+    change(run / "plan.json", lambda p: p.update(notes=[note]))
+    decide(run, "unpadding", False)
+    (one,) = given(run)
+    assert (one.line, one.why) == ("optimize: {unpadding: true}", "40 % of a batch is padding")
+
+
+def test_an_idle_gpu(run: Path) -> None:
+    rows(run / "telemetry.jsonl", [row | {"memory_limit": GIB, "gpu_percent": 60.0} for row in telemetry()])
+    decide(run, "cuda_graphs", False)
+    (one,) = given(run)
+    assert one.line == "optimize: {cuda_graphs: true}"
+    assert one.why == "the GPU was idle 40 % of the time"
+
+
+def test_a_setting_without_effect_is_told_only_if_the_job_asked(run: Path) -> None:
+    assert given(run) == []  # the allocator was not as asked, but nobody but us had asked
+    spec = run / "job.yaml"
+    spec.write_text(spec.read_text().replace("optimize: {}", "optimize: {allocator: tcmalloc}"))
+    (one,) = given(run)
+    assert (one.line, one.why) == ("optimize: {allocator: auto}", "it had no effect: LD_PRELOAD was dropped")
+
+
+def test_at_most_three_the_most_helpful_first(run: Path) -> None:
+    phases(run, input=10.4, checkpoint=5.2, train=10.0)
+    throttle(run, 0.9)
+    change(run / "result.json", lambda r: r.update(peak_memory=int(0.95 * GIB)))
+    found = given(run)
+    assert len(found) == MOST
+    assert [one.weight for one in found] == sorted((one.weight for one in found), reverse=True)
+    assert [one.line.split(":")[0] for one in found] == ["optimize", "limits", "optimize"]
+
+
+def test_a_short_run_tells_nothing(run: Path) -> None:
+    phases(run, input=2.0, train=2.0)
+    change(run / "result.json", lambda r: r.update(seconds=6.0))
+    assert given(run) == []
+    write(run)
+    assert "What to change" not in (run / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_advice_is_in_all_three_files(run: Path) -> None:
+    phases(run, input=20.8, train=14.4)
+    write(run)
+    for name in ("report.html", "report.md", "report.json"):
+        assert "optimize: {loader_workers: 1}" in (run / name).read_text(encoding="utf-8")

@@ -1,0 +1,161 @@
+"""Every task, trained for a few steps on tiny raw files, with its model folder written: what predict and export need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from runtime import artifact, plan, run, spec
+from runtime.clock import Clock
+from runtime.data.batches import in_order
+from runtime.data.load import load
+from runtime.evaluate import evaluate
+from runtime.files import write_text
+from runtime.folder import spec_text
+from runtime.models.build import build
+from runtime.saving import Saver
+from tests.tiny import Quiet, losses, machine
+
+DRAWN = np.random.default_rng(0)
+COMMON = "train: {batch_size: 16, ema: 0.5}\noptimize: {cpu_threads: 1}\n"
+
+
+def image_folders(folder: Path) -> None:
+    """Colour images of odd sizes, two classes by brightness; one file for each mode that a decoder has to convert."""
+    for part, count in (("train", 12), ("held", 8)):
+        for number in range(count):
+            (folder / part / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+            pixels = DRAWN.integers(0, 120, (20 + number, 31, 3)) + 120 * (number % 2)
+            image = Image.fromarray(pixels.astype(np.uint8)).convert("L" if number % 5 == 0 else "RGB")
+            image.save(folder / part / "ab"[number % 2] / f"{number}.{'png' if number % 3 else 'jpg'}")
+
+
+def image_arrays(folder: Path) -> None:
+    """Grey images as floats in a range of their own."""
+    for part, count in (("train", 30), ("held", 11)):
+        labels = np.arange(count) % 3
+        images = DRAWN.normal(size=(count, 8, 8)).astype(np.float32) * 3
+        images[np.arange(count), labels] += 9
+        np.savez(folder / f"{part}.npz", images=images, labels=labels)
+
+
+def texts(folder: Path) -> None:
+    """Texts of very different lengths with commas and quotes, two labels."""
+    words = ["fuga", "motor", "ruido", "aceite", "bomba", "sensor", "falla", "eje"]
+    for part, count in (("train", 40), ("held", 13)):
+        lines = ["text,kind,urgent"]
+        for number in range(count):
+            said = " ".join(words[int(i)] for i in DRAWN.integers(number % 2, 8 - number % 2, 1 + number % 17))
+            lines.append(f'"{said}, ""ayer"" ñandú",{"xyz"[number % 3]},{["no", "yes"][number % 2]}')
+        (folder / f"{part}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def long_series(folder: Path) -> None:
+    """Two machines, with empty cells, in one of two states for a while each."""
+    for part, count in (("train", 160), ("held", 60)):
+        lines = ["time,machine,heat,noise,state,load"]
+        for number in range(count):
+            for machine_name in ("m1", "m2"):
+                state = (number // 20) % 2
+                heat = "" if number % 31 == 5 else f"{DRAWN.normal() + 3 * state:.4f}"
+                lines.append(f"{number},{machine_name},{heat},{DRAWN.normal():.4f},{['on', 'off'][state]},{number}")
+        (folder / f"{part}.csv").write_text("\n".join(lines) + "\n")
+
+
+def array_series(folder: Path) -> None:
+    """Windows as arrays, two numbers to predict."""
+    for part, count in (("train", 40), ("held", 9)):
+        x = DRAWN.normal(size=(count, 12, 3)).astype(np.float32) * 4 + 1
+        np.savez(folder / f"{part}.npz", x=x, y=np.stack([x[:, :, 0].mean(1), 100 + 9 * x[:, -1, 1]], axis=1))
+
+
+def table(folder: Path) -> None:
+    """Numbers, categories, empty cells; in the new rows a category that training does not have."""
+    for part, count in (("train", 60), ("held", 17)):
+        lines = ["age,city,note,kind,price,weight,red,big"]
+        for number in range(count):
+            age = "" if number % 7 == 3 else str(20 + number % 50)
+            city = "Nowhere" if part == "held" and number == 2 else ["Lima", "Quito", ""][number % 3]
+            price = 1000 + 37 * (number % 50)
+            lines.append(f"{age},{city},{'ab'[number % 2]},{'pqr'[number % 3]},{price},{number % 9},{number % 2},"
+                         f"{int(number % 3 == 0)}")  # fmt: skip
+        (folder / f"{part}.csv").write_text("\n".join(lines) + "\n")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task with its files."""
+
+    files: Callable[[Path], None]
+    suffix: str
+    """Of train and held; empty for folders."""
+    text: str
+
+
+TABLE = "ignore: [kind, price, weight, red, big]".replace
+CASES = {
+    "image folders": Case(image_folders, "", "task: image-classification\ndata: {train: train, validation: held, "
+                          "image_size: 16, augment: {flip: true}}\nmodel: {name: small-cnn, width: 4, dropout: 0.2}\n"),
+    "image arrays": Case(image_arrays, ".npz", "task: image-classification\ndata: {train: train.npz, "
+                         "validation: held.npz}\nmodel: {name: resnet18, width: 4}\n"),
+    "texts": Case(texts, ".csv", "task: text-classification\ndata: {train: train.csv, validation: held.csv, text: text, "
+                  "labels: {kind: 0.7, urgent: 0.3}}\nmodel: {name: encoder, layers: 1, width: 16, heads: 2}\n"),
+    "one text head": Case(texts, ".csv", "task: text-classification\ndata: {train: train.csv, validation: held.csv, "
+                          "text: text, labels: kind}\nmodel: {name: encoder, layers: 1, width: 16, heads: 2, "
+                          "pooling: cls}\n"),
+    "series": Case(long_series, ".csv", "task: series-classification\ndata: {train: train.csv, validation: held.csv, "
+                   "time: time, group: machine, features: [heat, noise], label: state, window: 10, stride: 5}\n"
+                   "model: {cnn_channels: [4], lstm_hidden: 6, bidirectional: true}\n"),
+    "series numbers": Case(array_series, ".npz", "task: series-regression\ndata: {train: train.npz, "
+                           "validation: held.npz}\nmodel: {cnn_channels: [4], lstm_hidden: 6, lstm_layers: 2}\n"),
+    "table": Case(table, ".csv", "task: tabular-classification\ndata: {train: train.csv, validation: held.csv, "
+                  f"target: kind, {TABLE('kind, ', '')}}}\nmodel: {{hidden: [8]}}\n"),
+    "table labels": Case(table, ".csv", "task: tabular-classification\ndata: {train: train.csv, validation: held.csv, "
+                         f"target: [red, big], {TABLE(', red, big', '')}}}\nmodel: {{hidden: [8]}}\n"),
+    "table numbers": Case(table, ".csv", "task: tabular-regression\ndata: {train: train.csv, validation: held.csv, "
+                          f"target: [price, weight], {TABLE('price, weight, ', '')}}}\nmodel: {{hidden: [8]}}\n"),
+}  # fmt: skip
+
+
+def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
+    """Files, job.yaml, a few steps, an evaluation and the model folder, all in `folder`."""
+    torch.set_num_threads(1)
+    case.files(folder)
+    text = f"name: t\n{case.text}{COMMON}"
+    (folder / "job.yaml").write_text(text)
+    job = spec.load(folder / "job.yaml")
+    data, here = load(job), machine()
+    network = build(job, data)
+    made = plan.resolve(job, here, run.workload(data, network.module), plain=True)
+    home = folder / "run"
+    home.mkdir()
+    write_text(home / "job.yaml", spec_text(job))
+    write_text(home / "state.json", f'{{"status": "done", "source": "{folder / "job.yaml"}"}}\n')
+    done = run.assemble(job, here, made, home, data, network, Quiet(), Clock())
+    losses(done, steps)
+    assert done.ema
+    done.ema.update(done.model)
+    done.last, confusion = evaluate(done)
+    done.watch.update(done.last, done.counters.step, 0)
+    Saver(done).best({"metrics": done.last, "confusion": confusion})
+    artifact.write(done)
+    return done
+
+
+@torch.inference_mode()
+def seen(done: run.Run) -> dict[str, torch.Tensor]:
+    """The outputs that validation computed, by head, in the order of the validation data."""
+    parts: dict[str, list[torch.Tensor]] = {name: [] for name in done.dataset.heads}
+    assert done.ema
+    with done.ema.swapped_in(done.model):
+        done.model.eval()
+        for batch in in_order(done.dataset.validation, 7):
+            outputs = done.step.outputs(done.prepared(batch, None).inputs)
+            for name, kept in parts.items():
+                kept.append(outputs if isinstance(outputs, torch.Tensor) else outputs[name])
+    return {name: torch.cat(kept) for name, kept in parts.items()}
