@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from types import FrameType
 
+import numpy as np
 import torch
 
 from runtime import optimizations
@@ -48,7 +50,8 @@ def listening() -> Iterator[CallersSignals]:
 
 @contextlib.contextmanager
 def as_found() -> Iterator[None]:
-    """Settings of torch, and its random numbers, are afterwards as they were. TF32 on a GPU stays allowed."""
+    """Settings of torch, and random numbers, are afterwards as they were. TF32 on a GPU stays allowed."""
+    drawn = random.getstate(), np.random.get_state()
     threads, flushing = torch.get_num_threads(), bool(denormals.seen(None))
     exact, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -57,6 +60,8 @@ def as_found() -> Iterator[None]:
         try:
             yield
         finally:
+            random.setstate(drawn[0])
+            np.random.set_state(drawn[1])
             torch.set_num_threads(threads)
             torch.set_flush_denormal(flushing)
             torch.use_deterministic_algorithms(exact, warn_only=warn)

@@ -76,9 +76,11 @@ def compare(request: Request) -> int:
 
 
 def sections(entries: Sequence[Entry]) -> list[Section]:
-    """Results, what differs in plans and specs, and the curves."""
+    """Results, curves, and what differs in specs, plans and machines."""
     names = tuple(entry.name for entry in entries)
     found = [Section("results", "Results", (Table(("result", *names), tuple(_results(entries))),))]
+    if frames := tuple(_frames(entries)):
+        found.append(Section("curves", "Curves", frames))
     for anchor, title, rows in (
         ("spec", "Job specs", differences([flat(e.record.spec) for e in entries])),
         ("plan", "Plans", differences([_plan(e.record) for e in entries])),
@@ -87,8 +89,7 @@ def sections(entries: Sequence[Entry]) -> list[Section]:
         same = Text(f"All {len(entries)} runs have the same.", Tone.QUIET)
         table: Block = Table((title.lower(), *names), tuple(rows)) if rows else same
         found.append(Section(anchor, title, (table,)))
-    frames = tuple(_frames(entries))
-    return [*found, Section("curves", "Curves", frames)] if frames else found
+    return found
 
 
 def differences(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:

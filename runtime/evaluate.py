@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from runtime import memory
 from runtime.data import batches
 from runtime.run import Run
 from runtime.tally import Tally
@@ -22,14 +23,30 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
     run.model.eval()
     # Broken in the middle of a swap, the network would be neither.
     with run.signals.held(), weights, run.signals.released():
-        return _evaluate(run)
+        return _fitting(run)
+
+
+def _fitting(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
+    """Evaluate; if memory runs out, all of it again with half as many samples at a time."""
+    usual = run.job.train.batch_size
+    size = run.step.micro_batch or max(usual, min(256, 4 * usual))
+    while True:
+        try:
+            return _evaluate(run, size)
+        except (MemoryError, RuntimeError) as error:
+            if not memory.is_exhausted(error):
+                raise
+            if size == 1:
+                raise memory.one_sample(error) from None
+        run.step.tell(f"memory ran out in the evaluation with {size} samples at a time; again with {size // 2}")
+        size //= 2
 
 
 @torch.inference_mode()
-def _evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
+def _evaluate(run: Run, size: int) -> tuple[dict[str, float], dict[str, Any]]:
     tally = Tally(run.dataset.heads, run.step.objective)
-    size = max(run.job.train.batch_size, min(256, 4 * run.job.train.batch_size))
-    for batch in batches.in_order(run.dataset.validation, run.step.micro_batch or size, workers=run.batches.workers):
+    given = run.batches
+    for batch in batches.in_order(run.dataset.validation, size, workers=given.workers, tell=given.tell):
         ready = run.prepared(batch, None)
         tally.add(run.step.outputs(ready.inputs), ready.targets)
     return tally.metrics(), tally.confusion()

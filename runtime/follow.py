@@ -138,9 +138,9 @@ class Follower:
     def _read_plan(self) -> None:
         view = self.view
         rows = (read_json(view.folder / "plan.json") or {}).get("decisions", ())
-        view.plan = tuple(
-            _short(row["name"], row["value"]) for row in rows if row["value"] not in (False, "off", "auto")
-        )
+        on = [row for row in rows if row["value"] not in (False, 0, "off", "auto")]
+        on.sort(key=lambda row: row["value"] is True)  # what has a value says more than what is merely on
+        view.plan = tuple(_short(row["name"], row["value"]) for row in on)
         cpu = (read_json(view.folder / "hardware.json") or {}).get("cpu", {})
         view.cpus = cpu.get("quota") or cpu.get("budget")
 

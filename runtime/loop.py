@@ -16,6 +16,7 @@ from runtime import checkpoint
 from runtime.data.dataset import Batch
 from runtime.errors import Stopped
 from runtime.evaluate import evaluate
+from runtime.memory import HalfUpdated
 from runtime.numerics import NotFinite
 from runtime.progress import Progress
 from runtime.run import Run
@@ -45,7 +46,11 @@ def fit(run: Run, saver: Saver, progress: Progress) -> str:
                 saver.periodic()
         except NotFinite as why:
             with run.signals.held():
-                _roll_back(run, saver, why)
+                run.numerics.roll_back(why)
+                _go_back(run, saver, "numbers", str(why), f", batches left out: {_left_out(run)}")
+        except HalfUpdated as why:
+            with run.signals.held():
+                _go_back(run, saver, "memory", str(why))
         reason = _ended(run)
     return reason or f"all {run.job.train.epochs} epochs are done"
 
@@ -106,9 +111,8 @@ def _step(run: Run, batch: Batch, place: tuple[int, int], progress: Progress) ->
     progress.step(run, number, outcome.loss)
 
 
-def _roll_back(run: Run, saver: Saver, why: NotFinite) -> None:
-    """Back to the last checkpoint, without the batches that went wrong."""
-    run.numerics.roll_back(why)
+def _go_back(run: Run, saver: Saver, kind: str, why: str, rest: str = "") -> None:
+    """Back to the last checkpoint."""
     saver.wait()
     loaded, passed = checkpoint.latest(run.checkpoints)
     assert loaded is not None, "a checkpoint is written before the first step"
@@ -117,8 +121,12 @@ def _roll_back(run: Run, saver: Saver, why: NotFinite) -> None:
     run.restore(loaded)
     assert run.metrics is not None
     run.metrics.cut(run.counters.step, run.counters.epoch)
-    left_out = ", ".join(f"epoch {e + 1} batch {b + 1}" for e, b in sorted(run.numerics.skip)) or "none"
-    run.events.add("numbers", f"{why}; back to {loaded.path.name}, batches left out: {left_out}", run.counters.step)
+    run.events.add(kind, f"{why}; back to {loaded.path.name}{rest}", run.counters.step)
+
+
+def _left_out(run: Run) -> str:
+    """The batches that are not trained on."""
+    return ", ".join(f"epoch {e + 1} batch {b + 1}" for e, b in sorted(run.numerics.skip)) or "none"
 
 
 def _record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ class HeadLoss:
         if self.class_weights is None:
             return torch.ones(len(targets), dtype=torch.float32, device=targets.device)
         table = self.class_weights.to(targets.device)
-        return targets.to(table.dtype) @ table if targets.ndim == 2 else table[targets]
+        return targets @ table.to(targets.dtype) if targets.ndim == 2 else table[targets]
 
 
 class Objective:

@@ -52,8 +52,6 @@ class Found:
 
 def main() -> int:
     """Test; returns the exit code."""
-    signals = Signals()
-    die_with_supervisor()
     arguments = argparse.ArgumentParser()
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("spec", type=Path)
@@ -64,6 +62,8 @@ def main() -> int:
     given = arguments.parse_args()
     try:
         with stopping():
+            signals = Signals()
+            die_with_supervisor()
             run = trainer.assembled(given.folder, spec.load(given.spec, given.set), signals, Clock())
             rates, losses = sweep(run, given.lowest, given.highest, given.steps)
         report(run, judged(rates, losses, given.steps), given.folder)

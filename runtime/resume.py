@@ -2,11 +2,52 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from runtime import checkpoint
+from runtime.data.dataset import Dataset, Split, Together
 from runtime.errors import CheckpointError
+from runtime.hardware import Hardware
+
+PROMISE = "killed at any moment, the same command goes on with the same bits: same image, CPU model, threads, processes"
+
+
+def identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
+    """What the bits of a run depend on beside its spec and plan."""
+    return {
+        "image": hardware.image or "none",
+        "cpu": hardware.cpu.model,
+        "gpu": hardware.gpu.name if hardware.gpu else "none",
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+        "processes": "1",
+        "data": f"{_fingerprint(dataset.train)}, {_fingerprint(dataset.validation)}",
+    }
+
+
+def _fingerprint(split: Split) -> str:
+    """Size and targets of a split; its size alone where targets come only by reading every sample."""
+    digest = hashlib.sha256()
+    for name, values in {} if isinstance(split, Together) else split.targets.items():
+        digest.update(name.encode() + values.detach().cpu().contiguous().numpy().tobytes())
+    return f"{len(split)} samples ({digest.hexdigest()[:12]})"
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """One line for everything that has changed around a run since its checkpoint.
+
+    Raises:
+        CheckpointError: if it is the data.
+    """
+    if before["data"] != now["data"]:
+        raise CheckpointError(f"the data has changed: {before['data']} when the run was saved, {now['data']} now",
+                              "the data that the run was started with", "put it back, or start a new run with --new")  # fmt: skip
+    return [f"{name} is {now[name]}, was {before[name]}: from here on bits may differ from those of a run in peace"
+            for name in now if now[name] != before[name]]  # fmt: skip
 
 
 def check_fit(loaded: checkpoint.Loaded, state: Mapping[str, Any], tensors: Mapping[str, checkpoint.Tensors]) -> None:

@@ -77,6 +77,8 @@ class Run:
     metrics: Metrics | None = None
     last: dict[str, float] = field(default_factory=dict)
     """Metrics of the last evaluation."""
+    identity: dict[str, str] = field(default_factory=dict)
+    """What the bits depend on beside spec and plan."""
 
     @property
     def total_steps(self) -> int:
@@ -129,6 +131,7 @@ class Run:
             "last": self.last,
             "numerics": self.numerics.state(),
             "micro_batch": self.step.micro_batch,
+            "identity": self.identity,
             "moments": sum(v is not None for entry in self.optimizer.state.values() for v in entry.values()),
         }
 
@@ -140,6 +143,8 @@ class Run:
         """
         tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": self.model.state_dict()}
         resume.check_fit(loaded, self.state(), tensors | ({"ema": self.ema.average} if self.ema else {}))
+        for line in resume.changes(loaded.state["identity"], self.identity):
+            self.events.add("resume", line, loaded.state["counters"]["step"])
         self.model.load_state_dict(loaded.tensors["model"])
         self.optimizer.state.clear()
         checkpoint.load_optimizer(self.model, self.optimizer, loaded.tensors["optimizer"])
@@ -194,7 +199,9 @@ def assemble(
         value = plan.value(optimization.name)
         if value != optimization.off:
             optimization.apply(run, value)
+    run.identity = resume.identity(hardware, dataset)
     run.step.released = signals.released
+    run.batches.tell = lambda text: run.events.add("loader", text, run.counters.step)
     run.step.tell = lambda text: run.events.add("memory", text, run.counters.step)
     return run
 

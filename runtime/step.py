@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from runtime import memory
 from runtime.data.dataset import Batch, Inputs
-from runtime.errors import OutOfMemory
 from runtime.losses import Objective
 
 
@@ -68,6 +67,7 @@ class Step:
 
         Raises:
             OutOfMemory: if one sample at a time is too much.
+            HalfUpdated: if it was the update that ran out; parts are half the size from now on.
         """
         self._remember()
         while True:
@@ -75,15 +75,23 @@ class Step:
             try:
                 with self.released():
                     loss = self._gradients(batch)
+            except (MemoryError, RuntimeError) as error:
+                if not memory.is_exhausted(error):
+                    raise
+                self._rewind()
+                self._halve(len(batch), error)
+                continue
+            except KeyboardInterrupt:
+                self._rewind()
+                raise
+            try:
                 return self._update(loss)
             except (MemoryError, RuntimeError) as error:
                 if not memory.is_exhausted(error):
                     raise
                 self._rewind()
                 self._halve(len(batch), error)
-            except KeyboardInterrupt:
-                self._rewind()
-                raise
+                raise memory.HalfUpdated("memory ran out in the middle of an update") from None
 
     def _gradients(self, batch: Batch) -> Tensor:
         """The loss of the batch; its gradients are left on the parameters."""
@@ -122,8 +130,7 @@ class Step:
     def _halve(self, size: int, error: BaseException) -> None:
         tried = min(self.micro_batch or size, size)
         if tried == 1:
-            raise OutOfMemory(f"memory ran out with one sample at a time: {str(error).splitlines()[0][:160]}",
-                              "a network and samples that fit", "raise limits.memory, or take a smaller network") from None  # fmt: skip
+            raise memory.one_sample(error) from None
         self.micro_batch = tried // 2
         self.tell(f"memory ran out with {tried} samples at a time; going on with {self.micro_batch}, same batch size")
 

@@ -25,8 +25,6 @@ from runtime.signals import Signals, die_with_supervisor, stopping
 
 def main() -> int:
     """Train; returns the exit code."""
-    signals = Signals()
-    die_with_supervisor()
     arguments = argparse.ArgumentParser()
     arguments.add_argument("run", type=Path)
     arguments.add_argument("spec", type=Path)
@@ -34,6 +32,8 @@ def main() -> int:
     given = arguments.parse_args()
     try:
         with stopping():
+            signals = Signals()
+            die_with_supervisor()
             return train(given.run, spec.load(given.spec, given.set), signals)
     except DrivetrainError as error:
         print("\n".join(error.lines()) if error.given else error, file=sys.stderr, flush=True)
@@ -58,7 +58,7 @@ def conduct(run: Any) -> str:
     Raises:
         Stopped: on a signal, after a checkpoint if there is progress.
     """
-    from runtime import artifact, checkpoint, loop
+    from runtime import artifact, checkpoint, loop, resume
     from runtime.metrics import Metrics
     from runtime.monitor import Monitor
     from runtime.progress import Progress, say
@@ -71,6 +71,7 @@ def conduct(run: Any) -> str:
     if loaded:
         run.restore(loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
+    say(resume.PROMISE)
     run.metrics = Metrics(folder, after=run.counters.step, epoch=run.counters.epoch)
     saver = Saver(run)
     if not loaded:

@@ -49,6 +49,23 @@ def loss():
     return functional.cross_entropy
 """
 
+ITEMS = """
+import torch
+from torch.utils.data import Dataset
+
+class Points(Dataset):
+    def __init__(self, size):
+        self.size = size
+    def __len__(self):
+        return self.size
+    def __getitem__(self, i):
+        {item}
+
+def load():
+    return Points({size}), Points(8)
+"""
+LOADS = "import numpy as np\nimport torch\nfrom torch.utils.data import *\n\ndef load():\n    {body}\n"
+
 
 def write(folder: Path, files: dict[str, str] | None = None, **parts: str) -> Path:
     """The files of the job, some of them replaced; `parts` are added to data, model, train or checkpoint."""
@@ -65,3 +82,18 @@ def write(folder: Path, files: dict[str, str] | None = None, **parts: str) -> Pa
 def job(folder: Path, files: dict[str, str] | None = None, **parts: str) -> Job:
     """The checked spec of these files."""
     return spec.load(write(folder, files, **parts))
+
+
+def items(item: str, size: int = 24) -> dict[str, str]:
+    """A data file with a map-style dataset whose items are `item`."""
+    return {"my_data.py": ITEMS.format(item=item, size=size)}
+
+
+def loads(body: str) -> dict[str, str]:
+    """A data file whose function has this body."""
+    return {"my_data.py": LOADS.format(body=body)}
+
+
+def both(arrays: str) -> dict[str, str]:
+    """A data file that gives the same arrays for training and for validation."""
+    return loads(f"part = {arrays}\n    return part, part")

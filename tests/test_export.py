@@ -64,25 +64,13 @@ def test_the_file_gives_what_validation_computed(run: Run, tmp_path: Path, capsy
     assert told["preprocessing"] == run.dataset.preprocessing
 
 
-def test_samples_for_the_check(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = run.folder.parent / "held.csv"
-    assert cli.main(["export", str(run.folder), "--output", str(tmp_path / "m.onnx"), "--data", str(data)]) == 0
-    assert f"with 1 and 5 samples of {data}, outputs differ" in capsys.readouterr().out
-
-
 NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "small-cnn": (lambda: images.build("small-cnn", channels=1, classes=3, image_size=12, width=4, dropout=0.1),
                   {"kind": "images", "image_size": 12, "channels": 1}),
-    "resnet18": (lambda: images.build("resnet18", channels=3, classes=3, image_size=16, width=4),
-                 {"kind": "images", "image_size": 16, "channels": 3}),
     "resnet50": (lambda: images.build("resnet50", channels=3, classes=3, image_size=40, width=4, stem="large"),
                  {"kind": "images", "image_size": 40, "channels": 3}),
-    "lstm": (lambda: series.build(channels=3, outputs=2, cnn_channels=(4,), lstm_hidden=5),
-             {"kind": "series", "length": 11, "channels": 3}),
     "deep two-way lstm": (lambda: series.build(channels=3, outputs=2, lstm_hidden=5, lstm_layers=2, bidirectional=True),
                           {"kind": "series", "length": 12, "channels": 3}),
-    "encoder, mean": (lambda: texts.build(config=BERT, outputs={"": 3}, pooling="mean", dropout=0.1),
-                      {"kind": "texts", "max_length": 20, "vocabulary": 60}),
     "encoder, cls": (lambda: texts.build(config=BERT, outputs={"a": 3, "b": 2}, pooling="cls", dropout=0.1),
                      {"kind": "texts", "max_length": 20, "vocabulary": 60}),
     "mlp": (lambda: tables.build(numbers=2, categories=[3, 4], outputs=2, hidden=[6]), {
@@ -98,17 +86,19 @@ def test_every_built_in_network_exports(name: str, tmp_path: Path) -> None:
 
     build, preprocessing = NETWORKS[name]
     torch.manual_seed(0)
-    module = build().eval()
-    with torch.no_grad():  # far from the small weights that a network starts with, and from outputs near zero
-        for parameter in module.parameters():
-            parameter.mul_(1.5)
+    module = build()
+    with torch.no_grad():  # away from outputs near zero, and from the statistics that BatchNorm starts with
+        for name_of, parameter in module.named_parameters():
+            parameter.mul_(30 if name_of.startswith(("classifier", "heads")) else 1)
+        module.train()(*example.inputs(preprocessing, 16, 1))
+    module.eval()
     first = example.inputs(preprocessing, 3, 0)
     network = onnx_file.Flat(module, ("a", "b") if name == "encoder, cls" else ("",))
     names = onnx_file.input_names(module, len(first)), ["a", "b"] if name == "encoder, cls" else ["output"]
     onnx_file.write(network, first, names, preprocessing.get("max_length"), tmp_path / "n.onnx")
     others = [example.inputs(preprocessing, count, seed) for seed, count in enumerate((1, 2, 7))]
     assert onnx_file.difference(network, tmp_path / "n.onnx", others) <= 1e-4
-    assert max(float(x.abs().max()) for x in network(*others[2])) > 0.01
+    assert max(float(x.detach().abs().max()) for x in network(*others[2])) > 0.1
 
 
 class Branches(nn.Module):
@@ -139,8 +129,9 @@ def test_a_file_that_computes_something_else_is_not_kept(
             network.network.heads[0].bias += 0.01  # type: ignore[index, union-attr, operator]
 
     monkeypatch.setattr(onnx_file, "write", wrong)
-    assert cli.main(["export", str(run.folder), "--output", str(tmp_path / "m.onnx")]) == 4
-    assert "m.onnx would differ by" in capsys.readouterr().err
+    data = str(run.folder.parent / "held.csv")
+    assert cli.main(["export", str(run.folder), "--output", str(tmp_path / "m.onnx"), "--data", data]) == 4
+    assert "m.onnx would differ by 0.01" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 LIGHT = [
     "runtime.cli", "runtime.spec", "runtime.detect", "runtime.facts", "runtime.plan", "runtime.table",
     "runtime.profiles", "runtime.image", "runtime.supervise", "runtime.launch", "runtime.folder", "runtime.workload",
+    "runtime.guard", "runtime.gpus", "runtime.toolkit", "runtime.allowance", "runtime.decisions",
 ]  # fmt: skip
 
 

@@ -207,6 +207,62 @@ def test_memory_that_runs_out_in_a_step(tmp_path: Path) -> None:
     assert state["counters"]["step"] == 0  # only the trial save: nothing else was due
 
 
+def short_of_memory() -> None:
+    raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: tried 1 bytes")
+
+
+def test_memory_that_runs_out_in_the_middle_of_an_update(tmp_path: Path) -> None:
+    """Half of the weights may be new: back to the last checkpoint, and on from there as if with that micro-batch."""
+    (tmp_path / "a").mkdir()
+
+    def spoil(made: run.Run) -> None:
+        plain, calls = made.optimizer.step, [0]
+
+        def step(*given: Any, **named: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == 5:
+                next(made.model.parameters()).data.add_(1.0)
+                short_of_memory()
+            return plain(*given, **named)
+
+        made.optimizer.step = step  # type: ignore[method-assign]
+
+    made, reason = fit(tmp_path / "a", spoil)
+    assert reason == "all 3 epochs are done"
+    assert made.step.micro_batch == 8
+    texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
+    assert texts == [
+        "memory ran out with 16 samples at a time; going on with 8, same batch size",
+        "memory ran out in the middle of an update; back to step-0",
+    ]
+    (tmp_path / "b").mkdir()
+    named, _ = fit(tmp_path / "b", lambda made: setattr(made.step, "micro_batch", 8))
+    assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in named.model.state_dict().items())
+    assert rows(tmp_path / "a", "metrics.jsonl") == rows(tmp_path / "b", "metrics.jsonl")
+
+
+def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
+    def spoil(made: run.Run) -> None:
+        def hook(module: torch.nn.Module, inputs: Any) -> None:
+            if not module.training and len(inputs[0]) > 16:
+                short_of_memory()
+
+        made.model.register_forward_pre_hook(hook)
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    made, reason = fit(tmp_path / "a", spoil)
+    assert reason == "all 3 epochs are done"
+    assert made.step.micro_batch is None
+    texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
+    assert texts[:2] == [
+        "memory ran out in the evaluation with 64 samples at a time; again with 32",
+        "memory ran out in the evaluation with 32 samples at a time; again with 16",
+    ]
+    plain, _ = fit(tmp_path / "b", lambda made: None)
+    assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in plain.model.state_dict().items())
+
+
 def test_memory_that_is_short_for_one_sample(tmp_path: Path) -> None:
     from runtime.errors import OutOfMemory
 

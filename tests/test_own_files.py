@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime import spec
 from runtime.errors import SpecError
 from tests.own_job import LOSS, MODEL, job, write
 
@@ -106,16 +107,10 @@ def test_a_link_that_leads_out_of_the_folder(tmp_path: Path) -> None:
     path = write(inside, train="loss: {file: link.py}")
     (inside / "link.py").symlink_to(outside)
     with pytest.raises(SpecError, match=r"'link\.py' leads to .*/outside\.py"):
-        job_of(path)
+        spec.load(path)
     (inside / "link.py").unlink()
     (inside / "link.py").symlink_to(inside / "my_loss.py")
-    assert job_of(path).name == "tiny"
-
-
-def job_of(path: Path) -> object:
-    from runtime import spec
-
-    return spec.load(path)
+    assert spec.load(path).name == "tiny"
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ its step on and gets the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch.utils.data import DataLoader
 
 from runtime import draws
+from runtime.data import workers as crews
 from runtime.data.dataset import Batch, Split, Together
 from runtime.draws import Ids
 from runtime.errors import DrivetrainError
@@ -30,6 +30,7 @@ class Batches:
         self.split, self.batch_size, self.seed = split, batch_size, seed
         self.workers = 0
         self.pin = False
+        self.tell: Callable[[str], None] = print
 
     @property
     def per_epoch(self) -> int:
@@ -43,23 +44,26 @@ class Batches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch, from batch `start` on."""
-        return fetch(self.split, self.order(epoch, start), workers=self.workers, pin=self.pin)
+        return fetch(self.split, self.order(epoch, start), workers=self.workers, pin=self.pin, tell=self.tell)
 
 
-def in_order(split: Split, batch_size: int, *, workers: int = 0) -> Iterator[Batch]:
+def in_order(
+    split: Split, batch_size: int, *, workers: int = 0, tell: Callable[[str], None] = print
+) -> Iterator[Batch]:  # fmt: skip
     """All samples once, in order: for evaluation."""
     ids = torch.arange(len(split)).numpy()
-    return fetch(split, [ids[i : i + batch_size] for i in range(0, len(ids), batch_size)], workers=workers)
+    groups = [ids[i : i + batch_size] for i in range(0, len(ids), batch_size)]
+    return fetch(split, groups, workers=workers, tell=tell)
 
 
-def fetch(split: Split, groups: Sequence[Ids], *, workers: int = 0, pin: bool = False) -> Iterator[Batch]:
+def fetch(
+    split: Split, groups: Sequence[Ids], *, workers: int = 0, pin: bool = False, tell: Callable[[str], None] = print
+) -> Iterator[Batch]:  # fmt: skip
     """One batch per group of ids; in this process, or prepared ahead by worker processes."""
     source = _Groups(split)
     if workers == 0:
         return map(source.__getitem__, groups)
-    loader = DataLoader(_Sent(source), batch_size=None, sampler=groups, num_workers=workers, prefetch_factor=2,
-                        pin_memory=pin, timeout=300)  # fmt: skip
-    return map(_received, loader)
+    return map(_received, crews.Crew(workers, pin, tell).prepared(_Sent(source), groups))
 
 
 class _Groups(torch.utils.data.Dataset[Batch]):

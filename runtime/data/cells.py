@@ -60,7 +60,7 @@ def texts(column: Any) -> Any:
     from pyarrow import compute, int64, large_string, string, types
 
     if types.is_floating(column.type):
-        values = _array(column)
+        values = _array(column).astype(np.float64)
         whole = np.isnan(values) | (np.abs(values) < 2.0**53) & (values == np.floor(values))
         if whole.all():
             column = compute.cast(compute.if_else(compute.is_nan(column), None, column), int64())

@@ -73,10 +73,9 @@ def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: s
         name: compute.fill_null(compute.not_equal(cells, ""), False).to_numpy() for name, cells in trimmed.items()
     }
     good = np.logical_and.reduce(list(filled.values()))
-    rows = np.flatnonzero(good)
     return Corpus(
-        key, [path], [0], table[text].take(rows), {name: trimmed[name].take(rows).to_pylist() for name in labels},
-        rows + 1, _bad(path, filled, good),
+        key, [path], [0], table[text].filter(good), {name: trimmed[name].filter(good).to_pylist() for name in labels},
+        np.flatnonzero(good) + 1, _bad(path, filled, good),
     )  # fmt: skip
 
 

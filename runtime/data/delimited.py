@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime.data import encoding
 from runtime.errors import DataError
 from runtime.job.written import printable
 
@@ -79,6 +80,9 @@ def _check_separator(path: Path, key: str) -> None:
 def _check_lengths(path: Path, key: str) -> None:
     """Read again, in one thread, to find the numbers of the rows that are too short or too long."""
     from pyarrow import ArrowInvalid, csv
+
+    # Rows of a wrong length are told with their text.
+    encoding.check(path, key)
 
     wrong: list[str] = []
 

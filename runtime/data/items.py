@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -108,41 +107,46 @@ class ItemSplit:
         return listed
 
     def _collated(self, ids: Ids) -> tuple[Inputs, Tensor | None]:
-        with _drawing(draws.key(self.seed, "items", self.name, ids.tobytes().hex())):
-            items = [self._item(index) for index in ids.tolist()]
+        _seed(draws.key(self.seed, "items", self.name, ids.tobytes().hex()))
+        at = 0
+        with blamed(lambda told: DataError(f"{self.name}: sample {at} raised {told}", "", "correct these lines")):
+            items = [self.dataset[(at := index)] for index in ids.tolist()]
         try:
-            inputs, targets = default_collate([(each[0], 0 if each[1] is None else each[1]) for each in items])
+            made: Any = default_collate(items)
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
-            raise self._apart(items, ids, error) from error
-        return tuple(inputs), targets if items[0][1] is not None else None
+            raise self._wrong(items, ids, str(error)) from error
+        if self._bare(items[0]):
+            made = (made, None)
+        elif not isinstance(made, tuple | list) or len(made) != 2:
+            raise self._wrong(items, ids, "no pair")
+        inputs = tuple(made[0]) if isinstance(made[0], tuple | list) else (made[0],)
+        if not all(isinstance(value, Tensor) for value in (*inputs, made[1]) if value is not None):
+            raise self._wrong(items, ids, "no numbers")
+        return inputs, made[1]
 
-    def _item(self, index: int) -> tuple[tuple[Any, ...], Any]:
-        with blamed(lambda told: DataError(f"{self.name}: sample {index} raised {told}", "", "correct these lines")):
-            return self._parted(self.dataset[index], index)
-
-    def _parted(self, item: Any, index: int) -> tuple[tuple[Any, ...], Any]:
-        """Inputs as a tuple, and the target; None for a new sample without one."""
+    def _bare(self, item: Any) -> bool:
+        """Whether a new sample comes without a target."""
         pair = isinstance(item, tuple | list) and len(item) == 2
-        if self.inputs is not None and (not pair or (self.inputs == 2 and not isinstance(item[0], tuple | list))):
-            item, pair = (item, None), True
-        if not pair:
-            raise DataError(f"{self.name}: sample {index} is {described(item)}", ITEM, "return such a pair")
-        inputs = tuple(item[0]) if isinstance(item[0], tuple | list) else (item[0],)
-        for value in inputs if item[1] is None and self.inputs is not None else (*inputs, item[1]):
-            if not isinstance(value, Tensor | np.ndarray | np.generic | int | float):
-                where = "the target" if value is item[1] else "an input"
-                raise DataError(f"{self.name}: {where} of sample {index} is {described(value)}", ITEM,
-                                "convert it in the dataset")  # fmt: skip
-        return inputs, item[1]
+        return self.inputs is not None and (not pair or (self.inputs == 2 and not isinstance(item[0], tuple | list)))
 
-    def _apart(self, items: list[tuple[tuple[Any, ...], Any]], ids: Ids, error: Exception) -> DataError:
-        """Which two samples do not go together."""
-        shapes = [tuple(tuple(np.shape(value)) for value in (*each[0], each[1])) for each in items]
+    def _wrong(self, items: list[Any], ids: Ids, why: str) -> DataError:
+        """What keeps these samples from being a batch."""
+        parts = []
+        for index, item in zip(ids.tolist(), items, strict=True):
+            pair = (item, 0) if self._bare(item) else item
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                return DataError(f"{self.name}: sample {index} is {described(item)}", ITEM, "return such a pair")
+            parts.append([*pair[0], pair[1]] if isinstance(pair[0], tuple | list) else [*pair])
+            for place, value in enumerate(parts[-1]):
+                if not isinstance(value, Tensor | np.ndarray | np.generic | int | float):
+                    where = "the target" if place == len(parts[-1]) - 1 else "an input"
+                    return DataError(f"{self.name}: {where} of sample {index} is {described(value)}", ITEM,
+                                     "convert it in the dataset")  # fmt: skip
+        shapes = [", ".join(str(tuple(np.shape(value))) for value in values) for values in parts]
         other = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
         if other is None:
-            return DataError(f"{self.name}: samples cannot be put into a batch: {error}", ITEM, "correct the dataset")
-        first, second = (", ".join(map(str, shapes[i])) for i in (0, other))
-        return DataError(f"{self.name}: samples {ids[0]} and {ids[other]} differ in shape: {first} and {second}",
+            return DataError(f"{self.name}: samples cannot be put into a batch: {why}", ITEM, "correct the dataset")
+        return DataError(f"{self.name}: samples {ids[0]} and {ids[other]} differ in shape: {shapes[0]} and {shapes[other]}",
                          "inputs and targets of one shape", "pad or crop them in the dataset")  # fmt: skip
 
 
@@ -191,17 +195,8 @@ def _unwrapped(value: Any) -> tuple[Any, Tensor | None]:
     return value, rows
 
 
-@contextlib.contextmanager
-def _drawing(seed: int) -> Iterator[None]:
-    """Global random numbers from a seed of their own, afterwards as before."""
-    generator = torch.default_generator
-    before = generator.get_state(), np.random.get_state(), random.getstate()
-    generator.manual_seed(seed)
+def _seed(seed: int) -> None:
+    """Start the global generators that a dataset may draw from; nothing of ours draws from them."""
+    torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-    try:
-        yield
-    finally:
-        generator.set_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])

@@ -58,11 +58,12 @@ def load(job: TextJob) -> Dataset:
         SpecError: if the job's network does not fit them.
     """
     train, held, heads, notes = parts.read(job)
-    words, most, source = _tokenizer(job, train.texts)
-    encoded = words.encode(train.texts), words.encode(held.texts)
+    columns = train.texts, held.texts
+    words, most, source = _tokenizer(job, columns[0])
+    encoded = [words.encode(texts) for texts in columns]
     longest, why = _length(job, encoded[0], most)
-    splits = [TextSplit(part, words.cut(tokens, part.texts, longest), words.pad)
-              for part, tokens in zip((train, held), encoded, strict=True)]  # fmt: skip
+    splits = [TextSplit(part, words.cut(tokens, texts, longest), words.pad)
+              for part, tokens, texts in zip((train, held), encoded, columns, strict=True)]  # fmt: skip
     preprocessing = {
         "kind": "texts", "text": job.data.text, "labels": dict(zip(heads, job.data.labels, strict=True)),
         "max_length": longest, "vocabulary": words.vocabulary, "tokenizer": words.to_json(),

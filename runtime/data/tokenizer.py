@@ -118,7 +118,9 @@ def of(found: Pretrained) -> Tokenizer:
         SpecError: if there is none, or it does not fit the encoder.
     """
     if not hasattr(found.config, "vocab_size"):
-        found.refuse(f"{found.folder} is a {found.config.model_type}, which reads no text", ENCODERS, "use another folder")
+        found.refuse(
+            f"{found.folder} is a {found.config.model_type}, which reads no text", ENCODERS, "use another folder"
+        )
     path = found.folder / "tokenizer.json"
     possible = "a folder with tokenizer.json or vocab.txt, as save_pretrained writes it"
     try:

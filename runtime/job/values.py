@@ -46,7 +46,8 @@ class _Named:
             return {"name": value}
         if not isinstance(value, dict | BaseModel):
             raise PydanticCustomError("named", "a name, or a mapping with `name:` and settings")
-        if self.default is not None and isinstance(value, dict) and "name" not in value:
+        # What names a file of the person's own has no name.
+        if self.default is not None and isinstance(value, dict) and not {"name", "file"} & value.keys():
             return {"name": self.default, **value}
         return value
 

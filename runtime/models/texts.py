@@ -39,7 +39,7 @@ class TextNetwork(nn.Module):
             weights = mask.unsqueeze(2).to(hidden.dtype)
             vector = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
         vector = self.dropout(vector)
-        outputs = {name: head(vector) for name, head in zip(self.names, self.heads, strict=True)}
+        outputs: dict[str, Tensor] = {name: head(vector) for name, head in zip(self.names, self.heads, strict=True)}
         return outputs.get("", outputs)
 
     @property

@@ -53,8 +53,8 @@ def advice_section(record: Record, summary: Summary) -> Section | None:
     found = advice(record, summary)
     if not found and (not summary.phases or (summary.seconds or 0.0) < SHORT):
         return None
-    rows = tuple((one.change, one.why, one.gain, one.line) for one in found)
-    table: Block = Table(("change", "why", "expected gain", "line for the spec"), rows)
+    rows = tuple((one.line, one.change, one.gain, one.why) for one in found)
+    table: Block = Table(("line for the spec", "change", "expected gain", "why"), rows)
     nothing = Text("Nothing in the spec was found that would make this run faster or safer.", Tone.GOOD)
     return Section("advice", "What to change", (table if rows else nothing,))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.samples.words import CAUSES, DETAILS, MODES, PARTS, PRIORITIES, SITES
+from runtime.samples.words import CAUSES, DETAILS, MODES, PARTS, PRIORITIES, SITES, Phrases
 
 WRONG = 0.05
 """Share of the labels that are drawn without a look at the text."""
@@ -24,6 +24,8 @@ SHORTEST, LONGEST = 5, 320
 RARER = 0.72
 """How often a class occurs, as a share of the one before it."""
 LABELS = {"modo": MODES, "causa": CAUSES, "prioridad": PRIORITIES}
+EVEN = 16
+"""Rows at the beginning whose classes take turns."""
 
 Draws = np.random.Generator
 
@@ -45,20 +47,23 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
     with path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["descripcion", *LABELS])
-        rows.writerows(_row(drawn) for _ in range(size))
+        rows.writerows(_row(drawn, number) for number in range(size))
     return [path]
 
 
-def _row(drawn: Draws) -> list[str]:
-    true = [_class(drawn, list(phrases)) for phrases in LABELS.values()]
+def _row(drawn: Draws, number: int) -> list[str]:
+    # The first rows hold every class twice, so that few rows can be split too.
+    true = [list(phrases)[number % len(phrases)] if number < EVEN else _class(drawn, phrases)
+            for phrases in LABELS.values()]  # fmt: skip
     told = [_one(drawn, phrases[name]) for name, phrases in zip(true, LABELS.values(), strict=True)
             if drawn.random() >= UNTOLD]  # fmt: skip
-    written = [_class(drawn, list(phrases)) if drawn.random() < WRONG else name
+    written = [_class(drawn, phrases) if number >= EVEN and drawn.random() < WRONG else name
                for name, phrases in zip(true, LABELS.values(), strict=True)]  # fmt: skip
     return [_report(drawn, told), *written]
 
 
-def _class(drawn: Draws, names: list[str]) -> str:
+def _class(drawn: Draws, phrases: Phrases) -> str:
+    names = list(phrases)
     shares = np.cumsum(RARER ** np.arange(len(names)))
     return names[int(np.searchsorted(shares, drawn.random() * shares[-1], side="right"))]
 

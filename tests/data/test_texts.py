@@ -117,7 +117,9 @@ def test_a_label_never_occurs_in_validation_alone(tmp_path: Path) -> None:
     made = load(reports.job(tmp_path, labels="[modo, causa]", data=", validation: 0.4"))
     both = [set(part.targets["causa"].tolist()) for part in (made.train, made.validation)]
     assert both[1] <= both[0] == set(range(40))
-    assert any("rows stay in training: a class of theirs would occur in validation alone" in note for note in made.notes)
+    assert any(
+        "rows stay in training: a class of theirs would occur in validation alone" in note for note in made.notes
+    )
 
 
 def test_rows_with_empty_cells_are_left_out_and_listed(tmp_path: Path) -> None:

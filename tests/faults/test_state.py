@@ -70,6 +70,7 @@ SCENARIOS = {
     "at the end": Scenario(CALM, nothing, 12),
     "bad numbers": Scenario("ema: 0.5", nan_inputs, 6),
     "scaler": Scenario("optimizer: {name: sgd, lr: 0.01}", scaled, 6),
+    "scaler that grows": Scenario("optimizer: {name: sgd, lr: 0.01}", scaled, 9),
 }
 
 
@@ -103,6 +104,7 @@ def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
         saver._write = lambda snapshot: checkpoint.save(  # type: ignore[method-assign]
             made.checkpoints, snapshot.name, snapshot.tensors, snapshot.state
         )
+    if not loaded:
         saver.final()
     try:
         reason = loop.fit(made, saver, Still())  # type: ignore[arg-type]
@@ -212,7 +214,7 @@ CHANGED: dict[tuple[str, ...], Any] = {
 def changed(item: tuple[str, ...]) -> Callable[[dict[str, Any], dict[str, Any]], None]:
     def mutate(state: dict[str, Any], tensors: dict[str, Any]) -> None:
         place, key = at(state, tensors, item)
-        place[key] = CHANGED[item] if item in CHANGED else place[key] + 1
+        place[key] = CHANGED[item] if item in CHANGED else place[key] + ("x" if isinstance(place[key], str) else 1)
 
     return mutate
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from runtime import run
 from runtime.data.dataset import Batch
-from runtime.job import dotted
 from runtime.errors import SpecError
+from runtime.job import dotted
 from runtime.models.build import BUILDERS
 from runtime.models.texts import TextNetwork
 from tests import reports
@@ -93,7 +93,9 @@ def gradient(made: run.Run, batch: Batch, micro_batch: int | None) -> torch.Tens
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("size", [16, 13])
-def test_a_split_batch_has_the_gradient_of_the_whole(tmp_path: Path, dtype: torch.dtype, limit: float, size: int) -> None:
+def test_a_split_batch_has_the_gradient_of_the_whole(
+    tmp_path: Path, dtype: torch.dtype, limit: float, size: int
+) -> None:
     """Weighted heads, one with class weights; 13 samples split unevenly."""
     reports.write(tmp_path)
     made = reports.assembled(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)

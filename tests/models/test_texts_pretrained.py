@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -221,27 +222,37 @@ def test_a_pickle_as_the_name(folder: Path) -> None:
         load(reports.job(folder, model="{source: transformers, name: twin/best_model.bin}"))
 
 
-def test_a_name_on_the_hub_without_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing listens at this address, as where there is no network; the folder of the cache is empty."""
+def hub(monkeypatch: pytest.MonkeyPatch, folder: Path, port: int) -> None:
+    """A hub at a port of this machine, and a cache in the folder."""
     from huggingface_hub import constants
 
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
-    with pytest.raises(SpecError) as caught:
-        load(reports.job(folder, model="{source: transformers, name: bert-base-nowhere}"))
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_name_on_the_hub_without_network(folder: Path, monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    """Nobody listens, or somebody listens and never says a word."""
+    monkeypatch.setattr(pretrained, "PATIENCE", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if answers:
+            silent.listen()
+        hub(monkeypatch, folder, silent.getsockname()[1])
+        with pytest.raises(SpecError) as caught:
+            load(reports.job(folder, model="{source: transformers, name: bert-base-nowhere}"))
     message = str(caught.value)
-    assert "model.name: 'bert-base-nowhere' is no folder here, is not in the hub's cache, and cannot be fetched" in message
+    assert (
+        "model.name: 'bert-base-nowhere' is no folder here, is not in the hub's cache, and cannot be fetched" in message
+    )
     assert "name a local folder, or check the name and the network" in message
 
 
 def test_a_name_in_the_cache_needs_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
     cached = folder / "cache" / "models--casa--beto" / "snapshots" / "0123"
     shutil.copytree(folder / "saved", cached)
     (folder / "cache" / "models--casa--beto" / "refs").mkdir()
     (folder / "cache" / "models--casa--beto" / "refs" / "main").write_text("0123")
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+    hub(monkeypatch, folder, 9)
     asked = reports.job(folder, model="{source: transformers, name: casa/beto}")
     assert pretrained.find(asked, "casa/beto").folder == cached

@@ -1,0 +1,130 @@
+"""Workers: processes that prepare batches ahead. One that is lost or hung costs time, never a batch and never a bit.
+
+Which samples a batch holds and what is drawn for them depend on the batch alone, so a new set of workers goes on from
+the batch that is due.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch.utils.data import DataLoader, Dataset
+
+from runtime.draws import Ids
+from runtime.errors import PeerError
+from runtime.signals import die_with, forget
+
+Item = TypeVar("Item")
+POLL = 5
+"""Seconds after which to look whether the workers still live."""
+PATIENCE = 300.0
+"""Seconds without a batch after which the workers count as hung."""
+STARTS = 3
+"""How often new workers are started in an epoch."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """How batches are prepared ahead."""
+
+    workers: int
+    pin: bool = False
+    tell: Callable[[str], None] = print
+    patience: float = PATIENCE
+
+    def prepared(self, source: Dataset[Item], groups: Sequence[Ids]) -> Iterator[Item]:
+        """`source[ids]` for each group of ids, in order.
+
+        Raises:
+            PeerError: if workers hang again and again.
+        """
+        done = 0
+        for start in range(1, STARTS + 1):
+            team = _Team(self, source, groups[done:])
+            try:
+                for item in team:
+                    yield item
+                    done += 1
+                return
+            except _Lost as why:
+                self._say(str(why), done, start)
+                hung = isinstance(why, _Hung)
+            finally:
+                team.end()
+        if hung:
+            raise PeerError(f"loader workers hung {STARTS} times, the last time at batch {done + 1}",
+                            "data that can be read", "look at the disk or network that the data is on, "
+                            "or set optimize.loader_workers: 0")  # fmt: skip
+        yield from (source[ids] for ids in groups[done:])
+
+    def _say(self, why: str, done: int, start: int) -> None:
+        follows = "new ones go on from there" if start < STARTS else "no new ones are started"
+        if start == STARTS and "hung" not in why:
+            follows = "the trainer prepares its batches itself from now on"
+        self.tell(f"{why} before batch {done + 1}; {follows}")
+
+
+class _Lost(Exception):
+    """A worker is gone."""
+
+
+class _Hung(_Lost):
+    """No batch came for too long."""
+
+
+class _Team:
+    """One set of workers."""
+
+    def __init__(self, crew: Crew, source: Dataset[Any], groups: Sequence[Ids]) -> None:
+        self.patience, before = crew.patience, set(multiprocessing.active_children())
+        loader = DataLoader(source, batch_size=None, sampler=groups, num_workers=crew.workers, prefetch_factor=2,
+                            pin_memory=crew.pin, timeout=min(POLL, crew.patience),
+                            worker_init_fn=functools.partial(_begin, os.getpid()))  # fmt: skip
+        handler = signal.getsignal(signal.SIGCHLD)
+        self.items = iter(loader)
+        # Torch's handler raises wherever the trainer happens to be, even in the middle of an update.
+        signal.signal(signal.SIGCHLD, handler)
+        self.processes = set(multiprocessing.active_children()) - before
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            since = time.monotonic()
+            while True:
+                try:
+                    item = next(self.items)
+                    break
+                except StopIteration:
+                    return
+                except RuntimeError as error:
+                    self._judge(error, time.monotonic() - since)
+            yield item
+
+    def _judge(self, error: RuntimeError, waited: float) -> None:
+        """Go on waiting, or say what is wrong with the workers."""
+        lost = [process for process in self.processes if process.exitcode is not None]
+        if lost:
+            raise _Lost(f"a loader worker was lost (exit {lost[0].exitcode})") from None
+        if "timed out" not in str(error):
+            raise error
+        if waited >= self.patience:
+            raise _Hung(f"the loader workers hung for {waited:.0f} s") from None
+
+    def end(self) -> None:
+        """No worker is left, not even a stopped one."""
+        for process in self.processes:
+            process.kill()  # a stopped process would not hear anything else
+        for process in self.processes:
+            process.join()
+
+
+def _begin(parent: int, number: int) -> None:
+    """In a new worker."""
+    forget()
+    die_with(parent)

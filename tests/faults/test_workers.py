@@ -1,0 +1,139 @@
+"""Loader workers that are killed, stopped, or run out of shared memory: found out, replaced, and not a bit lost."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.data import workers
+from runtime.data.batches import Batches
+from runtime.data.workers import Crew
+from runtime.draws import Ids
+from runtime.errors import PeerError
+from tests import tiny
+
+
+class Slow(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that do something to the process that reads number 5 for the first time."""
+
+    def __init__(self, folder: Path, fault: Callable[[], None], times: int) -> None:
+        self.folder, self.fault, self.times = folder, fault, times
+
+    def __getitem__(self, ids: Ids) -> torch.Tensor:
+        parent = multiprocessing.parent_process()
+        done = len(list(self.folder.iterdir()))
+        if 5 in ids and parent is not None and done < self.times:
+            (self.folder / str(done)).touch()
+            self.fault()
+        return torch.from_numpy(ids * 2)
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def segfault() -> None:
+    os.kill(os.getpid(), signal.SIGBUS)  # what a full /dev/shm gives
+
+
+GROUPS = [np.arange(i, i + 2) for i in range(0, 20, 2)]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "POLL", 1)
+
+
+def prepared(folder: Path, fault: Callable[[], None], times: int, said: list[str]) -> list[torch.Tensor]:
+    crew = Crew(2, tell=said.append, patience=2.0)
+    try:
+        return list(crew.prepared(Slow(folder, fault, times), GROUPS))
+    finally:
+        assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"),
+    [
+        (kill, "a loader worker was lost (exit -9)"),
+        (segfault, "a loader worker was lost (exit -7)"),
+        (stop, "hung for"),
+    ],
+    ids=["killed", "bus error", "stopped"],
+)
+def test_new_workers_go_on_from_the_batch_that_is_due(tmp_path: Path, fault: Callable[[], None], word: str) -> None:
+    said: list[str] = []
+    items = prepared(tmp_path, fault, 1, said)
+    assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
+    assert len(said) == 1
+    assert word in said[0]
+    assert "new ones go on from there" in said[0]
+
+
+def test_lost_again_and_again_the_trainer_prepares_batches_itself(tmp_path: Path) -> None:
+    said: list[str] = []
+    items = prepared(tmp_path, kill, 10**6, said)
+    assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
+    assert len(said) == workers.STARTS
+    assert "the trainer prepares its batches itself from now on" in said[-1]
+
+
+def test_hung_again_and_again_the_run_ends(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(PeerError, match="loader workers hung 3 times"):
+        prepared(tmp_path, stop, 10**6, said)
+    assert len(said) == workers.STARTS
+
+
+def test_a_killed_worker_never_breaks_into_the_trainer(tmp_path: Path) -> None:
+    """Torch raises from a signal handler; in the middle of an update that would leave half of it done."""
+    data = tiny.dataset()
+    made = Batches(data.train, 4, 0)
+    made.workers, made.tell = 1, lambda text: None
+    plain = [batch.ids.tolist() for batch in Batches(data.train, 4, 0).epoch(0)]
+    source = made.epoch(0)
+    seen = [next(source).ids.tolist()]
+    for process in multiprocessing.active_children():
+        process.kill()
+        process.join()
+    end = time.monotonic() + 0.2
+    while time.monotonic() < end:
+        sum(range(1000))
+    seen += [batch.ids.tolist() for batch in source]
+    assert seen == plain
+
+
+def test_workers_die_with_the_trainer(tmp_path: Path) -> None:
+    ready, pids = threading.Event(), tmp_path / "pids"
+    child = os.fork()
+    if child == 0:
+        source = Crew(2).prepared(Slow(tmp_path / "none", kill, 0), GROUPS)
+        (tmp_path / "none").mkdir()
+        next(source)
+        text = " ".join(str(p.pid) for p in multiprocessing.active_children())
+        pids.with_name("part").write_text(text)
+        pids.with_name("part").rename(pids)
+        time.sleep(60)
+        os._exit(0)
+    try:
+        while not pids.exists():
+            ready.wait(0.05)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    for pid in pids.read_text().split():
+        while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+            ready.wait(0.05)

@@ -1,0 +1,190 @@
+"""Pickle checkpoints become safetensors; what they ask to run is not run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from runtime import convert, unpickle
+from runtime.errors import DataError
+
+ROOT = Path(__file__).parent.parent
+A, B = torch.arange(6.0).view(2, 3), torch.ones(3)
+
+
+def test_a_training_checkpoint(tmp_path: Path) -> None:
+    """Wrapped twice, beside an optimizer, with a transposed and a tied weight."""
+    tensors = OrderedDict({"module.model.a": A, "module.model.b": A.t(), "module.model.tied": A})
+    torch.save({"epoch": 3, "state_dict": tensors, "optimizer": {"lr": 0.1}}, tmp_path / "best_model.bin")
+    done = convert.convert(tmp_path / "best_model.bin")
+    assert done.path == tmp_path / "model.safetensors"
+    found = safetensors.torch.load_file(done.path)
+    assert set(found) == {"a", "b", "tied"}
+    assert torch.equal(found["a"], A)
+    assert torch.equal(found["b"], A.t())
+    assert torch.equal(found["tied"], A)
+    assert done.left_out == ("epoch", "optimizer")
+    text = "\n".join(done.lines())
+    assert "3 tensors" in text
+    assert "left out, not part of the network: epoch, optimizer" in text
+    assert "network namespace" in done.shut_off
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best_model.bin", "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("data", "names", "left_out"),
+    [
+        ({"a": A, "b": B}, {"a", "b"}, []),
+        ({"module.a": A, "module.b": B}, {"a", "b"}, []),
+        ({"module.a": A, "b": B}, {"module.a", "b"}, []),
+        ({"_orig_mod.model.a": A}, {"a"}, []),
+        ({"state_dict": {"model.bert.a": A}, "hparams": {"lr": 1}}, {"bert.a"}, ["hparams"]),
+        ({"model": {"state_dict": {"a": A}}, "step": 1}, {"a"}, ["step"]),
+        ({"encoder": {"a": A}, "head": {"b": B}}, {"encoder.a", "head.b"}, []),
+        ({"model": A, "net": {}}, {"model"}, []),
+    ],
+)
+def test_names(data: dict[str, Any], names: set[str], left_out: list[str]) -> None:
+    found, left = unpickle.named(data)
+    assert (set(found), left) == (names, left_out)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"a": A, "epoch": 3}, r"the file holds epoch \(int\) where tensors should be"),
+        ({"a": [A, B]}, r"a \(list\)"),
+        ([A, B], "the file holds a list"),
+        (A, "the file holds a Tensor"),
+        ({}, "the file holds nothing"),
+    ],
+)
+def test_what_is_no_network(data: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        unpickle.named(data)
+    assert "torch.save(model.state_dict(), FILE)" in caught.value.action
+
+
+def test_tensors_of_other_kinds() -> None:
+    with pytest.raises(DataError, match=r"a is a tensor of another kind: .*sparse"):
+        unpickle._apart(torch, "a", A.to_sparse())
+
+
+class Calls:
+    """Pickled, it is a call of a function."""
+
+    def __init__(self, function: Any, *arguments: str) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def payloads(canary: Path) -> dict[str, bytes | Any]:
+    command = f"touch {canary}"
+    text = f"open({str(canary)!r}, 'w')"
+    return {
+        "os.system in a dict": {"a": A, "b": Calls(os.system, command)},
+        "os.system alone": Calls(os.system, command),
+        "eval": Calls(eval, text),
+        "exec": Calls(exec, text),
+        "subprocess": {"a": Calls(subprocess.getoutput, command)},
+        "a class of torch": Calls(torch.hub.load_state_dict_from_url, "http://127.0.0.1:9/x"),
+        "a bare pickle": pickle.dumps(Calls(os.system, command)),
+        "protocol 0": f"cposix\nsystem\n(S'{command}'\ntR.".encode(),
+    }
+
+
+@pytest.mark.parametrize("case", payloads(Path()))
+@pytest.mark.parametrize("zipped", [True, False])
+def test_nothing_is_run(tmp_path: Path, case: str, zipped: bool) -> None:
+    canary, file = tmp_path / "canary", tmp_path / "model.bin"
+    payload = payloads(canary)[case]
+    if isinstance(payload, bytes):
+        file.write_bytes(payload)
+    else:
+        torch.save(payload, file, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(DataError) as caught:
+        unpickle._read(torch, file)
+    assert not canary.exists()
+    assert "run" in caught.value.given
+    assert "weights_only" not in str(caught.value)
+
+
+def test_the_payloads_would_run(tmp_path: Path) -> None:
+    """Read as any pickle is, they do what they say: the canary is a canary."""
+    pickle.loads(payloads(tmp_path / "canary")["a bare pickle"])
+    assert (tmp_path / "canary").exists()
+
+
+def test_a_malicious_file_is_refused_from_end_to_end(tmp_path: Path) -> None:
+    torch.save({"a": A, "b": Calls(os.system, f"touch {tmp_path / 'canary'}")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(DataError) as caught:
+        convert.convert(tmp_path / "pytorch_model.bin")
+    assert "asks for posix.system, which is no tensor; it was not run" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["pytorch_model.bin"]
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04 and no more", b"\x80\x02}q\x00."])
+def test_files_that_are_no_checkpoints(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.bin").write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        unpickle.named(unpickle._read(torch, tmp_path / "model.bin"))
+    assert caught.value.possible
+    assert caught.value.action
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    torch.save({"a": A}, tmp_path / "best_model.bin")
+    (tmp_path / "model.safetensors").write_bytes(b"mine")
+    with pytest.raises(DataError, match="is there already"):
+        convert.convert(tmp_path / "best_model.bin")
+    assert (tmp_path / "model.safetensors").read_bytes() == b"mine"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"model.bin is not a file(.|\n)*check the path"):
+        convert.convert(tmp_path / "model.bin")
+
+
+def apart(code: str) -> subprocess.CompletedProcess[str]:
+    """Run a line in a process that has shut itself off."""
+    line = f"import os, socket, subprocess\nfrom runtime import unpickle\n{code}"
+    return subprocess.run([sys.executable, "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["os.system('touch canary')", "subprocess.run(['true'])", "os.fork()", "os.posix_spawn('/bin/true', ['true'], {})",
+     "os.execv('/bin/true', ['true'])", "socket.create_connection(('127.0.0.1', 9))", "socket.getaddrinfo('a', 1)"],
+)  # fmt: skip
+def test_the_reading_process_starts_nothing(code: str) -> None:
+    done = apart(f"unpickle._no_programs(); {code}")
+    assert done.returncode == 1
+    assert "PermissionError" in done.stderr
+    assert "is not allowed here" in done.stderr
+
+
+def test_the_reading_process_has_no_network() -> None:
+    """One interface, which is down, or no leave to open a socket; the words say which."""
+    done = apart("print(unpickle._no_network()); print(socket.if_nameindex())")
+    said, interfaces = done.stdout.splitlines()
+    if said.startswith("sockets blocked"):
+        assert "network namespace" in said
+    else:
+        assert said == "a network namespace without interfaces"
+        assert interfaces == "[(1, 'lo')]"
+
+
+def test_the_reading_process_is_limited() -> None:
+    done = apart("unpickle._limit(1000); bytearray(unpickle.MEMORY + (64 << 20))")
+    assert "MemoryError" in done.stderr

@@ -1,0 +1,162 @@
+"""Data of one's own: arrays and datasets as batches, and what their targets are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import TensorDataset, random_split
+
+from runtime.data import own
+from runtime.data.batches import Batches, fetch
+from runtime.data.dataset import Head
+from runtime.data.given import ArraySplit
+from runtime.data.items import ItemSplit, opened
+from runtime.data.load import load
+from runtime.errors import DataError
+from tests.own_job import both, job
+
+torch.set_num_threads(1)
+
+
+class Points(TorchDataset[Any]):
+    """A map-style dataset that counts how often it is asked."""
+
+    def __init__(self, x: Tensor, y: Tensor, **attributes: Any) -> None:
+        self.x, self.y, self.asked = x, y, 0
+        self.__dict__ |= attributes
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked += 1
+        return (self.x[index], float(index)), self.y[index]
+
+
+def drawn(samples: int = 37, seed: int = 0) -> tuple[Tensor, Tensor]:
+    x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(seed))
+    return x, (x.sum(dim=1) > 0).long()
+
+
+def test_items_and_arrays_are_the_same_batches() -> None:
+    x, y = drawn()
+    one = opened(Points(x, y), "a", 0)
+    two = opened((x, torch.arange(37.0), y), "b", 0)
+    assert isinstance(one, ItemSplit)
+    assert isinstance(two, ArraySplit)
+    two.settle(Tensor.long, 2)
+    for first, second in zip(Batches(one, 8, 0).epoch(0), Batches(two, 8, 0).epoch(0), strict=True):
+        assert all(torch.equal(a.float(), b) for a, b in zip(first.inputs, second.inputs, strict=True))
+        assert torch.equal(first.targets[""], second.targets[""])
+
+
+def test_a_random_split_of_arrays_is_gathered_by_index() -> None:
+    x, y = drawn()
+    part, _ = random_split(TensorDataset(x, y), [30, 7], torch.Generator().manual_seed(1))
+    inner, _ = random_split(part, [20, 10], torch.Generator().manual_seed(2))
+    split = opened(inner, "a", 0)
+    assert isinstance(split, ArraySplit)
+    assert len(split) == 20
+    expected = torch.stack([inner[i][0] for i in range(20)])
+    assert torch.equal(split.gather(np.arange(20))[0], expected)
+    assert torch.equal(split.all_targets(), torch.stack([inner[i][1] for i in range(20)]))
+
+
+def test_a_memory_map_stays_on_disk(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(12.0, dtype=">f4").reshape(6, 2))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    split = opened((mapped, np.arange(6)), "a", 0)
+    assert split.gather(np.array([5, 0]))[0].tolist() == [[10, 11], [0, 1]]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_targets_are_taken_from_the_dataset_if_it_lists_them(listed: bool) -> None:
+    x, y = drawn()
+    points = Points(x, y, **({"targets": y.tolist()} if listed else {}))
+    split = opened(points, "a", 0)
+    assert isinstance(split, ItemSplit)
+    assert torch.equal(split.all_targets(), y)
+    assert points.asked == (3 if listed else 37)
+    assert torch.equal(split.targets[""], y)
+
+
+def test_a_list_of_targets_that_says_something_else_is_not_believed() -> None:
+    x, y = drawn()
+    split = opened(Points(x, y, targets=(1 - y).tolist()), "a", 0)
+    assert isinstance(split, ItemSplit)
+    assert torch.equal(split.all_targets(), y)
+
+
+class Drawing(TorchDataset[Any]):
+    """Items with random numbers of all three kinds."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        import random
+
+        return torch.tensor([torch.rand(()).item(), float(np.random.rand()), random.random()]), index % 2
+
+
+def test_draws_of_a_dataset_are_a_function_of_seed_and_batch() -> None:
+    split = opened(Drawing(), "a", 5)
+    batches = Batches(split, 4, seed=0)
+    first = [batch.inputs[0] for batch in batches.epoch(0)]
+    torch.rand(7)
+    again = [batch.inputs[0] for batch in batches.epoch(0)]
+    resumed = [batch.inputs[0] for batch in batches.epoch(0, start=2)]
+    later = [batch.inputs[0] for batch in batches.epoch(1)]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert torch.equal(first[2], resumed[0])
+    seen = torch.cat(first).flatten()
+    assert len(seen.unique()) == len(seen)
+    assert not torch.isin(seen, torch.cat(later)).any()
+
+
+class Failing(Drawing):
+    def __getitem__(self, index: int) -> Any:
+        if index == 9:
+            raise ValueError("a broken file")
+        return super().__getitem__(index)
+
+
+def test_a_worker_gives_the_same_batches_and_the_same_message() -> None:
+    groups = [np.arange(4), np.arange(4, 8)]
+    here, there = (list(fetch(opened(Drawing(), "a", 0), groups, workers=workers)) for workers in (0, 1))
+    assert all(torch.equal(a.inputs[0], b.inputs[0]) for a, b in zip(here, there, strict=True))
+    with pytest.raises(DataError) as raised:
+        list(fetch(opened(Failing(), "a", 0), [*groups, np.arange(8, 12)], workers=1))
+    assert str(raised.value) == "a: sample 9 raised ValueError: a broken file\n  do:       correct these lines"
+
+
+@pytest.mark.parametrize(
+    ("targets", "options", "head", "shape"),
+    [
+        ("torch.arange(6) % 3", "", Head("", classes=("0", "1", "2")), (6,)),
+        ("(torch.arange(6) % 3).to(torch.uint8)", "names: [a, b, c]", Head("", classes=("a", "b", "c")), (6,)),
+        ("torch.arange(6) % 2 == 0", "", Head("", classes=("0", "1")), (6,)),
+        ("torch.eye(6).long()[:, :3]", "", Head("", classes=("0", "1", "2"), several=True), (6, 3)),
+        ("np.arange(6.0)", "", Head("", columns=("value",), mean=(0.0,), std=(1.0,)), (6, 1)),
+        ("np.arange(12.0).reshape(6, 2)", "names: [u, v]",
+         Head("", columns=("u", "v"), mean=(0.0, 0.0), std=(1.0, 1.0)), (6, 2)),
+        ("torch.arange(6)", "targets: numbers", Head("", columns=("value",), mean=(0.0,), std=(1.0,)), (6, 1)),
+    ],
+)  # fmt: skip
+def test_what_targets_are(targets: str, options: str, head: Head, shape: tuple[int, ...], tmp_path: Path) -> None:
+    data = load(job(tmp_path, both(f"torch.zeros(6, 4), {targets}"), **({"data": options} if options else {})))
+    assert data.heads == {"": head}
+    assert tuple(data.train.targets[""].shape) == shape
+    assert data.train.targets[""].dtype == (torch.int64 if head.classes and not head.several else torch.float32)
+
+
+def test_numbers_of_double_precision_become_single(tmp_path: Path) -> None:
+    data = load(job(tmp_path, both("np.ones((6, 4)), np.arange(6) % 2")))
+    assert own.as_float32(data.train.gather(np.arange(2)), np.arange(2), None)[0].dtype == torch.float32
+    assert data.preprocessing["inputs"] == [{"shape": [4], "type": "float32"}]

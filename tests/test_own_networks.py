@@ -1,0 +1,146 @@
+"""Networks and losses of one's own: for every task, and exact where a batch is split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from runtime import losses, spec
+from runtime.data.dataset import Head
+from runtime.data.load import load
+from runtime.errors import SpecError
+from runtime.models.build import Model, build
+from runtime.own_loss import OwnTerms
+from tests.own_job import items, job
+
+torch.set_num_threads(1)
+
+
+def gradient(weight: Tensor, x: Tensor, y: Tensor, loss: Any, size: int) -> Tensor:
+    """Of an objective over a batch that is split into parts of `size`."""
+    goal = losses.objective(None, {"": Head("")}, {}, "none", OwnTerms(loss, "loss", SpecError))
+    weight = weight.clone().requires_grad_()
+    over = goal.denominators({"": y})
+    for start in range(0, len(x), size):
+        part = slice(start, start + size)
+        goal(x[part] @ weight, {"": y[part]}, over).backward()
+    assert weight.grad is not None
+    return weight.grad
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda outputs, targets: (outputs - targets).abs().pow(1.5).sum(dim=1),
+        lambda outputs, targets: (outputs - targets).pow(2).mean(),
+        nn.HuberLoss(),
+    ],
+    ids=["terms", "mean", "Huber"],
+)
+def test_accumulation_is_exact_for_terms_and_for_means(loss: Any, size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y, weight = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((13, 4), (13, 3), (4, 3))
+    )
+    whole = gradient(weight, x, y, loss, 13)
+    free = weight.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(x @ free, y).mean(), free)
+    torch.testing.assert_close(whole, expected, rtol=1e-12, atol=0)
+    parts = gradient(weight, x, y, loss, size)
+    assert float((parts - whole).norm() / whole.norm()) <= 1e-12
+
+
+OFFERED = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.last = nn.LazyLinear(outputs)
+
+    def forward(self, *inputs):
+        return self.last(inputs[0].flatten(1).float())
+
+def build(outputs, classes=None, inputs=None, vocabulary=None, categories=None, {more}):
+    made = Net(outputs)
+    made.given = [outputs, classes, inputs, vocabulary, categories]
+    return made
+"""
+
+
+def own_network(folder: Path, task: str, data: str, more: str = "**others") -> Model:
+    (folder / "my_model.py").write_text(OFFERED.format(more=more))
+    (folder / "job.yaml").write_text(f"name: a\ntask: {task}\ndata: {data}\nmodel: {{file: my_model.py}}\n")
+    made = spec.load(folder / "job.yaml")
+    return build(made, load(made))
+
+
+def test_a_network_of_ones_own_for_images(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (24, 9, 9), np.uint8)
+    np.savez(tmp_path / "a.npz", images=pixels, labels=np.arange(24) % 3)
+    made = own_network(tmp_path, "image-classification", "{train: a.npz, validation: 0.25}")
+    assert made.module.given == [3, 3, [[1, 9, 9]], None, None]
+    assert made.arguments["arguments"] == {"outputs": 3, "classes": 3, "inputs": [[1, 9, 9]]}
+
+
+def test_a_network_of_ones_own_for_tables(tmp_path: Path) -> None:
+    rows = [f"{i * 7 % 11},{i * i},{'ab'[i % 2]},{i / 3}" for i in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["u,v,kind,y", *rows]) + "\n")
+    made = own_network(tmp_path, "tabular-regression", "{train: a.csv, target: y}", more="u=1")
+    assert made.module.given == [1, None, [[2], [1]], None, [3]]
+
+
+def test_a_network_of_ones_own_for_series(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", x=draw.normal(size=(30, 12, 2)), y=np.arange(30) % 2)
+    made = own_network(tmp_path, "series-classification", "{train: a.npz, validation: 0.2}")
+    assert made.module.given == [2, 2, [[12, 2]], None, None]
+
+
+TEXTS = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, vocabulary, outputs):
+        super().__init__()
+        self.words = nn.EmbeddingBag(vocabulary, 8)
+        self.heads = nn.ModuleDict({name: nn.Linear(8, count) for name, count in outputs.items()})
+
+    def forward(self, ids, mask):
+        found = self.words(ids)
+        return {name: head(found) for name, head in self.heads.items()}
+"""
+
+
+def test_a_network_of_ones_own_for_texts_with_two_heads(tmp_path: Path) -> None:
+    lines = [f"word{i % 5} other{i % 3},{'ab'[i % 2]},{'xyz'[i % 3]}" for i in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,kind,part", *lines]) + "\n")
+    (tmp_path / "net.py").write_text(TEXTS)
+    path = tmp_path / "job.yaml"
+    path.write_text("name: a\ntask: text-classification\nmodel: {file: net.py, factory: Net}\n"
+                    "data: {train: a.csv, text: text, labels: [kind, part], max_length: 8}\n")  # fmt: skip
+    made = spec.load(path)
+    assert build(made, load(made)).arguments["arguments"]["outputs"] == {"kind": 2, "part": 3}
+    (tmp_path / "wrong.py").write_text(TEXTS.replace("return {name", "return {name + '?'"))
+    made = spec.load(path, ["model.file=wrong.py"])
+    with pytest.raises(SpecError, match=r"gives a mapping of kind\?, part\?\n  possible: a mapping of kind, part to"):
+        build(made, load(made))
+
+
+def test_the_first_weights_are_a_function_of_the_seed(tmp_path: Path) -> None:
+    def weights(seed: int, files: dict[str, str], folder: str) -> Tensor:
+        (tmp_path / folder).mkdir()
+        made = job(tmp_path / folder, files, train=f"seed: {seed}")
+        torch.rand(3)
+        return next(iter(build(made, load(made)).module.parameters())).detach()
+
+    asked = items("return torch.rand(4), i % 2")
+    assert torch.equal(weights(0, {}, "a"), weights(0, {}, "b"))
+    assert torch.equal(weights(0, {}, "c"), weights(0, asked, "d"))
+    assert not torch.equal(weights(1, {}, "e"), weights(0, {}, "f"))

@@ -1,0 +1,200 @@
+"""Whole runs with code of one's own: what is recorded, what may be run again, and errors in the middle of training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtime import artifact, folder, plan, spec, trainer, user_code
+from runtime.data import new
+from runtime.data.load import load
+from runtime.errors import CheckpointError, DataError, SpecError
+from runtime.files import write_json
+from runtime.job import Job
+from tests.own_job import DATA, LOSS, MODEL, write
+from tests.tiny import Quiet, machine
+
+torch.set_num_threads(1)
+
+READER = """
+def read(paths, samples=1):
+    import numpy as np
+    return torch.from_numpy(np.concatenate([np.loadtxt(path, ndmin=2) for path in paths]))
+"""
+FILES = {
+    "my_model.py": "from parts.layers import hidden\n" + MODEL.replace("nn.Linear(4, width)", "hidden(width)"),
+    "parts/layers.py": "from torch import nn\n\ndef hidden(width):\n    return nn.LazyLinear(width)\n",
+    "my_data.py": DATA + READER,
+}
+
+
+def trained(path: Path, *assignments: str) -> Path:
+    """The folder of a run that was trained in this process."""
+    made: Job = spec.load(path, assignments)
+    place = folder.open_run(path.parent / "runs", made)
+    here = machine()
+    write_json(place.path / "hardware.json", here.to_json())
+    write_json(place.path / "plan.json", plan.resolve(made, here).to_json())
+    write_json(place.path / "state.json", {"status": "running", "source": str(path)})
+    assert trainer.train(place.path, made, Quiet()) == 0
+    write_json(place.path / "state.json", {"status": "done", "source": str(path)})
+    return place.path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write(tmp_path_factory.mktemp("own"), FILES, data="reader: read", train="loss: {file: my_loss.py}, ema: 0.5",
+                 model="arguments: {width: 6}, freeze: {names: [body.bias]}")  # fmt: skip
+    return trained(path)
+
+
+def test_the_code_is_stored_with_its_digests(run: Path) -> None:
+    config = json.loads((run / "model" / "config.json").read_text())
+    assert set(config["code"]) == {"my_data.py", "my_model.py", "my_loss.py", "parts/layers.py"}
+    assert config["builder"] == "own"
+    assert config["arguments"]["arguments"] == {"width": 6, "outputs": 2}
+    for name in config["code"]:
+        assert (run / "model" / "code" / name).read_bytes() == (run.parent.parent / name).read_bytes()
+    assert not list(run.parent.parent.rglob("__pycache__"))
+
+
+def test_the_model_predicts_what_validation_computed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = artifact.load(run)
+    assert f"running the model's own code: my_model.py in {run}/model/code" in capsys.readouterr().err
+    data = load(spec.load(run.parent.parent / "job.yaml"))
+    ids = np.arange(len(data.validation))
+    with torch.inference_mode():
+        guess = made.network(*data.prepare(data.validation.gather(ids), ids, None)).argmax(dim=1)
+    found = json.loads((run / "result.json").read_text())["best"]["metrics"]["validation/accuracy"]
+    assert float((guess == data.validation.targets[""]).float().mean()) == pytest.approx(found)
+
+
+def test_new_samples_by_the_reader_in_the_model_folder(run: Path, tmp_path: Path) -> None:
+    made = artifact.load(run)
+    np.savetxt(tmp_path / "a.txt", np.arange(12.0).reshape(3, 4))
+    found = new.read([tmp_path / "a.txt"], made.preprocessing, made.heads, labelled=False)
+    assert found.split.gather(np.array([2]))[0].tolist() == [[8, 9, 10, 11]]
+    assert found.prepare(found.split.gather(np.arange(3)), np.arange(3), None)[0].dtype == torch.float32
+    with pytest.raises(DataError, match=r"read\(\) in my_data\.py: the samples have no targets"):
+        new.read([tmp_path / "a.txt"], made.preprocessing, made.heads, labelled=True)
+    (tmp_path / "a.txt").write_text("one two\n")
+    with pytest.raises(DataError, match=r"read\(\) in my_data\.py raised ValueError: could not convert") as raised:
+        new.read([tmp_path / "a.txt"], made.preprocessing, made.heads, labelled=False)
+    assert "    my_data.py:12: in read: return torch.from_numpy" in str(raised.value)
+
+
+def test_a_model_elsewhere_needs_consent_and_is_then_the_same(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "model", tmp_path / "model")
+    with pytest.raises(CheckpointError) as raised:
+        artifact.load(tmp_path / "model")
+    assert "runs code of its own when it is used: my_data.py, my_loss.py, my_model.py, parts/layers.py" in str(
+        raised.value
+    )
+    assert "agree with --run-code" in str(raised.value)
+    one, two = artifact.load(run).network, artifact.load(tmp_path / "model", consent=True).network
+    x = torch.randn(5, 4)
+    assert torch.equal(one(x), two(x))
+
+
+@pytest.mark.parametrize("change", ["changed", "added", "bytecode"])
+def test_only_the_recorded_code_is_run(change: str, run: Path, tmp_path: Path) -> None:
+    place = tmp_path / "x-001"
+    shutil.copytree(run, place)
+    code = place / "model" / "code"
+    bomb = f"open({str(tmp_path / 'exploded')!r}, 'w')\n"
+    if change == "changed":
+        (code / "parts" / "layers.py").write_text(bomb + FILES["parts/layers.py"])
+    elif change == "added":
+        (code / "parts" / "__init__.py").write_text(bomb)
+    else:
+        import importlib.util
+        import py_compile
+
+        good = (code / "my_model.py").read_text()
+        (code / "my_model.py").write_text(bomb + good)
+        cached = importlib.util.cache_from_source(str(code / "my_model.py"))
+        py_compile.compile(
+            str(code / "my_model.py"), cached, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+        )
+        (code / "my_model.py").write_text(good)
+    if change == "bytecode":
+        artifact.load(place)
+    else:
+        with pytest.raises(CheckpointError, match=r"has SHA-256 .*, (expected|which is not recorded)"):
+            artifact.load(place)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_code_outside_of_the_model_is_not_run(run: Path, tmp_path: Path) -> None:
+    place = tmp_path / "x-001"
+    shutil.copytree(run, place)
+    config = json.loads((place / "model" / "config.json").read_text())
+    (tmp_path / "evil.py").write_text(MODEL)
+    config["arguments"]["file"] = "../../../evil.py"
+    (place / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="lies outside of"):
+        artifact.load(place)
+
+
+def test_an_unfinished_run_keeps_its_code(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f():\n    return 1\n")
+    code = user_code.at(tmp_path)
+    assert code.call("a.py", "f", {}) == (1, {})
+    user_code.remember(tmp_path, code)
+    user_code.remember(tmp_path, code)
+    (tmp_path / "a.py").write_text("def f():\n    return 2\n")
+    again = user_code.Code(tmp_path)
+    assert again.call("a.py", "f", {}) == (2, {})
+    with pytest.raises(CheckpointError, match=r"is unfinished and was started with another a\.py"):
+        user_code.remember(tmp_path, again)
+
+
+LATE = """
+class Late(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.last = nn.Linear(4, outputs)
+
+    def forward(self, x):
+        if self.training and len(x) > 8:
+            raise ValueError("more than eight")
+        return self.last(x)
+"""
+
+
+def test_an_error_in_the_middle_of_training_shows_the_persons_own_lines(tmp_path: Path) -> None:
+    path = write(tmp_path, {"my_model.py": "from torch import nn\n" + LATE}, model="factory: Late")
+    with pytest.raises(SpecError) as raised:
+        trained(path)
+    assert str(raised.value) == (
+        f"{path}:4:9: model.file: Late() in my_model.py made what raised ValueError: more than eight\n"
+        '    my_model.py:10: in forward: raise ValueError("more than eight")\n'
+        "  do:       correct these lines"
+    )
+
+
+def test_an_error_inside_of_torchs_own_layers_is_told_too(tmp_path: Path) -> None:
+    text = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))\n"
+    path = write(tmp_path, {"my_model.py": text})
+    with pytest.raises(SpecError) as raised:
+        trained(path, "train.batch_size=19")  # of 96 samples one is left for the last batch
+    assert "model.file: build() in my_model.py made what raised ValueError: Expected more than 1 value" in str(
+        raised.value
+    )
+
+
+def test_an_error_of_the_loss_is_that_of_the_loss(tmp_path: Path) -> None:
+    late = LOSS.replace("return functional.cross_entropy", "return late\n\ndef late(outputs, targets):\n"
+                        "    return functional.cross_entropy(outputs, targets[:16])")  # fmt: skip
+    path = write(tmp_path, {"my_loss.py": late}, train="loss: {file: my_loss.py}, steps: 1")
+    with pytest.raises(SpecError) as raised:
+        trained(path, "train.batch_size=17")
+    assert "train.loss.file: loss() in my_loss.py made what raised ValueError: Expected input batch_size (17)" in str(
+        raised.value
+    )
+    assert "    my_loss.py:7: in late: return functional.cross_entropy" in str(raised.value)

@@ -1,0 +1,130 @@
+"""The time left on recorded traces of real trainings, and on made-up ones that are hard to judge.
+
+tests/traces/*.json were recorded by noting after each step the trainer's own CPU time, on one thread: what a clock
+would have shown on a machine without other work. Steps within a second of each other are left out, except at the
+ends of epochs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.time_left import TimeLeft, clock_time
+
+TRACES = sorted((Path(__file__).parent / "traces").glob("*.json"))
+Trace = list[tuple[float, int]]
+
+
+def errors(trace: Trace, left: TimeLeft) -> Iterator[tuple[float, float]]:
+    """At every moment: seconds since the start, and how far the guess is from the truth, as a share of the truth."""
+    end = trace[-1][0]
+    for seconds, step in trace:
+        left.add(seconds, step)
+        guess = left.left(seconds)
+        if guess is not None and end - seconds > 15:
+            yield seconds, abs(guess - (end - seconds)) / (end - seconds)
+
+
+def test_there_are_traces() -> None:
+    assert len(TRACES) >= 3
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_within_a_tenth_after_a_minute(path: Path) -> None:
+    data = json.loads(path.read_text(encoding="utf-8"))
+    trace = [(float(s), int(k)) for s, k in data["rows"]]
+    assert 180 <= trace[-1][0] <= 600
+    left = TimeLeft(data["steps"], data["steps_per_epoch"], data["evaluation_steps"])
+    late = [(seconds, error) for seconds, error in errors(trace, left) if seconds >= 60]
+    assert len(late) > 50
+    assert max(late, key=lambda pair: pair[1])[1] < 0.1
+
+
+def made(step: Callable[[int], float], evaluation: float, epochs: int = 20, per_epoch: int = 40) -> Trace:
+    """A trace of steps that take `step(number)` seconds; the last point is the end of the last evaluation."""
+    trace, now = [], 0.0
+    for number in range(1, epochs * per_epoch + 1):
+        now += step(number)
+        trace.append((now, number))
+        now += evaluation if number % per_epoch == 0 else 0.0
+    return [*trace, (now, epochs * per_epoch)]
+
+
+def noisy(seed: int) -> Callable[[int], float]:
+    noise = random.Random(seed)
+    return lambda number: 0.3 * noise.lognormvariate(0, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "trace"),
+    [
+        ("steady", made(lambda n: 0.3, 2.0)),
+        ("noisy", made(noisy(0), 2.0)),
+        ("a slow first step, as with torch.compile", made(lambda n: 30.0 if n == 1 else 0.3, 2.0)),
+        ("a stall of ten seconds", made(lambda n: 10.3 if n == 150 else 0.3, 2.0)),
+        ("a checkpoint of a second every 50 steps", made(lambda n: 1.3 if n % 50 == 0 else 0.3, 2.0)),
+        ("evaluations as long as epochs", made(lambda n: 0.3, 12.0)),
+        ("epochs of a tenth of a second", made(lambda n: 0.02, 0.02, epochs=2500, per_epoch=4)),
+        ("one epoch", made(lambda n: 0.3, 2.0, epochs=1, per_epoch=800)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_hard_cases_within_a_tenth_after_a_minute(name: str, trace: Trace) -> None:
+    per_epoch = {"epochs of a tenth of a second": 4, "one epoch": 800}.get(name, 40)
+    left = TimeLeft(trace[-1][1], per_epoch, 5.0)
+    late = [error for seconds, error in errors(trace, left) if seconds >= 60]
+    assert late
+    assert max(late) < 0.1
+
+
+def test_an_evaluation_that_runs_is_counted_down() -> None:
+    left = TimeLeft(80, 40, 0.0)
+    trace = made(lambda n: 0.5, 10.0, epochs=2)
+    for seconds, step in trace[:80]:
+        left.add(seconds, step)
+    assert left.left(trace[79][0]) == pytest.approx(10.0, abs=0.1)
+    assert left.left(trace[79][0] + 6) == pytest.approx(4.0, abs=0.1)
+    assert left.left(trace[79][0] + 60) == 0.0
+
+
+def test_the_first_evaluation_is_guessed() -> None:
+    left = TimeLeft(40, 40, 6.0)
+    for step in range(1, 21):
+        left.add(step * 0.5, step)
+    assert left.left(10.0) == pytest.approx(20 * 0.5 + 6 * 0.5)
+
+
+def test_too_little_to_go_by() -> None:
+    left = TimeLeft(100, 10)
+    assert left.left(0.0) is None
+    left.add(0.0, 1)
+    left.add(1.0, 2)
+    left.add(1.0, 2)
+    assert left.left(1.0) is None
+    assert left.step_seconds() is None
+
+
+def test_a_roll_back_starts_anew_and_keeps_the_rate() -> None:
+    left = TimeLeft(100, 1000)
+    for step in range(1, 51):
+        left.add(step * 1.0, step)
+    left.add(60.0, 20)
+    left.add(61.0, 21)
+    assert left.left(61.0) == pytest.approx(79.0)
+
+
+def test_a_resumed_run_counts_from_where_it_stands() -> None:
+    left = TimeLeft(100, 1000)
+    for step in range(61, 71):
+        left.add(step * 1.0, step)
+    assert left.left(70.0) == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (42, "0:42"), (725, "12:05"), (3723.9, "1:02:03")])
+def test_clock_time(seconds: float, text: str) -> None:
+    assert clock_time(seconds) == text
