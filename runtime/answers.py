@@ -39,7 +39,9 @@ def probabilities(head: Head, outputs: Tensor) -> Tensor:
 
 
 def numbers(head: Head, outputs: Tensor) -> Tensor:
-    """Scaled outputs (N, columns) in the units of the data, float64."""
+    """Scaled outputs (N, columns) in the units of the data, float64; as they are if nobody knows what they mean."""
+    if not head.columns:
+        return outputs.double()
     return outputs.double() * torch.tensor(head.std).double() + torch.tensor(head.mean).double()
 
 
@@ -71,9 +73,10 @@ def _every(head: Head, share: Tensor) -> Answer:
 
 
 def _numbers(head: Head, values: Tensor) -> Iterator[Answer]:
-    for row in values.tolist():
+    for row in values.flatten(1).tolist():
         rounded = [float(f"{value:.9g}") for value in row]
-        yield {"prediction": rounded[0] if len(rounded) == 1 else dict(zip(head.columns, rounded, strict=True))}
+        several = dict(zip(head.columns, rounded, strict=True)) if head.columns else rounded
+        yield {"prediction": rounded[0] if len(rounded) == 1 else several}
 
 
 def _written(probability: float) -> float:

@@ -6,6 +6,7 @@ monitor.latest(), monitor.history()
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -61,14 +62,14 @@ class Monitor:
         return list(self.samples)
 
     def _work(self) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            ended = False
-            while not ended:
-                ended = self.stop.wait(self.interval)
-                sample = self._sample()
-                self.samples.append(sample)
+        ended = False
+        while not ended:
+            ended = self.stop.wait(self.interval)
+            sample = self._sample()
+            self.samples.append(sample)
+            # A full disk may lose a sample, never the run: telemetry.jsonl is only watched.
+            with contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(sample) + "\n")
-                file.flush()
 
     def _sample(self) -> Sample:
         rss = self._rss()

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from runtime import draws, loop
 from runtime.data.dataset import Batch
+from runtime.ema import Ema
 from runtime.errors import Stopped
 from runtime.job import Job
 from runtime.job.data import Cutmix, ImageAugment, Mixup
 from runtime.metrics import Metrics
 from runtime.run import Run
 from runtime.saving import Saver
-from runtime.step import Outcome
 from tests import tiny
 from tests.test_numerics import Still
 
@@ -44,9 +44,15 @@ def rows(folder: Path, key: str) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if key in row]
 
 
-def mixing(train: str = "", **augment: Any) -> Job:
-    """The tiny job with mixup or cutmix."""
+def asked(train: str = "", epochs: int = 2) -> Job:
+    """The tiny job, of which an epoch has four steps."""
     made = tiny.job(train=train)
+    return made.model_copy(update={"train": made.train.model_copy(update={"epochs": epochs})})
+
+
+def mixing(train: str = "", **augment: Any) -> Job:
+    """The same with mixup or cutmix."""
+    made = asked(train)
     return made.model_copy(update={"data": made.data.model_copy(update={"augment": ImageAugment(**augment)})})
 
 
@@ -57,36 +63,28 @@ def state(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
 # ----------------------------------------------------------------------------------------------------------------- EMA
 
 
-def test_ema_by_its_recurrence_in_float64(tmp_path: Path) -> None:
+def test_ema_by_its_recurrence_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and running statistics are averaged after every step of a real training, counts are copied."""
-    made = tiny.assembled(tmp_path, tiny.job(train="ema: 0.3, optimizer: {name: adamw, lr: 0.01}"))
-    expected, seen = state(made.model), 0
-    step = made.step.__call__
+    made = tiny.assembled(tmp_path, asked("ema: 0.3, optimizer: {name: adamw, lr: 0.01}"))
+    expected, steps = state(made.model), 0
+    update = Ema.update
 
-    class Spy:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(made_step, name)
+    def spied(self: Ema, model: torch.nn.Module) -> None:
+        nonlocal steps
+        steps += 1
+        assert steps == made.counters.step + 1
+        decay = min(0.3, (1 + steps) / (10 + steps))
+        for name, value in state(model).items():
+            counts = name.endswith("num_batches_tracked")
+            expected[name] = value if counts else decay * expected[name] + (1 - decay) * value
+        update(self, model)
 
-        def __setattr__(self, name: str, value: Any) -> None:
-            setattr(made_step, name, value)
-
-        def __call__(self, batch: Batch, seed: int) -> Outcome:
-            nonlocal seen
-            outcome = step(batch, seed)
-            seen += 1
-            decay = min(0.3, (1 + seen) / (10 + seen))
-            for name, value in state(made.model).items():
-                counts = name.endswith("num_batches_tracked")
-                expected[name] = value if counts else decay * expected[name] + (1 - decay) * value
-            return outcome
-
-    made_step = made.step
-    made.step = Spy()  # type: ignore[assignment]
+    monkeypatch.setattr(Ema, "update", spied)
     fitted(made)
-    assert seen == 8
+    assert steps == 8
     assert made.ema
-    for name, value in made.ema.average.items():
-        np.testing.assert_allclose(value.double().numpy(), expected[name], rtol=1e-5, atol=1e-6)
+    for name, found in made.ema.average.items():
+        np.testing.assert_allclose(found.double().numpy(), expected[name], rtol=1e-5, atol=1e-6)
     raw = made.model.state_dict()
     assert any(not torch.equal(raw[name], value) for name, value in made.ema.average.items())
 
@@ -94,8 +92,6 @@ def test_ema_by_its_recurrence_in_float64(tmp_path: Path) -> None:
 def test_ema_is_torchs_where_both_have_one_decay() -> None:
     """torch.optim.swa_utils has no warm-up of the decay; at 0.15 ours has none either."""
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
-    from runtime.ema import Ema
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
@@ -114,7 +110,7 @@ def test_ema_is_torchs_where_both_have_one_decay() -> None:
 def test_the_average_is_what_is_validated(tmp_path: Path) -> None:
     from runtime.evaluate import evaluate
 
-    made = tiny.assembled(tmp_path, tiny.job(train="ema: 0.9"))
+    made = tiny.assembled(tmp_path, asked("ema: 0.9"))
     tiny.losses(made, 8)
     assert made.ema
     made.ema.update(made.model)
@@ -224,8 +220,8 @@ NOTHING = "optimizer: {name: sgd, lr: 1.0e-30, momentum: 0.0, weight_decay: 0}"
 
 
 def test_early_stopping_after_its_patience(tmp_path: Path) -> None:
-    train = f"{NOTHING}, epochs: 9, early_stopping: {{metric: validation/loss, patience: 2}}"
-    made = still(tiny.assembled(tmp_path, tiny.job(train=train.removeprefix("epochs: 2, "))))
+    train = f"{NOTHING}, early_stopping: {{metric: validation/loss, patience: 2}}"
+    made = still(tiny.assembled(tmp_path, asked(train, 9)))
     assert fitted(made).startswith("validation/loss has not improved for 2 evaluations (best ")
     assert len(rows(tmp_path, "validation/loss")) == 3
     assert made.watch.best.epoch == 0
@@ -234,19 +230,19 @@ def test_early_stopping_after_its_patience(tmp_path: Path) -> None:
 
 def test_early_stopping_waits_for_what_still_improves(tmp_path: Path) -> None:
     train = "optimizer: {name: adamw, lr: 0.003}, early_stopping: {metric: validation/loss, patience: 1}"
-    assert fitted(tiny.assembled(tmp_path, tiny.job(train=train))) == "all 2 epochs are done"
+    assert fitted(tiny.assembled(tmp_path, asked(train))) == "all 2 epochs are done"
 
 
 def test_a_plateau_lowers_the_rate_after_its_patience(tmp_path: Path) -> None:
-    train = f"{NOTHING}, epochs: 6, schedule: {{name: plateau, patience: 1, factor: 0.5, metric: validation/loss}}"
-    fitted(still(tiny.assembled(tmp_path, tiny.job(train=train))))
+    train = f"{NOTHING}, schedule: {{name: plateau, patience: 1, factor: 0.5, metric: validation/loss}}"
+    fitted(still(tiny.assembled(tmp_path, asked(train, 6))))
     by_epoch = {row["epoch"]: row["lr"] * 1e30 for row in rows(tmp_path, "lr")}
     # The first evaluation is the best; two more without improvement are one too many, and so on.
     assert list(by_epoch.values()) == pytest.approx([1, 1, 1, 0.5, 0.5, 0.25])
 
 
 def test_steps_end_the_run_whatever_the_epochs(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, tiny.job(train="steps: 6"))
+    made = tiny.assembled(tmp_path, asked("steps: 6"))
     assert fitted(made) == "6 steps are done"
     assert [row["step"] for row in rows(tmp_path, "lr")] == [1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in rows(tmp_path, "validation/loss")] == [4, 6]
@@ -255,15 +251,15 @@ def test_steps_end_the_run_whatever_the_epochs(tmp_path: Path) -> None:
 
 def test_steps_stretch_the_schedule_and_not_the_epochs(tmp_path: Path) -> None:
     """The rate has come down when the steps are done; more steps than the epochs have change nothing."""
-    fitted(tiny.assembled(tmp_path, tiny.job(train="steps: 6")))
+    fitted(tiny.assembled(tmp_path, asked("steps: 6")))
     rates = [row["lr"] for row in rows(tmp_path, "lr")]
     assert rates[-1] == pytest.approx(1e-3 * 1e-4)
     (tmp_path / "more").mkdir()
-    assert fitted(tiny.assembled(tmp_path / "more", tiny.job(train="steps: 600"))) == "all 2 epochs are done"
+    assert fitted(tiny.assembled(tmp_path / "more", asked("steps: 600"))) == "all 2 epochs are done"
 
 
 def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, tiny.job(train="max_time: 1h"))
+    made = tiny.assembled(tmp_path, asked("max_time: 1h"))
     step = made.step._gradients
 
     def slow(batch: Batch) -> Tensor:
@@ -303,7 +299,7 @@ def test_focal_loss_in_numpy(gamma: float, alpha: float | None, smoothing: float
 
 def test_metrics_that_are_watched_have_to_be_there(tmp_path: Path) -> None:
     """What the job names is what the evaluation gives, for every metric of the task."""
-    made = tiny.assembled(tmp_path, tiny.job())
+    made = tiny.assembled(tmp_path, asked())
     fitted(made)
     values: Mapping[str, float] = made.last
     assert {name for name in made.job.metrics() if name.startswith("validation/")} == set(values)

@@ -97,6 +97,8 @@ def test_what_needs_a_start_of_its_own_is_a_line_in_the_plan(tmp_path: Path, mon
 
 
 def test_the_process_is_left_as_it_was_found(tmp_path: Path) -> None:
+    torch.use_deterministic_algorithms(False)
+    torch.set_flush_denormal(False)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     torch.manual_seed(5)
     state, threads = torch.get_rng_state(), torch.get_num_threads()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import artifact, folder, plan, spec, trainer, user_code
-from runtime.data import new
+from runtime import answers, artifact, folder, inference, plan, spec, trainer, user_code
+from runtime.data import example, new
 from runtime.data.load import load
 from runtime.errors import CheckpointError, DataError, SpecError
 from runtime.files import write_json
@@ -152,6 +152,35 @@ def test_an_unfinished_run_keeps_its_code(run: Path, tmp_path: Path) -> None:
     assert again.call("a.py", "f", {}) == (2, {})
     with pytest.raises(CheckpointError, match=r"is unfinished and was started with another a\.py"):
         user_code.remember(tmp_path, again)
+
+
+GRIDS = """
+import torch
+
+def load():
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    return (x, x.reshape(40, 2, 2)), (x, x.reshape(40, 2, 2))
+"""
+DISTANCE = """
+def loss():
+    return lambda outputs, targets: (outputs.reshape(targets.shape) - targets).pow(2).mean()
+"""
+
+
+def test_targets_that_only_the_persons_loss_understands(tmp_path: Path) -> None:
+    files = {"my_data.py": GRIDS, "my_loss.py": DISTANCE}
+    run = trained(write(tmp_path, files, train="loss: {file: my_loss.py}", model="arguments: {outputs: 4}"))
+    found = json.loads((run / "result.json").read_text())
+    assert list(found["best"]["metrics"]) == ["validation/loss"]
+    assert found["confusion"] == {}
+    made = artifact.load(run)
+    inputs = example.inputs(made.preprocessing, 3, seed=0)
+    np.savez(tmp_path / "new.npz", inputs=inputs[0].numpy())
+    data = new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=False)
+    batches = inference.outputs(made.network, made.heads, data.split, data.prepare, torch.device("cpu"))
+    told = [answer[""]["prediction"] for _, answer in answers.of(batches, made.heads, data.split)]
+    with torch.inference_mode():
+        np.testing.assert_allclose(told, made.network(inputs[0]).numpy(), rtol=1e-6)
 
 
 LATE = """

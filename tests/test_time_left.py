@@ -1,8 +1,8 @@
 """The time left on recorded traces of real trainings, and on made-up ones that are hard to judge.
 
-tests/traces/*.json were recorded by noting after each step the trainer's own CPU time, on one thread: what a clock
-would have shown on a machine without other work. Steps within a second of each other are left out, except at the
-ends of epochs.
+tests/traces/*.json were recorded second by second from real runs of the example jobs on one thread. Their clock is the
+CPU time of the trainer, from the sensors' `cpu_percent`: the machine had other work, and by the wall clock the same steps
+took up to three times as long from one minute to the next, which nobody can foresee.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ def errors(trace: Trace, left: TimeLeft) -> Iterator[tuple[float, float]]:
             yield seconds, abs(guess - (end - seconds)) / (end - seconds)
 
 
-def test_there_are_traces() -> None:
-    assert len(TRACES) >= 3
-
-
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
 def test_within_a_tenth_after_a_minute(path: Path) -> None:
+    """Of the time that is really left, or three seconds at the end."""
     data = json.loads(path.read_text(encoding="utf-8"))
     trace = [(float(s), int(k)) for s, k in data["rows"]]
-    assert 180 <= trace[-1][0] <= 600
-    left = TimeLeft(data["steps"], data["steps_per_epoch"], data["evaluation_steps"])
+    left = TimeLeft(data["steps"], data["steps_per_epoch"])
     late = [(seconds, error) for seconds, error in errors(trace, left) if seconds >= 60]
-    assert len(late) > 50
-    assert max(late, key=lambda pair: pair[1])[1] < 0.1
+    assert len(late) > 20
+    end = trace[-1][0]
+    assert [(seconds, error) for seconds, error in late if error > max(0.1, 3 / (end - seconds))] == []
+
+
+def test_there_are_traces_of_different_jobs() -> None:
+    assert {"digits", "images", "series", "texts-8-epochs"} <= {path.stem for path in TRACES}
 
 
 def made(step: Callable[[int], float], evaluation: float, epochs: int = 20, per_epoch: int = 40) -> Trace:

@@ -34,6 +34,8 @@ def inputs(preprocessing: dict[str, Any], samples: int, seed: int) -> Inputs:
             numbers = _normal(drawn, samples, columns.width)
             places = torch.from_numpy(drawn.integers(0, columns.sizes, (samples, len(columns.sizes)), dtype=np.int32))
             return tuple(part for part in (numbers, places) if part.shape[1])
+        case "own" if all(one["type"] == "float32" for one in preprocessing["inputs"]):
+            return tuple(_normal(drawn, samples, *one["shape"]) for one in preprocessing["inputs"])
     raise CheckpointError(f"no inputs can be made up for a model of the kind {preprocessing.get('kind')!r}",
                           "images, texts, table, series", "give real ones with --data PATH")  # fmt: skip
 

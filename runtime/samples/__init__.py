@@ -35,7 +35,8 @@ def write(kind: str, folder: Path, size: int, seed: int) -> list[Path]:
     if size < LEAST:
         raise SpecError(f"--size {size}", f"{LEAST} samples or more", "ask for more")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SpecError(f"{folder} is not empty", "a new or an empty folder, so that no other data gets mixed in",
+        what = "not empty" if folder.is_dir() else "a file"
+        raise SpecError(f"{folder} is {what}", "a new or an empty folder, so that no other data gets mixed in",
                         "name another one, or remove it first")  # fmt: skip
     make: Write = import_module(f"{__name__}.{KINDS[kind]}").write
     try:

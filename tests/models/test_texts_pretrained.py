@@ -13,12 +13,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime import convert, pretrained, run
+from runtime import artifact, convert, pretrained, run
+from runtime.data import texts
 from runtime.data.load import load
 from runtime.errors import DataError, SpecError
 from runtime.models.build import BUILDERS
 from runtime.models.texts import TextNetwork
 from tests import reports
+from tests.trained import Case, seen, trained
 
 MODEL = "{source: transformers, name: saved}"
 
@@ -67,6 +69,28 @@ def test_it_trains_freezes_and_reloads(folder: Path) -> None:
     inputs = made.dataset.validation.gather(np.arange(4))
     for name, outputs in again.eval()(*inputs).items():
         assert torch.equal(outputs, made.model.eval()(*inputs)[name])
+
+
+def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
+    """Copied elsewhere, with the pretrained folder gone, it gives what validation computed."""
+
+    def files(folder: Path) -> None:
+        reports.write(folder).rename(folder / "train.csv")
+        reports.write(folder, 40, seed=1).rename(folder / "held.csv")
+        reports.pretrained(folder)
+
+    spec = "task: text-classification\ndata: {train: train.csv, validation: held.csv, text: descripcion, "
+    case = Case(files, ".csv", f"{spec}labels: {reports.LABELS}}}\nmodel: {MODEL}\n")
+    done = trained(case, tmp_path)
+    wanted = seen(done)
+    shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "saved")
+    found = artifact.load(tmp_path / "elsewhere")
+    new = texts.read([tmp_path / "held.csv"], found.preprocessing, found.heads, labelled=True)
+    outputs = found.network.eval()(*new.split.gather(np.arange(40)))
+    for name, expected in wanted.items():
+        torch.testing.assert_close(outputs[name], expected, rtol=1e-5, atol=1e-6)
+        assert torch.equal(new.split.targets[name], done.dataset.validation.targets[name])
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "electra", "albert"])

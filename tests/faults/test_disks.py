@@ -1,0 +1,135 @@
+"""Errors of disks at every call that writes: the run goes on or ends with exit 7, and always goes on from there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import checkpoint, saving, trainer
+from runtime.errors import StorageError
+from tests import tiny
+from tests.faults import trained
+
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
+CALLS = ((os, "fsync"), (os, "pwrite"), (os, "rename"), (os, "replace"), (os, "mkdir"), (os, "open"), (io, "open"))
+WRITES = os.O_WRONLY | os.O_RDWR
+
+
+@contextlib.contextmanager
+def failing(number: int, error: int) -> Iterator[list[str]]:
+    """The n-th call of the main thread that writes below a run folder fails; yields the names of all such calls."""
+    seen: list[str] = []
+    main = threading.current_thread()
+
+    def shim(plain: Any, name: str) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            how = given[1] if name == "open" and len(given) > 1 else None
+            reads = name == "open" and (how in (None, "r", "rb") or (isinstance(how, int) and not how & WRITES))
+            if threading.current_thread() is not main or reads:
+                return plain(*given, **named)
+            seen.append(name)
+            if len(seen) == number:
+                raise OSError(error, os.strerror(error))
+            return plain(*given, **named)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in CALLS:
+            patch.setattr(module, name, shim(getattr(module, name), name))
+        yield seen
+
+
+def conduct(folder: Path) -> None:
+    """One attempt at the tiny job, from whatever checkpoint is there to result.json."""
+    made = tiny.assembled(folder, tiny.job(train="ema: 0.5"))
+    object.__setattr__(made.job.checkpoint, "every", "3 steps")
+    trainer.conduct(made)
+
+
+def end(folder: Path) -> dict[str, bytes]:
+    found = {p.name: p.read_bytes() for p in trained.last(folder).glob("*.safetensors")}
+    found |= {f"model/{p.name}": p.read_bytes() for p in (folder / "model").glob("*.safetensors")}
+    return found | {"metrics": (folder / "metrics.jsonl").read_bytes()}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed save is tried again after the next step."""
+    monkeypatch.setattr(saving, "RETRY_AFTER", 0.0)
+
+
+def test_an_error_at_each_write_of_a_whole_run(tmp_path: Path) -> None:
+    (tmp_path / "calm").mkdir()
+    with failing(0, 0) as calls:
+        conduct(tmp_path / "calm")
+    calm = end(tmp_path / "calm")
+    assert set(calls) == {name for _, name in CALLS}
+    outcomes = {"done": 0, "ended": 0}
+    for number in range(1, len(calls) + 1, 1 if os.environ.get("DRIVETRAIN_EVERY_WRITE") else 5):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        error = ERRORS[number // 5 % len(ERRORS)]
+        ended = None
+        try:
+            with failing(number, error):
+                conduct(folder)
+            outcomes["done"] += 1
+        except StorageError as caught:
+            ended = caught
+        if ended:
+            outcomes["ended"] += 1
+            assert os.strerror(error) in str(ended)
+            if checkpoint.steps(folder / "checkpoints"):
+                assert checkpoint.latest(folder / "checkpoints")[0] is not None
+            conduct(folder)
+        assert end(folder) == calm, f"call {number}, {calls[number - 1]}, {os.strerror(error)}"
+        assert trained.leftovers(folder) == []
+        shutil.rmtree(folder)
+    assert min(outcomes.values()) > 3
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 64 MB."""
+    folder = tmp_path / "job"
+    (folder / "runs").mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder / "runs")]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder / "runs")], check=False)
+
+
+def test_a_disk_that_is_full_ends_the_run_in_seconds_and_it_goes_on_when_there_is_room(small_disk: Path) -> None:
+    job = trained.written(small_disk, epochs="3")
+    filler = small_disk / "runs" / "filler"
+    with filler.open("wb") as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+    filler.write_bytes(filler.read_bytes()[: -(96 << 10)])
+    text = trained.finish(job, expected=7)
+    assert "No space left on device" in text
+    assert "free some space, or name another folder with --runs DIR" in text
+    filler.unlink()
+    trained.finish(job)
+    assert trained.ledger_faults(job) == []
+
+
+def test_a_read_only_folder_ends_the_run_at_once(small_disk: Path) -> None:
+    job = trained.written(small_disk, epochs="3")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk / "runs")], check=True)
+    text = trained.finish(job, expected=7)
+    assert "Read-only file system" in text
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk / "runs")], check=True)
+    trained.finish(job)
