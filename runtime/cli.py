@@ -204,16 +204,16 @@ def report(given: argparse.Namespace) -> int:
 
 def compare(given: argparse.Namespace) -> int:
     """Compare runs."""
-    from runtime import compare as comparing
+    from runtime.compare import Request, compare
 
-    return comparing.compare(comparing.Request(given.runs, given.output, given.json))
+    return compare(Request(given.runs, given.output, given.json))
 
 
 def doctor(given: argparse.Namespace) -> int:
     """Examine this machine."""
-    from runtime import doctor as doctors
+    from runtime.doctor import examine
 
-    return doctors.examine(given.json)
+    return examine(given.json)
 
 
 def evaluate(given: argparse.Namespace) -> int:

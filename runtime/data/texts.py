@@ -70,7 +70,7 @@ def load(job: TextJob) -> Dataset:
     }  # fmt: skip
     notes = [
         f"{len(train):,} training and {len(held):,} validation texts", *notes, *source, *why,
-        *_unknown(words, splits[1].tokens),
+        *_unknown(words, splits[1].tokens), *_watched(job),
         lengths.padding(splits[0].lengths, longest, job.train.batch_size, job.train.seed),
     ]  # fmt: skip
     return Dataset(splits[0], splits[1], heads, preprocessing, mixable=False, notes=notes)
@@ -94,6 +94,15 @@ def _length(job: TextJob, tokens: Ragged, most: int | None) -> tuple[int, list[s
         raise SpecError([job.problem(("data", "max_length"), f"is {wanted}", f"at most {most} tokens in this network",
                                      "lower it, or write auto")])  # fmt: skip
     return lengths.choose(wanted, tokens.lengths, most)
+
+
+def _watched(job: TextJob) -> list[str]:
+    """A note on the metric that decides which weights are kept, where the job leaves it open."""
+    if job.checkpoint.best or len(job.data.labels) == 1:
+        return []
+    return [
+        f"the best weights are those of the best {job.best()}: the column with the largest weight, the first of equals"
+    ]
 
 
 def _unknown(words: Tokenizer, tokens: Ragged) -> list[str]:

@@ -69,7 +69,9 @@ def test_a_single_label_column_has_plain_metrics(tmp_path: Path, labels: str) ->
 
 def test_the_heaviest_of_several_columns_is_watched(tmp_path: Path) -> None:
     reports.write(tmp_path)
-    assert reports.job(tmp_path).best() == "validation/causa/f1"
+    asked = reports.job(tmp_path)
+    assert asked.best() == "validation/causa/f1"
+    assert any("those of the best validation/causa/f1" in note for note in load(asked).notes)
     assert reports.job(tmp_path, labels="[modo, causa]").best() == "validation/modo/f1"
 
 
