@@ -126,6 +126,6 @@ def _output(name: str, head: Head) -> dict[str, Any]:
 def _tell(output: Path, data: Path | None, others: list[Inputs], worst: float) -> None:
     tried = " and ".join(str(len(inputs[0])) for inputs in others)
     source = f"samples of {data}" if data else "made-up samples"
-    print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; under onnxruntime, with {tried} {source}, outputs differ "
+    print(f"{output}: {output.stat().st_size / 1e6:.2f} MB; under onnxruntime, with {tried} {source}, outputs differ "
           f"from the network's by {worst:.1g} at most")  # fmt: skip
     print(f"{output.with_suffix('.json')}: how inputs are prepared and what the outputs mean")

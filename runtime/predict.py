@@ -1,7 +1,8 @@
 """Predict: a trained network's answers for new samples, as CSV or JSON lines.
 
 CSV has a row for each sample: `sample` (path, or file and row), then for each output `prediction` and `probability`,
-for a head with a name `<head>.prediction`. Samples that cannot be read are listed on stderr and have no row.
+for a head with a name `<head>.prediction`. JSON lines have the same keys, those of heads with names under `heads`.
+Samples that cannot be read are listed on stderr and have no row. Training may compute in fewer digits; this is fp32.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def _sink(output: Path | None) -> Iterator[IO[str]]:
 
 def _lines(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
     for title, answer in found:
-        file.write(json.dumps({"sample": title, **(answer.get("") or answer)}, ensure_ascii=False) + "\n")
+        row = {"sample": title, **(answer.get("", {"heads": answer}))}
+        file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def _csv(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:

@@ -23,7 +23,7 @@ from runtime import spec, trainer
 from runtime.clock import Clock
 from runtime.errors import DrivetrainError, NumericsError
 from runtime.files import storage_error, write_json
-from runtime.signals import Signals, die_with_supervisor, stopping
+from runtime.signals import Signals, stopping
 
 if TYPE_CHECKING:
     from runtime.data.dataset import Batch
@@ -63,7 +63,6 @@ def main() -> int:
     try:
         with stopping():
             signals = Signals()
-            die_with_supervisor()
             run = trainer.assembled(given.folder, spec.load(given.spec, given.set), signals, Clock())
             rates, losses = sweep(run, given.lowest, given.highest, given.steps)
         report(run, judged(rates, losses, given.steps), given.folder)

@@ -84,13 +84,6 @@ def forget() -> None:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
 
-def die_with_supervisor() -> None:
-    """Die when the supervisor does, if there is one."""
-    supervisor = os.environ.get("DRIVETRAIN_SUPERVISOR")
-    if supervisor is not None:
-        die_with(int(supervisor))
-
-
 def die_with(parent: int) -> None:
     """Ask the kernel for SIGKILL when our parent dies: an orphan would go on unseen."""
     pr_set_pdeathsig = 1

@@ -6,6 +6,7 @@ child that starts under it.
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -113,16 +114,18 @@ def child(
     command: Sequence[str], environment: dict[str, str], forward: signals.Forward, locks: Sequence[int] = ()
 ) -> int:  # fmt: skip
     """Run a child under a plan's environment; its exit code as a shell gives it, 75 if a signal came before it."""
-    ours = {"DRIVETRAIN_SUPERVISOR": str(os.getpid()), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ours = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     preload = ":".join(filter(None, (environment.get("LD_PRELOAD"), os.environ.get("LD_PRELOAD"))))
     preloads = {"LD_PRELOAD": preload} if preload else {}
     with signals.waiting():
         if forward.sent:
             return Stopped.exit_code
-        # A group of its own, so that Ctrl-C reaches the child once, through us.
+        # A group of its own, so that Ctrl-C reaches the child once, through us. Bound to us before it is anything:
+        # a child that were only starting when we are killed would hold the lock for as long as that takes.
         forward.child = subprocess.Popen(
-            command, env={**os.environ, **environment, **preloads, **ours}, pass_fds=locks, process_group=0
-        )
+            command, env={**os.environ, **environment, **preloads, **ours}, pass_fds=locks, process_group=0,
+            preexec_fn=functools.partial(signals.die_with, os.getpid()),
+        )  # fmt: skip
     code = forward.child.wait()
     return 128 - code if code < 0 else code
 

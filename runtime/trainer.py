@@ -20,7 +20,7 @@ from runtime.clock import Clock
 from runtime.errors import DrivetrainError, Stopped
 from runtime.files import read_json, write_json
 from runtime.job import Job
-from runtime.signals import Signals, die_with_supervisor, stopping
+from runtime.signals import Signals, stopping
 
 
 def main() -> int:
@@ -33,7 +33,6 @@ def main() -> int:
     try:
         with stopping():
             signals = Signals()
-            die_with_supervisor()
             return train(given.run, spec.load(given.spec, given.set), signals)
     except DrivetrainError as error:
         print("\n".join(error.lines()) if error.given else error, file=sys.stderr, flush=True)

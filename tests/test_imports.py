@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 LIGHT = [
     "runtime.cli", "runtime.spec", "runtime.detect", "runtime.facts", "runtime.plan", "runtime.table",
     "runtime.profiles", "runtime.image", "runtime.supervise", "runtime.launch", "runtime.folder", "runtime.workload",
+    "runtime.predict", "runtime.judge", "runtime.export", "runtime.find_lr", "runtime.samples", "runtime.convert",
     "runtime.guard", "runtime.gpus", "runtime.toolkit", "runtime.allowance", "runtime.decisions",
 ]  # fmt: skip
 
@@ -73,8 +74,12 @@ def forbidden(tree: ast.AST) -> Iterator[str]:
                 yield ast.unparse(node)
 
 
+# The converter of foreign weights: in a process of its own, without network, tensors only.
+EXCEPTIONS = {"runtime.unpickle": ["torch.load"]}
+
+
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_no_way_to_run_what_a_file_says(name: str) -> None:
     """No pickle, eval, exec or shell anywhere in the package."""
     found = list(forbidden(ast.parse(modules()[name].read_text(encoding="utf-8"))))
-    assert not found, f"{name}: {found}"
+    assert found == EXCEPTIONS.get(name, []), f"{name}: {found}"

@@ -63,7 +63,7 @@ def test_predictions_are_those_of_validation(run: Run, tmp_path: Path) -> None:
     assert len(rows) == len(split)
     assert [Path(row["sample"]).name for row in rows] == [Path(split.title(i)).name for i in range(len(split))]
     for name, head in run.dataset.heads.items():
-        found = [row[name] if name else row for row in rows]
+        found = [row["heads"][name] if name else row for row in rows]
         if head.classes:
             wanted = answers.probabilities(head, outputs[name])
             got = torch.tensor([[row["probabilities"][c] for c in head.classes] for row in found])

@@ -20,8 +20,8 @@ TEXT = """
 name: large
 task: image-classification
 data: {train: images.npz, validation: 0.1}
-model: {name: small-cnn, width: 64}
-train: {epochs: 1, steps: 3, batch_size: 128}
+model: {name: small-cnn, width: 32}
+train: {epochs: 1, steps: 2, batch_size: 128}
 checkpoint: {every: 1 steps}
 optimize: {cpu_threads: 1, measure: off}
 """
@@ -71,10 +71,10 @@ def test_four_fifths_of_the_need(container: Run, job: Path) -> None:
     run = job / "runs" / "large-002"
     found = value(run, "micro_batch")
     print(f"peak {need >> 20} MiB; with {int(need * 0.8) >> 20} MiB it went on with micro-batch {found}")
-    assert found in (64, 32)
+    assert found in (64, 32, 16)
     assert "killed at the memory limit of" in log
     assert "train.batch_size as it is" in log
-    assert (result(run)["steps"], result(run)["epochs"]) == (3, 1)
+    assert (result(run)["steps"], result(run)["epochs"]) == (2, 1)
     assert "batch_size: 128" in (run / "job.yaml").read_text()
     same_as_naming_it(container, job, run, found)
 
@@ -93,7 +93,7 @@ def same_as_naming_it(container: Run, job: Path, run: Path, found: int) -> None:
 
 def test_short_for_one_sample(container: Run, job: Path) -> None:
     """Exit 6 with limit, peak and advice; the run folder stays and goes on under a higher limit."""
-    (job / "large.yaml").write_text(TEXT.replace("batch_size: 128", "batch_size: 2").replace("steps: 3", "steps: 2"))
+    (job / "large.yaml").write_text(TEXT.replace("batch_size: 128", "batch_size: 2"))
     code, log = train(container, job, 220 << 20)
     assert code == 6, log
     assert "with one sample at a time" in log

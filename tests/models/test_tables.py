@@ -40,6 +40,17 @@ def test_each_column_has_vectors_of_its_own_and_the_unknown_category_is_zero() -
     torch.testing.assert_close(seen[0], torch.stack([torch.cat([vectors[1], vectors[5]]), torch.zeros(4)]))
 
 
+def test_vectors_and_their_gradient_are_those_of_torchs_embedding() -> None:
+    torch.manual_seed(0)
+    places, goal = torch.randint(0, 9, (50, 4)), torch.randn(50, 4, 3)
+    ours, theirs = tables.Vectors(9, 3), torch.nn.Embedding(9, 3)
+    theirs.load_state_dict(ours.state_dict())
+    for module in (ours, theirs):
+        (module(places) * goal).sum().backward()
+    assert torch.equal(ours(places), theirs(places))
+    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+
+
 def test_the_unknown_category_stays_zero_in_training(tmp_path: Path) -> None:
     made = data.load(job(stored(tmp_path, mixed())))
     network = build.build(job(tmp_path / "a.parquet"), made).module

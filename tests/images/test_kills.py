@@ -1,0 +1,86 @@
+"""`docker kill` at random moments: the next container goes on, and the end has the bits of a run left in peace."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults import trained
+from tests.images.conftest import ROOT
+
+NIGHTLY = int(os.environ.get("DRIVETRAIN_DOCKER_KILLS", "40"))
+
+
+def container(image: str, job: Path, name: str) -> subprocess.Popen[str]:
+    """The job with its witness in a hardened container; the checkout's own code."""
+    line = ["docker", "run", "--rm", "--name", name, "--init", "--read-only", "--cap-drop=ALL", "--network=none",
+            "--security-opt=no-new-privileges:true", "--tmpfs=/tmp:exec,mode=1777", "-e", "LEDGER=/job/ledger.jsonl",
+            "-v", f"{job.parent}:/job", "-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro",
+            "-v", f"{ROOT}/tests:/opt/drivetrain/tests:ro", "--entrypoint", "python", image,
+            "-m", "tests.faults.driver", "train", "/job/small.yaml", "--runs", "/job/runs"]  # fmt: skip
+    with (job.parent / "job.log").open("a") as log:
+        return subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, text=True)
+
+
+def prepared(folder: Path) -> Path:
+    job = trained.written(folder)
+    (folder / "runs").mkdir()
+    for path in (folder, folder / "runs"):
+        path.chmod(0o777)
+    return job
+
+
+def killed(image: str, job: Path, draw: random.Random, kills: int, length: float) -> int:
+    """Start, kill and start again until the run is done; how often it was killed."""
+    done = 0
+    while trained.status(job) != "done":
+        name = f"drivetrain-kill-{os.getpid()}-{draw.getrandbits(32)}"
+        process = container(image, job, name)
+        try:
+            code = process.wait(timeout=draw.uniform(0.5, length) if done < kills else 300)
+            assert code == 0, (job.parent / "job.log").read_text()
+        except subprocess.TimeoutExpired:
+            struck = subprocess.run(["docker", "kill", name], capture_output=True, check=False).returncode == 0
+            done += struck
+            assert process.wait(timeout=60) in (0, 125, 137), (job.parent / "job.log").read_text()
+    return done
+
+
+@pytest.fixture(scope="module")
+def calm(cpu_image: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """A run that nobody killed, in a container, and its seconds."""
+    folder = tmp_path_factory.mktemp("calm")
+    folder.parent.chmod(0o755)
+    job, begun = prepared(folder), time.monotonic()
+    assert container(cpu_image, job, f"drivetrain-calm-{os.getpid()}").wait(timeout=300) == 0, (folder / "job.log").read_text()  # fmt: skip
+    return trained.run(job), time.monotonic() - begun
+
+
+def check(job: Path, calm: Path) -> None:
+    assert trained.differences(calm, trained.run(job)) == []
+    assert trained.ledger_faults(job) == []
+    assert trained.leftovers(trained.run(job)) == []
+
+
+def test_docker_kill(cpu_image: str, tmp_path: Path, calm: tuple[Path, float]) -> None:
+    job = prepared(tmp_path)
+    killed(cpu_image, job, random.Random(1), 2, calm[1])
+    check(job, calm[0])
+
+
+@pytest.mark.nightly
+def test_many_docker_kills(cpu_image: str, tmp_path: Path, calm: tuple[Path, float]) -> None:
+    done = runs = 0
+    while done < NIGHTLY:
+        runs += 1
+        (tmp_path / str(runs)).mkdir()
+        job = prepared(tmp_path / str(runs))
+        draw = random.Random(2000 + runs)
+        done += killed(cpu_image, job, draw, min(draw.randint(1, 5), NIGHTLY - done), calm[1])
+        check(job, calm[0])
+    print(f"{done} docker kills in {runs} runs, every run bit-identical")
