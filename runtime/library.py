@@ -8,7 +8,6 @@ Facts, plan, loop, report and run folder are those of `drivetrain train`. What h
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import sys
@@ -102,18 +101,19 @@ def train(
         Stopped: on Ctrl-C or SIGTERM, after a checkpoint; the same call goes on from there.
         DrivetrainError: for whatever else ends it.
     """
-    call = inspect.stack()[1]
+    call = sys._getframe(1)
     data = {"targets": targets} | ({} if names is None else {"names": list(names)})
     how = settings | ({} if loss is None else {"loss": _told(loss)})
     written = {"name": name, "task": "python", "data": data, "train": how, "optimize": dict(optimize or {}),
                "checkpoint": dict(checkpoint or {})}  # fmt: skip
-    job = _job(written, f"{Path(call.filename).name}:{call.lineno}:1")
+    source = call.f_code.co_filename
+    job = _job(written, f"{Path(source).name}:{call.f_lineno}:1")
     with callers.as_found(), callers.listening() as signals:
         try:
             with stopping():
                 job, dataset = _tried(job, model, (train_data, validation_data), loss)
                 network = Model(model, "python", {}, Freeze())
-                return _trained(job, network, dataset, signals, Path(runs), new, call.filename)
+                return _trained(job, network, dataset, signals, Path(runs), new, source)
         except Stopped as stop:
             raise Stopped(stop.given, stop.possible, "call runtime.train again with the same name to go on") from None
 

@@ -134,7 +134,8 @@ def _report(run: Path, seconds: float | None) -> None:
     """Write the report in a process of its own: its libraries are as heavy as the trainer's."""
     command = [sys.executable, "-m", "runtime.report", str(run)]
     try:
-        written = subprocess.run(command, check=False, timeout=seconds).returncode == 0
+        bound = functools.partial(signals.die_with, os.getpid())
+        written = subprocess.run(command, check=False, timeout=seconds, preexec_fn=bound).returncode == 0
     except subprocess.TimeoutExpired:
         written = False
     print(f"report {run}/report.html" if written else "warning: the report could not be written", flush=True)

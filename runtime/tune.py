@@ -39,6 +39,8 @@ SHARE = 0.02
 """Share of the predicted run that measuring may take."""
 FULL = 120.0
 """Seconds that `measure: full` may take at least."""
+COMPILING = 60.0
+"""Seconds that must be left before a compiled network is tried: the compiler cannot be told when to stop."""
 MARGIN = 1.02
 """A value must win by this much to replace what we would do anyway."""
 CHECKED = 4
@@ -122,7 +124,7 @@ class Tuner:
         reference = self._numbers(self.arm(_all_off(plan)))
         for optimization, value in self._contested(plan):
             left = budget - (time.monotonic() - start)
-            if left < 4 * BLOCK:
+            if left < (COMPILING if optimization.stage is Stage.COMPILE else 4 * BLOCK):
                 self.say(f"tune: {optimization.name} {written(value)} not measured, the budget is spent")
                 continue
             challenger = _with(plan, optimization.name, value)

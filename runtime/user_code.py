@@ -96,7 +96,7 @@ class Code(MetaPathFinder):
         places = [self._open] if path is None else [Path(place) for place in path]
         for place in places:
             if place is not None and (found := self._sibling(fullname, place)):
-                _siblings.setdefault(fullname, place)
+                _siblings.setdefault(fullname, self._open or place)
                 return found
         return None
 
@@ -233,8 +233,8 @@ def stored(model: Path, digests: Mapping[str, str], *, consent: bool = False) ->
     """
     run = model.resolve().parent
     record = read_json(run / RECORD)
-    at_home = model.resolve().name == "model" and record and record.items() <= digests.items()
-    if not (at_home or consent):
+    known = isinstance(record, dict) and len(record) > 0 and record.items() <= digests.items()
+    if not consent and not (known and model.resolve().name == "model"):
         raise CheckpointError(f"{model} runs code of its own when it is used: {', '.join(digests)} in {model / 'code'}",
                               "a model in the folder of its run, or one whose code you have read and trust",
                               "read these files, then agree with --run-code")  # fmt: skip

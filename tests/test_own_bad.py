@@ -71,7 +71,9 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
         f"{TRAINING} targets are whole numbers up to 1,400, more than samples"),
     "too few names": ({}, {"data": "names: [a]"}, "data.names: is a list of 1, and the targets have 2 classes"),
     "a class without a name": (items("return torch.zeros(4), 7 if i == 1 else 0"), {"data": "names: [a, b]"},
-        f"{TRAINING} a target is 7\n  possible: class indices from 0 to 1"),
+        f"{TRAINING} a target is 7\n  possible: targets from 0 to 1, as at the start"),
+    "labels that stop being labels": (items("return torch.zeros(4), torch.tensor([0, 1 if i < 9 else 5])"), {},
+        f"{TRAINING} a target is 5\n  possible: targets from 0 to 1, as at the start"),
     "no labels": ({}, {"data": "targets: labels"}, "data.targets: is labels, and the targets are int64 of shape (samples)"),
     "a loss for numbers": ({}, {"train": "loss: mse"},
         "train.loss: is mse\n  possible: the targets are classes (int64), for which there is cross-entropy, focal, "

@@ -50,7 +50,7 @@ def test_items_and_arrays_are_the_same_batches() -> None:
     two = opened((x, torch.arange(37.0), y), "b", 0)
     assert isinstance(one, ItemSplit)
     assert isinstance(two, ArraySplit)
-    two.settle(Tensor.long, 2)
+    two.settle(Tensor.long, 1)
     for first, second in zip(Batches(one, 8, 0).epoch(0), Batches(two, 8, 0).epoch(0), strict=True):
         assert all(torch.equal(a.float(), b) for a, b in zip(first.inputs, second.inputs, strict=True))
         assert torch.equal(first.targets[""], second.targets[""])

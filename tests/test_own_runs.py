@@ -88,6 +88,20 @@ def test_new_samples_by_the_reader_in_the_model_folder(run: Path, tmp_path: Path
     assert "    my_data.py:12: in read: return torch.from_numpy" in str(raised.value)
 
 
+def test_new_targets_have_to_be_those_of_training(tmp_path: Path) -> None:
+    run = trained(write(tmp_path, FILES, train="steps: 2"))
+    made = artifact.load(run)
+    np.savez(tmp_path / "new.npz", inputs=np.zeros((3, 4)), targets=np.array([0, 1, 2]))
+    with pytest.raises(DataError, match="targets go from 0 to 2\n  possible: targets from 0 to 1, as in training"):
+        new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=True)
+    np.savez(tmp_path / "new.npz", inputs=np.zeros((3, 4, 1)), targets=np.array([0, 1, 1]))
+    with pytest.raises(DataError, match=r"inputs have the shapes \(4, 1\)\n  possible: as in training: \(4,\)"):
+        new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=True)
+    np.savez(tmp_path / "new.npz", images=np.zeros((3, 4)))
+    with pytest.raises(DataError, match="has no inputs, targets, it has images"):
+        new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=True)
+
+
 def test_a_model_elsewhere_needs_consent_and_is_then_the_same(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "model", tmp_path / "model")
     with pytest.raises(CheckpointError) as raised:

@@ -53,7 +53,7 @@ class ArraySplit:
         """All targets as they were given."""
         return self.first_targets()
 
-    def settle(self, convert: Callable[[Tensor], Tensor], classes: int) -> None:
+    def settle(self, convert: Callable[[Tensor], Tensor], highest: int | None) -> None:
         """Fix what the network is compared with."""
         self.targets = {} if self.raw is None else {"": convert(self.first_targets())}
 

@@ -37,7 +37,7 @@ class ItemSplit:
         """Args: `inputs` is their number if items may come without a target, else None."""
         self.name, self.dataset, self.seed, self.inputs = name, dataset, seed, inputs
         self.convert: Callable[[Tensor], Tensor] = as_given
-        self.classes = 0
+        self.highest: int | None = None
         self._targets: Targets | None = None
 
     def __len__(self) -> int:
@@ -60,9 +60,10 @@ class ItemSplit:
         inputs, raw = self._collated(ids)
         if raw is None:
             return inputs, {}
-        if self.classes and not bool(((raw >= 0) & (raw < self.classes)).all()):
-            raise DataError(f"{self.name}: a target is {int(raw.max() if raw.max() >= self.classes else raw.min())}",
-                            f"class indices from 0 to {self.classes - 1}", "correct the dataset, or data.names")  # fmt: skip
+        if self.highest is not None and not bool(((raw >= 0) & (raw <= self.highest)).all()):
+            wrong = raw.max() if raw.max() > self.highest else raw.min()
+            raise DataError(f"{self.name}: a target is {wrong:g}", f"targets from 0 to {self.highest}, as at the start",
+                            "correct the dataset, or give data.names and data.targets")  # fmt: skip
         return inputs, {"": self.convert(raw)}
 
     @property
@@ -90,9 +91,9 @@ class ItemSplit:
         groups = np.array_split(np.arange(len(self)), -(-len(self) // 1024))
         return torch.cat([found for ids in groups if (found := self._collated(ids)[1]) is not None])
 
-    def settle(self, convert: Callable[[Tensor], Tensor], classes: int) -> None:
-        """Fix what the network is compared with."""
-        self.convert, self.classes = convert, classes
+    def settle(self, convert: Callable[[Tensor], Tensor], highest: int | None) -> None:
+        """Fix what the network is compared with, and the highest target that there can be."""
+        self.convert, self.highest = convert, highest
 
     def _listed(self) -> Tensor | None:
         """The attribute `targets`, as torchvision's datasets have it, if it says what the items say."""

@@ -51,7 +51,7 @@ def settle(
         raise SpecError([job.problem(("data", "names"), what, f"{count} names", "name each of them, in order")])
     named = names or (("value",) if kind == "numbers" and count == 1 else tuple(map(str, range(count))))
     for split in (train, validation):
-        split.settle(partial(converted, kind), count if kind == "classes" else 0)
+        split.settle(partial(converted, kind), highest(kind, count))
     return _head(kind, named), kind
 
 
@@ -71,6 +71,11 @@ def converted(kind: str, targets: Tensor) -> Tensor:
     if kind == "other":
         return targets.float() if targets.dtype == torch.float64 else targets
     return targets.float().reshape(len(targets), -1)
+
+
+def highest(kind: str, count: int) -> int | None:
+    """The highest target of `count` classes or labels; None where there is none."""
+    return {"classes": count - 1, "labels": 1}.get(kind)
 
 
 def _guess(job: OwnTask, targets: Tensor) -> str:

@@ -115,10 +115,11 @@ def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping
     if [len(shape) for shape in given] != [len(shape) for shape in shapes]:
         raise DataError(f"{name}: inputs have the shapes {_listed(given)}", f"as in training: {_listed(shapes)}",
                         "give what the network was trained on")  # fmt: skip
-    classes = len(heads[""].classes) if preprocessing["targets"] == "classes" else 0
-    if classes and labelled and isinstance(split, ArraySplit):
-        _check_classes(split, classes)
-    split.settle(partial(kinds.converted, preprocessing["targets"]), classes)
+    kind = preprocessing["targets"]
+    most = kinds.highest(kind, len(heads[""].classes))
+    if labelled and most is not None and isinstance(split, ArraySplit):
+        _check_targets(split, most)
+    split.settle(partial(kinds.converted, kind), most)
     return New(split, as_float32)
 
 
@@ -154,11 +155,11 @@ def _bare(split: Items) -> bool:
     return split.raw is None if isinstance(split, ArraySplit) else "" not in split.samples(np.arange(1))[1]
 
 
-def _check_classes(split: ArraySplit, classes: int) -> None:
+def _check_targets(split: ArraySplit, most: int) -> None:
     targets = split.all_targets()
-    if int(targets.min()) < 0 or int(targets.max()) >= classes:
-        raise DataError(f"{split.name}: targets go from {int(targets.min())} to {int(targets.max())}",
-                        f"class indices from 0 to {classes - 1}", "take out samples of other classes")  # fmt: skip
+    if targets.min() < 0 or targets.max() > most:
+        raise DataError(f"{split.name}: targets go from {targets.min():g} to {targets.max():g}",
+                        f"targets from 0 to {most}, as in training", "take out samples of other classes")  # fmt: skip
 
 
 def _listed(shapes: Sequence[tuple[int, ...]]) -> str:

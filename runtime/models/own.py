@@ -5,7 +5,7 @@ The function is called with the `arguments` of the spec. Of these names it also 
 
     outputs      how many numbers the network has to return for a sample; by head, if there are several heads
     classes      the same in a classification
-    inputs       the shape of each input of one sample, as a list of lists
+    inputs       the shape of each input of one sample, as a list of lists; for texts that of the longest
     vocabulary   number of tokens (texts)
     categories   places of each categorical column (tables)
 
@@ -99,6 +99,8 @@ def _offered(dataset: Dataset, first: Batch) -> dict[str, Any]:
     if outputs and all(head.classes for head in dataset.heads.values()):
         found["classes"] = outputs
     if dataset.preprocessing.get("kind") == "texts":
+        # A batch is as long as its longest text.
+        found["inputs"] = [[dataset.preprocessing["max_length"]] for _ in first.inputs]
         found["vocabulary"] = dataset.preprocessing["vocabulary"]
     if dataset.preprocessing.get("kind") == "table":
         found["categories"] = features.from_json(dataset.preprocessing).sizes
