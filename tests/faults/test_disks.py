@@ -52,8 +52,9 @@ def failing(number: int, error: int) -> Iterator[list[str]]:
 
 def conduct(folder: Path) -> None:
     """One attempt at the tiny job, from whatever checkpoint is there to result.json."""
-    made = tiny.assembled(folder, tiny.job(train="ema: 0.5"))
-    object.__setattr__(made.job.checkpoint, "every", "3 steps")
+    job = tiny.job(train="ema: 0.5")
+    often = job.checkpoint.model_copy(update={"every": "3 steps"})
+    made = tiny.assembled(folder, job.model_copy(update={"checkpoint": often}))
     trainer.conduct(made)
 
 

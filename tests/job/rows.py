@@ -14,7 +14,7 @@ SPEC = HEAD + "data: {train: data}\n"
 # Lists that grow with every task, optimization and setting.
 LISTS = {
     "{tasks}": ", ".join(JOBS),
-    "{optimizations}": ", ".join(o.name for o in optimizations.every()),
+    "{optimizations}": ", ".join(["measure", *(o.name for o in optimizations.every())]),
     "{top}": "name, task, data, train, optimize, limits, checkpoint, model",
     "{train}": ", ".join(JOBS["image-classification"].model_fields["train"].annotation.model_fields),  # type: ignore
     "{metrics}": "train/loss, validation/loss, validation/accuracy, validation/f1",
