@@ -148,8 +148,9 @@ def _start(engine: Any, request: Request, job: Job, word: str, variables: Mappin
     """Start the compose service under the job's limits; returns the container."""
     project = f"drivetrain-{job.name.lower().replace('.', '-')}"
     _refuse_if_running(engine, project)
+    caches = _caches(engine, variables["DRIVETRAIN_UID"])
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as override:
-        json.dump(_override(request, job), override)
+        json.dump(_override(request, job) | {"volumes": caches}, override)
         override.flush()
         files = [str(PROJECT / "compose" / name) for name in ("base.yaml", f"{word}.yaml")]
         options = [part for file in (*files, override.name) for part in ("--file", file)]
@@ -172,6 +173,17 @@ def _start(engine: Any, request: Request, job: Job, word: str, variables: Mappin
             "`docker compose config` shows what was asked of it",
         )
     return found[0]
+
+
+def _caches(engine: Any, uid: str) -> dict[str, Any]:
+    """The cache volumes, which all jobs of a user share: labelled as compose would in a checkout named drivetrain."""
+    caches = {}
+    for short in ("compile", "huggingface"):
+        name = f"drivetrain_{short}_{uid}"
+        labels = {"com.docker.compose.project": "drivetrain", "com.docker.compose.volume": short}
+        engine.volumes.create(name, labels=labels)
+        caches[short] = {"name": name, "external": True}
+    return caches
 
 
 def _containers(engine: Any, project: str, service: str) -> list[Any]:
