@@ -1,6 +1,6 @@
 # Everything people type, in one place. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup train-cpu train-gpu decisions images image-ampere image-legacy test check format logs stop rebuild clean engine base-image image-cpu sizes lock schema
+.PHONY: help setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults check format logs stop rebuild clean engine base-image image-cpu sizes lock schema
 
 JOB ?= jobs/digits.yaml
 PYTHON ?= python3
@@ -22,6 +22,9 @@ setup: ## make the local environment with everything: training, tests, linters
 
 test: .venv/check ## all tests; those of the images where an engine answers
 	@$(python) -m pytest -rs $(ARGS)
+
+test-faults: .venv/check ## the long faults: 200 kills, 100 stops, an error at every write (hours)
+	@$(python) -m pytest -m nightly -s tests/faults tests/images $(ARGS)
 
 check: .venv/check ## format, lint, types, shell scripts, Dockerfile
 	@scripts/check

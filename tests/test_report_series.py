@@ -112,7 +112,7 @@ def test_what_is_no_confusion_is_left_out(value: object) -> None:
         (duration(125), "2 min 05 s"), (duration(7500), "2 h 05 min"), (duration(None), "unknown"),
         (share(0.1444), "14.4 %"), (share(1.0), "100 %"), (tick(50_000), "50k"), (tick(1e-5), "1e-5"),
         (tick(2.5e6), "2.5M"), (tick(0.25), "0.25"), (short("abcdefghij", 7), "abcd…ij"), (short("abc", 7), "abc"),
-        (shown(True), "on"), (shown(None), "nothing"), (shown([1, "a"]), '[1, "a"]'), (shown("a\x00b"), "a\ufffdb"),
+        (shown(True), "true"), (shown(None), "nothing"), (shown([1, "a"]), '[1, "a"]'), (shown("a\x00b"), "a\ufffdb"),
     ],
 )  # fmt: skip
 def test_wording(written: str, expected: str) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime import draws
+from runtime import draws, vision
 from runtime.data import arrays, geometry, labels, source, stratify
 from runtime.data.augment import Augment
 from runtime.data.dataset import Dataset, Head, Inputs, Targets
@@ -19,6 +19,7 @@ from runtime.data.source import Images, Source
 from runtime.draws import Ids
 from runtime.errors import DataError
 from runtime.job.job import ImageJob
+from runtime.vision import Expected
 
 MEASURED = 2000
 """Training images that mean and deviation are taken from."""
@@ -51,7 +52,8 @@ def load(job: ImageJob) -> Dataset:
     """
     train = source.read(job.resolve(job.data.train), job.data, "data.train")
     classes = _classes(train)
-    size, channels, notes = _geometry(job, train)
+    wanted = vision.expected(job)
+    size, channels, notes = _geometry(job, train, wanted)
     train.fit(size, channels)
     targets = labels.indices(train.used(), classes, train.key)
     if isinstance(job.data.validation, str):
@@ -61,7 +63,7 @@ def load(job: ImageJob) -> Dataset:
         notes += [*held.notes, *_shared(train, held)]
     else:
         parts = _divided(train, targets, job.data.validation, job.train.seed)
-    preparer, more = _preparer(job, parts[0], classes)
+    preparer, more = _preparer(job, parts[0], classes, wanted)
     counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation images, {len(classes)} classes"
     columns = {"path_column": job.data.path_column, "label_column": job.data.label_column}
     return Dataset(
@@ -83,8 +85,18 @@ def _classes(train: Source) -> tuple[str, ...]:
     return classes
 
 
-def _geometry(job: ImageJob, train: Source) -> tuple[int, int, list[str]]:
+def _geometry(job: ImageJob, train: Source, wanted: Expected | None) -> tuple[int, int, list[str]]:
     """Size, channels, and the reasons as notes."""
+    if wanted is not None:
+        asked = wanted.size if job.data.image_size == "auto" and wanted.size else job.data.image_size
+        size, why = geometry.choose_size(asked, train.images.short_sides[train.rows], exact=False)
+        if asked != job.data.image_size:
+            why = "the pretrained network was made for it"
+        return (
+            size,
+            wanted.channels,
+            [f"image_size {size}: {why}", f"channels {wanted.channels}: the network takes them"],
+        )
     sides, grey = train.images.short_sides[train.rows], train.images.grey[train.rows]
     exact = isinstance(train.images, arrays.Arrays)
     size, why = geometry.choose_size(job.data.image_size, sides, exact)
@@ -127,21 +139,36 @@ def _shared(train: Source, held: Source) -> list[str]:
     return [f"{len(both):,} validation images are training images too: {labels.listed(sorted(both), 3)}"] * bool(both)
 
 
-def _preparer(job: ImageJob, train: ImageSplit, classes: tuple[str, ...]) -> tuple[Preparer, list[str]]:
-    """Statistics of the training images alone, and notes."""
+def _preparer(
+    job: ImageJob, train: ImageSplit, classes: tuple[str, ...], wanted: Expected | None
+) -> tuple[Preparer, list[str]]:
+    """Statistics of the training images alone, or those that a pretrained network expects, and notes."""
     chosen = draws.generator(job.train.seed, "statistics").permutation(len(train))[:MEASURED]
     (raw,) = train.gather(np.sort(chosen).astype(np.int64))
     low, high = _range(raw)
     mean, std = _statistics(raw, low, high)
+    if wanted is not None and wanted.mean and wanted.std:
+        mean, std = list(wanted.mean), list(wanted.std)
     notes = [f"pixels from {low:g} to {high:g} become 0 to 1"] if (low, high) not in ((0, 1), (0, 255)) else []
     if 0 in std:
         notes.append("a channel has the same value everywhere; it is centred and not scaled")
+    if wanted is not None:
+        where = (
+            "its preprocessor_config.json"
+            if wanted.mean
+            else "the training images, for lack of preprocessor_config.json"
+        )
+        notes.append(f"mean {_listed(mean)} and deviation {_listed(std)} are those of {where}")
     preparer = Preparer(
         image_size=raw.shape[-1], channels=raw.shape[1], classes=classes, low=low, high=high,
         mean=tuple(mean), std=tuple(value or 1.0 for value in std),
         augment=Augment(job.data.augment, job.train.seed, tuple(mean)),
     )  # fmt: skip
     return preparer, notes
+
+
+def _listed(values: list[float]) -> str:
+    return "/".join(f"{value:.3g}" for value in values)
 
 
 def _range(raw: Tensor) -> tuple[float, float]:

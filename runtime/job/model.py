@@ -35,6 +35,23 @@ class ImageNetwork(BuiltIn):
     )
 
 
+class ImagePretrained(BuiltIn):
+    """A pretrained network for images in Hugging Face form: vit, convnext, resnet, any AutoModel that takes pixels."""
+
+    source: Literal["transformers"]
+    name: FilePath = Field(description="a local folder, or a name on the Hugging Face hub")
+    dropout: Fraction = Field(0.0, description="dropout before the classifier")
+
+
+class ImageTimm(BuiltIn):
+    """An architecture of the timm library, which is there only where torchvision imports."""
+
+    source: Literal["timm"]
+    name: str = Field(min_length=1, description="architecture, as timm.list_models() names it")
+    weights: FilePath | None = Field(None, description=".safetensors file with its weights; random ones if absent")
+    dropout: Fraction = Field(0.0, description="dropout before the classifier")
+
+
 class OwnModel(Spec):
     """The user's own network: a file beside the job and a function in it that returns a torch.nn.Module."""
 
@@ -53,5 +70,10 @@ def kind(value: Any) -> str:
 
 
 ImageModel = Annotated[
-    Annotated[ImageNetwork, Tag("built-in")] | Annotated[OwnModel, Tag("own")], Discriminator(kind), named()
+    Annotated[ImageNetwork, Tag("built-in")]
+    | Annotated[ImagePretrained, Tag("transformers")]
+    | Annotated[ImageTimm, Tag("timm")]
+    | Annotated[OwnModel, Tag("own")],
+    Discriminator(kind),
+    named(),
 ]  # fmt: skip

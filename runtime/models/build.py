@@ -15,11 +15,11 @@ from runtime.data.dataset import Dataset
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.job import ImageJob
-from runtime.job.model import Freeze, ImageNetwork, OwnModel
+from runtime.job.model import Freeze, ImageNetwork, ImagePretrained, ImageTimm, OwnModel
 from runtime.job.series import CnnLstm, SeriesJob
 from runtime.job.tables import Mlp, TableJob
 from runtime.job.texts import TextEncoder, TextJob, TextPretrained
-from runtime.models import family, images, own, series, tables, texts
+from runtime.models import family, images, own, series, tables, texts, timm_images, vision
 from runtime.user_code import Code
 
 
@@ -38,7 +38,7 @@ class Model:
 
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "images": images.build, "texts": texts.build, "series": series.build, "tables": tables.build,
+    "images": images.build, "vision": vision.build, "timm": timm_images.build, "texts": texts.build, "series": series.build, "tables": tables.build,
 }  # fmt: skip
 
 
@@ -61,13 +61,22 @@ def build(job: Job, dataset: Dataset) -> Model:
 
 
 def _image_network(job: ImageJob, dataset: Dataset) -> Model:
-    spec = job.model
+    spec, size, channels = job.model, dataset.preprocessing["image_size"], dataset.preprocessing["channels"]
+    classes = dataset.heads[""].outputs
+    arguments: dict[str, Any]
+    assert not isinstance(spec, OwnModel)
+    if isinstance(spec, ImagePretrained):
+        found = pretrained.find(job, spec.name)
+        network = vision.from_folder(job, found, classes, channels, size, spec.dropout)
+        arguments = {"config": found.config.to_dict(), "classes": classes, "width": network.classifier.in_features,
+                     "pooling": network.pooling, "dropout": spec.dropout}  # fmt: skip
+        return Model(network, "vision", arguments, spec.freeze)
+    arguments = {"name": spec.name, "channels": channels, "classes": classes, "image_size": size,
+                 "dropout": spec.dropout}  # fmt: skip
+    if isinstance(spec, ImageTimm):
+        return Model(timm_images.from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
     assert isinstance(spec, ImageNetwork)
-    arguments = {
-        "name": spec.name, "channels": dataset.preprocessing["channels"], "classes": dataset.heads[""].outputs,
-        "image_size": dataset.preprocessing["image_size"], "width": spec.width, "dropout": spec.dropout,
-        "stem": spec.stem,
-    }  # fmt: skip
+    arguments |= {"width": spec.width, "stem": spec.stem}
     return Model(images.build(**arguments), "images", arguments, spec.freeze)
 
 

@@ -1,4 +1,4 @@
-"""Family: what the configuration of a text encoder says about its use; each family of networks has its own words."""
+"""Family: what the configuration of a pretrained network says about its use; each family of networks has its own words."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ FIRST_TOKEN = {
     "longformer", "modernbert", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
 }  # fmt: skip
 """Families whose own classifiers look at the first token; of all others the tokens are averaged."""
+_FIRST_PATCH = {"deit", "dinov2", "vit", "vit_msn"}
+"""The same for images."""
 _POSITIONS_AFTER_PAD = {
     "camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
     "xlm-roberta-xl",
@@ -19,6 +21,11 @@ _DROPOUT = ("classifier_dropout", "seq_classif_dropout", "classifier_dropout_pro
 def pooling(config: Any) -> str:
     """How a text's vector is made: `cls`, its first token, or `mean`, all of its tokens."""
     return "cls" if config.model_type in FIRST_TOKEN else "mean"
+
+
+def vision_pooling(config: Any) -> str:
+    """How an image's vector is made: `cls`, its first token, or `pooled`, as the network itself sums up."""
+    return "cls" if config.model_type in _FIRST_PATCH else "pooled"
 
 
 def longest(config: Any) -> int | None:

@@ -1,0 +1,202 @@
+"""Pretrained networks for images: trained, frozen, reloaded; what cannot be used is refused in words."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from runtime import artifact, convert, plan, run, spec
+from runtime.clock import Clock
+from runtime.data import new_images
+from runtime.data.load import load
+from runtime.errors import SpecError
+from runtime.job import Job
+from runtime.models.build import BUILDERS, build
+from runtime.pretrained import quiet
+from tests import tiny, trained
+
+TRANSFORMER = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+               "image_size": 32, "patch_size": 16}  # fmt: skip
+STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1]}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "vit": TRANSFORMER, "deit": TRANSFORMER, "dinov2": TRANSFORMER, "beit": TRANSFORMER,
+    "convnext": STAGES | {"num_stages": 2},
+    "resnet": STAGES | {"embedding_size": 8},
+    "swin": {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 2, "image_size": 32},
+}  # fmt: skip
+MODEL = "{source: transformers, name: saved}"
+
+
+def saved(folder: Path, family: str = "vit") -> Path:
+    """A small pretrained network as save_pretrained leaves it, with what its images looked like."""
+    with quiet() as transformers:
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.for_model(family, **FAMILIES[family])
+        transformers.AutoModel.from_config(config).save_pretrained(folder / "saved")
+    look = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.25, 0.3], "do_resize": True}
+    (folder / "saved" / "preprocessor_config.json").write_text(json.dumps(look))
+    return folder / "saved"
+
+
+def job(folder: Path, model: str = MODEL, data: str = "") -> Job:
+    text = (f"name: t\ntask: image-classification\ndata: {{train: train, validation: held{data}}}\nmodel: {model}\n"
+            "train: {epochs: 1, batch_size: 4}\n")  # fmt: skip
+    (folder / "job.yaml").write_text(text)
+    return spec.load(folder / "job.yaml", [])
+
+
+def assembled(asked: Job, folder: Path) -> run.Run:
+    data = load(asked)
+    network, machine = build(asked, data), tiny.machine()
+    made = plan.resolve(asked, machine, run.workload(data, network.module), plain=True)
+    return run.assemble(asked, machine, made, folder, data, network, tiny.Quiet(), Clock())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    trained.image_folders(tmp_path)
+    return tmp_path
+
+
+def backbone(made: run.Run) -> dict[str, torch.Tensor]:
+    return dict(made.model.backbone.state_dict())  # type: ignore[union-attr, operator]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_begin_with_their_weights_and_train(folder: Path, family: str) -> None:
+    with quiet() as transformers:
+        before = transformers.AutoModel.from_pretrained(saved(folder, family)).state_dict()
+    made = assembled(job(folder), folder)
+    own = {name: value.clone() for name, value in backbone(made).items()}
+    assert own.keys() <= before.keys()
+    assert all(torch.equal(own[name], before[name]) for name in own)
+    assert all(name.startswith("pooler.") for name in before.keys() - own.keys())
+    made.train_mode()
+    made.set_rate()
+    for batch in made.batches.epoch(0):
+        made.step(made.prepared(batch, 0), 0)
+    after = backbone(made)
+    still = {name for name in own if torch.equal(after[name], before[name]) and own[name].is_floating_point()}
+    assert still <= {"embeddings.mask_token"}
+    again = BUILDERS["vision"](**json.loads(json.dumps(made.network.arguments)))
+    again.load_state_dict(made.model.state_dict())
+    pixels = torch.rand(3, 3, 32, 32)
+    assert torch.equal(again.eval()(pixels), made.model.eval()(pixels))
+
+
+def test_images_look_as_the_network_was_trained(folder: Path) -> None:
+    saved(folder)
+    made = load(job(folder))
+    assert made.preprocessing["image_size"] == 32
+    assert made.preprocessing["mean"] == [0.5, 0.4, 0.3]
+    assert made.preprocessing["std"] == [0.2, 0.25, 0.3]
+    assert "image_size 32: the pretrained network was made for it" in made.notes
+    assert any("are those of its preprocessor_config.json" in note for note in made.notes)
+    (folder / "saved" / "preprocessor_config.json").unlink()
+    assert any("for lack of preprocessor_config.json" in note for note in load(job(folder)).notes)
+
+
+def test_frozen_layers_stay(folder: Path) -> None:
+    saved(folder)
+    asked = job(folder, "{source: transformers, name: saved, freeze: {embeddings: true, layers: 1}}")
+    made = assembled(asked, folder)
+    still = {name for name, p in made.model.named_parameters() if not p.requires_grad}
+    assert {name.split(".")[1] for name in still} >= {"embeddings"}
+    assert any(".0." in name for name in still)
+    assert not any(".1." in name for name in still if "layer" in name)
+
+
+def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
+    def files(folder: Path) -> None:
+        trained.image_folders(folder)
+        saved(folder)
+
+    spec_text = f"task: image-classification\ndata: {{train: train, validation: held}}\nmodel: {MODEL}\n"
+    done = trained.trained(trained.Case(files, "", spec_text), tmp_path)
+    wanted = trained.seen(done)[""]
+    shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "saved")
+    found = artifact.load(tmp_path / "elsewhere")
+    new = new_images.read([tmp_path / "held"], found.preprocessing, found.heads, labelled=True)
+    ids = torch.arange(len(new.split)).numpy()
+    inputs = new.prepare(new.split.gather(ids), ids, None)
+    torch.testing.assert_close(found.network(*inputs), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_pickle_twin_is_refused_and_converts(folder: Path) -> None:
+    here = saved(folder)
+    torch.save(safetensors.torch.load_file(here / "model.safetensors"), here / "pytorch_model.bin")
+    (here / "model.safetensors").unlink()
+    with pytest.raises(SpecError, match="has its weights only as pickle"):
+        load(job(folder))
+    convert.convert(here / "pytorch_model.bin")
+    assert backbone(assembled(job(folder), folder))
+
+
+@pytest.mark.parametrize(
+    ("family", "data", "words"),
+    [
+        ("vit", ", image_size: 48", ("takes no image of 3 channels and 48 pixels a side", "set data.image_size: 32")),
+        ("vit", ", channels: 1", ("data.channels: is 1, and", "takes 3", "write 3, or leave it out")),
+    ],
+)
+def test_images_that_the_network_does_not_take(folder: Path, family: str, data: str, words: tuple[str, ...]) -> None:
+    saved(folder, family)
+    with pytest.raises(SpecError) as caught:
+        assembled(job(folder, data=data), folder)
+    for part in ("job.yaml:", *words):
+        assert part in str(caught.value)
+
+
+def test_a_text_encoder_takes_no_image(folder: Path) -> None:
+    with quiet() as transformers:
+        config = transformers.AutoConfig.for_model("bert", hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                                                   intermediate_size=16, vocab_size=50)  # fmt: skip
+        transformers.AutoModel.from_config(config).save_pretrained(folder / "saved")
+    with pytest.raises(SpecError, match="is a bert, which takes no image"):
+        assembled(job(folder), folder)
+
+
+def timm_imports() -> bool:
+    """Whether timm is here and a torchvision that fits torch."""
+    if importlib.util.find_spec("timm") is None:
+        return False
+    try:
+        import timm  # noqa: F401
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.skipif(timm_imports(), reason="timm imports here")
+def test_without_timm_it_is_said(folder: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        assembled(job(folder, "{source: timm, name: resnet18}"), folder)
+    for part in ("timm cannot be imported here", "torchvision and timm that fit this torch", "source: transformers"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.skipif(not timm_imports(), reason="timm, or a torchvision that fits torch, is not installed")
+def test_a_timm_network_trains_and_reloads(folder: Path) -> None:
+    first = assembled(job(folder, "{source: timm, name: resnet10t}", ", image_size: 32"), folder)
+    safetensors.torch.save_file(first.model.state_dict(), folder / "weights.safetensors")
+    made = assembled(job(folder, "{source: timm, name: resnet10t, weights: weights.safetensors}", ", image_size: 32"),
+                     folder)  # fmt: skip
+    assert torch.equal(made.model.state_dict()["conv1.0.weight"], first.model.state_dict()["conv1.0.weight"])
+    made.train_mode()
+    made.set_rate()
+    for batch in made.batches.epoch(0):
+        made.step(made.prepared(batch, 0), 0)
+    again = BUILDERS["timm"](**json.loads(json.dumps(made.network.arguments)))
+    again.load_state_dict(made.model.state_dict())
+    pixels = torch.rand(3, 3, 32, 32)
+    assert torch.equal(again.eval()(pixels), made.model.eval()(pixels))
+    with pytest.raises(SpecError, match="timm has no network 'resnet10x'"):
+        assembled(job(folder, "{source: timm, name: resnet10x}"), folder)
