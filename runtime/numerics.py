@@ -22,6 +22,8 @@ ROLLBACKS = 1
 SCALER_SKIPS = 20
 SPIKE_FACTOR = 10.0
 SPIKE_WINDOW = 50
+SPIKE_FLOOR = 0.5
+"""Below this share of the first losses a jump is what small losses do, and no harm."""
 ADVICE = "lower train.optimizer.lr, set train.clip_norm, or look for NaN in the data"
 
 
@@ -42,6 +44,8 @@ class Numerics:
         self.rollbacks = 0
         self.scaler_skips = 0
         self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)
+        self.first: float | None = None
+        """The usual loss of the first steps."""
 
     def good(self, loss: float) -> str | None:
         """After a step with finite numbers; a word if the loss jumped.
@@ -52,7 +56,10 @@ class Numerics:
         self.bad, self.ids, self.scaler_skips = [], [], 0
         usual = statistics.median(self.recent) if len(self.recent) == SPIKE_WINDOW else None
         self.recent.append(loss)
-        if usual is None or self.on_spike == "ignore" or loss <= SPIKE_FACTOR * abs(usual):
+        if usual is None or self.on_spike == "ignore":
+            return None
+        self.first = usual if self.first is None else self.first
+        if loss <= max(SPIKE_FACTOR * abs(usual), SPIKE_FLOOR * abs(self.first)):
             return None
         word = f"the loss jumped to {loss:.4g}, {loss / usual:.0f} times its median of the last {SPIKE_WINDOW} steps"
         if self.on_spike == "rollback":
@@ -98,7 +105,7 @@ class Numerics:
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain data."""
-        return {"rollbacks": self.rollbacks, "skip": sorted(map(list, self.skip)), "recent": list(self.recent),
+        return {"rollbacks": self.rollbacks, "skip": sorted(map(list, self.skip)), "recent": list(self.recent), "first": self.first,
                 "bad": list(map(list, self.bad)), "ids": self.ids, "scaler_skips": self.scaler_skips}  # fmt: skip
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -106,6 +113,7 @@ class Numerics:
         self.rollbacks = max(self.rollbacks, state["rollbacks"])
         self.skip |= {(epoch, batch) for epoch, batch in state["skip"]}
         self.recent = deque(state["recent"], maxlen=SPIKE_WINDOW)
+        self.first = state["first"]
         self.bad = [(epoch, batch) for epoch, batch in state["bad"]]
         self.ids, self.scaler_skips = list(state["ids"]), state["scaler_skips"]
 

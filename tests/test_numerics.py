@@ -164,6 +164,17 @@ def test_spikes() -> None:
         back.good(11.0)
 
 
+def test_a_jump_of_small_losses_is_no_spike() -> None:
+    numerics = Numerics("warn")
+    for loss in [2.0] * 50 + [0.01] * 60:
+        assert numerics.good(loss) is None
+    again = Numerics("warn")
+    again.load(numerics.state())
+    for both in (numerics, again):
+        assert both.good(0.9) is None
+        assert both.good(1.1) == "the loss jumped to 1.1, 110 times its median of the last 50 steps"
+
+
 def test_the_scaler_collapses() -> None:
     numerics, ids = Numerics("warn"), torch.arange(2).numpy()
     for _ in range(19):

@@ -159,7 +159,8 @@ class Train(Spec):
     clip_norm: Positive | None = Field(1.0, description="largest gradient norm; null switches clipping off")
     early_stopping: EarlyStopping | None = Field(None, description="stop when a metric no longer improves")
     loss_spike: Literal["ignore", "warn", "rollback"] = Field(
-        "warn", description="what follows when the loss jumps to ten times its usual value"
+        "warn",
+        description="what follows when the loss jumps to ten times its usual value, and over half of its first one",
     )
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="decay of an average of the weights that is validated and stored beside them"
