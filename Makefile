@@ -1,6 +1,6 @@
 # Everything people type, in one place. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults check format logs stop rebuild clean engine base-image image-cpu sizes lock schema
+.PHONY: help setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults check format doctor logs stop rebuild clean engine base-image image-cpu sizes lock schema
 
 JOB ?= jobs/digits.yaml
 PYTHON ?= python3
@@ -31,6 +31,9 @@ check: .venv/check ## format, lint, types, shell scripts, Dockerfile
 
 format: .venv/check ## format the code
 	@$(python) -m ruff format -q runtime tests && $(python) -m ruff check -q --fix runtime tests
+
+doctor: .venv/host ## what is wrong on this machine, with the command that mends it
+	@$(python) -m runtime doctor
 
 logs: ## follow the log of the last container
 	@docker logs -f "$$(docker ps -alq --filter label=com.docker.compose.service=trainer)"

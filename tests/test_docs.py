@@ -1,0 +1,89 @@
+"""The README and docs/: every command exists and takes what is written, every spec is valid, every link leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime import spec
+from runtime.cli import _parser
+from runtime.job.document import parse
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docker" / "README.md"]
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+SPAN = re.compile(r"`((?:drivetrain|make) [^`]+)`")
+
+
+def blocks(page: Path) -> list[str]:
+    """Lines that are to be typed: indented by four, without their comments."""
+    lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).splitlines()
+    return [re.sub(r"\s{2,}#.*|\s{3,}.*$", "", line.strip()) for line in lines if line.startswith("    ")]
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, command) for everything that starts with `drivetrain` or `make`."""
+    found = []
+    for page in PAGES:
+        typed = [part.strip() for line in blocks(page) for part in re.split(r"&&|,(?= make)", line)]
+        typed += SPAN.findall(page.read_text())
+        found += [
+            (page.name, line) for line in typed if line.startswith(("drivetrain ", "make ")) and "..." not in line
+        ]
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize(("page", "line"), commands())
+def test_a_command_exists_and_takes_what_is_written(page: str, line: str) -> None:
+    words = shlex.split(line.replace("[", "").replace("]", ""))
+    if words[0] == "make":
+        assert [word for word in words[1:] if "=" not in word and word not in TARGETS] == []
+        return
+    if len(words) > 2 or words[1] in ("doctor", "schema", "facts"):
+        _parser().parse_args([{"KIND": "images"}.get(word, word) for word in words[1:]])
+    else:
+        with pytest.raises(SystemExit) as caught:
+            _parser().parse_args([words[1], "--help"])
+        assert caught.value.code == 0
+
+
+def specs() -> list[tuple[str, str]]:
+    return [
+        (page.name, text) for page in PAGES for text in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
+
+
+@pytest.mark.parametrize(("page", "text"), specs())
+def test_a_spec_is_valid(page: str, text: str) -> None:
+    spec.check(parse(text, page))
+
+
+def test_links_lead_somewhere() -> None:
+    dead = [(page.name, link) for page in PAGES for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+            if not (page.parent / link).exists()]  # fmt: skip
+    assert dead == []
+
+
+def test_from_nothing_to_a_prediction(tmp_path: Path) -> None:
+    """The walk at the end of docs/your-data.md, in a copy of the project as a clone has it."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        if not name.startswith("tests/") and (ROOT / name).is_file():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
+    page = ROOT / "docs" / "your-data.md"
+    walk = [line for line in blocks(page) if line.startswith("drivetrain ")]
+    assert [line.split()[1] for line in walk] == ["sample", "train", "predict", "evaluate"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
+    for line in walk:
+        done = subprocess.run([sys.executable, "-m", "runtime", *shlex.split(line)[1:]], cwd=tmp_path, env=environment,
+                              capture_output=True, text=True, check=False)  # fmt: skip
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+    assert len((tmp_path / "answers.csv").read_text().splitlines()) == 301
