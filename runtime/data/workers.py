@@ -10,6 +10,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -92,22 +93,41 @@ class _Team:
         # Torch's handler raises wherever the trainer happens to be, even in the middle of an update.
         signal.signal(signal.SIGCHLD, handler)
         self.processes = set(multiprocessing.active_children()) - before
+        self.since: float | None = None
+        """When the wait for a batch began; None while nobody waits."""
+        self.hung, self.ended = False, threading.Event()
+        threading.Thread(target=self._guard, name="loader guard", daemon=True).start()
 
     def __iter__(self) -> Iterator[Any]:
         while True:
-            since = time.monotonic()
+            self.since = since = time.monotonic()
             while True:
                 try:
                     item = next(self.items)
                     break
                 except StopIteration:
                     return
-                except RuntimeError as error:
+                except (RuntimeError, OSError, EOFError) as error:
                     self._judge(error, time.monotonic() - since)
+            self.since = None
             yield item
 
-    def _judge(self, error: RuntimeError, waited: float) -> None:
+    def _guard(self) -> None:
+        """A worker that stops in the middle of handing over a batch leaves the trainer in a read without timeout."""
+        while not self.ended.wait(POLL / 2):
+            since = self.since
+            if since is not None and time.monotonic() - since > self.patience + POLL:
+                self.hung = True
+                self._kill()
+                return
+
+    def _judge(self, error: Exception, waited: float) -> None:
         """Go on waiting, or say what is wrong with the workers."""
+        if self.hung:
+            raise _Hung(f"the loader workers hung for {waited:.0f} s") from None
+        if not isinstance(error, RuntimeError):  # the other end of a pipe is gone a moment before its process is
+            for process in self.processes:
+                process.join(0.5)
         lost = [process for process in self.processes if process.exitcode is not None]
         if lost:
             raise _Lost(f"a loader worker was lost (exit {lost[0].exitcode})") from None
@@ -118,10 +138,14 @@ class _Team:
 
     def end(self) -> None:
         """No worker is left, not even a stopped one."""
-        for process in self.processes:
-            process.kill()  # a stopped process would not hear anything else
+        self.ended.set()
+        self._kill()
         for process in self.processes:
             process.join()
+
+    def _kill(self) -> None:
+        for process in self.processes:
+            process.kill()  # a stopped process would not hear anything else
 
 
 def _begin(parent: int, number: int) -> None:

@@ -137,3 +137,27 @@ def test_workers_die_with_the_trainer(tmp_path: Path) -> None:
     for pid in pids.read_text().split():
         while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
             ready.wait(0.05)
+
+
+class Ahead(torch.utils.data.Dataset[torch.Tensor]):
+    """The only worker stops at its third batch, once, while its first two wait to be fetched from it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getitem__(self, ids: Ids) -> torch.Tensor:
+        if ids[0] == 4 and not (self.folder / "stopped").exists():
+            (self.folder / "stopped").touch()
+            stop()
+        return torch.from_numpy(ids * 2)
+
+
+def test_a_worker_that_stops_in_the_middle_of_handing_over(tmp_path: Path) -> None:
+    said: list[str] = []
+    source = Crew(1, tell=said.append, patience=2.0).prepared(Ahead(tmp_path), GROUPS)
+    first = next(source)
+    time.sleep(0.5)
+    items = [first, *source]
+    assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
+    assert len(said) == 1
+    assert "hung for" in said[0]
