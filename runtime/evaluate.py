@@ -46,7 +46,9 @@ def _fitting(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
 def _evaluate(run: Run, size: int) -> tuple[dict[str, float], dict[str, Any]]:
     tally = Tally(run.dataset.heads, run.step.objective)
     given = run.batches
-    for batch in batches.in_order(run.dataset.validation, size, workers=given.workers, tell=given.tell):
+    share = (run.ranks.number, run.ranks.count)
+    for batch in batches.in_order(run.dataset.validation, size, workers=given.workers, tell=given.tell, share=share):
         ready = run.prepared(batch, None)
         tally.add(run.step.outputs(ready.inputs), ready.targets)
+    tally.add_up(run.ranks.total)
     return tally.metrics(), tally.confusion()

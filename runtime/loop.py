@@ -87,7 +87,7 @@ def _advance(run: Run, batch: Batch, progress: Progress) -> None:
             _step(run, batch, place, progress)
         counters.step += 1
         counters.batch += 1
-        counters.samples += len(batch)
+        counters.samples += run.batches.size(place[1])
 
 
 def _step(run: Run, batch: Batch, place: tuple[int, int], progress: Progress) -> None:
@@ -107,13 +107,15 @@ def _step(run: Run, batch: Batch, place: tuple[int, int], progress: Progress) ->
     else:
         text = f"step {number} skipped: loss {outcome.loss:.4g}, gradient norm {outcome.grad_norm:.4g}"
         run.events.add("numbers", text, number)
-        run.numerics.skipped(place, batch.ids, scaler.get_scale() if scaler.is_enabled() else None)
+        ids = run.batches.order(*place)[0]
+        run.numerics.skipped(place, ids, scaler.get_scale() if scaler.is_enabled() else None)
     progress.step(run, number, outcome.loss)
 
 
 def _go_back(run: Run, saver: Saver, kind: str, why: str, rest: str = "") -> None:
     """Back to the last checkpoint."""
     saver.wait()
+    run.ranks.barrier()
     loaded, passed = checkpoint.latest(run.checkpoints)
     assert loaded is not None, "a checkpoint is written before the first step"
     for line in passed:

@@ -35,7 +35,8 @@ class HeadLoss:
         if self.class_weights is None:
             return torch.ones(len(targets), dtype=torch.float32, device=targets.device)
         table = self.class_weights.to(targets.device)
-        return targets @ table.to(targets.dtype) if targets.ndim == 2 else table[targets]
+        # In float64 the weights of a batch are the same whatever parts it comes in.
+        return targets.double() @ table.double() if targets.ndim == 2 else table[targets]
 
 
 class Objective:
@@ -51,7 +52,7 @@ class Objective:
 
     def denominators(self, targets: Targets) -> dict[str, Tensor]:
         """The sum of weights per head over the batch given; ask for it once, with the whole batch."""
-        return {name: loss.weights(targets[name]).sum() for name, loss in self.losses.items()}
+        return {name: loss.weights(targets[name]).sum(dtype=torch.float64) for name, loss in self.losses.items()}
 
     def __call__(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, over: Mapping[str, Tensor]) -> Tensor:
         """The share of the loss that these samples make up; a scalar.
@@ -67,7 +68,7 @@ class Objective:
             # Half precision has too few digits to sum a loss.
             scores = raw if raw.dtype == torch.float64 else raw.float()
             weighted = loss.terms(scores, targets[name]) * loss.weights(targets[name]).to(scores.dtype)
-            share = self.heads[name].weight * weighted.sum() / over[name]
+            share = self.heads[name].weight * weighted.sum() / over[name].to(scores.dtype)
             total = share if total is None else total + share
         assert total is not None
         return total

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,7 +16,7 @@ from runtime import checkpoint, draws, losses, optimizations, optimizer, resume
 from runtime.clock import Clock
 from runtime.data.batches import Batches
 from runtime.data.dataset import Batch, Dataset
-from runtime.data.mixing import mix
+from runtime.data.mixing import mix, mixes
 from runtime.ema import Ema
 from runtime.events import Events
 from runtime.freeze import freeze
@@ -25,6 +27,7 @@ from runtime.metrics import Metrics
 from runtime.models.build import Model
 from runtime.numerics import Numerics
 from runtime.plan import Plan
+from runtime.ranks import ALONE, NUMBER, Ranks, joined
 from runtime.schedules import Schedule, schedule
 from runtime.signals import Signals
 from runtime.step import Step
@@ -79,6 +82,8 @@ class Run:
     """Metrics of the last evaluation."""
     identity: dict[str, str] = field(default_factory=dict)
     """What the bits depend on beside spec and plan."""
+    ranks: Ranks = ALONE
+    """This process among those that train together."""
 
     @property
     def total_steps(self) -> int:
@@ -108,7 +113,10 @@ class Run:
 
     def mixed(self, batch: Batch) -> Batch:
         """The batch after mixup or cutmix, if the job asks for them; draws from (seed, step)."""
-        return mix(batch, self.dataset.heads, self.job, self.counters.step) if self.dataset.mixable else batch
+        if not self.dataset.mixable:
+            return batch
+        whole = mix(batch, self.dataset.heads, self.job, self.counters.step)
+        return whole.taken(self.ranks.part(np.arange(len(whole)))) if mixes(self.job) else whole
 
     def set_rate(self) -> float:
         """Set the learning rate of the coming step, and return it."""
@@ -119,7 +127,8 @@ class Run:
 
     def step_seed(self) -> int:
         """Where this step's dropout starts: a function of (seed, step), so there is no generator state to lose."""
-        return draws.key(self.job.train.seed, "step", self.counters.step)
+        where = (self.counters.step, self.ranks.number) if self.ranks.number else (self.counters.step,)
+        return draws.key(self.job.train.seed, "step", *where)
 
     def state(self) -> dict[str, Any]:
         """Everything beside tensors that is needed to go on."""
@@ -175,7 +184,8 @@ def assemble(
     signals: Signals, clock: Clock,
 ) -> Run:  # fmt: skip
     """Put a run together and apply the plan to it."""
-    device = torch.device("cuda:0" if hardware.gpu else "cpu")
+    device = torch.device(f"cuda:{os.environ.get(NUMBER, 0)}" if hardware.gpu else "cpu")
+    ranks = joined(device)
     torch.use_deterministic_algorithms(job.train.deterministic, warn_only=True)
     # Filling fresh memory is a debugging aid: nothing here reads what it has not written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -185,6 +195,8 @@ def assemble(
     goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights, dataset.loss)
     batches = Batches(dataset.train, job.train.batch_size, job.train.seed)
     batches.pin = device.type == "cuda"
+    if not (dataset.mixable and mixes(job)):  # what is mixed must be whole
+        batches.part = ranks.part
     total = batches.per_epoch * job.train.epochs
     run = Run(
         job=job, hardware=hardware, plan=plan, folder=folder, device=device, dataset=dataset, network=network,
@@ -193,13 +205,15 @@ def assemble(
         schedule=schedule(job.train.schedule, min(total, job.train.steps or total), batches.per_epoch),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
         watch=Watch(job.best(), job.train.early_stopping, job.train.schedule),
-        numerics=Numerics(job.train.loss_spike), events=Events(folder),
+        numerics=Numerics(job.train.loss_spike), events=Events(folder), ranks=ranks,
     )  # fmt: skip
     for optimization in optimizations.every():
         value = plan.value(optimization.name)
         if value != optimization.off:
             optimization.apply(run, value)
     run.identity = resume.identity(hardware, dataset)
+    run.identity["processes"] = str(ranks.count)
+    run.step.ranks = ranks
     run.step.released = signals.released
     run.batches.tell = lambda text: run.events.add("loader", text, run.counters.step)
     run.step.tell = lambda text: run.events.add("memory", text, run.counters.step)

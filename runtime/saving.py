@@ -182,3 +182,18 @@ def _copied(snapshot: Snapshot) -> Snapshot:
         for group, values in snapshot.tensors.items()
     }
     return replace(snapshot, tensors=tensors)
+
+
+class Onlooker(Saver):
+    """The saver of a process that does not lead: rank 0 saves for all of them."""
+
+    def due(self, *, epoch_ended: bool = False) -> bool:
+        """Never."""
+        return False
+
+    def best(self, notes: Mapping[str, Any]) -> None:
+        """Nothing to write."""
+
+    def final(self) -> Path:
+        """Nothing to write."""
+        return self.run.checkpoints

@@ -24,6 +24,10 @@ class ClassScores:
         flat = truth.cpu() * self.classes + outputs.argmax(dim=1).cpu()
         self.matrix += torch.bincount(flat, minlength=self.classes**2).view(self.classes, self.classes)
 
+    def counts(self) -> list[Tensor]:
+        """What is counted; counts of different samples add up."""
+        return [self.matrix]
+
     def compute(self) -> dict[str, float]:
         """The scores by metric name."""
         hits, total = self.matrix.diagonal().double(), self.matrix.sum().clamp_min(1)
@@ -36,23 +40,27 @@ class LabelScores:
     """Exact-match accuracy and macro F1 for samples with several labels, threshold one half."""
 
     def __init__(self, head: Head) -> None:
-        self.counts = torch.zeros(3, len(head.classes), dtype=torch.float64)
-        self.exact = self.total = 0
+        self.marks = torch.zeros(3, len(head.classes), dtype=torch.float64)
+        self.exact, self.total = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: outputs (N, labels), targets (N, labels) of 0 and 1."""
         guess, truth = outputs.cpu() > 0, targets.cpu() > 0.5
-        self.counts += torch.stack([(guess & truth).sum(0), guess.sum(0), truth.sum(0)]).double()
+        self.marks += torch.stack([(guess & truth).sum(0), guess.sum(0), truth.sum(0)]).double()
         self.exact += int((guess == truth).all(dim=1).sum())
         self.total += len(guess)
 
+    def counts(self) -> list[Tensor]:
+        """What is counted; counts of different samples add up."""
+        return [self.marks, self.exact, self.total]
+
     def compute(self) -> dict[str, float]:
         """The scores by metric name."""
-        both, guessed, true = self.counts
+        both, guessed, true = self.marks
         occurs = guessed + true > 0
         f1 = 2 * both / (guessed + true).clamp_min(1)
         mean = float(f1[occurs].mean()) if occurs.any() else 0.0
-        return {"accuracy": self.exact / max(1, self.total), "f1": mean}
+        return {"accuracy": float(self.exact / self.total.clamp_min(1)), "f1": mean}
 
 
 class NumberScores:
@@ -61,7 +69,7 @@ class NumberScores:
     def __init__(self, head: Head) -> None:
         self.mean, self.std = torch.tensor(head.mean).double(), torch.tensor(head.std).double()
         self.sums = torch.zeros(4, len(head.columns), dtype=torch.float64)
-        self.total = 0
+        self.total = torch.zeros(1, dtype=torch.int64)
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: both (N, columns), scaled."""
@@ -71,9 +79,13 @@ class NumberScores:
         self.sums += torch.stack([error.abs().sum(0), (error**2).sum(0), truth.sum(0), (truth**2).sum(0)])
         self.total += len(guess)
 
+    def counts(self) -> list[Tensor]:
+        """What is counted; counts of different samples add up."""
+        return [self.sums, self.total]
+
     def compute(self) -> dict[str, float]:
         """The scores by metric name."""
-        count = max(1, self.total)
+        count = self.total.clamp_min(1)
         absolute, squared, truth, truth2 = self.sums / count
         spread = (truth2 - truth**2).clamp_min(1e-12)
         return {"mae": float(absolute.mean()), "rmse": float(squared.mean() ** 0.5),
@@ -85,6 +97,10 @@ class NoScores:
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Nothing to add."""
+
+    def counts(self) -> list[Tensor]:
+        """What is counted; counts of different samples add up."""
+        return []
 
     def compute(self) -> dict[str, float]:
         """No scores."""

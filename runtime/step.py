@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from runtime import memory
 from runtime.data.dataset import Batch, Inputs
 from runtime.losses import Objective
+from runtime.ranks import ALONE
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Step:
         self.scaler = torch.amp.GradScaler(device.type, enabled=False)
         self.forward: Callable[..., Any] = model
         self.compile_error: str | None = None
+        self.ranks = ALONE
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.buffers = [b for b in model.buffers() if b.numel()]
         self.before = [b.clone() for b in self.buffers]
@@ -70,11 +72,12 @@ class Step:
             HalfUpdated: if it was the update that ran out; parts are half the size from now on.
         """
         self._remember()
+        over = self._denominators(batch)
         while True:
             torch.manual_seed(seed)
             try:
                 with self.released():
-                    loss = self._gradients(batch)
+                    loss = self._gradients(batch, over)
             except (MemoryError, RuntimeError) as error:
                 if not memory.is_exhausted(error):
                     raise
@@ -85,7 +88,7 @@ class Step:
                 self._rewind()
                 raise
             try:
-                return self._update(loss)
+                return self._update(self._together(loss))
             except (MemoryError, RuntimeError) as error:
                 if not memory.is_exhausted(error):
                     raise
@@ -93,10 +96,20 @@ class Step:
                 self._halve(len(batch), error)
                 raise memory.HalfUpdated("memory ran out in the middle of an update") from None
 
-    def _gradients(self, batch: Batch) -> Tensor:
-        """The loss of the batch; its gradients are left on the parameters."""
-        over = self.objective.denominators(batch.targets)
-        loss = torch.zeros((), device=self.device)
+    def _denominators(self, batch: Batch) -> dict[str, Tensor]:
+        """What the whole batch weighs, in all processes together."""
+        own = self.objective.denominators(batch.targets)
+        return dict(zip(own, self.ranks.total(list(own.values())), strict=True))
+
+    def _together(self, loss: Tensor) -> Tensor:
+        """The loss of all processes' parts; the parameters then have their gradient."""
+        self.ranks.gradients(self.parameters)
+        self.ranks.lead(self.buffers)
+        return self.ranks.total([loss])[0]
+
+    def _gradients(self, batch: Batch, over: dict[str, Tensor]) -> Tensor:
+        """The loss of this process's part of the batch; its gradients are left on the parameters."""
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for part in batch.split(self.micro_batch or len(batch)):
             share = self.objective(self.outputs(part.inputs), part.targets, over)
             self.scaler.scale(share).backward()  # type: ignore[no-untyped-call]

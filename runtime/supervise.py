@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runtime import cgroup, guard, signals, spec
+from runtime import cgroup, guard, processes, signals, spec
 from runtime import folder as folders
 from runtime import plan as plans
 from runtime.detect import detect
-from runtime.errors import OutOfMemory, Stopped
+from runtime.errors import OutOfMemory, PeerError, Stopped
 from runtime.events import Events
 from runtime.files import write_json
 from runtime.hardware import Hardware, size
@@ -88,9 +88,9 @@ def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, r
         while True:
             write_json(run.path / "plan.json", plan.to_json())
             before = cgroup.oom_kills(Path("/"))
-            code = child(_command(request, run), plan.environment(machine), forward, [run.lock])
+            code = _trainers(request, processes.wanted(job, machine), plan.environment(machine), forward, run)
             after = cgroup.oom_kills(Path("/"))
-            if code != 137 or before is None or after is None or after <= before:
+            if code not in (137, PeerError.exit_code) or before is None or after is None or after <= before:
                 return code
             why = f"killed at the memory limit of {size(machine.memory.limit)} (peak {size(cgroup.peak(Path('/')))})"
             again = plans.smaller(plan, job.train.batch_size, why)
@@ -103,31 +103,50 @@ def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, r
             plan = again
 
 
-def _command(request: Request, run: folders.RunFolder) -> list[str]:
-    command = [sys.executable, "-m", "runtime.trainer", str(run.path), str(request.spec)]
+def _trainers(
+    request: Request, count: int, environment: dict[str, str], forward: signals.Forward, run: folders.RunFolder
+) -> int:  # fmt: skip
+    """Run the trainer, with those that train beside it; the leader's exit code."""
+
+    def start(folder: Path, more: dict[str, str], log: int) -> subprocess.Popen[bytes]:
+        return _started(_command(request, folder), environment | more, output=log)
+
+    with processes.followers(count, run.path, start) as (more, others):
+        return child(_command(request, run.path), environment | more, forward, [run.lock], others)
+
+
+def _command(request: Request, folder: Path) -> list[str]:
+    command = [sys.executable, "-m", "runtime.trainer", str(folder), str(request.spec)]
     for assignment in request.assignments:
         command += ["--set", assignment]
     return command
 
 
 def child(
-    command: Sequence[str], environment: dict[str, str], forward: signals.Forward, locks: Sequence[int] = ()
+    command: Sequence[str], environment: dict[str, str], forward: signals.Forward, locks: Sequence[int] = (),
+    others: Sequence[subprocess.Popen[bytes]] = (),
 ) -> int:  # fmt: skip
     """Run a child under a plan's environment; its exit code as a shell gives it, 75 if a signal came before it."""
-    ours = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    preload = ":".join(filter(None, (environment.get("LD_PRELOAD"), os.environ.get("LD_PRELOAD"))))
-    preloads = {"LD_PRELOAD": preload} if preload else {}
     with signals.waiting():
         if forward.sent:
             return Stopped.exit_code
-        # A group of its own, so that Ctrl-C reaches the child once, through us. Bound to us before it is anything:
-        # a child that were only starting when we are killed would hold the lock for as long as that takes.
-        forward.child = subprocess.Popen(
-            command, env={**os.environ, **environment, **preloads, **ours}, pass_fds=locks, process_group=0,
-            preexec_fn=functools.partial(signals.die_with, os.getpid()),
-        )  # fmt: skip
-    code = forward.child.wait()
+        forward.child = _started(command, environment, locks)
+    code = processes.wait(forward.child, others)
     return 128 - code if code < 0 else code
+
+
+def _started(
+    command: Sequence[str], environment: dict[str, str], locks: Sequence[int] = (), output: int | None = None
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    ours = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    preload = ":".join(filter(None, (environment.get("LD_PRELOAD"), os.environ.get("LD_PRELOAD"))))
+    preloads = {"LD_PRELOAD": preload} if preload else {}
+    # A group of its own, so that Ctrl-C reaches the child once, through us. Bound to us before it is anything:
+    # a child that were only starting when we are killed would hold the lock for as long as that takes.
+    return subprocess.Popen(
+        command, env={**os.environ, **environment, **preloads, **ours}, pass_fds=locks, process_group=0,
+        preexec_fn=functools.partial(signals.die_with, os.getpid()), stdout=output, stderr=output,
+    )  # fmt: skip
 
 
 def _report(run: Path, seconds: float | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,12 @@ class Tally:
             self.scores[name].update(raw, targets[name])
             if self.objective is not None:
                 self.sums[name] += _loss_sums(self.objective.losses[name], raw, targets[name])
+
+    def add_up(self, total: Callable[[Sequence[Tensor]], list[Tensor]]) -> None:
+        """Make the counts those of all processes that count together."""
+        own = [*self.sums.values(), *(count for score in self.scores.values() for count in score.counts())]
+        for mine, all_of_them in zip(own, total(own), strict=True):
+            mine.copy_(all_of_them)
 
     def metrics(self, over: str = "validation/") -> dict[str, float]:
         """Every metric by its name: `validation/accuracy`, with several heads `validation/<head>/accuracy`."""

@@ -61,10 +61,11 @@ def conduct(run: Any) -> str:
     from runtime.metrics import Metrics
     from runtime.monitor import Monitor
     from runtime.progress import Progress, say
-    from runtime.saving import Saver
+    from runtime.saving import Onlooker, Saver
 
     folder = run.folder
     loaded, passed = checkpoint.latest(run.checkpoints)
+    run.ranks.barrier()
     for line in passed:
         say(line)
     if loaded:
@@ -72,7 +73,7 @@ def conduct(run: Any) -> str:
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
     say(resume.PROMISE)
     run.metrics = Metrics(folder, after=run.counters.step, epoch=run.counters.epoch)
-    saver = Saver(run)
+    saver = Saver(run) if run.ranks.leads else Onlooker(run)
     if not loaded:
         # A full or read-only disk shows now and not after an epoch; and there is always something to go back to.
         saver.final()
@@ -82,6 +83,8 @@ def conduct(run: Any) -> str:
             with stopping():
                 reason: str = loop.fit(run, saver, progress)
                 saver.final()
+                if not run.ranks.leads:
+                    return reason
                 artifact.write(run)
         except Stopped as stop:
             raise _stopped(run, saver, stop) from None
@@ -114,12 +117,17 @@ def assembled(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
         user_code.remember(folder, network.code)
     facts = runs.workload(dataset, network.module)
     final = _settle(job, machine, stored, facts, say)
-    if not checkpoint.steps(folder / "checkpoints"):
+    if job.limits.processes not in (None, 1):
+        say("tune: off, since several processes train together")
+    elif not checkpoint.steps(folder / "checkpoints"):
         with clock.phase("tune"):
             found = tune.measured(job, machine, final, dataset, network, folder, signals, say)
         if found:
             final = _settle(job, machine, stored, facts, say, found)
     run = runs.assemble(job, machine, final, folder, dataset, network, signals, clock)
+    if run.ranks.count > 1:
+        alone = ", each normalizes its own part of a batch" * facts.has("BatchNorm")
+        say(f"processes: {run.ranks.count} train together, each on its part of every batch{alone}")
     record_seen(run, machine, seen, say)
     return run
 

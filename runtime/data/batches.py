@@ -31,6 +31,8 @@ class Batches:
         self.workers = 0
         self.pin = False
         self.tell: Callable[[str], None] = print
+        self.part: Callable[[Ids], Ids] = lambda ids: ids
+        """What of a batch this process fetches, if several train together."""
 
     @property
     def per_epoch(self) -> int:
@@ -42,16 +44,35 @@ class Batches:
         ids = draws.permutation(self.seed, epoch, len(self.split))
         return [ids[i : i + self.batch_size] for i in range(start * self.batch_size, len(ids), self.batch_size)]
 
+    def size(self, batch: int) -> int:
+        """Samples of batch number `batch` of an epoch, in all processes together."""
+        return min(self.batch_size, len(self.split) - batch * self.batch_size)
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch, from batch `start` on."""
-        return fetch(self.split, self.order(epoch, start), workers=self.workers, pin=self.pin, tell=self.tell)
+        return fetch(
+            self.split,
+            [self.part(ids) for ids in self.order(epoch, start)],
+            workers=self.workers,
+            pin=self.pin,
+            tell=self.tell,
+        )
 
 
 def in_order(
-    split: Split, batch_size: int, *, workers: int = 0, tell: Callable[[str], None] = print
+    split: Split, batch_size: int, *, workers: int = 0, tell: Callable[[str], None] = print, share: tuple[int, int] = (0, 1)
 ) -> Iterator[Batch]:  # fmt: skip
-    """All samples once, in order: for evaluation."""
-    ids = torch.arange(len(split)).numpy()
+    """All samples once, in order: for evaluation.
+
+    Args:
+        split: the samples.
+        batch_size: samples per batch.
+        workers: processes that fetch them.
+        tell: where trouble with those is told.
+        share: (i, n) for the i-th of n even parts of the samples.
+    """
+    first, last = (len(split) * part // share[1] for part in (share[0], share[0] + 1))
+    ids = torch.arange(first, last).numpy()
     groups = [ids[i : i + batch_size] for i in range(0, len(ids), batch_size)]
     return fetch(split, groups, workers=workers, tell=tell)
 

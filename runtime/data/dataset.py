@@ -65,6 +65,12 @@ class Batch:
             targets={name: y.to(device, non_blocking=True) for name, y in self.targets.items()},
         )
 
+    def taken(self, rows: Ids) -> Batch:
+        """Some of the samples, by their place in the batch."""
+        index = torch.from_numpy(rows)
+        return Batch(self.ids[rows], tuple(x[index.to(x.device)] for x in self.inputs),
+                     {name: y[index.to(y.device)] for name, y in self.targets.items()})  # fmt: skip
+
     def split(self, size: int) -> Iterator[Batch]:
         """Parts of at most `size` samples, in order."""
         if size >= len(self):

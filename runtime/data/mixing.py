@@ -23,6 +23,12 @@ Box = tuple[int, int, int, int]
 """Top, bottom, left, right, in pixels; bottom and right are outside."""
 
 
+def mixes(job: Job) -> bool:
+    """Whether the job asks for mixup or cutmix."""
+    augment = getattr(job.data, "augment", None)
+    return bool(getattr(augment, "mixup", None) or getattr(augment, "cutmix", None))
+
+
 def mix(batch: Batch, heads: Mapping[str, Head], job: Job, step: int) -> Batch:
     """The batch mixed as the job's `data.augment` asks; as it is if the job does not, or this step is not drawn."""
     augment = getattr(job.data, "augment", None)

@@ -27,6 +27,9 @@ class Limits(Spec):
     memory: Size | None = Field(None, description="memory without swap; 4g if absent")
     shm: Size | None = Field(None, description="shared memory for loader workers; 256m if absent")
     gpus: Gpus = Field("auto", description="auto: the best one; all: every one of its kind; none; or their numbers")
+    processes: Count | None = Field(
+        None, description="processes that train together on the CPU, 1 if absent; on GPUs there is one for each GPU"
+    )
 
 
 class Checkpoint(Spec):

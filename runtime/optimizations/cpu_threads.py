@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from runtime import processes
 from runtime.optimizations import Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ Values = Annotated[int, Field(ge=1)] | Literal["off"]
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """The CPU budget, or the physical cores behind it if hyperthreads share them."""
     cpu, threads = hardware.cpu, threads_of(hardware)
+    together = processes.wanted(job, hardware)
+    if together > 1:
+        return Choice(max(1, threads // together), f"{threads} shared by {together} processes")
     if threads < cpu.budget:
         return Choice(threads, f"{cpu.budget} CPUs are hyperthreads of {cpu.cores} cores")
     if cpu.quota is not None and cpu.quota < min(cpu.affinity, cpu.cpuset or cpu.affinity):

@@ -1,0 +1,133 @@
+"""Ranks: several processes that train one network, each on its part of every batch.
+
+Losses are sums over the whole batch divided by what the whole batch weighs, so the parts' gradients add up to the
+gradient of the batch, whatever the parts' sizes: one sum over all processes for each step, after the last micro-batch.
+Rank 0 leads: it alone writes records and checkpoints, and its end is the run's end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from runtime.errors import PeerError
+
+if TYPE_CHECKING:
+    from runtime.draws import Ids
+
+PATIENCE = timedelta(minutes=30)
+"""How long one process waits for another: the leader may save or decode meanwhile."""
+NUMBER, COUNT, MEETING = "DRIVETRAIN_RANK", "DRIVETRAIN_RANKS", "DRIVETRAIN_MEETING"
+"""Environment of a process: its rank, how many there are, and the file where they find each other."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process among those of a run."""
+
+    number: int = 0
+    count: int = 1
+    device: str = "cpu"
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes records and checkpoints."""
+        return self.number == 0
+
+    def part(self, ids: Ids) -> Ids:
+        """This process's part of the samples of a batch; all of them if there are fewer than processes.
+
+        What all processes do counts once all the same, since `total` then has it `count` times too.
+        """
+        if len(ids) < self.count:
+            return ids
+        bounds = [len(ids) * rank // self.count for rank in (self.number, self.number + 1)]
+        return ids[bounds[0] : bounds[1]]
+
+    def total(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """The sum over all processes of each tensor, on this one's devices.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        if self.count == 1:
+            return list(values)
+        flat = torch.cat([value.detach().to(self.device, torch.float64).flatten() for value in values])
+        self._sum(flat)
+        parts = torch.split(flat, [value.numel() for value in values])
+        return [part.view(value.shape).to(value) for part, value in zip(parts, values, strict=True)]
+
+    def gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace each gradient by its sum over all processes.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        if self.count == 1:
+            return
+        trained = [p for p in parameters if p.requires_grad]
+        (used,) = self.total([torch.tensor([p.grad is not None for p in trained], dtype=torch.float32)])
+        for dtype in dict.fromkeys(p.dtype for p in trained):
+            group = [p for p, users in zip(trained, used.tolist(), strict=True) if users and p.dtype == dtype]
+            if not group:
+                continue
+            flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in group])
+            self._sum(flat)
+            for p, part in zip(group, torch.split(flat, [p.numel() for p in group]), strict=True):
+                p.grad = part.view_as(p).clone()
+
+    def lead(self, buffers: Iterable[Tensor]) -> None:
+        """Give every process the leader's buffers: BatchNorm's statistics are those of its part.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        if self.count > 1:
+            for buffer in buffers:
+                self._call(torch.distributed.broadcast, buffer, 0)
+
+    def barrier(self) -> None:
+        """Wait until every process is here.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        if self.count > 1:
+            self._sum(torch.zeros(1, device=self.device))
+
+    def _sum(self, flat: Tensor) -> None:
+        self._call(torch.distributed.all_reduce, flat)
+
+    def _call(self, collective: object, *given: object) -> None:
+        try:
+            collective(*given)  # type: ignore[operator]
+        except RuntimeError as error:
+            raise PeerError(f"process {self.number + 1} of {self.count} has lost another one: {str(error)[:120]}",
+                            "all processes of a run", "run the same command again: it goes on from its last "
+                            "checkpoint") from None  # fmt: skip
+
+
+ALONE = Ranks()
+
+
+def joined(device: torch.device) -> Ranks:
+    """This process among the others that the supervisor has started; alone if it has started no others.
+
+    Raises:
+        PeerError: if the others do not come.
+    """
+    count = int(os.environ.get(COUNT, "1"))
+    if count == 1:
+        return ALONE
+    number = int(os.environ[NUMBER])
+    if not torch.distributed.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        torch.distributed.init_process_group(backend, init_method=f"file://{os.environ[MEETING]}", rank=number,
+                                             world_size=count, timeout=PATIENCE)  # fmt: skip
+    return Ranks(number, count, str(device))

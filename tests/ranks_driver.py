@@ -1,0 +1,79 @@
+"""One process of a run in float64 that writes down what it trained on: python -m tests.ranks_driver FOLDER STEPS."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime import plan, run, spec, trainer
+from runtime.clock import Clock
+from runtime.data.dataset import Batch
+from runtime.job.document import parse
+from runtime.job.model import Freeze
+from runtime.models.build import Model
+from tests import tiny
+
+JOB = """
+name: t
+task: image-classification
+data: {{train: none.npz{data}}}
+train: {{epochs: 9, steps: {steps}, batch_size: 12, class_weights: balanced, ema: 0.9}}
+"""
+
+
+def assembled(folder: Path, steps: int, data: str = "") -> run.Run:
+    """A small network without BatchNorm, in float64, on 62 samples: the last batch of an epoch is smaller."""
+    job, machine = spec.check(parse(JOB.format(steps=steps, data=data), "t.yaml")), tiny.machine()
+    found = tiny.dataset(62)
+    found.train.inputs = found.train.inputs.double()  # type: ignore[attr-defined]
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    made = plan.resolve(job, machine, run.workload(found, network), plain=True)
+    model = Model(network, "none", {}, Freeze())
+    return run.assemble(job, machine, made, folder, found, model, tiny.Quiet(), Clock())
+
+
+def main() -> None:
+    folder, steps, data = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    rank = os.environ.get("DRIVETRAIN_RANK", "0")
+    own = folder if rank == "0" else folder / "ranks" / rank
+    own.mkdir(parents=True, exist_ok=True)
+    if rank != "0":
+        (own / "checkpoints").symlink_to(folder / "checkpoints")
+    made = assembled(own, steps, data)
+    trained: list[list[int]] = []
+    step = made.step.__call__
+
+    def noted(batch: Batch, seed: int) -> Any:
+        trained.append(batch.ids.tolist())
+        return step(batch, seed)
+
+    made.step = Noted(made.step, noted)  # type: ignore[assignment]
+    trainer.conduct(made)
+    (own / "trained.json").write_text(json.dumps(trained))
+
+
+class Noted:
+    """A step that notes its samples."""
+
+    def __init__(self, step: Any, call: Any) -> None:
+        self.__dict__["step"], self.__dict__["call"] = step, call
+
+    def __call__(self, batch: Batch, seed: int) -> Any:
+        return self.call(batch, seed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.step, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.step, name, value)
+
+
+if __name__ == "__main__":
+    main()
