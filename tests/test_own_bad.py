@@ -91,6 +91,10 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
         "model.file: build() in my_model.py raised KeyError: 'y'\n    my_model.py:2: in build: return {}['y']"),
     "no module": ({"my_model.py": "def build():\n    pass\n"}, {},
         "model.file: build() in my_model.py returned None\n  possible: a torch.nn.Module"),
+    "a network in copies": (network("return Net(width, outputs)", "return nn.DataParallel(Net(width, outputs))"), {},
+        "model.file: build() in my_model.py returned a DataParallel, which copies the network to every GPU at every step\n"
+        "  possible: the network itself; limits: {gpus: all} starts one process for each GPU\n"
+        "  do:       return it without DataParallel"),
     "a class": (network("return Net(width, outputs)", "return Net"), {},
         "model.file: build() in my_model.py returned the class Net\n  possible: a torch.nn.Module\n"
         "  do:       return an instance: add ()"),

@@ -59,6 +59,10 @@ def made(job: Job, spec: OwnModel, dataset: Dataset) -> tuple[nn.Module, dict[st
     if not isinstance(module, nn.Module):
         act = "return an instance: add ()" if isinstance(module, type) else "return the network"
         raise SpecError([job.problem(KEY, f"{name} returned {described(module)}", "a torch.nn.Module", act)])
+    if isinstance(module, nn.DataParallel):
+        given = f"{name} returned a DataParallel, which copies the network to every GPU at every step"
+        raise SpecError([job.problem(KEY, given, "the network itself; limits: {gpus: all} starts one process for each GPU",
+                                     "return it without DataParallel")])  # fmt: skip
     trial.check(module, dataset, f"the network of {name}", lambda *given: SpecError([job.problem(KEY, *given)]))
     kinds = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
     return module, {"file": spec.file, "factory": spec.factory, "arguments": arguments, "inputs": kinds}
