@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from runtime import checkpoint, draws, losses, optimizations, optimizer, resume
+from runtime import blocks, checkpoint, draws, losses, optimizations, optimizer, resume
 from runtime.clock import Clock
 from runtime.data.batches import Batches
 from runtime.data.dataset import Batch, Dataset
@@ -233,4 +233,5 @@ def workload(dataset: Dataset, model: nn.Module) -> Workload:
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
         sample_bytes=sum(x[0].numel() * x.element_size() for x in inputs),
         decoded=dataset.decoded,
+        blocks=len(blocks.repeated(model)),
     )

@@ -20,6 +20,8 @@ class Workload:
     """Bytes of one prepared sample."""
     decoded: bool = True
     """False where samples are decoded from files each time."""
+    blocks: int = 0
+    """Repeated blocks, such as encoder layers or residual blocks."""
 
     def has(self, *kinds: str) -> bool:
         """Whether a layer of one of these kinds occurs; `BatchNorm` stands for all of its dimensions."""

@@ -30,9 +30,11 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """It needs a chip that Triton knows, a compiler, and a folder whose code may be executed."""
+    """It needs a chip that Triton knows, a compiler, a folder whose code may be executed, and blocks it may enter."""
     if not value:
         return None
+    if job.optimize.get("gradient_checkpointing") is True:
+        return "the job asks for gradient_checkpointing, whose blocks run outside of compiled code"
     gpu, storage = hardware.gpu, hardware.storage
     if gpu is not None and gpu.capability < (7, 0):
         return f"{gpu.name} has capability {gpu.capability[0]}.{gpu.capability[1]}; the compiler starts at 7.0"

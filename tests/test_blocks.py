@@ -1,0 +1,224 @@
+"""Recomputed blocks: less memory at the peak; the same loss, gradient, dropout and buffers, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from runtime import blocks, hardware, plan, run, seen, spec
+from runtime.errors import SpecError
+from runtime.job.document import parse
+from runtime.models import images, series, tables, texts
+from tests import tiny
+
+torch.set_num_threads(1)
+ENCODER = {
+    "model_type": "bert", "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2,
+    "intermediate_size": 128, "max_position_embeddings": 64, "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+}  # fmt: skip
+
+
+def encoder() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    network = texts.build(config=ENCODER, outputs={"": 3}, pooling="mean", dropout=0.1)
+    return network, (torch.randint(0, 50, (4, 64)), torch.ones(4, 64, dtype=torch.int64))
+
+
+def resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    network = images.build("resnet18", channels=3, classes=3, image_size=32, width=8, dropout=0.2)
+    return network, (torch.randn(4, 3, 64, 64),)
+
+
+class Living(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made in it and still live, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self.known:
+                self._count(tensor.untyped_storage())
+        return made
+
+    def _count(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        self.known.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.now -= size
+
+
+def passed(network: nn.Module, inputs: tuple[Tensor, ...], recompute: bool) -> dict[str, list[Tensor]]:
+    """One pass forward and back in a copy of the network, twice the same draws: what is left of it."""
+    made = copy.deepcopy(network).train()
+    if recompute:
+        blocks.recompute(made)
+        made = copy.deepcopy(made)
+    torch.manual_seed(1)
+    loss = torch.zeros(())
+    for part in range(2):
+        share = made(*(x[2 * part : 2 * part + 2] for x in inputs)).logsumexp(dim=1).mean()
+        share.backward()
+        loss = loss + share.detach()
+    return {
+        "loss": [loss], "gradient": [p.grad.clone() for p in made.parameters() if p.grad is not None],
+        "buffers": [b.clone() for b in made.buffers()], "draws": [torch.random.get_rng_state()],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [encoder, resnet])
+def test_the_same_bits(make: Any) -> None:
+    network, inputs = make()
+    plain, saving = (passed(network, inputs, recompute) for recompute in (False, True))
+    for name, values in plain.items():
+        assert len(values) == len(saving[name])
+        assert all(map(torch.equal, values, saving[name])), name
+
+
+def test_buffers_move_once() -> None:
+    network, inputs = resnet()
+    plain, saving = (passed(network, inputs, recompute)["buffers"] for recompute in (False, True))
+    counts = [b for b in saving if b.dtype == torch.int64]
+    assert counts
+    assert all(int(count) == 2 for count in counts)
+    assert all(map(torch.equal, plain, saving))
+
+
+class Drifting(nn.Module):
+    """A block whose output depends on a buffer that every pass moves, as that of a spectral norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale.mul_(1.5)  # type: ignore[operator]
+        return self.inner(x) * self.scale  # type: ignore[no-any-return]
+
+
+def test_the_second_pass_sees_the_buffers_of_the_first() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(*(Drifting() for _ in range(3)))
+    assert len(blocks.repeated(network)) == 3
+    x = torch.randn(4, 4)
+    plain, saving = (passed(network, (x,), recompute) for recompute in (False, True))
+    assert all(map(torch.equal, plain["gradient"], saving["gradient"]))
+    assert all(map(torch.equal, plain["buffers"], saving["buffers"]))
+
+
+class Greedy(nn.Module):
+    """A block that writes into its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.mul_(2))  # type: ignore[no-any-return]
+
+
+def test_a_block_that_writes_into_its_input_is_named() -> None:
+    network = nn.Sequential(Greedy(), Greedy())
+    blocks.recompute(network)
+    with pytest.raises(SpecError, match=r"gradient_checkpointing: Greedy writes into its inputs"):
+        network(torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("make", [encoder, resnet])
+def test_a_fifth_less_at_the_peak(make: Any) -> None:
+    network, inputs = make()
+    peaks = []
+    for recompute in (False, True):
+        made = copy.deepcopy(network).train()
+        if recompute:
+            blocks.recompute(made)
+        made(*inputs).sum().backward()  # gradients are there, so that activations are all that comes and goes
+        with Living() as living:
+            made(*inputs).logsumexp(dim=1).mean().backward()
+        peaks.append(living.peak)
+    print(f"{make.__name__}: {peaks[0]:,} bytes of activations at the peak, {peaks[1]:,} recomputed")
+    assert peaks[1] < 0.8 * peaks[0]
+
+
+def test_evaluation_is_left_alone() -> None:
+    network, inputs = resnet()
+    network.eval()
+    before = network(*inputs)
+    names = list(network.state_dict())
+    blocks.recompute(network)
+    assert torch.equal(before, network(*inputs))
+    with torch.inference_mode():
+        assert torch.equal(before, network(*inputs))
+    assert list(network.state_dict()) == names
+
+
+@pytest.mark.parametrize(
+    ("network", "count"),
+    [
+        (encoder()[0], 4),
+        (resnet()[0], 8),
+        (images.build("resnet50", channels=1, classes=2, image_size=32, width=4), 16),
+        (images.build("small-cnn", channels=1, classes=2, image_size=8, width=4), 0),
+        (series.build(channels=3, outputs=3, cnn_channels=(6, 6), lstm_hidden=7), 0),
+        (tables.build(numbers=4, categories=[3], outputs=2, hidden=[9, 9], embedding=4, dropout=0.1), 0),
+        (texts.build(config={**ENCODER, "num_hidden_layers": 1}, outputs={"": 2}, pooling="cls", dropout=0.0), 0),
+    ],
+)
+def test_what_counts_as_a_block(network: nn.Module, count: int) -> None:
+    assert len(blocks.repeated(network)) == count
+
+
+RESNET = """
+name: tiny
+task: image-classification
+data: {train: x}
+model: {name: resnet18, width: 4, dropout: 0.3}
+train: {epochs: 3, batch_size: 16, optimizer: {lr: 1e-3}}
+"""
+
+
+def test_a_run_trains_to_the_same_bits(tmp_path: Path) -> None:
+    found = []
+    for value in (False, True):
+        made = tiny.assembled(tmp_path, spec.check(parse(RESNET, "tiny.yaml")),
+                              settings={"gradient_checkpointing": value, "micro_batch": 8})  # fmt: skip
+        assert seen.seen(made)["gradient_checkpointing"]["seen"] is value
+        found.append((tiny.losses(made, 5), made.model.state_dict()))
+    (losses, weights), (others, twins) = found
+    assert losses == others
+    assert all(torch.equal(value, twins[name]) for name, value in weights.items())
+
+
+def test_refused_without_blocks(tmp_path: Path) -> None:
+    job = tiny.job(optimize="gradient_checkpointing: true")
+    data = tiny.dataset()
+    facts = run.workload(data, tiny.build(job, data).module)
+    with pytest.raises(SpecError, match="no repeated blocks, such as encoder layers or residual blocks"):
+        plan.resolve(job, tiny.machine(), facts)
+
+
+def test_compile_is_refused_beside_it() -> None:
+    machine = hardware.load(Path(__file__).parent / "machines" / "a100.json")
+    job = tiny.job(optimize="gradient_checkpointing: true, compile: true")
+    with pytest.raises(SpecError, match="blocks run outside of compiled code"):
+        plan.resolve(job, machine)
+    alone = plan.resolve(tiny.job(optimize="gradient_checkpointing: true"), machine)
+    assert (alone.value("compile"), alone.value("gradient_checkpointing")) == (False, True)
