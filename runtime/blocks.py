@@ -36,7 +36,8 @@ def repeated(network: nn.Module) -> list[nn.Module]:
 def recompute(network: nn.Module) -> None:
     """Let the backward pass make the activations of the repeated blocks again, one block after the other."""
     for block in repeated(network):
-        block.__class__ = _recomputed(type(block))
+        kind: Any = type(block)
+        block.__class__ = _recomputed(kind)
 
 
 def recomputes(network: nn.Module) -> bool:
