@@ -26,10 +26,15 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
         return _fitting(run)
 
 
+def usual_size(run: Run) -> int:
+    """How many samples are evaluated at a time where the batch is not split: no activations are kept."""
+    usual = run.job.train.batch_size
+    return max(usual, min(256, 4 * usual))
+
+
 def _fitting(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
     """Evaluate; if memory runs out, all of it again with half as many samples at a time."""
-    usual = run.job.train.batch_size
-    size = run.step.micro_batch or max(usual, min(256, 4 * usual))
+    size = run.step.micro_batch or usual_size(run)
     while True:
         try:
             return _evaluate(run, size)

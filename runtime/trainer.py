@@ -102,6 +102,7 @@ def assembled(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     from runtime import checkpoint, seen, tune, user_code
     from runtime import run as runs
     from runtime.data.load import load
+    from runtime.fitting import Fitting
     from runtime.models.build import build
     from runtime.progress import say
 
@@ -121,9 +122,12 @@ def assembled(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
         say("tune: off, since several processes train together")
     elif not checkpoint.steps(folder / "checkpoints"):
         with clock.phase("tune"):
+            fits = Fitting(job, machine, final, dataset, network, folder, signals, say).measured()
+            if fits:
+                final = _settle(job, machine, stored, facts, say, fits)
             found = tune.measured(job, machine, final, dataset, network, folder, signals, say)
         if found:
-            final = _settle(job, machine, stored, facts, say, found)
+            final = _settle(job, machine, stored, facts, say, found | fits)
     run = runs.assemble(job, machine, final, folder, dataset, network, signals, clock)
     if run.ranks.count > 1:
         alone = ", each normalizes its own part of a batch" * facts.has("BatchNorm")

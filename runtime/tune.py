@@ -43,6 +43,8 @@ COMPILING = 60.0
 """Seconds that must be left before a compiled network is tried: the compiler cannot be told when to stop."""
 MARGIN = 1.02
 """A value must win by this much to replace what we would do anyway."""
+SETTLED = ("job", "file", "memory", "measured")
+"""Sources of decisions that are not contested any more."""
 CHECKED = 4
 """Steps over which numbers are compared."""
 TOLERANCE = {Effect.EXACT: 1e-6, Effect.ROUNDING: 1e-3}
@@ -144,7 +146,7 @@ class Tuner:
         job, hardware = self.made.job, self.made.hardware
         facts = workload(self.dataset, self.network.module)
         for optimization in optimizations.every():
-            settled = next(d for d in plan.decisions if d.name == optimization.name).source in ("job", "file", "memory")
+            settled = next(d for d in plan.decisions if d.name == optimization.name).source in SETTLED
             if settled or optimization.stage in (Stage.PROCESS, Stage.LOADER):
                 continue
             for value in optimization.candidates(job, hardware, facts):

@@ -1,0 +1,189 @@
+"""Search: real training and evaluation steps at the largest shapes, with more and more samples at a time.
+
+It works on a run of its own, whose network is a copy that is thrown away. Sizes go up a ladder whose next step is
+predicted from those before, so on a CPU nothing is started that would reach the limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime import gauge, hardware
+from runtime.data import batches
+from runtime.data.dataset import Batch, Split
+from runtime.draws import Ids
+from runtime.errors import OutOfMemory
+from runtime.evaluate import usual_size
+from runtime.job.values import interval
+from runtime.ladder import Ladder
+from runtime.memory import HalfUpdated
+from runtime.run import Run
+
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Try:
+    """One size that was tried; memory in bytes."""
+
+    size: int
+    predicted: int | None
+    """None for the first, before which nothing is known."""
+    peak: int | None
+    """None if it did not fit."""
+    speed: float
+    """Samples per second of a step on two parts."""
+
+
+@dataclass
+class Found:
+    """What a search has found; memory in bytes."""
+
+    base: int
+    """Held before the first step."""
+    ceiling: int
+    """The most that may be held."""
+    recompute: bool
+    """Whether blocks were recomputed."""
+    tries: list[Try] = field(default_factory=list)
+    largest: int = 0
+    """The largest size that fits; 0 if the smallest does not."""
+    whole: bool = False
+    """Whether the whole batch fits, and an evaluation with its usual size."""
+    above: int = 0
+    """What one size more would take, by prediction: the whole batch, or twice the largest."""
+
+    def peak(self, size: int) -> int:
+        """The peak of a size that fits."""
+        return next((t.peak for t in self.tries if t.size == size and t.peak is not None), self.base)
+
+    def tried_in_vain(self) -> str:
+        """That nothing fits."""
+        least = self.tries[0].size if self.tries else 1
+        return f"a micro-batch of {least} does not fit below {hardware.size(self.ceiling)}"
+
+    def sizes(self) -> list[int]:
+        """The sizes that fit, largest first."""
+        return sorted((t.size for t in self.tries if t.peak is not None and t.size <= self.largest), reverse=True)
+
+
+class Search:
+    """Goes up the ladder with one run.
+
+    Args:
+        run: an assembled run that nobody else needs.
+        least: the smallest size that the network can be trained with.
+    """
+
+    def __init__(self, run: Run, least: int = 1) -> None:
+        self.run, self.least, self.gauge = run, least, gauge.of(run.device)
+        self.batch_size = min(run.job.train.batch_size, len(run.dataset.train))
+        given = run.batches
+        self.feed = _largest(run.dataset.train, self.batch_size, given.workers, given.pin)
+        self.held = _largest(run.dataset.validation, self.batch_size, 0, False)
+        self.trained = int(sum(p.numel() * p.element_size() for p in run.step.parameters))
+        self.warm = False
+        run.step.tell = lambda text: None
+
+    def climb(self) -> Found:
+        """Try sizes until there is nothing more to learn."""
+        self.gauge.begin()
+        ladder = Ladder(self.batch_size, self.gauge.used(), self.gauge.ceiling() - self._copies(), self.least)
+        found = Found(ladder.base, ladder.ceiling, self.run.plan.value("gradient_checkpointing") is True)
+        evaluated = ladder.base
+        while (now := ladder.next()) is not None:
+            predicted = ladder.predicted(now) if ladder.peaks else None
+            peak, seconds = self.tried(now, ladder.ceiling)
+            if peak is not None:
+                evaluated = self.evaluated(now)
+                peak = max(peak, evaluated)
+            ladder.note(now, peak)
+            if predicted is None:
+                ladder.base = self._held()
+            fits = peak if now in ladder.peaks else None
+            found.tries.append(Try(now, predicted, fits, min(2 * now, self.batch_size) / seconds))
+        found.largest = ladder.largest
+        found.above = ladder.predicted(min(2 * max(1, ladder.largest), ladder.most))
+        if found.largest == ladder.most:
+            most = min(usual_size(self.run), len(self.run.dataset.validation))
+            found.whole = ladder.base + (evaluated - ladder.base) * most / ladder.most <= ladder.ceiling
+        return found
+
+    def tried(self, count: int, ceiling: int) -> tuple[int | None, float]:
+        """The peak of a training step in parts of `count` samples, None if it does not fit; and its seconds."""
+        step, seconds = self.run.step, 0.0
+        step.micro_batch = count
+        self.gauge.begin()
+        # What comes after the activations: gradients, and with the first update the optimizer's moments.
+        coming = self.trained * (1 if self.warm else 3)
+        if self.gauge.used() + coming > ceiling:
+            return None, float("inf")
+        try:
+            with self.gauge.guarded(ceiling - coming):
+                # Only from the second step on are the moments there while activations are at their peak.
+                for _ in range(1 if self.warm else 2):
+                    seconds = self._step(2 * count)
+        except (OutOfMemory, HalfUpdated, MemoryError):
+            return None, float("inf")
+        if step.micro_batch != count:
+            return None, float("inf")
+        self.warm = True
+        return self.gauge.peak(), seconds
+
+    def _step(self, count: int) -> float:
+        """Seconds of a training step on the first `count` samples, while the whole batch is there."""
+        run = self.run
+        run.train_mode()
+        batch = run.mixed(run.prepared(next(self.feed), 0))
+        start = time.perf_counter()
+        run.step(next(batch.split(count)), run.step_seed())
+        if run.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    @torch.inference_mode()
+    def evaluated(self, count: int) -> int:
+        """The peak of an evaluation of `count` samples."""
+        run = self.run
+        run.model.eval()
+        self.gauge.begin()
+        with run.ema.swapped_in(run.model) if run.ema else contextlib.nullcontext():
+            ready = run.prepared(next(next(self.held).split(count)), None)
+            run.step.outputs(ready.inputs)
+        return self.gauge.peak()
+
+    def speeds(self, sizes: Sequence[int]) -> dict[int, float]:
+        """Samples per second for each size on whole batches: the best step of a few, in turn, as a neighbour hits all."""
+        found = dict.fromkeys(sizes, 0.0)
+        for _ in range(ROUNDS):
+            for size in sizes:
+                self.run.step.micro_batch = size
+                found[size] = max(found[size], self.batch_size / self._step(self.batch_size))
+        return found
+
+    def _held(self) -> int:
+        """What a step holds whatever its size: all that is held now, the optimizer's moments among it, and gradients."""
+        self.gauge.begin()
+        return self.gauge.used() + self.trained
+
+    def _copies(self) -> int:
+        """What saving in the background takes on the host beside a step: all that a checkpoint holds."""
+        run = self.run
+        if run.device.type != "cpu" or interval(run.job.checkpoint.every)[0] != "seconds":
+            return 0
+        weights = int(sum(t.numel() * t.element_size() for t in run.model.state_dict().values()))
+        return weights * (2 if run.ema else 1) + 2 * self.trained
+
+
+def _largest(split: Split, count: int, workers: int, pin: bool) -> Iterator[Batch]:
+    """The batch of the longest samples, or, where all are alike, of the first; again and again, made as a run makes it."""
+    lengths: Any = getattr(split, "lengths", None)
+    ids: Ids = np.arange(len(split)) if lengths is None else np.argsort(-np.asarray(lengths), kind="stable")
+    return batches.fetch(split, [ids[:count]] * 1000, workers=workers, pin=pin, tell=lambda text: None)

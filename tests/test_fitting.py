@@ -1,0 +1,237 @@
+"""`micro_batch: auto`: the search on real steps with a gauge that is told what a sample takes, and what follows for a run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime import blocks, evidence, fitting, gauge, plan, run, search, spec, trainer
+from runtime.clock import Clock
+from runtime.data.load import load
+from runtime.files import write_json
+from runtime.fitting import Fitting
+from runtime.job import Job
+from runtime.job.document import parse
+from runtime.models.build import build
+from runtime.search import Found, Try
+from runtime.step import Step
+from tests import tiny
+from tests.trained import CASES
+
+torch.set_num_threads(1)
+BASE = 1000 << 20
+
+
+@dataclass
+class Scale:
+    """A gauge by which every sample of a forward pass takes a MiB, and a quarter where blocks are recomputed."""
+
+    limit: int
+    """MiB above the base."""
+    most: int = 0
+
+    def used(self) -> int:
+        return BASE
+
+    def begin(self) -> None:
+        self.most = 0
+
+    def peak(self) -> int:
+        return BASE + self.most
+
+    def ceiling(self) -> int:
+        return BASE + (self.limit << 20)
+
+    @contextlib.contextmanager
+    def guarded(self, ceiling: int) -> Iterator[None]:
+        yield
+
+    def pass_(self, step: Step, count: int) -> None:
+        each = 1 << 18 if blocks.recomputes(step.model) else 1 << 20
+        self.most = max(self.most, count * each)
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets how many MiB of samples may be held."""
+
+    def limit(room: int) -> None:
+        scale, outputs = Scale(room), Step.outputs
+
+        def counted(self: Step, inputs: Any) -> Any:
+            scale.pass_(self, len(inputs[0]))
+            return outputs(self, inputs)
+
+        monkeypatch.setattr(Step, "outputs", counted)
+        monkeypatch.setattr(gauge, "of", lambda device: scale)
+
+    return limit
+
+
+def job(model: str = "{name: small-cnn, width: 4}", optimize: str = "") -> Job:
+    text = f"""
+name: tiny
+task: image-classification
+data: {{train: x}}
+model: {model}
+train: {{epochs: 1, batch_size: 32}}
+checkpoint: {{every: epoch}}
+optimize: {{micro_batch: auto{optimize}}}
+"""
+    return spec.check(parse(text, "tiny.yaml"))
+
+
+def fitted(asked: Job, folder: Path, said: list[str] | None = None, data: Any = None) -> dict[str, evidence.Measured]:
+    here = tiny.machine()
+    here = replace(here, storage=replace(here.storage, cache=str(folder / "cache")))
+    data = data or tiny.dataset()
+    network = build(asked, data)
+    before = {name: value.clone() for name, value in network.module.state_dict().items()}
+    draws = torch.random.get_rng_state()
+    made = plan.resolve(asked, here, run.workload(data, network.module))
+    found = Fitting(asked, here, made, data, network, folder, tiny.Quiet(), (said or []).append).measured()
+    assert all(torch.equal(before[name], value) for name, value in network.module.state_dict().items())
+    assert torch.equal(draws, torch.random.get_rng_state())
+    assert not blocks.recomputes(network.module)
+    assert network.module.training
+    return found
+
+
+def test_only_where_the_job_says_auto(tmp_path: Path, limited: Any) -> None:
+    limited(16)
+    assert fitted(tiny.job(), tmp_path) == {}
+    assert fitted(tiny.job(optimize="micro_batch: 8"), tmp_path) == {}
+
+
+def test_the_whole_batch_where_it_fits(tmp_path: Path, limited: Any) -> None:
+    limited(200)
+    found = fitted(job(), tmp_path)
+    assert (set(found), found["micro_batch"].value) == ({"micro_batch"}, "off")
+    assert "1.0 GiB at the peak with 32 at a time, 1.2 GiB may be used" in found["micro_batch"].text
+
+
+def test_a_batch_that_fits_but_for_its_evaluation_is_named(tmp_path: Path, limited: Any) -> None:
+    """64 samples of validation at a time would be 64 MiB."""
+    limited(40)
+    assert fitted(job(), tmp_path)["micro_batch"].value == 32
+
+
+def test_batchnorm_splits_as_little_as_possible_and_says_so(tmp_path: Path, limited: Any) -> None:
+    limited(21)
+    found = fitted(job(), tmp_path)
+    assert found["micro_batch"].value == 20
+    assert "32 would take 1.0 GiB" in found["micro_batch"].text
+    assert "the whole batch does not fit, so BatchNorm sees 20 samples at a time" in found["micro_batch"].text
+
+
+def test_no_part_of_a_single_sample_for_batchnorm(tmp_path: Path, limited: Any) -> None:
+    """31 would leave one of 32."""
+    limited(31)
+    found = [Try(2, None, 2, 1.0), Try(31, 40, 40, 1.0)]
+    made = Found(0, 40, False, found, largest=31)
+    assert fitting.chosen(made, {}, lambda count: 32 % count == 1) == 30
+
+
+def test_blocks_are_recomputed_where_not_even_the_smallest_part_fits(tmp_path: Path, limited: Any) -> None:
+    limited(1)
+    said: list[str] = []
+    found = fitted(job("{name: resnet18, width: 2}"), tmp_path, said)
+    assert (found["micro_batch"].value, found["gradient_checkpointing"].value) == (4, True)
+    assert "without it not even the smallest micro-batch fits" in found["gradient_checkpointing"].text
+
+
+@pytest.mark.parametrize(
+    ("model", "optimize"),
+    [("{name: small-cnn, width: 4}", ""), ("{name: resnet18, width: 2}", ", gradient_checkpointing: false")],
+)
+def test_where_blocks_cannot_be_recomputed_it_says_that_nothing_fits(
+    tmp_path: Path, limited: Any, model: str, optimize: str
+) -> None:
+    limited(1)
+    found = fitted(job(model, optimize), tmp_path)
+    assert set(found) == {"micro_batch"}
+    assert found["micro_batch"].value == 2
+    assert "a micro-batch of 2 does not fit below 1001 MiB; the least that can be tried" in found["micro_batch"].text
+
+
+def test_remembered_until_it_would_not_fit_any_more(tmp_path: Path, limited: Any) -> None:
+    limited(21)
+    said: list[str] = []
+    first = fitted(job(), tmp_path, said := [""])
+    again = fitted(job(), tmp_path, said := [""])
+    assert again == first
+    assert said == ["", f"fit: measured before, on {first['micro_batch'].date}; nothing to measure again"]
+    limited(9)
+    assert fitted(job(), tmp_path)["micro_batch"].value == 9
+
+
+def test_the_fastest_of_those_that_fit() -> None:
+    found = Found(0, 100, False, [Try(n, None, n, 1.0) for n in (1, 2, 4, 8, 16)], largest=16)
+    assert fitting.chosen(found, {16: 100.0, 8: 104.0, 4: 80.0}) == 16
+    assert fitting.chosen(found, {16: 100.0, 8: 106.0, 4: 80.0}) == 8
+    assert fitting.chosen(replace(found, whole=True), {16: 100.0, 8: 90.0}) == "off"
+    assert fitting.chosen(replace(found, whole=True), {16: 100.0, 8: 190.0}) == 8
+
+
+def case(folder: Path, name: str, text: str) -> Job:
+    """One of the tasks on raw files, with a `train:` and `optimize:` of its own."""
+    CASES[name].files(folder)
+    return spec.check(parse(f"name: tiny\n{CASES[name].text}{text}", "tiny.yaml"))
+
+
+def test_speeds_are_measured_where_splitting_changes_nothing(tmp_path: Path, limited: Any, monkeypatch: Any) -> None:
+    limited(200)
+    monkeypatch.chdir(tmp_path)
+    asked = case(tmp_path, "one text head", "train: {epochs: 30, batch_size: 16}\noptimize: {micro_batch: auto}\n")
+    text = fitted(asked, tmp_path, data=load(asked))["micro_batch"].text
+    assert "; samples/s: 16: " in text
+    assert ", 8: " in text
+    assert ", 4: " in text
+
+
+def test_texts_are_tried_at_their_longest(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = case(tmp_path, "one text head", "train: {batch_size: 8}\n")
+    data = load(asked)
+    batch = next(search._largest(data.train, 8, 0, False))
+    assert batch.inputs[0].shape == (8, int(data.train.lengths.max()))  # type: ignore[attr-defined]
+
+
+def settled(folder: Path, asked: Job, replay: Any = None) -> run.Run:
+    """A run as the trainer assembles it, with the plan in its folder."""
+    folder.mkdir(exist_ok=True)
+    here = tiny.machine()
+    here = replace(here, storage=replace(here.storage, cache=str(folder / "cache")))
+    write_json(folder / "hardware.json", here.to_json())
+    write_json(folder / "plan.json", plan.resolve(asked, here, replay=replay).to_json())
+    made: run.Run = trainer.assembled(folder, asked, tiny.Quiet(), Clock())
+    return made
+
+
+def test_training_is_that_of_naming_the_size_and_a_resume_keeps_it(
+    tmp_path: Path, limited: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(7)  # of which the copy of a checkpoint takes a part
+    monkeypatch.chdir(tmp_path)
+    text = "train: {{epochs: 2, batch_size: 16}}\noptimize: {{measure: off, micro_batch: {}}}\n"
+    auto = settled(tmp_path / "auto", case(tmp_path, "image arrays", text.format("auto")))
+    row = next(d for d in auto.plan.decisions if d.name == "micro_batch")
+    assert (row.value, row.source, row.effect) == (6, "measured", "training")
+    assert row.evidence is not None
+    assert "1006 MiB at the peak with 6 at a time" in row.evidence
+    named = settled(tmp_path / "named", case(tmp_path, "image arrays", text.format(6)))
+    assert tiny.losses(auto, 6) == tiny.losses(named, 6)
+    weights = named.model.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in auto.model.state_dict().items())
+    limited(200)
+    stored = plan.replayed(plan.load(tmp_path / "auto" / "plan.json"))
+    again = settled(tmp_path / "auto", case(tmp_path, "image arrays", text.format("auto")), stored)
+    assert again.plan.value("micro_batch") == again.step.micro_batch == 6
+    assert json.loads((tmp_path / "auto" / "plan.json").read_text())["seen"]["micro_batch"]["same"]

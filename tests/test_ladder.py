@@ -1,0 +1,71 @@
+"""The ladder of micro-batches: nothing is tried that would pass the ceiling, and it ends close below it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from runtime.ladder import Ladder
+
+
+def climb(ladder: Ladder, floor: int, each: int, batch: int = 0) -> list[int]:
+    """The sizes that are tried where a step holds at least `floor`, else `batch` and so much for each sample."""
+    tried = []
+    while (size := ladder.next()) is not None:
+        tried.append(size)
+        ladder.note(size, ladder.base + max(floor, batch + each * size))
+        assert len(tried) < 60
+    return tried
+
+
+@pytest.mark.parametrize(
+    ("most", "floor", "each", "batch", "ceiling"),
+    [
+        *itertools.product((1, 7, 64, 300), (0, 5_000), (1, 37, 400), (0, 900), (10_000, 100_000)),
+        (1000, 0, 10, 0, 10_000),
+    ],
+)  # fmt: skip
+def test_never_above_the_ceiling_and_close_to_it(most: int, floor: int, each: int, batch: int, ceiling: int) -> None:
+    base = 3_000
+    ladder = Ladder(most, base, base + ceiling)
+    tried = climb(ladder, floor, each, batch)
+    real = max(n for n in range(1, most + 1) if max(floor, batch + each * n) <= ceiling)
+    assert max(tried) == ladder.largest <= real
+    assert ladder.failed is None
+    assert real <= 1.2 * ladder.largest + 2
+    assert all(later <= 2 * earlier for earlier, later in itertools.pairwise(tried))
+
+
+def test_one_sample_may_be_too_much() -> None:
+    ladder = Ladder(64, 3_000, 13_000)
+    assert climb(ladder, 0, 20_000) == [1]
+    assert ladder.largest == 0
+
+
+def test_predictions_are_by_proportion() -> None:
+    ladder = Ladder(64, 1_000, 9_000)
+    assert ladder.next() == 1
+    ladder.note(1, 1_400)
+    assert (ladder.next(), ladder.predicted(2)) == (2, 1_800)
+    ladder.note(2, 1_500)
+    assert (ladder.next(), ladder.predicted(4)) == (4, 2_000)
+
+
+def test_what_fails_against_the_prediction_is_halved_in_between() -> None:
+    ladder = Ladder(1000, 0, 1_000)
+    for size in (1, 2, 4, 8, 16):
+        ladder.note(size, size)
+    assert ladder.next() == 32
+    ladder.note(32, None)
+    assert ladder.next() == 24
+    ladder.note(24, 1_001)
+    assert ladder.next() == 20
+    ladder.note(20, 20)
+    assert ladder.next() is None
+    assert ladder.largest == 20
+
+
+def test_the_smallest_size_of_a_network_with_batchnorm() -> None:
+    assert Ladder(64, 0, 100, least=2).next() == 2
+    assert Ladder(1, 0, 100, least=2).next() == 1
