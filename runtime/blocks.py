@@ -74,12 +74,17 @@ def _recomputed(kind: Any) -> Any:
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """For the first pass nothing; for the second buffers of its own, as they were before the first."""
-    before: Buffers = {
+    return contextlib.nullcontext(), as_before(block)
+
+
+def as_before(network: nn.Module) -> AbstractContextManager[None]:
+    """A context in which a network has copies, made now, of its buffers: it may pass without leaving a trace in them."""
+    copies: Buffers = {
         module: {name: None if value is None else value.clone() for name, value in module._buffers.items()}
-        for module in block.modules()
+        for module in network.modules()
         if module._buffers
     }
-    return contextlib.nullcontext(), _with(before)
+    return _with(copies)
 
 
 @contextlib.contextmanager

@@ -91,7 +91,7 @@ class Fitting:
                 del search
                 self.say(f"fit: {found.tried_in_vain()}; again with gradient_checkpointing")
                 search = self.search(True)
-                found = search.climb()
+                found = replace(search.climb(), forced=True)
             choice = found.largest > 1 and not self._splits_norm and search.run.total_steps >= WORTH_FROM
             return found, search.speeds(found.sizes()[:3]) if choice else {}
 
@@ -171,7 +171,7 @@ def worded(
     if speeds:
         text += "; samples/s: " + ", ".join(f"{count}: {speed:.0f}" for count, speed in speeds.items())
     result = {"micro_batch": Measured(value, text, today)}
-    if found.recompute:
+    if found.forced:
         result["gradient_checkpointing"] = Measured(True, "without it not even the smallest micro-batch fits", today)
     return result
 

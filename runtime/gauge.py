@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -62,8 +62,12 @@ class Host:
         return self.used() + room - headroom(whole)
 
     @contextlib.contextmanager
-    def guarded(self, ceiling: int) -> Iterator[None]:
-        """Look at every tensor that is kept for the backward pass, and stop where the ceiling is passed.
+    def guarded(self, ceiling: int, kept: Callable[[Tensor], None] = lambda tensor: None) -> Iterator[None]:
+        """Look at memory with every tensor that is kept for the backward pass, and stop where the ceiling is passed.
+
+        Args:
+            ceiling: in bytes.
+            kept: is told of each of these tensors.
 
         Raises:
             MemoryError: in the middle of a pass.
@@ -74,7 +78,11 @@ class Host:
                 raise MemoryError("not enough memory below the headroom")
             return tensor.detach()
 
-        with torch.autograd.graph.saved_tensors_hooks(look, look):
+        def keep(tensor: Tensor) -> Tensor:
+            kept(tensor)
+            return look(tensor)
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, look):
             yield
 
 

@@ -10,15 +10,13 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import torch
 
 from runtime import gauge, hardware
 from runtime.data import batches
 from runtime.data.dataset import Batch, Split
-from runtime.draws import Ids
+from runtime.data.longest import longest
 from runtime.errors import OutOfMemory
 from runtime.evaluate import usual_size
 from runtime.job.values import interval
@@ -52,6 +50,8 @@ class Found:
     """The most that may be held."""
     recompute: bool
     """Whether blocks were recomputed."""
+    forced: bool = False
+    """Whether they were because nothing fits without."""
     tries: list[Try] = field(default_factory=list)
     largest: int = 0
     """The largest size that fits; 0 if the smallest does not."""
@@ -184,6 +184,4 @@ class Search:
 
 def _largest(split: Split, count: int, workers: int, pin: bool) -> Iterator[Batch]:
     """The batch of the longest samples, or, where all are alike, of the first; again and again, made as a run makes it."""
-    lengths: Any = getattr(split, "lengths", None)
-    ids: Ids = np.arange(len(split)) if lengths is None else np.argsort(-np.asarray(lengths), kind="stable")
-    return batches.fetch(split, [ids[:count]] * 1000, workers=workers, pin=pin, tell=lambda text: None)
+    return batches.fetch(split, [longest(split, count)] * 1000, workers=workers, pin=pin, tell=lambda text: None)

@@ -99,11 +99,12 @@ def conduct(run: Any) -> str:
 
 def assembled(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     """The Run of a folder that holds hardware.json and plan.json: data loaded, plan settled, applied and recorded."""
-    from runtime import checkpoint, seen, tune, user_code
+    from runtime import activations, checkpoint, seen, tune, user_code
     from runtime import run as runs
     from runtime.data.load import load
     from runtime.fitting import Fitting
     from runtime.models.build import build
+    from runtime.optimizations import gradient_checkpointing
     from runtime.progress import say
 
     machine = hardware.from_json(read_json(folder / "hardware.json"))
@@ -117,6 +118,8 @@ def assembled(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     if network.code is not None:
         user_code.remember(folder, network.code)
     facts = runs.workload(dataset, network.module)
+    if gradient_checkpointing.doubtful(job, machine, facts):
+        facts = activations.counted(facts, network.module, dataset)
     final = _settle(job, machine, stored, facts, say)
     if job.limits.processes not in (None, 1):
         say("tune: off, since several processes train together")

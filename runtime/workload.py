@@ -22,6 +22,10 @@ class Workload:
     """False where samples are decoded from files each time."""
     blocks: int = 0
     """Repeated blocks, such as encoder layers or residual blocks."""
+    activations: int = 0
+    """Bytes that one sample, one of the largest, keeps for the backward pass; 0 if that was not counted."""
+    recomputed: int = 0
+    """Likewise at the most, if blocks keep their inputs only."""
 
     def has(self, *kinds: str) -> bool:
         """Whether a layer of one of these kinds occurs; `BatchNorm` stands for all of its dimensions."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from runtime.hardware import size
 from runtime.optimizations import Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
@@ -16,13 +17,48 @@ STAGE = Stage.MODEL
 EFFECT = Effect.EXACT
 OFF = False
 Values = bool
+TORCH = 300 << 20
+"""Bytes that torch takes for itself: its code and threads on the host, its context on a GPU."""
+PLENTY = 2 << 30
+"""Bytes that the activations of one sample are never taken to need."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Off: it takes time."""
-    return Choice(
-        OFF, refuse(job, hardware, workload, True) or "it costs time, and is needed only where memory is short"
-    )
+    """Off, as it takes time, unless one sample at a time does not fit without it."""
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle or workload is None or not workload.activations:
+        return Choice(OFF, obstacle or "it costs time, and is needed only where memory is short")
+    fixed, room = _fixed(job, workload), _room(hardware)
+    plain, saving = fixed + workload.activations, fixed + workload.recomputed
+    figures = f"{size(plain)} with one sample at a time, {size(room)} may be used"
+    if plain <= room:
+        return Choice(OFF, f"not needed: {figures}")
+    if fixed > room:
+        return Choice(
+            OFF, f"no help: weights, gradients and moments alone take {size(fixed)}, {size(room)} may be used"
+        )
+    return Choice(True, f"{figures}; recomputed blocks take {size(saving)}")
+
+
+def doubtful(job: Job, hardware: Hardware, workload: Workload) -> bool:
+    """Whether activations should be counted, as memory is so short that one sample might not fit."""
+    asked = job.optimize.get("gradient_checkpointing", "auto")
+    left = _room(hardware) - _fixed(job, workload)
+    return asked == "auto" and workload.blocks > 1 and 0 < left < PLENTY
+
+
+def _fixed(job: Job, workload: Workload) -> int:
+    """Bytes of weights, and for what is trained of gradients and the optimizer's moments, in float32."""
+    moments = 1 if job.train.optimizer.name == "sgd" else 2
+    return 4 * (workload.parameters + (1 + moments) * workload.trainable)
+
+
+def _room(hardware: Hardware) -> int:
+    """Bytes that weights and activations may take."""
+    free, whole = hardware.memory.available, hardware.memory.limit or hardware.memory.host
+    if hardware.gpu:
+        free, whole = hardware.gpu.free, hardware.gpu.memory
+    return max(0, free - TORCH - whole // 10)
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
