@@ -62,6 +62,10 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--lowest", type=float, default=1e-6, help="first learning rate (1e-6)")
     made.add_argument("--highest", type=float, default=10.0, help="last learning rate (10)")
     made.add_argument("--steps", type=int, default=100, help="mini-batches (100)")
+    made = with_job(
+        add("memory", memory, "memory at the peak by micro-batch, predicted and measured: a table and a picture")
+    )
+    made.add_argument("--output", type=Path, metavar="DIR", help="where they go; runs/memory-<name> if absent")
     _add_look(add)
     _add_use(add)
     _add_data(add)
@@ -184,6 +188,13 @@ def find_lr(given: argparse.Namespace) -> int:
     return finding.find_lr(
         finding.Request(given.job, tuple(given.set), given.output, given.lowest, given.highest, given.steps)
     )
+
+
+def memory(given: argparse.Namespace) -> int:
+    """Measure memory."""
+    from runtime import peaks
+
+    return peaks.memory(peaks.Request(given.job, tuple(given.set), given.output))
 
 
 def watch(given: argparse.Namespace) -> int:

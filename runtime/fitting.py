@@ -23,7 +23,7 @@ from runtime.job import Job
 from runtime.models.build import Model
 from runtime.optimizations import Effect, Value, gradient_checkpointing, micro_batch
 from runtime.plan import Plan, written
-from runtime.run import assemble, workload
+from runtime.run import assemble
 from runtime.search import Found, Search
 from runtime.signals import Signals
 from runtime.workload import Workload
@@ -44,6 +44,7 @@ class Fitting:
 
     Args:
         plan: all decisions so far.
+        facts: what model and data turned out to be.
         say: where progress is told.
     """
 
@@ -52,14 +53,10 @@ class Fitting:
     plan: Plan
     dataset: Dataset
     network: Model
+    facts: Workload
     folder: Path
     signals: Signals
     say: Callable[[str], None]
-
-    @property
-    def facts(self) -> Workload:
-        """What model and data turned out to be."""
-        return workload(self.dataset, self.network.module)
 
     def measured(self) -> dict[str, Measured]:
         """What follows for the plan: the micro-batch, and whether blocks are recomputed; empty if not asked for."""

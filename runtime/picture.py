@@ -1,10 +1,10 @@
-"""Pictures for people who look at files: a confusion matrix and a learning-rate test, as PNG."""
+"""Pictures for people who look at files, as PNG: a confusion matrix, a learning-rate test, memory by micro-batch."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,39 @@ def rates(
     axes.legend(loc="upper left")
     axes.grid(alpha=0.3)
     _save(figure, path)
+
+
+def peaks(curves: Mapping[str, Sequence[tuple[int, int | None, int | None]]], ceiling: int, path: Path) -> None:
+    """Memory at the peak by micro-batch: (samples, predicted, measured) in bytes for each curve, and what may be used.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    figure = _figure(8, 4.5)
+    axes = figure.add_subplot()
+    for number, (name, points) in enumerate(curves.items()):
+        measured = [(count, peak / 2**20) for count, _, peak in points if peak]
+        predicted = [(count, peak / 2**20) for count, peak, _ in points if peak]
+        axes.plot(*_columns(measured), f"C{number}o-", label=f"{name}, measured")
+        axes.plot(*_columns(predicted), f"C{number}x--", alpha=0.5, label=f"{name}, predicted")
+    known = [peak for points in curves.values() for _, *both in points for peak in both if peak]
+    if ceiling < 2 * max(known, default=ceiling):
+        axes.axhline(ceiling / 2**20, color="C3", linestyle=":", label="may be used")
+    sizes = sorted({count for points in curves.values() for count, _, _ in points})
+    axes.set(
+        xlabel="samples at a time", ylabel="MiB at the peak", ylim=(0, None), xlim=(0.8 * sizes[0], 1.2 * sizes[-1])
+    )
+    axes.set_xscale("log")
+    axes.set_xticks(sizes, [str(count) for count in sizes])
+    axes.minorticks_off()
+    axes.set_title(f"{ceiling / 2**20:,.0f} MiB may be used")
+    axes.legend(loc="upper left")
+    axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [count for count, _ in points], [value for _, value in points]
 
 
 def _figure(width: float, height: float) -> Figure:

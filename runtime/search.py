@@ -50,15 +50,17 @@ class Found:
     """The most that may be held."""
     recompute: bool
     """Whether blocks were recomputed."""
-    forced: bool = False
-    """Whether they were because nothing fits without."""
     tries: list[Try] = field(default_factory=list)
     largest: int = 0
     """The largest size that fits; 0 if the smallest does not."""
     whole: bool = False
     """Whether the whole batch fits, and an evaluation with its usual size."""
+    held: int = 0
+    """Held whatever the size, moments and gradients among it."""
     above: int = 0
     """What one size more would take, by prediction: the whole batch, or twice the largest."""
+    forced: bool = False
+    """Whether blocks were recomputed because nothing fits without."""
 
     def peak(self, size: int) -> int:
         """The peak of a size that fits."""
@@ -109,7 +111,7 @@ class Search:
                 ladder.base = self._held()
             fits = peak if now in ladder.peaks else None
             found.tries.append(Try(now, predicted, fits, min(2 * now, self.batch_size) / seconds))
-        found.largest = ladder.largest
+        found.largest, found.held = ladder.largest, ladder.base
         found.above = ladder.predicted(min(2 * max(1, ladder.largest), ladder.most))
         if found.largest == ladder.most:
             most = min(usual_size(self.run), len(self.run.dataset.validation))

@@ -99,7 +99,34 @@ def conduct(run: Any) -> str:
 
 def assembled(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     """The Run of a folder that holds hardware.json and plan.json: data loaded, plan settled, applied and recorded."""
-    from runtime import activations, checkpoint, seen, tune, user_code
+    from runtime import checkpoint, seen, tune
+    from runtime import run as runs
+    from runtime.progress import say
+
+    fitting = prepared(folder, job, signals, clock)
+    machine, dataset, network, final = fitting.hardware, fitting.dataset, fitting.network, fitting.plan
+    stored = plans.load(folder / "plan.json")
+    if job.limits.processes not in (None, 1):
+        say("tune: off, since several processes train together; nor is micro_batch searched")
+    elif not checkpoint.steps(folder / "checkpoints"):
+        with clock.phase("tune"):
+            fits = fitting.measured()
+            if fits:
+                final = _settle(job, machine, stored, fitting.facts, say, fits)
+            found = tune.measured(job, machine, final, dataset, network, folder, signals, say)
+        if found:
+            final = _settle(job, machine, stored, fitting.facts, say, found | fits)
+    run = runs.assemble(job, machine, final, folder, dataset, network, signals, clock)
+    if run.ranks.count > 1:
+        alone = ", each normalizes its own part of a batch" * fitting.facts.has("BatchNorm")
+        say(f"processes: {run.ranks.count} train together, each on its part of every batch{alone}")
+    record_seen(run, machine, seen, say)
+    return run
+
+
+def prepared(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
+    """Data, network and plan of such a folder before anything is measured, as the Fitting that could begin to."""
+    from runtime import activations, user_code
     from runtime import run as runs
     from runtime.data.load import load
     from runtime.fitting import Fitting
@@ -109,7 +136,6 @@ def assembled(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
 
     machine = hardware.from_json(read_json(folder / "hardware.json"))
     guard.check(machine)
-    stored = plans.load(folder / "plan.json")
     with clock.phase("data"):
         dataset = load(job)
     for note in dataset.notes:
@@ -120,23 +146,8 @@ def assembled(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     facts = runs.workload(dataset, network.module)
     if gradient_checkpointing.doubtful(job, machine, facts):
         facts = activations.counted(facts, network.module, dataset)
-    final = _settle(job, machine, stored, facts, say)
-    if job.limits.processes not in (None, 1):
-        say("tune: off, since several processes train together")
-    elif not checkpoint.steps(folder / "checkpoints"):
-        with clock.phase("tune"):
-            fits = Fitting(job, machine, final, dataset, network, folder, signals, say).measured()
-            if fits:
-                final = _settle(job, machine, stored, facts, say, fits)
-            found = tune.measured(job, machine, final, dataset, network, folder, signals, say)
-        if found:
-            final = _settle(job, machine, stored, facts, say, found | fits)
-    run = runs.assemble(job, machine, final, folder, dataset, network, signals, clock)
-    if run.ranks.count > 1:
-        alone = ", each normalizes its own part of a batch" * facts.has("BatchNorm")
-        say(f"processes: {run.ranks.count} train together, each on its part of every batch{alone}")
-    record_seen(run, machine, seen, say)
-    return run
+    plan = _settle(job, machine, plans.load(folder / "plan.json"), facts, say)
+    return Fitting(job, machine, plan, dataset, network, facts, folder, signals, say)
 
 
 def _settle(

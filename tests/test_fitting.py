@@ -95,8 +95,9 @@ def fitted(asked: Job, folder: Path, said: list[str] | None = None, data: Any = 
     network = build(asked, data)
     before = {name: value.clone() for name, value in network.module.state_dict().items()}
     draws = torch.random.get_rng_state()
-    made = plan.resolve(asked, here, run.workload(data, network.module))
-    found = Fitting(asked, here, made, data, network, folder, tiny.Quiet(), (said or []).append).measured()
+    facts = run.workload(data, network.module)
+    made = plan.resolve(asked, here, facts)
+    found = Fitting(asked, here, made, data, network, facts, folder, tiny.Quiet(), (said or []).append).measured()
     assert all(torch.equal(before[name], value) for name, value in network.module.state_dict().items())
     assert torch.equal(draws, torch.random.get_rng_state())
     assert not blocks.recomputes(network.module)

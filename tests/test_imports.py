@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LIGHT = [
     "runtime.cli", "runtime.spec", "runtime.detect", "runtime.facts", "runtime.plan", "runtime.table",
     "runtime.profiles", "runtime.image", "runtime.supervise", "runtime.launch", "runtime.folder", "runtime.workload",
-    "runtime.predict", "runtime.judge", "runtime.export", "runtime.find_lr", "runtime.samples", "runtime.convert",
+    "runtime.predict", "runtime.judge", "runtime.export", "runtime.find_lr", "runtime.peaks", "runtime.ladder", "runtime.samples", "runtime.convert",
     "runtime.guard", "runtime.gpus", "runtime.toolkit", "runtime.allowance", "runtime.decisions",
 ]  # fmt: skip
 

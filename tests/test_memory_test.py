@@ -1,0 +1,65 @@
+"""The command `memory`: its rows, its table, and its files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime import memory_test
+from runtime.memory_test import Row
+from runtime.search import Found, Try
+
+ROOT = Path(__file__).parent.parent
+TEXT = """
+name: tiny
+task: image-classification
+data: {train: images.npz, validation: 0.2}
+model: {name: resnet18, width: 4}
+train: {epochs: 1, batch_size: 16}
+optimize: {cpu_threads: 1}
+"""
+MIB = 1 << 20
+
+
+def test_the_command_writes_picture_and_numbers_and_no_run(tmp_path: Path) -> None:
+    labels = np.arange(60) % 3
+    np.savez(tmp_path / "images.npz", images=np.zeros((60, 16, 16), np.uint8), labels=labels)
+    (tmp_path / "tiny.yaml").write_text(TEXT)
+    out = tmp_path / "found"
+    command = [sys.executable, "-m", "runtime", "memory", str(tmp_path / "tiny.yaml"), "--output", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    stored = json.loads((out / "memory.json").read_text())
+    assert [(row["micro_batch"], row["recomputed"]) for row in stored["rows"]] == [
+        (size, recomputed) for recomputed in (False, True) for size in (2, 4, 8, 16)
+    ]
+    assert all(100 * MIB < row["measured"] < stored["ceiling"] for row in stored["rows"])
+    assert "blocks recomputed" in done.stdout
+    assert "may be used" in done.stdout
+    assert (out / "memory.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("largest", "batch", "expected"),
+    [(8, 50, [(16, 300), (32, 500), (50, 725)]), (8, 8, []), (8, 10, [(10, 300)]), (0, 64, [])],
+)
+def test_what_does_not_fit_is_listed_up_to_the_batch(largest: int, batch: int, expected: list[tuple[int, int]]) -> None:
+    found = Found(0, 250, False, [Try(8, None, 200, 1.0)], largest, held=100, above=300)
+    assert [(row.micro_batch, row.predicted) for row in memory_test._beyond(found, batch)] == expected
+
+
+def test_the_table_and_a_picture_without_anything_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [Row(8, False, None, 200 * MIB, 41.7), Row(16, False, 300 * MIB, None, None)]
+    memory_test.report(rows, 250 * MIB, tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["8", "-", "200", "MiB", "42", "as", "it", "is"]
+    assert lines[2].split() == ["16", "300", "MiB", "does", "not", "fit", "-", "as", "it", "is"]
+    assert lines[3] == "250 MiB may be used"
+    memory_test.report([Row(2, False, None, None, None)], 250 * MIB, tmp_path)
+    assert json.loads((tmp_path / "memory.json").read_text())["rows"][0]["measured"] is None
