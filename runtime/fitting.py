@@ -68,6 +68,7 @@ class Fitting:
             self.say(f"fit: measured before, on {known['micro_batch'].date}; nothing to measure again")
             return _decisions(known)
         found, speeds = self.found()
+        self._meter().begin()  # the copy of the network goes only with a collection
         value = chosen(found, speeds, self._alone)
         result = worded(found, speeds, value, self.job.train.batch_size, self._splits_norm)
         need = found.peak(found.largest) - found.base
@@ -114,8 +115,11 @@ class Fitting:
     def _source(self, name: str) -> str:
         return next(row.source for row in self.plan.decisions if row.name == name)
 
+    def _meter(self) -> gauge.Gauge:
+        return gauge.of(torch.device("cuda:0" if self.hardware.gpu else "cpu"))
+
     def _still_fits(self, known: Mapping[str, Measured]) -> bool:
-        meter = gauge.of(torch.device("cuda:0" if self.hardware.gpu else "cpu"))
+        meter = self._meter()
         meter.begin()
         return NEED in known and meter.used() + int(known[NEED].value) <= meter.ceiling()
 

@@ -24,8 +24,9 @@ def EFFECT(workload: Workload | None) -> Effect:
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """The whole batch at once."""
-    return Choice(OFF, f"the whole batch of {job.train.batch_size} at once")
+    """The whole batch at once; where the job says `auto`, it is searched what fits, before the first step."""
+    searched = ", if a search finds that it fits" if job.optimize.get("micro_batch") == "auto" else ""
+    return Choice(OFF, f"the whole batch of {job.train.batch_size} at once{searched}")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
