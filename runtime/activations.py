@@ -54,7 +54,8 @@ def counted(facts: Workload, network: nn.Module, dataset: Dataset) -> Workload:
     ids = longest(dataset.train, SAMPLES)
     inputs = dataset.prepare(dataset.train.gather(ids), ids, None)
     count, meter, was = Count(), gauge.Host(), network.training
-    guard = meter.guarded(meter.ceiling(), count.kept)
+    ceiling = meter.ceiling()
+    guard = meter.guarded(lambda: ceiling, count.kept)
     try:
         with torch.random.fork_rng(devices=[]), blocks.as_before(network), _watched(network, count), guard:
             count.own = {t.untyped_storage()._cdata for t in (*network.parameters(), *network.buffers())}

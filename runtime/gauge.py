@@ -22,6 +22,7 @@ HEADROOM = 0.1
 """Share of what may be used that stays free."""
 LEAST = 64 << 20
 """Bytes that stay free at least."""
+Ceiling = Callable[[], int]
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -62,11 +63,11 @@ class Host:
         return self.used() + room - headroom(whole)
 
     @contextlib.contextmanager
-    def guarded(self, ceiling: int, kept: Callable[[Tensor], None] = lambda tensor: None) -> Iterator[None]:
+    def guarded(self, ceiling: Ceiling, kept: Callable[[Tensor], None] = lambda tensor: None) -> Iterator[None]:
         """Look at memory with every tensor that is kept for the backward pass, and stop where the ceiling is passed.
 
         Args:
-            ceiling: in bytes.
+            ceiling: tells the bytes that may be held at that moment.
             kept: is told of each of these tensors.
 
         Raises:
@@ -74,7 +75,7 @@ class Host:
         """
 
         def look(tensor: Tensor) -> Tensor:
-            if self.used() > ceiling:
+            if self.used() > ceiling():
                 raise MemoryError("not enough memory below the headroom")
             return tensor.detach()
 
@@ -112,7 +113,7 @@ class Cuda:
         return torch.cuda.memory_reserved(self.device) + free - headroom(whole)
 
     @contextlib.contextmanager
-    def guarded(self, ceiling: int) -> Iterator[None]:
+    def guarded(self, ceiling: Ceiling) -> Iterator[None]:
         """Nothing to look at: this allocator raises, and nobody is killed."""
         yield
 

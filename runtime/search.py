@@ -123,12 +123,10 @@ class Search:
         step, seconds = self.run.step, 0.0
         step.micro_batch = count
         self.gauge.begin()
-        # What comes after the activations: gradients, and with the first update the optimizer's moments.
-        coming = self.trained * (1 if self.warm else 3)
-        if self.gauge.used() + coming > ceiling:
+        if self.gauge.used() + self._coming() > ceiling:
             return None, float("inf")
         try:
-            with self.gauge.guarded(ceiling - coming):
+            with self.gauge.guarded(lambda: ceiling - self._coming()):
                 # Only from the second step on are the moments there while activations are at their peak.
                 for _ in range(1 if self.warm else 2):
                     seconds = self._step(2 * count)
@@ -138,6 +136,12 @@ class Search:
             return None, float("inf")
         self.warm = True
         return self.gauge.peak(), seconds
+
+    def _coming(self) -> int:
+        """What is still to come after activations: gradients, and with the first update the optimizer's moments."""
+        # The last gradient that a backward pass makes is that of the first parameter.
+        gradients = self.run.step.parameters[0].grad is None
+        return self.trained * (gradients + 2 * (not self.warm))
 
     def _step(self, count: int) -> float:
         """Seconds of a training step on the first `count` samples, while the whole batch is there."""

@@ -50,7 +50,7 @@ class Scale:
         return BASE + (self.limit << 20)
 
     @contextlib.contextmanager
-    def guarded(self, ceiling: int) -> Iterator[None]:
+    def guarded(self, ceiling: gauge.Ceiling) -> Iterator[None]:
         yield
 
     def pass_(self, step: Step, count: int) -> None:
