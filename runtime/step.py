@@ -52,6 +52,8 @@ class Step:
         self.memory_format: torch.memory_format | None = None
         self.dtype: torch.dtype | None = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=False)
+        self.plain: Callable[..., Any] = model
+        """What is computed of the network: all of it, or what is left behind a part whose outputs are kept."""
         self.forward: Callable[..., Any] = model
         self.compile_error: str | None = None
         self.ranks = ALONE
@@ -149,12 +151,16 @@ class Step:
 
     def outputs(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs under this step's precision and memory format."""
-        if self.memory_format is not None:
-            inputs = tuple(x.contiguous(memory_format=self.memory_format) if x.ndim == 4 else x for x in inputs)
         cast = torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()
         with cast:
-            result: Tensor | Mapping[str, Tensor] = self.forward(*inputs)
+            result: Tensor | Mapping[str, Tensor] = self.forward(*self.laid_out(inputs))
         return result
+
+    def laid_out(self, inputs: Inputs) -> Inputs:
+        """The inputs in this step's memory format."""
+        if self.memory_format is None:
+            return inputs
+        return tuple(x.contiguous(memory_format=self.memory_format) if x.ndim == 4 else x for x in inputs)
 
     def autocast(self, precision: str) -> None:
         """Compute the forward pass in bf16 or fp16; fp16 on a GPU scales its gradients."""
@@ -163,15 +169,15 @@ class Step:
 
     def compile(self) -> None:
         """Compile the forward pass; if the compiler fails at the first call, go on without, loudly and once."""
-        compiled = torch.compile(self.model)
+        compiled = torch.compile(self.plain)
 
         def forward(*inputs: Tensor) -> Any:
             try:
                 return compiled(*inputs)
             except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
-                self.forward = self.model
+                self.forward = self.plain
                 self.compile_error = str(error).strip().splitlines()[0][:200]
                 warnings.warn(f"compile failed, training goes on without it: {self.compile_error}", stacklevel=2)
-                return self.model(*inputs)
+                return self.plain(*inputs)
 
         self.forward = forward

@@ -20,6 +20,14 @@ class Workload:
     """Bytes of one prepared sample."""
     decoded: bool = True
     """False where samples are decoded from files each time."""
+    prefix: str = ""
+    """The frozen part that is computed before anything trained, in words; empty if there is none."""
+    prefix_bytes: int = 0
+    """Bytes of its outputs for all samples."""
+    prefix_share: float = 0.0
+    """Share of the arithmetic of a training step that it takes."""
+    prefix_work: float = 0.0
+    """Floating-point operations that it takes for each byte of its outputs."""
 
     def has(self, *kinds: str) -> bool:
         """Whether a layer of one of these kinds occurs; `BatchNorm` stands for all of its dimensions."""
