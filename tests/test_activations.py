@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from runtime.models.build import build
 from runtime.optimizations import Value, feature_cache
 from runtime.resume import PROMISE
 from runtime.workload import Workload
-from tests import reports, tiny
+from tests import reports, test_train, tiny
 
 FROZEN = "freeze: {embeddings: true, layers: 1}}"
 ENCODER = f"{reports.ENCODER[:-1]}, dropout: 0.1, "
@@ -202,3 +204,37 @@ def test_changing_inputs_and_one_epoch() -> None:
     assert feature_cache.choose(short, tiny.machine(), ENCODED).reason == "one epoch computes nothing twice"
     workers = tiny.job(model=frozen, optimize="loader_workers: 2")
     assert "there are none to prepare" in str(feature_cache.refuse(workers, tiny.machine(), None, True))
+
+
+JOB = """
+name: tiny
+task: text-classification
+data: {train: reports.csv, text: descripcion, labels: {modo: 0.3, causa: 0.7}}
+model: {name: encoder, layers: 3, width: 64, heads: 2, vocabulary: 400, freeze: {embeddings: true, layers: 2}}
+train: {epochs: 6, batch_size: 16}
+checkpoint: {every: 5 steps}
+optimize: {cpu_threads: 1}
+"""
+
+
+def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Path) -> None:
+    reports.write(tmp_path, 300)
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    done = test_train.train(path)
+    assert done.returncode == 0, done.stderr
+    row = next(r for r in json.loads((tmp_path / "runs/tiny-001/plan.json").read_text())["decisions"]
+               if r["name"] == "feature_cache")  # fmt: skip
+    assert (row["value"], row["source"]) == (True, "choice")
+    assert row["reason"].startswith("the embeddings and 2 of 3 layers computed once, not in each of 6 epochs: saves ")
+    slow = subprocess.Popen(test_train.command(path), cwd=test_train.ROOT, stdout=subprocess.DEVNULL)
+    run_folder = tmp_path / "runs/tiny-002"
+    test_train.wait_for(lambda: len(list((run_folder / "checkpoints").glob("step-*"))) > 1)
+    slow.kill()
+    slow.wait()
+    resumed = test_train.train(path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "goes on" in resumed.stdout
+    assert "computed once for" in resumed.stdout
+    assert test_train.same(tmp_path / "runs/tiny-001", run_folder)
+    assert test_train.rows(tmp_path / "runs/tiny-001") == test_train.rows(run_folder)
