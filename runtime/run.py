@@ -233,6 +233,7 @@ def workload(dataset: Dataset, model: nn.Module) -> Workload:
         parameters=sum(p.numel() for p in model.parameters()),
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
         sample_bytes=sum(x[0].numel() * x.element_size() for x in inputs),
+        samples=len(dataset.train) + len(dataset.validation),
         decoded=dataset.decoded,
         prefix=saving.name if saving else "",
         prefix_bytes=activations.total(dataset, saving) if saving else 0,

@@ -18,6 +18,8 @@ class Workload:
     """Parameters that are trained."""
     sample_bytes: int = 0
     """Bytes of one prepared sample."""
+    samples: int = 0
+    """Training and validation samples."""
     decoded: bool = True
     """False where samples are decoded from files each time."""
     prefix: str = ""
