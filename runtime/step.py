@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,8 @@ class Step:
         self.model, self.optimizer, self.objective = model, optimizer, objective
         self.clip_norm, self.device = clip_norm, device
         self.micro_batch: int | None = None
+        self.cut: Callable[[Batch, int], Iterable[Batch]] = Batch.split
+        """How a batch is cut into parts of at most so many samples."""
         self.memory_format: torch.memory_format | None = None
         self.dtype: torch.dtype | None = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=False)
@@ -112,11 +114,15 @@ class Step:
     def _gradients(self, batch: Batch, over: dict[str, Tensor]) -> Tensor:
         """The loss of this process's part of the batch; its gradients are left on the parameters."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for part in batch.split(self.micro_batch or len(batch)):
+        for part in self.parts(batch):
             share = self.objective(self.outputs(part.inputs), part.targets, over)
             self.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
             loss += share.detach()
         return loss
+
+    def parts(self, batch: Batch) -> Iterable[Batch]:
+        """The parts of a batch that go through the network one after another."""
+        return self.cut(batch, self.micro_batch or len(batch))
 
     def _update(self, loss: Tensor) -> Outcome:
         self.scaler.unscale_(self.optimizer)

@@ -22,8 +22,12 @@ class Workload:
     """Training and validation samples."""
     decoded: bool = True
     """False where samples are decoded from files each time."""
+    ragged: bool = False
+    """Whether samples have different lengths."""
     prefix: str = ""
     """The frozen part that is computed before anything trained, in words; empty if there is none."""
+    prefix_ragged: bool = False
+    """Whether its outputs are a row for each token; else they are one for each sample."""
     prefix_bytes: int = 0
     """Bytes of its outputs for all samples."""
     prefix_share: float = 0.0
