@@ -147,20 +147,16 @@ def keep(run: Run, place: str) -> None:
     assert found is not None, "refused where there is no frozen prefix"
     with division.evaluating(run.model), torch.no_grad():
         shown = found.prefix(*inputs)
-    train, held = (_kept(run, split, found, shown, place) for split in (data.train, data.validation))
+    # What the tuner has computed under the same settings serves the run too: the dataset is the same object.
+    key = f"{run.step.memory_format} {run.plan.value('precision')}"
+    if key not in data.kept:
+        data.kept.clear()
+        data.kept[key] = [_rows(run, split, shown, place) for split in (data.train, data.validation)]
+    train, held = (_kept(run, split, found, rows)
+                   for split, rows in zip((data.train, data.validation), data.kept[key], strict=True))  # fmt: skip
     run.dataset = replace(data, train=train, validation=held, prepare=as_it_is, mixable=False)
     run.batches.split = train
     run.step.plain = run.step.forward = found.rest
-
-
-def share(source: Run, run: Run) -> None:
-    """Let a run with the same prefix as another use what that one keeps."""
-    pairs = zip(
-        (source.dataset.train, source.dataset.validation), (run.dataset.train, run.dataset.validation), strict=True
-    )
-    for theirs, ours in pairs:
-        if isinstance(theirs, Activations) and isinstance(ours, Activations):
-            ours.rows = theirs.rows
 
 
 def sample(dataset: Dataset) -> Inputs:
@@ -169,18 +165,22 @@ def sample(dataset: Dataset) -> Inputs:
     return dataset.prepare(dataset.train.gather(ids), ids, None)
 
 
-def _kept(run: Run, split: Split, found: Division, shown: Inputs, place: str) -> Activations:
+def _rows(run: Run, split: Split, shown: Inputs, place: str) -> Rows:
+    """Room for the activations of a split, like the ones shown."""
     ragged = len(shown) > 1
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(_lengths(split))]) if ragged else None
     count = int(offsets[-1]) if offsets is not None else len(split)
     shape = (count, *shown[0].shape[2 if ragged else 1 :])
-    flat = np.empty(shape, np.float32) if place == "memory" else _file(run.folder, shape)
+    return Rows(np.empty(shape, np.float32) if place == "memory" else _file(run.folder, shape), offsets)
+
+
+def _kept(run: Run, split: Split, found: Division, rows: Rows) -> Activations:
     prepare = run.dataset.prepare
 
     def compute(ids: Ids) -> Inputs:
         return _computed(run, split, prepare, found, ids)
 
-    return Activations(split, Rows(flat, offsets), _groups(split, run.job.train.batch_size, ragged), compute,
+    return Activations(split, rows, _groups(split, run.job.train.batch_size, rows.offsets is not None), compute,
                        lambda text: run.events.add("feature_cache", f"{found.name} {text}"))  # fmt: skip
 
 

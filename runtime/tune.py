@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from runtime import activations, evidence, optimizations
+from runtime import evidence, optimizations
 from runtime.clock import Clock
 from runtime.data.dataset import Batch, Dataset
 from runtime.errors import StorageError
@@ -96,7 +96,6 @@ class Tuner:
         module.load_state_dict(self.initial)
         network = replace(self.network, module=module)
         run = assemble(made.job, made.hardware, plan, made.folder, self.dataset, network, made.signals, Clock())
-        activations.share(made, run)
         run.train_mode()
         epochs = itertools.count()
         return Arm(run, (batch for epoch in epochs for batch in run.batches.epoch(epoch)))

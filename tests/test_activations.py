@@ -145,6 +145,25 @@ def test_on_the_disk_and_again_the_bits_are_the_same(
         assert mine.rows.flat.tobytes() == theirs.rows.flat.tobytes()  # type: ignore[attr-defined]
 
 
+def test_a_second_run_over_the_same_data_computes_nothing_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tuner predicts the run with one of its own; what that has computed serves the run that follows."""
+    asked, here = job(tmp_path, "resnet18"), tiny.machine()
+    data = load(asked)
+    lost = []
+    for format_ in (False, False, True):
+        network = build(asked, data)
+        plain = plan.resolve(asked, here, run.workload(data, network.module), plain=True)
+        values = {"feature_cache": True, "channels_last": format_}
+        rows = tuple(replace(row, value=values.get(row.name, row.value)) for row in plain.decisions)
+        one = run.assemble(asked, here, replace(plain, decisions=rows), tmp_path, data, network, tiny.Quiet(), Clock())
+        lost.append(tiny.losses(one, 3))
+        assert len(data.kept) == 1
+    assert lost[0] == lost[1] == pytest.approx(lost[2], rel=1e-3)
+    assert capsys.readouterr().out.count("computed once for 60 samples") == 2
+
+
 def test_a_group_that_is_too_large_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = activations._computed
 
