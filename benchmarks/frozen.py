@@ -33,7 +33,6 @@ data:
   max_length: {longest}
 model: {{name: encoder, layers: 12, width: 256, heads: 4, freeze: {{layers: 10, embeddings: true}}}}
 train: {{epochs: {epochs}, batch_size: 16, seed: {seed}, optimizer: {{name: adamw, lr: 1e-3}}}}
-checkpoint: {{every: epoch}}
 """
 
 
