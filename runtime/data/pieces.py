@@ -10,6 +10,9 @@ import torch
 
 from runtime.data.dataset import Batch
 
+PASS = 64
+"""Tokens that one more pass through the network is worth."""
+
 Lengths = npt.NDArray[np.int64]
 
 
@@ -33,13 +36,24 @@ def cut(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
 
 
 def pieces(lengths: Lengths, most: int, tokens: int) -> list[Lengths]:
-    """Which rows come together: sorted by length, equal ones in order; a function of the lengths alone."""
+    """Which rows come together: neighbours in the order of length, cut where fewest tokens and passes are computed.
+
+    A function of the lengths alone; rows of equal length keep their order.
+    """
     order = np.argsort(-lengths, kind="stable")
+    sizes = lengths[order].tolist()
+    # From the end on: the cost of the rest from each row, and where the part that begins there ends.
+    cost, ends = [0] * (len(sizes) + 1), [0] * len(sizes)
+    for first in reversed(range(len(sizes))):
+        count = max(1, min(most, tokens // max(1, sizes[first])))
+        cost[first], ends[first] = min(
+            (PASS + (end - first) * sizes[first] + cost[end], end)
+            for end in range(first + 1, min(len(sizes), first + count) + 1)
+        )
     found, first = [], 0
-    while first < len(order):
-        count = max(1, min(most, tokens // max(1, int(lengths[order[first]]))))
-        found.append(order[first : first + count])
-        first += count
+    while first < len(sizes):
+        found.append(order[first : ends[first]])
+        first = ends[first]
     return found
 
 
