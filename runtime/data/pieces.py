@@ -21,11 +21,11 @@ def cut(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
 
     Args:
         batch: its inputs are (N, tokens, ...), the last of them the mask (N, tokens) of real tokens, which come first;
-            one with a single input has one row for each sample and is cut as it lies.
+            one with a single input has one row for each sample and is cut as it lies, and so is one without samples.
         most: samples in a part at most.
         tokens: tokens in a part at most, padding included; a longer text is a part of its own.
     """
-    if len(batch.inputs) == 1:
+    if len(batch.inputs) == 1 or not len(batch):
         yield from batch.split(most)
         return
     lengths = batch.inputs[-1].sum(dim=1).cpu().numpy()
