@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from runtime import activations, checkpoint, draws, losses, optimizations, optimizer, resume
+from runtime import checkpoint, draws, losses, optimizations, optimizer, prefix, resume
 from runtime.clock import Clock
 from runtime.data.batches import Batches
 from runtime.data.dataset import Batch, Dataset
@@ -227,7 +227,7 @@ def workload(dataset: Dataset, model: nn.Module) -> Workload:
         if not list(module.children()):
             kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
     inputs = dataset.train.gather(torch.arange(1).numpy())
-    saving = activations.saving(dataset, model)
+    saving = prefix.saving(dataset, model)
     return Workload(
         layers=kinds,
         parameters=sum(p.numel() for p in model.parameters()),
@@ -238,7 +238,7 @@ def workload(dataset: Dataset, model: nn.Module) -> Workload:
         ragged=hasattr(dataset.train, "lengths"),
         prefix=saving.name if saving else "",
         prefix_ragged=saving.ragged if saving else False,
-        prefix_bytes=activations.total(dataset, saving) if saving else 0,
+        prefix_bytes=prefix.total(dataset, saving) if saving else 0,
         prefix_share=saving.share if saving else 0.0,
         prefix_work=saving.work if saving else 0.0,
     )

@@ -16,7 +16,7 @@ from runtime.optimizations import Effect, unpadding
 from runtime.step import Outcome
 from runtime.workload import Workload
 from tests import reports, tiny
-from tests.test_activations import Recorder, made
+from tests.test_prefix import Recorder, made
 
 STILL = f"{reports.ENCODER[:-1]}, dropout: 0.0"
 

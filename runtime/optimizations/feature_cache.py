@@ -88,12 +88,12 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 def apply(run: Any, value: Value) -> None:
     """Put the activations in the place of the samples, and the rest in the place of the network."""
-    from runtime import activations
+    from runtime import prefix
     from runtime.run import workload
 
     place = _place(run.hardware, workload(run.dataset, run.model))
     assert place is not None, "refused where there is no room"
-    activations.keep(run, place)
+    prefix.keep(run, place)
 
 
 def seen(run: Any) -> Value:

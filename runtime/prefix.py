@@ -1,4 +1,4 @@
-"""Activations: what a frozen prefix gives for every sample, computed once and kept for the rest of the run.
+"""Prefix: what a frozen prefix gives for every sample, computed once and kept for the rest of the run.
 
 They are computed in groups that depend on the data alone, so a resumed run computes the same bits again; in memory, or
 in a file of the run folder that has no name, so that nothing is left of it when the process ends.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import activations, plan, run, spec
+from runtime import plan, prefix, run, spec
 from runtime.clock import Clock
 from runtime.data.load import load
 from runtime.evaluate import evaluate
@@ -118,7 +118,7 @@ def test_it_takes_what_the_plan_says_and_is_computed_once(
     evaluate(cached)
     assert len(calls) == evaluated > first
     splits = [cached.dataset.train, cached.dataset.validation]
-    assert all(isinstance(split, activations.Activations) for split in splits)
+    assert all(isinstance(split, prefix.Activations) for split in splits)
     fresh = made(tmp_path, cached.job, False)
     taken = sum(split.rows.flat.nbytes for split in splits)  # type: ignore[attr-defined]
     assert taken == run.workload(fresh.dataset, fresh.model).prefix_bytes
@@ -165,7 +165,7 @@ def test_a_second_run_over_the_same_data_computes_nothing_again(
 
 
 def test_a_group_that_is_too_large_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = activations._computed
+    real = prefix._computed
 
     def small(*given: object) -> object:
         if len(given[-1]) > 3:  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ def test_a_group_that_is_too_large_is_halved(tmp_path: Path, monkeypatch: pytest
 
     asked = job(tmp_path, "resnet18")
     wanted = tiny.losses(made(tmp_path, asked, True), 2)
-    monkeypatch.setattr(activations, "_computed", small)
+    monkeypatch.setattr(prefix, "_computed", small)
     assert tiny.losses(made(tmp_path, asked, True), 2) == pytest.approx(wanted, rel=1e-4)
 
 
