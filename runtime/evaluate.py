@@ -53,7 +53,7 @@ def _evaluate(run: Run, size: int) -> tuple[dict[str, float], dict[str, Any]]:
     given = run.batches
     share = (run.ranks.number, run.ranks.count)
     for batch in batches.in_order(run.dataset.validation, size, workers=given.workers, tell=given.tell, share=share):
-        ready = run.prepared(batch, None)
-        tally.add(run.step.outputs(ready.inputs), ready.targets)
+        for part in run.step.parts(run.prepared(batch, None)):
+            tally.add(run.step.outputs(part.inputs), part.targets)
     tally.add_up(run.ranks.total)
     return tally.metrics(), tally.confusion()

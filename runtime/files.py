@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from runtime.errors import StorageError
 
@@ -75,6 +75,18 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def reserve(file: IO[bytes], size: int, folder: Path) -> None:
+    """Take room on the disk for a file that is to be mapped into memory: once mapped, a full disk ends the process.
+
+    Raises:
+        StorageError: if there is not enough.
+    """
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        raise storage_error(folder, error) from None
 
 
 def sha256(path: Path) -> str:

@@ -38,7 +38,7 @@ def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
             _stop(list(layer.parameters()))
     if not any(p.requires_grad for p in model.parameters()):
         _refuse(job, "", "leaves nothing to train", "at least one trainable parameter", "freeze less")
-    return [] if spec.train_mode else list(_frozen(model))
+    return [] if spec.train_mode else list(frozen_parts(model))
 
 
 def _part(model: nn.Module, name: str, job: Job) -> nn.Module:
@@ -59,10 +59,11 @@ def _stop(parameters: list[nn.Parameter]) -> None:
         parameter.requires_grad_(False)
 
 
-def _frozen(module: nn.Module) -> Iterator[nn.Module]:
+def frozen_parts(module: nn.Module) -> Iterator[nn.Module]:
+    """The largest modules of which nothing is trained."""
     parameters = list(module.parameters())
     if parameters and not any(p.requires_grad for p in parameters):
         yield module
         return
     for child in module.children():
-        yield from _frozen(child)
+        yield from frozen_parts(child)

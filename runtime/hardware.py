@@ -70,11 +70,13 @@ class Storage:
     runs_free: int | None
     """Room left under the run folder."""
     cache: str
-    """Folder for compiled code."""
+    """Folder for compiled code, and for what is measured or decoded once for all runs."""
     cache_exec: bool
     """Whether compiled code in it may be executed."""
     cache_writable: bool
     """Whether we may write to it."""
+    cache_room: int | None = None
+    """Room in it: what is free, and what decoded images take that may give way."""
 
 
 @dataclass(frozen=True, kw_only=True)

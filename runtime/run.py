@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from runtime import blocks, checkpoint, draws, losses, optimizations, optimizer, resume
+from runtime import blocks, checkpoint, draws, losses, optimizations, optimizer, prefix, resume
 from runtime.clock import Clock
 from runtime.data.batches import Batches
 from runtime.data.dataset import Batch, Dataset
@@ -227,11 +227,19 @@ def workload(dataset: Dataset, model: nn.Module) -> Workload:
         if not list(module.children()):
             kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
     inputs = dataset.train.gather(torch.arange(1).numpy())
+    saving = prefix.saving(dataset, model)
     return Workload(
         layers=kinds,
         parameters=sum(p.numel() for p in model.parameters()),
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
         sample_bytes=sum(x[0].numel() * x.element_size() for x in inputs),
+        samples=len(dataset.train) + len(dataset.validation),
         decoded=dataset.decoded,
         blocks=len(blocks.repeated(model)),
+        ragged=hasattr(dataset.train, "lengths"),
+        prefix=saving.name if saving else "",
+        prefix_ragged=saving.ragged if saving else False,
+        prefix_bytes=prefix.total(dataset, saving) if saving else 0,
+        prefix_share=saving.share if saving else 0.0,
+        prefix_work=saving.work if saving else 0.0,
     )

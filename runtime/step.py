@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +49,13 @@ class Step:
         self.model, self.optimizer, self.objective = model, optimizer, objective
         self.clip_norm, self.device = clip_norm, device
         self.micro_batch: int | None = None
+        self.cut: Callable[[Batch, int], Iterable[Batch]] = Batch.split
+        """How a batch is cut into parts of at most so many samples."""
         self.memory_format: torch.memory_format | None = None
         self.dtype: torch.dtype | None = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=False)
+        self.plain: Callable[..., Any] = model
+        """What is computed of the network: all of it, or what is left behind a part whose outputs are kept."""
         self.forward: Callable[..., Any] = model
         self.compile_error: str | None = None
         self.ranks = ALONE
@@ -110,11 +114,15 @@ class Step:
     def _gradients(self, batch: Batch, over: dict[str, Tensor]) -> Tensor:
         """The loss of this process's part of the batch; its gradients are left on the parameters."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for part in batch.split(self.micro_batch or len(batch)):
+        for part in self.parts(batch):
             share = self.objective(self.outputs(part.inputs), part.targets, over)
             self.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
             loss += share.detach()
         return loss
+
+    def parts(self, batch: Batch) -> Iterable[Batch]:
+        """The parts of a batch that go through the network one after another."""
+        return self.cut(batch, self.micro_batch or len(batch))
 
     def _update(self, loss: Tensor) -> Outcome:
         self.scaler.unscale_(self.optimizer)
@@ -149,12 +157,16 @@ class Step:
 
     def outputs(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs under this step's precision and memory format."""
-        if self.memory_format is not None:
-            inputs = tuple(x.contiguous(memory_format=self.memory_format) if x.ndim == 4 else x for x in inputs)
         cast = torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()
         with cast:
-            result: Tensor | Mapping[str, Tensor] = self.forward(*inputs)
+            result: Tensor | Mapping[str, Tensor] = self.forward(*self.laid_out(inputs))
         return result
+
+    def laid_out(self, inputs: Inputs) -> Inputs:
+        """The inputs in this step's memory format."""
+        if self.memory_format is None:
+            return inputs
+        return tuple(x.contiguous(memory_format=self.memory_format) if x.ndim == 4 else x for x in inputs)
 
     def autocast(self, precision: str) -> None:
         """Compute the forward pass in bf16 or fp16; fp16 on a GPU scales its gradients."""
@@ -163,15 +175,15 @@ class Step:
 
     def compile(self) -> None:
         """Compile the forward pass; if the compiler fails at the first call, go on without, loudly and once."""
-        compiled = torch.compile(self.model)
+        compiled = torch.compile(self.plain)
 
         def forward(*inputs: Tensor) -> Any:
             try:
                 return compiled(*inputs)
             except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
-                self.forward = self.model
+                self.forward = self.plain
                 self.compile_error = str(error).strip().splitlines()[0][:200]
                 warnings.warn(f"compile failed, training goes on without it: {self.compile_error}", stacklevel=2)
-                return self.model(*inputs)
+                return self.plain(*inputs)
 
         self.forward = forward

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from runtime.hardware import Storage
 
+DECODED = "decoded"
+"""Folder of decoded images inside the cache."""
 Mount = Callable[[Path], os.statvfs_result]
 
 
@@ -31,6 +33,7 @@ def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Moun
         cache=str(cache),
         cache_exec=_exec(code),
         cache_writable=_writable(cache),
+        cache_room=code.f_bavail * code.f_frsize + _taken(cache / DECODED) if code else None,
     )
 
 
@@ -44,6 +47,15 @@ def _cache(environ: Mapping[str, str]) -> Path:
         return Path(folder) / ".cache/drivetrain/compile"
     # A container user without a name has no home; its number keeps users apart.
     return Path(environ.get("TMPDIR") or "/tmp") / f"drivetrain-{os.getuid()}/compile"
+
+
+def _taken(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    try:
+        with os.scandir(folder) as files:
+            return sum(file.stat().st_size for file in files)
+    except OSError:  # it is not there yet, or another run is removing files
+        return 0
 
 
 def _temporary() -> Path | None:

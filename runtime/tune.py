@@ -207,8 +207,8 @@ def _with(plan: Plan, name: str, value: Value) -> Plan:
 
 
 def _all_off(plan: Plan) -> Plan:
-    """Everything off that can still be switched in this process."""
-    off = {o.name: o.off for o in optimizations.every() if o.stage is not Stage.PROCESS}
+    """Everything off that can still be switched in this process; other parts of a batch would draw other dropout."""
+    off = {o.name: o.off for o in optimizations.every() if o.stage is not Stage.PROCESS and o.name != "unpadding"}
     rows = [replace(row, value=off.get(row.name, row.value)) for row in plan.decisions]
     return replace(plan, decisions=tuple(rows))
 

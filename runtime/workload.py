@@ -18,6 +18,8 @@ class Workload:
     """Parameters that are trained."""
     sample_bytes: int = 0
     """Bytes of one prepared sample."""
+    samples: int = 0
+    """Training and validation samples."""
     decoded: bool = True
     """False where samples are decoded from files each time."""
     blocks: int = 0
@@ -26,6 +28,18 @@ class Workload:
     """Bytes that one sample, one of the largest, keeps for the backward pass; 0 if that was not counted."""
     recomputed: int = 0
     """Likewise at the most, if blocks keep their inputs only."""
+    ragged: bool = False
+    """Whether samples have different lengths."""
+    prefix: str = ""
+    """The frozen part that is computed before anything trained, in words; empty if there is none."""
+    prefix_ragged: bool = False
+    """Whether its outputs are a row for each token; else they are one for each sample."""
+    prefix_bytes: int = 0
+    """Bytes of its outputs for all samples."""
+    prefix_share: float = 0.0
+    """Share of the arithmetic of a training step that it takes."""
+    prefix_work: float = 0.0
+    """Floating-point operations that it takes for each byte of its outputs."""
 
     def has(self, *kinds: str) -> bool:
         """Whether a layer of one of these kinds occurs; `BatchNorm` stands for all of its dimensions."""

@@ -35,6 +35,14 @@ def test_sizes_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (found.shm, found.shm_exec, found.tmp_exec) == (64 * MIB, False, True)
     assert found.runs_free == 32 * MIB
     assert (found.cache_exec, found.cache_writable) == (False, True)
+    assert found.cache_room == 32 * MIB
+
+
+def test_decoded_images_may_give_way(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    (cache / "decoded").mkdir(parents=True)
+    (cache / "decoded" / "one.u8").write_bytes(bytes(MIB))
+    assert read_storage(tmp_path, tmp_path, {"TORCHINDUCTOR_CACHE_DIR": str(cache)}, mounts()).cache_room == 33 * MIB
 
 
 def test_without_shared_memory(tmp_path: Path) -> None:

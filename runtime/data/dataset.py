@@ -137,6 +137,8 @@ class Dataset:
     """What a person should know about the data: counts, files left out, conversions."""
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     """The person's own loss, in place of the job's: (outputs, targets) -> one term per sample, shape (N,)."""
+    kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What a frozen prefix gave for the samples, by the settings under which it was computed."""
 
 
 @dataclass

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,15 +14,18 @@ import torch
 from torch import Tensor
 
 from runtime import draws, vision
-from runtime.data import arrays, geometry, labels, source, stratify
+from runtime.data import arrays, decoded, geometry, labels, source, stratify
 from runtime.data.augment import Augment
 from runtime.data.dataset import Dataset, Head, Inputs, Targets
+from runtime.data.decoded import Decoded
 from runtime.data.files import Files
 from runtime.data.preparer import Preparer
 from runtime.data.source import Images, Source
 from runtime.draws import Ids
 from runtime.errors import DataError
+from runtime.hardware import Storage
 from runtime.job.job import ImageJob
+from runtime.storage import DECODED
 from runtime.vision import Expected
 
 MEASURED = 2000
@@ -28,7 +35,7 @@ MEASURED = 2000
 class ImageSplit:
     """Some images of a source: for training, for validation, or new ones, which may have no labels."""
 
-    def __init__(self, images: Images, rows: Ids, classes: npt.NDArray[np.int64] | None) -> None:
+    def __init__(self, images: Images | Decoded, rows: Ids, classes: npt.NDArray[np.int64] | None) -> None:
         self.images, self.rows = images, rows
         self.targets: Targets = {} if classes is None else {"": torch.from_numpy(classes)}
 
@@ -70,6 +77,25 @@ def load(job: ImageJob) -> Dataset:
         *parts, heads={"": Head("", classes)}, preprocessing=preparer.to_json() | columns, prepare=preparer,
         decoded=not isinstance(train.images, Files), notes=[counts, *train.notes, *notes, *more],
     )  # fmt: skip
+
+
+def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
+    """The same data with the pixels of its image files kept in the cache, which may take one part in `share` of its room.
+
+    Raises:
+        StorageError: if the cache cannot be written.
+    """
+    folder, made = Path(storage.cache) / DECODED, dict[int, Decoded]()
+
+    def split(given: Any) -> ImageSplit:
+        twin: ImageSplit = copy.copy(given)
+        if isinstance(given.images, Files):
+            if id(given.images) not in made:
+                made[id(given.images)] = decoded.kept(given.images, folder, (storage.cache_room or 0) // share)
+            twin.images = made[id(given.images)]
+        return twin
+
+    return replace(dataset, train=split(dataset.train), validation=split(dataset.validation))
 
 
 def _classes(train: Source) -> tuple[str, ...]:

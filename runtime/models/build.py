@@ -13,6 +13,7 @@ from runtime import draws, pretrained, user_code
 from runtime.data import features
 from runtime.data.dataset import Dataset
 from runtime.errors import SpecError
+from runtime.freeze import freeze
 from runtime.job import Job
 from runtime.job.job import ImageJob
 from runtime.job.model import Freeze, ImageNetwork, ImagePretrained, ImageTimm, OwnModel
@@ -43,7 +44,17 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(job: Job, dataset: Dataset) -> Model:
-    """The network of a job, its first weights a function of the job's seed."""
+    """The network of a job, its first weights a function of the job's seed, its frozen parts already stopped.
+
+    Raises:
+        SpecError: if the network that the job names cannot be had, or has no such parts to freeze.
+    """
+    made = _network(job, dataset)
+    freeze(made.module, made.freeze, job)
+    return made
+
+
+def _network(job: Job, dataset: Dataset) -> Model:
     torch.manual_seed(draws.key(job.train.seed, "weights"))
     spec: Any = getattr(job, "model", None)
     if isinstance(spec, OwnModel):

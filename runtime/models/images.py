@@ -7,9 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from runtime.models.division import Division, in_sequence
+
 BLOCKS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
 SMALL_IMAGE = 96
 """Up to this side, in pixels, a ResNet gets the stem for small images."""
+
+
+class _Mean(nn.Module):
+    """The mean over an image: (N, C, H, W) to (N, C)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=(2, 3))
 
 
 class SmallCnn(nn.Module):
@@ -37,7 +46,15 @@ class SmallCnn(nn.Module):
         initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.classifier(self.dropout(self.features(images).mean(dim=(2, 3))))  # type: ignore[no-any-return]
+        return self.outputs(self.features(images).mean(dim=(2, 3)))
+
+    def outputs(self, vector: Tensor) -> Tensor:
+        """Outputs (N, classes) for a vector for each image (N, width)."""
+        return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
+
+    def divided(self, images: Tensor) -> Division | None:
+        """Frozen convolutions before those that are trained."""
+        return in_sequence("layers", [*self.features, _Mean()], self.outputs)
 
 
 class BasicBlock(nn.Module):
@@ -98,8 +115,16 @@ class ResNet(nn.Module):
         initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.stages(self.stem(images)).mean(dim=(2, 3))
-        return self.classifier(self.dropout(x))  # type: ignore[no-any-return]
+        return self.outputs(self.stages(self.stem(images)).mean(dim=(2, 3)))
+
+    def outputs(self, vector: Tensor) -> Tensor:
+        """Outputs (N, classes) for a vector for each image (N, width)."""
+        return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
+
+    def divided(self, images: Tensor) -> Division | None:
+        """The frozen stem and blocks before those that are trained."""
+        blocks = [block for stage in self.stages for block in stage]  # type: ignore[attr-defined]
+        return in_sequence("parts", [self.stem, *blocks, _Mean()], self.outputs)
 
 
 def _stage(

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runtime.models import tail
+from runtime.models.division import Division
 from runtime.pretrained import ENCODERS, Pretrained, quiet
 
 
@@ -32,15 +34,38 @@ class TextNetwork(nn.Module):
             nn.init.zeros_(head.bias)  # type: ignore[arg-type]
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
-        hidden = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        return self.outputs(self.pooled(self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask))
+
+    def pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """One vector for each text, (N, width)."""
         if self.pooling == "cls":
-            vector = hidden[:, 0]
-        else:
-            weights = mask.unsqueeze(2).to(hidden.dtype)
-            vector = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+            return hidden[:, 0]
+        weights = mask.unsqueeze(2).to(hidden.dtype)
+        return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+
+    def outputs(self, vector: Tensor) -> Tensor | dict[str, Tensor]:
+        """The outputs of all heads, by name."""
         vector = self.dropout(vector)
         outputs: dict[str, Tensor] = {name: head(vector) for name, head in zip(self.names, self.heads, strict=True)}
         return outputs.get("", outputs)
+
+    def divided(self, ids: Tensor, mask: Tensor) -> Division | None:
+        """Frozen embeddings and layers before those that are trained; a frozen encoder is its vectors alone."""
+        encoder, layers, embeddings = self.encoder, self.layers, self.embeddings
+        if not any(p.requires_grad for p in encoder.parameters()):
+            return Division("the whole encoder", lambda ids, mask: (
+                self.pooled(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask),), self.outputs)  # fmt: skip
+        count = tail.untrained(encoder, layers, ids, mask) if isinstance(layers, nn.ModuleList) else 0
+        if not count or not isinstance(layers, nn.ModuleList) or count == len(layers):
+            return None
+        upper = tail.tail(encoder, embeddings, layers, count)
+        return Division(
+            f"the embeddings and {count} of {len(layers)} layers",
+            lambda ids, mask: (tail.entering(encoder, layers[count], ids, mask), mask),
+            lambda hidden, mask: self.outputs(
+                self.pooled(upper(inputs_embeds=hidden, attention_mask=mask).last_hidden_state, mask)
+            ),
+        )
 
     @property
     def embeddings(self) -> nn.Module:

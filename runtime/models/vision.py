@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.models import family
+from runtime.models.division import Division
 from runtime.pretrained import Pretrained, quiet
 
 
@@ -32,8 +33,18 @@ class VisionNetwork(nn.Module):
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        vector = vectors(self.backbone(pixel_values=images), self.pooling)
+        return self.outputs(vectors(self.backbone(pixel_values=images), self.pooling))
+
+    def outputs(self, vector: Tensor) -> Tensor:
+        """Outputs (N, classes) for a vector for each image (N, width)."""
         return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
+
+    def divided(self, images: Tensor) -> Division | None:
+        """A frozen backbone is its vectors alone."""
+        if any(p.requires_grad for p in self.backbone.parameters()):
+            return None
+        return Division("the whole backbone", lambda images: (
+            vectors(self.backbone(pixel_values=images), self.pooling),), self.outputs)  # fmt: skip
 
     @property
     def embeddings(self) -> nn.Module | None:

@@ -64,4 +64,4 @@ def apply(run: Any, value: Value) -> None:
 
 def seen(run: Any) -> Value:
     """Whether the forward pass is a compiled one."""
-    return run.step.forward is not run.model
+    return run.step.forward is not run.step.plain

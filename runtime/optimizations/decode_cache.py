@@ -1,0 +1,89 @@
+"""Decodes every image file once and keeps its pixels in one mapped file, for all epochs and all runs.
+
+Images are kept at the size that the network sees, as they would be decoded each time, so nothing changes but the time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from runtime.hardware import size
+from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache
+
+if TYPE_CHECKING:
+    from runtime.hardware import Hardware
+    from runtime.job import Job
+    from runtime.workload import Workload
+
+STAGE = Stage.LOADER
+EFFECT = Effect.EXACT
+OFF = False
+Values = bool
+
+SHARE = 2
+"""All decoded images together may take one part in so many of the room in the cache."""
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """On for images that are decoded from files in more than one epoch, where disk and memory have room."""
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
+        return Choice(False, obstacle)
+    if job.train.epochs < 2:
+        return Choice(False, "one epoch decodes nothing twice")
+    if workload is None:
+        return Choice(True, "image files are decoded once, if their pixels fit")
+    if feature_cache.choose(job, hardware, workload).value:
+        return Choice(False, "feature_cache asks for every image once")
+    taken = _bytes(workload)
+    if taken > hardware.memory.available:
+        return Choice(False, f"{size(taken)} of pixels would come from the disk in every epoch: more than the free memory "
+                      f"({size(hardware.memory.available)})")  # fmt: skip
+    return Choice(True, f"{workload.samples:,} images decoded once, not in each of {job.train.epochs} epochs: "
+                  f"{size(taken)} in {hardware.storage.cache}")  # fmt: skip
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """There must be image files, and a cache with room."""
+    if not value:
+        return None
+    if not job.task.startswith("image"):
+        return "no images are decoded"
+    if workload is not None and workload.decoded:
+        return "the images are in memory already"
+    if not hardware.storage.cache_writable:
+        return f"the cache {hardware.storage.cache} cannot be written"
+    room = hardware.storage.cache_room
+    if workload is not None and _bytes(workload) * SHARE > (room or 0):
+        return f"the pixels take {size(_bytes(workload))}, more than half of the room in the cache ({size(room)})"
+    return None
+
+
+def _bytes(workload: Workload) -> int:
+    return workload.samples * (workload.sample_bytes + 8)
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Not contested: decoding again never pays."""
+    return [choose(job, hardware, workload).value]
+
+
+def apply(run: Any, value: Value) -> None:
+    """Put the mapped file in front of the image files; if that cannot be made, say so and go on without."""
+    from runtime.data.images import keep_decoded
+    from runtime.errors import StorageError
+
+    try:
+        run.dataset = keep_decoded(run.dataset, run.hardware.storage, SHARE)
+        run.batches.split = run.dataset.train
+    except StorageError as error:
+        run.events.add("decode_cache", f"images are decoded in every epoch: {error.given}")
+
+
+def seen(run: Any) -> Value:
+    """Whether pixels come from the mapped file."""
+    from runtime.data.decoded import Decoded
+
+    split = run.dataset.train
+    images = getattr(getattr(split, "split", split), "images", None)
+    return isinstance(images, Decoded)

@@ -1,0 +1,101 @@
+"""Computes a frozen prefix of the network once for every sample and trains only the rest, on what it gave.
+
+The prefix runs in fp32 and in evaluation mode, as frozen parts do, so its outputs are the same in every epoch; they are
+kept in fp32. What changes is the rounding: they are computed in other groups of samples than the batches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from runtime.hardware import size
+from runtime.optimizations import Choice, Effect, Stage, Value
+
+if TYPE_CHECKING:
+    from runtime.hardware import Hardware
+    from runtime.job import Job
+    from runtime.workload import Workload
+
+STAGE = Stage.MODEL
+EFFECT = Effect.ROUNDING
+OFF = False
+Values = bool
+
+SHARE = 4
+"""The activations may take one part in so many of the memory, or of the disk, that is free."""
+WORK = {"memory": 200.0, "disk": 1000.0}
+"""Operations for each kept byte from which on reading is surely cheaper than computing again: a CPU computes 10 to 100
+in the time that one byte takes to come from memory, and ten times that from a disk."""
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """On where a prefix is frozen, its outputs stay the same and fit, and computing them again costs more than reading."""
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
+        return Choice(False, obstacle)
+    epochs = job.train.epochs
+    if epochs < 2:
+        return Choice(False, "one epoch computes nothing twice")
+    if workload is None:
+        return Choice(True, "frozen parts are computed once, if they come first and their outputs fit")
+    where = _place(hardware, workload)
+    assert where is not None
+    if workload.prefix_work < WORK[where]:
+        return Choice(False, f"{workload.prefix} are computed as fast as their outputs are read from {where}")
+    return Choice(True, f"{workload.prefix} computed once, not in each of {epochs} epochs: saves "
+                  f"{workload.prefix_share:.0%} of a step's arithmetic, takes {size(workload.prefix_bytes)} "
+                  f"{'of memory' if where == 'memory' else 'on the disk'}")  # fmt: skip
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """There must be a frozen prefix in evaluation mode, inputs that do not change, and room."""
+    if not value:
+        return None
+    frozen = getattr(getattr(job, "model", None), "freeze", None)
+    if frozen is None or not (frozen.embeddings or frozen.layers or frozen.names):
+        return "nothing of the network is frozen (model.freeze)"
+    if frozen.train_mode:
+        return "model.freeze.train_mode keeps dropout and BatchNorm of frozen parts changing"
+    augment = [name for name, asked in getattr(job.data, "augment", None) or () if asked]
+    if augment:
+        return f"data.augment.{augment[0]} changes the inputs from epoch to epoch"
+    if job.optimize.get("loader_workers", "auto") not in ("auto", 0):
+        return "optimize.loader_workers prepares inputs in other processes, and there are none to prepare"
+    return None if workload is None else _no_room(hardware, workload)
+
+
+def _no_room(hardware: Hardware, workload: Workload) -> str | None:
+    if not workload.prefix:
+        return "no frozen part of this network can be computed apart, before everything that is trained"
+    if _place(hardware, workload) is None:
+        free = hardware.storage.runs_free
+        return (f"the outputs of {workload.prefix} take {size(workload.prefix_bytes)}, more than a quarter of the free "
+                f"memory ({size(hardware.memory.available)}) and of the free disk ({size(free)})")  # fmt: skip
+    return None
+
+
+def _place(hardware: Hardware, workload: Workload) -> str | None:
+    """Where the outputs go: `memory`, `disk`, or nowhere."""
+    if workload.prefix_bytes * SHARE <= hardware.memory.available:
+        return "memory"
+    return "disk" if workload.prefix_bytes * SHARE <= (hardware.storage.runs_free or 0) else None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Not contested: what it saves is counted, not guessed."""
+    return [choose(job, hardware, workload).value]
+
+
+def apply(run: Any, value: Value) -> None:
+    """Put the activations in the place of the samples, and the rest in the place of the network."""
+    from runtime import prefix
+    from runtime.run import workload
+
+    place = _place(run.hardware, workload(run.dataset, run.model))
+    assert place is not None, "refused where there is no room"
+    prefix.keep(run, place)
+
+
+def seen(run: Any) -> Value:
+    """Whether the step computes the rest alone."""
+    return run.step.plain is not run.model
