@@ -62,6 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--lowest", type=float, default=1e-6, help="first learning rate (1e-6)")
     made.add_argument("--highest", type=float, default=10.0, help="last learning rate (10)")
     made.add_argument("--steps", type=int, default=100, help="mini-batches (100)")
+    made = with_job(add("bench", bench, "the ladder: plain, then each optimization in turn, all, all without each"))
+    made.add_argument("--against", action="append", default=[], metavar="KEY=VALUE", help="a variant of the job, last")
+    made.add_argument("--output", type=Path, metavar="DIR", help="where the files go; runs/bench-<name> if absent")
+    made.add_argument("--rounds", type=int, default=8, help="pairs of blocks of each comparison (8)")
+    made.add_argument("--json", action="store_true", help="print JSON instead of a table")
     _add_look(add)
     _add_use(add)
     _add_data(add)
@@ -183,6 +188,15 @@ def find_lr(given: argparse.Namespace) -> int:
 
     return finding.find_lr(
         finding.Request(given.job, tuple(given.set), given.output, given.lowest, given.highest, given.steps)
+    )
+
+
+def bench(given: argparse.Namespace) -> int:
+    """Measure the ladder."""
+    from runtime import bench as benching
+
+    return benching.bench(
+        benching.Request(given.job, tuple(given.set), tuple(given.against), given.output, given.rounds, given.json)
     )
 
 
