@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--plan", type=Path, metavar="FILE", help="replay a stored plan")
     made.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go")
     made.add_argument("--new", action="store_true", help="start a new run, whatever is unfinished")
+    made.add_argument("--trace", action="store_true", help="profile a few steps: operators and a trace for Perfetto")
     made = with_job(add("launch", launch, "host side: train in a container under the job's limits"))
     made.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="which kind of image")
     made.add_argument("--new", action="store_true", help="start a new run, whatever is unfinished")
@@ -171,7 +172,7 @@ def train(given: argparse.Namespace) -> int:
     if given.plain and given.plan:
         raise SpecError("--plain and --plan together", "one of them", "leave one out")
     return supervise.train(
-        supervise.Request(given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new)
+        supervise.Request(given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new, given.trace)
     )
 
 

@@ -73,6 +73,8 @@ def _epoch(run: Run, saver: Saver, progress: Progress) -> None:
             if run.time_left() <= 0:
                 raise Stopped(f"max_time of {run.job.train.max_time} is spent")
             _advance(run, batch, progress)
+            if run.tracer:
+                run.tracer.step()
             run.signals.check()
             if saver.due():
                 saver.periodic()

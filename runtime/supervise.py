@@ -42,6 +42,8 @@ class Request:
     plain: bool = False
     plan: Path | None = None
     new: bool = False
+    trace: bool = False
+    """Whether a few steps are profiled."""
 
 
 def train(request: Request) -> int:
@@ -119,7 +121,7 @@ def _command(request: Request, folder: Path) -> list[str]:
     command = [sys.executable, "-m", "runtime.trainer", str(folder), str(request.spec)]
     for assignment in request.assignments:
         command += ["--set", assignment]
-    return command
+    return [*command, "--trace"] if request.trace else command
 
 
 def child(

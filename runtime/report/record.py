@@ -24,6 +24,7 @@ _LOST = {
     "result.json": "the best value and the peaks are taken from the logs; there is no confusion matrix",
     "state.json": "how the run ended is unknown",
     "events.jsonl": "some events cannot be shown",
+    "operators.json": "the dearest operators cannot be shown",
 }
 
 
@@ -53,6 +54,8 @@ class Record:
     result: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
     events: list[Mapping[str, Any]] = field(default_factory=list)
+    trace: Mapping[str, Any] = field(default_factory=dict)
+    """The operators of the steps that were traced."""
     gaps: list[Gap] = field(default_factory=list)
 
 
@@ -77,6 +80,8 @@ def read(run: Path) -> Record:
     record.state = _object(record, run / "state.json")
     if (run / "events.jsonl").exists():  # a run without events writes none
         record.events = list(_rows(record, run / "events.jsonl"))
+    if (run / "operators.json").exists():
+        record.trace = _object(record, run / "operators.json")
     return record
 
 

@@ -11,6 +11,7 @@ from runtime.report.blocks import Block, Curves, Fold, Matrix, Section, Table, T
 from runtime.report.confusion import Confusion, confusions
 from runtime.report.decisions import notes_section, plan_section, seen_section
 from runtime.report.machine import machine_section, time_section
+from runtime.report.operators import operators_section
 from runtime.report.record import Gap, Record
 from runtime.report.series import Series
 from runtime.report.summary import Summary
@@ -37,6 +38,7 @@ def sections(record: Record, summary: Summary) -> list[Section]:
         notes_section(plan) if plan else None,
         machine_section(hardware) if hardware else None,
         time_section(record.telemetry, summary, hardware),
+        operators_section(record.trace),
         events_section(record.events),
         gaps_section(record.gaps),
         spec_section(record),
