@@ -58,7 +58,7 @@ def conduct(run: Any, *, trace: bool = False) -> str:
     Raises:
         Stopped: on a signal, after a checkpoint if there is progress.
     """
-    from runtime import artifact, checkpoint, loop, resume
+    from runtime import artifact, checkpoint, loop, resume, showcase
     from runtime.metrics import Metrics
     from runtime.monitor import Monitor
     from runtime.progress import Progress, say
@@ -74,7 +74,10 @@ def conduct(run: Any, *, trace: bool = False) -> str:
         run.restore(loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
     say(resume.PROMISE)
-    run.metrics = Metrics(folder, after=run.counters.step, epoch=run.counters.epoch)
+    run.metrics = Metrics(folder, after=run.counters.step, epoch=run.counters.epoch,
+                          tell=lambda text: run.events.add("tensorboard", text, run.counters.step))  # fmt: skip
+    if run.ranks.leads:
+        showcase.begin(run)
     saver = Saver(run) if run.ranks.leads else Onlooker(run)
     if not loaded:
         # A full or read-only disk shows now and not after an epoch; and there is always something to go back to.
