@@ -49,6 +49,6 @@ def _evaluate(run: Run, size: int) -> tuple[dict[str, float], dict[str, Any]]:
     share = (run.ranks.number, run.ranks.count)
     for batch in batches.in_order(run.dataset.validation, size, workers=given.workers, tell=given.tell, share=share):
         ready = run.prepared(batch, None)
-        tally.add(run.step.outputs(ready.inputs), ready.targets)
-    tally.add_up(run.ranks.total)
+        tally.add(run.step.outputs(ready.inputs), ready.targets, ready.ids)
+    tally.add_up(run.ranks.total, share)
     return tally.metrics(), tally.confusion()

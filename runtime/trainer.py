@@ -58,7 +58,7 @@ def conduct(run: Any, *, trace: bool = False) -> str:
     Raises:
         Stopped: on a signal, after a checkpoint if there is progress.
     """
-    from runtime import artifact, checkpoint, loop, resume, showcase
+    from runtime import artifact, checkpoint, loop, mistakes, resume, showcase
     from runtime.metrics import Metrics
     from runtime.monitor import Monitor
     from runtime.progress import Progress, say
@@ -92,6 +92,7 @@ def conduct(run: Any, *, trace: bool = False) -> str:
                 if not run.ranks.leads:
                     return reason
                 artifact.write(run)
+                mistakes.write(run)
         except Stopped as stop:
             raise _stopped(run, saver, stop) from None
         finally:

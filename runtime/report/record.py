@@ -25,6 +25,7 @@ _LOST = {
     "state.json": "how the run ended is unknown",
     "events.jsonl": "some events cannot be shown",
     "operators.json": "the dearest operators cannot be shown",
+    "mistakes.json": "the worst mistakes cannot be shown",
 }
 
 
@@ -56,6 +57,8 @@ class Record:
     events: list[Mapping[str, Any]] = field(default_factory=list)
     trace: Mapping[str, Any] = field(default_factory=dict)
     """The operators of the steps that were traced."""
+    mistakes: Mapping[str, Any] = field(default_factory=dict)
+    """The worst mistakes by head."""
     gaps: list[Gap] = field(default_factory=list)
 
 
@@ -82,6 +85,8 @@ def read(run: Path) -> Record:
         record.events = list(_rows(record, run / "events.jsonl"))
     if (run / "operators.json").exists():
         record.trace = _object(record, run / "operators.json")
+    if (run / "mistakes.json").exists():
+        record.mistakes = _object(record, run / "mistakes.json")
     return record
 
 

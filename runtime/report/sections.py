@@ -16,6 +16,7 @@ from runtime.report.record import Gap, Record
 from runtime.report.series import Series
 from runtime.report.summary import Summary
 from runtime.report.wording import duration, number, share, short, shown
+from runtime.report.worst import worst_sections
 
 _TITLES = {"loss": "Loss", "lr": "Learning rate", "grad_norm": "Gradient norm", "f1": "Macro F1"}
 _FIRST = ("loss",)
@@ -32,6 +33,7 @@ def sections(record: Record, summary: Summary) -> list[Section]:
     found = [
         curves_section(record.metrics),
         *(confusion_section(confusion) for confusion in confusions(record.result.get("confusion"))),
+        *worst_sections(record.mistakes),
         advice_section(record, summary),
         plan_section(plan) if plan else None,
         seen_section(plan) if plan else None,
