@@ -130,7 +130,9 @@ def test_a_machine_that_is_never_calm_is_named() -> None:
     slow, fast = Fake(0.2, noise=lambda: 0.5), Fake(0.1, noise=lambda: 0.5)
     assert len(calmest(slow.steps, fast.steps, 1, 4)) == 4
     rung = Rung("added", "compile", True, Effect.ROUNDING, Pair((1.0, 1.0, 1.0)), disturbed=0.5)
-    assert "1 of 1 comparisons were disturbed: threads waited up to 50%" in show.restless(Ladder((rung,)))[0]
+    (warning,) = show.restless(Ladder((rung,)))
+    assert "1 of 1 comparisons were disturbed" in warning
+    assert "up to 50% of the time" in warning
     assert show.restless(Ladder((replace(rung, disturbed=0.01),))) == []
 
 

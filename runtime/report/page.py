@@ -149,10 +149,9 @@ def _matrix(block: Matrix) -> str:
 
 
 def _photo(photo: Photo) -> str:
-    caption = (
-        f"{escape(photo.truth)}<br>taken for <b>{escape(photo.answer)}</b><br><span>{escape(photo.sure)} sure</span>"
-    )
-    picture = f'<img src="{escape(photo.data)}" alt="{escape(photo.title)}" title="{escape(photo.title)}">'
+    title, truth, answer, sure = map(escape, (photo.title, photo.truth, photo.answer, photo.sure))
+    caption = f"{truth} taken for <strong>{answer}</strong><br><i>{sure} sure</i>"
+    picture = f'<img src="{escape(photo.data)}" alt="{title}" title="{title}">'
     return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 

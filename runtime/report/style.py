@@ -81,7 +81,7 @@ figcaption > span { display: flex; flex-wrap: wrap; gap: 0 14px; color: var(--mu
 .gallery img { display: block; width: 96px; height: 96px; object-fit: contain; image-rendering: pixelated;
   background: var(--soft); border-radius: 6px; }
 .gallery figcaption { display: block; margin-top: 6px; font-size: 13px; line-height: 1.35; overflow-wrap: anywhere; }
-.gallery span { color: var(--muted); }
+.gallery i { color: var(--muted); font-style: normal; }
 table { border-collapse: collapse; font-size: 14px; margin: 0 0 16px; font-variant-numeric: tabular-nums; }
 table.wide { width: 100%; }
 table.narrow { display: block; max-width: 100%; overflow-x: auto; }
