@@ -24,9 +24,9 @@ COMPILED = 1.0
 """Seconds from which the first step's extra time is worth telling."""
 RESTLESS = 0.1
 """Share of the time without a CPU from which a warning is due."""
-_LEGEND = """`+` against the row above; `all together` against plain; `-` is all without it, and the speed is what it gains
-within all; `with` is a variant against all. In brackets the middle half of the pairs. memory: highest so far. loss off:
-most by which a loss of the first 4 steps differs from plain fp32. first step: its extra time, compile cache empty."""
+_LEGEND = """  +     against the row above; `all together` is against plain, `with` a variant against all
+  -     all without it; the speed is what it gains within all; brackets hold the middle half of pairs
+  loss  most by which one of the first 4 steps is off plain fp32; first step: with an empty compile cache"""
 _KINDS = {"added": "+ ", "without": "- ", "against": "with "}
 
 
