@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from runtime.board import Picture, Shown
@@ -38,7 +39,8 @@ def begin(run: Run) -> None:
 
 def plan_text(plan: Plan) -> str:
     """The decisions as a Markdown table."""
-    rows = [(row.name, written(row.value), row.source, row.effect, row.reason) for row in plan.decisions]
+    rows = [(row.name, written(row.value), row.source, row.effect,
+             f"{row.reason}; {row.evidence}" if row.evidence else row.reason) for row in plan.decisions]  # fmt: skip
     lines = [("decision", "value", "source", "effect", "reason"), ("---",) * 5, *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
@@ -84,21 +86,26 @@ def confusions(counts: Mapping[str, Any]) -> dict[str, Shown]:
 def confusion(classes: list[str], matrix: list[list[int]]) -> Picture:
     """Truth by row, prediction by column; colour is the share of the truth's samples."""
     count = len(classes)
-    cell = 44 if count <= NAMED else max(2, 640 // count)
-    left = 8 + (max(len(name[:14]) for name in classes) * 7 if count <= NAMED else 0)
-    sheet = Image.new("RGB", (left + cell * count + 8, cell * count + 30), "white")
+    cell = max(24, 340 // count) if count <= NAMED else max(2, 640 // count)
+    font = ImageFont.load_default(max(10, min(16, cell // 2)))
+    names = [name[:14] for name in classes] if count <= NAMED else [""]
+    left = round(max(font.getlength(name) for name in names)) + 12
+    sheet = Image.new("RGB", (left + cell * count + 8, cell * count + 32), "white")
     draw = ImageDraw.Draw(sheet)
-    draw.text((left, 4), f"rows: truth, columns: prediction; {count} classes", fill="black")
+    draw.text((6, 4), "truth by row, prediction by column", fill="black", font=font)
     for i, row in enumerate(matrix):
+        middle = 26 + i * cell + cell // 2
         if count <= NAMED:
-            draw.text((6, 22 + i * cell + cell // 2 - 5), classes[i][:14], fill="black")
+            draw.text((6, middle), names[i], fill="black", font=font, anchor="lm")
         for j, value in enumerate(row):
-            share = value / (sum(row) or 1)
-            colour = tuple(round(255 - share * (255 - full)) for full in ((31, 119, 180) if i == j else (214, 70, 40)))
-            box = (left + j * cell, 22 + i * cell, left + (j + 1) * cell - 1, 22 + (i + 1) * cell - 1)
-            draw.rectangle(box, fill=colour)
+            # The root lets rare mistakes be seen.
+            strength = math.sqrt(value / (sum(row) or 1))
+            full = (31, 119, 180) if i == j else (214, 70, 40)
+            box = (left + j * cell, 26 + i * cell, left + (j + 1) * cell - 1, 26 + (i + 1) * cell - 1)
+            draw.rectangle(box, fill=tuple(round(255 - strength * (255 - colour)) for colour in full))
             if count <= NAMED and value:
-                draw.text((box[0] + 6, box[1] + cell // 2 - 5), f"{value}", fill="white" if share > 0.5 else "black")
+                ink = "white" if strength > 0.6 else "black"
+                draw.text((left + j * cell + cell // 2, middle), f"{value}", fill=ink, font=font, anchor="mm")
     return _png(sheet)
 
 
