@@ -20,6 +20,8 @@ from runtime.plan import Decision, Plan, written
 
 CLOSE = 0.05
 """The steps explain the total if their product comes so near to it, or within the noise of both."""
+UNSURE = 0.15
+"""Noise from which that would explain anything."""
 
 
 class Arm(Protocol):
@@ -94,13 +96,15 @@ class Ladder:
         return math.prod(rung.pair.median for rung in self.of("added") if rung.pair)
 
     @property
-    def explained(self) -> bool:
-        """Whether the single steps give the total: within 5 %, or within twice the standard error of both."""
+    def explained(self) -> bool | None:
+        """Whether the single steps give the total, by twice the standard error of both; None if nobody can tell."""
         if self.total is None or self.total.pair is None:
-            return False
+            return None
         pairs = [rung.pair for rung in self.of("added") if rung.pair] + [self.total.pair]
-        noise = math.sqrt(sum(_error(pair) ** 2 for pair in pairs))
-        return abs(math.log(self.product / self.total.pair.median)) <= max(CLOSE, 2 * noise)
+        noise = 2 * math.sqrt(sum(_error(pair) ** 2 for pair in pairs))
+        if abs(math.log(self.product / self.total.pair.median)) > max(CLOSE, noise):
+            return False
+        return True if noise <= UNSURE else None
 
 
 def _error(pair: Pair) -> float:

@@ -68,10 +68,12 @@ def explanation(ladder: Ladder) -> str:
         return "nothing is on in this plan, so there is nothing to explain"
     ratios = [f"{rung.pair.median:.2f}" for rung in ladder.of("added") if rung.pair]
     product = f"{' x '.join(ratios)} = {ladder.product:.2f}" if len(ratios) > 1 else ratios[0]
+    both = f"{product}, measured {ladder.total.pair.spread()}"
+    if ladder.explained is None:
+        return f"nobody can tell whether the steps explain the total, the machine was too restless: {both}"
     if ladder.explained:
-        return f"the steps explain the total: {product}, measured {ladder.total.pair.spread()}"
-    return (f"the steps do not explain the total: {product}, measured {ladder.total.pair.spread()}; "
-            "they change what the others gain, or the machine was too restless")  # fmt: skip
+        return f"the steps explain the total: {both}"
+    return f"the steps do not explain the total, they change what the others gain: {both}"
 
 
 def left_out(plan: Plan) -> str:
