@@ -46,7 +46,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def _batch(run: Run) -> dict[str, Shown]:
-    if not run.job.task.startswith("image"):
+    if run.counters.step or not run.job.task.startswith("image"):
         return {}
     raw = next(iter(fetch(run.batches.split, run.batches.order(0)[:1])))
     with torch.no_grad():
