@@ -1,6 +1,6 @@
 # Everything people type, in one place. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults check format doctor logs stop rebuild clean engine base-image image-cpu sizes lock schema
+.PHONY: help setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults reference check format doctor logs stop rebuild clean engine base-image image-cpu sizes lock schema
 
 JOB ?= jobs/digits.yaml
 PYTHON ?= python3
@@ -72,6 +72,9 @@ schema: .venv/check ## write the JSON schema of the job spec
 
 decisions: .venv/check ## write the table of decisions on all recorded machines
 	@$(python) -m runtime.decisions jobs/digits.yaml tests/machines > docs/decisions.md
+
+reference: .venv/check ## write the references of the spec and of the optimizations
+	@for page in spec optimizations; do $(python) -m runtime.reference $$page > docs/$$page.md || exit; done
 
 clean: ## remove the local environment and caches; runs/ stays
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache build *.egg-info docker/wheels/*.whl

@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--plan", type=Path, metavar="FILE", help="replay a stored plan")
     made.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go")
     made.add_argument("--new", action="store_true", help="start a new run, whatever is unfinished")
+    made.add_argument("--trace", action="store_true", help="profile a few steps: operators and a trace for Perfetto")
     made = with_job(add("launch", launch, "host side: train in a container under the job's limits"))
     made.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="which kind of image")
     made.add_argument("--new", action="store_true", help="start a new run, whatever is unfinished")
@@ -66,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
         add("memory", memory, "memory at the peak by micro-batch, predicted and measured: a table and a picture")
     )
     made.add_argument("--output", type=Path, metavar="DIR", help="where they go; runs/memory-<name> if absent")
+    made = with_job(add("bench", bench, "the ladder: plain, then each optimization in turn, all, all without each"))
+    made.add_argument("--against", action="append", default=[], metavar="KEY=VALUE", help="a variant of the job, last")
+    made.add_argument("--output", type=Path, metavar="DIR", help="where the files go; runs/bench-<name> if absent")
+    made.add_argument("--rounds", type=int, default=8, help="pairs of blocks of each comparison (8)")
+    made.add_argument("--json", action="store_true", help="print JSON instead of a table")
     _add_look(add)
     _add_use(add)
     _add_data(add)
@@ -170,7 +176,7 @@ def train(given: argparse.Namespace) -> int:
     if given.plain and given.plan:
         raise SpecError("--plain and --plan together", "one of them", "leave one out")
     return supervise.train(
-        supervise.Request(given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new)
+        supervise.Request(given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new, given.trace)
     )
 
 
@@ -195,6 +201,15 @@ def memory(given: argparse.Namespace) -> int:
     from runtime import peaks
 
     return peaks.memory(peaks.Request(given.job, tuple(given.set), given.output))
+
+
+def bench(given: argparse.Namespace) -> int:
+    """Measure the ladder."""
+    from runtime import bench as benching
+
+    return benching.bench(
+        benching.Request(given.job, tuple(given.set), tuple(given.against), given.output, given.rounds, given.json)
+    )
 
 
 def watch(given: argparse.Namespace) -> int:

@@ -54,6 +54,6 @@ def _evaluate(run: Run, size: int) -> tuple[dict[str, float], dict[str, Any]]:
     share = (run.ranks.number, run.ranks.count)
     for batch in batches.in_order(run.dataset.validation, size, workers=given.workers, tell=given.tell, share=share):
         for part in run.step.parts(run.prepared(batch, None)):
-            tally.add(run.step.outputs(part.inputs), part.targets)
-    tally.add_up(run.ranks.total)
+            tally.add(run.step.outputs(part.inputs), part.targets, part.ids)
+    tally.add_up(run.ranks.total, share)
     return tally.metrics(), tally.confusion()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime import checkpoint
+from runtime import checkpoint, showcase
 from runtime.data.dataset import Batch
 from runtime.errors import Stopped
 from runtime.evaluate import evaluate
@@ -73,6 +73,8 @@ def _epoch(run: Run, saver: Saver, progress: Progress) -> None:
             if run.time_left() <= 0:
                 raise Stopped(f"max_time of {run.job.train.max_time} is spent")
             _advance(run, batch, progress)
+            if run.tracer:
+                run.tracer.step()
             run.signals.check()
             if saver.due():
                 saver.periodic()
@@ -137,6 +139,7 @@ def _record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: di
         best = run.watch.update(run.last, counters.step, counters.epoch)
         assert run.metrics is not None
         run.metrics.write(counters.step, counters.epoch, run.last)
+        run.metrics.board.put(counters.step, showcase.confusions(confusion))
         if best:
             saver.best({"metrics": run.last, "confusion": confusion})
         progress.evaluation(run, best)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
-import threading
 import time
-import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
+from runtime.board import Board
 from runtime.files import read_lines, storage_error, write_text
 
 FLUSH_EVERY = 1.0
@@ -26,15 +23,19 @@ class Metrics:
     when there is room again.
     """
 
-    def __init__(self, folder: Path, *, after: int | None = None, epoch: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *, after: int | None = None, epoch: int = 0, tell: Callable[[str], None] = print
+    ) -> None:
         """Open the records; on resume, rows beyond step `after` or evaluations from `epoch` on are cut off first.
+
+        `tell` hears of it if TensorBoard's files cannot be written.
 
         Raises:
             StorageError: if they cannot be opened.
         """
         self.path = folder / "metrics.jsonl"
         self.pending: list[str] = []
-        self.board = Board(folder / "tensorboard", after)
+        self.board = Board(folder / "tensorboard", after, tell)
         self.trouble: str | None = None
         self.flushed = time.monotonic()
         self._open()
@@ -88,49 +89,3 @@ class Metrics:
         self.flush()
         os.close(self.handle)
         self.board.close()
-
-
-class Board:
-    """TensorBoard scalars from a thread of their own: importing and writing never hold up a step or end a run."""
-
-    def __init__(self, folder: Path, after: int | None) -> None:
-        self.folder, self.after = folder, after
-        self.queue: queue.SimpleQueue[tuple[int, float, dict[str, float]] | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._work, name="tensorboard", daemon=True)
-        self.thread.start()
-
-    def put(self, step: int, values: Mapping[str, float]) -> None:
-        """Queue scalars."""
-        self.queue.put((step, time.time(), dict(values)))
-
-    def close(self) -> None:
-        """Write what is queued."""
-        self.queue.put(None)
-        self.thread.join(timeout=10)
-
-    def _work(self) -> None:
-        # The first step should not wait for this import.
-        first = self.queue.get()
-        if first is None:
-            return
-        try:
-            self._write(first)
-        except Exception as error:
-            # TensorBoard is a picture of the run, not the run: metrics.jsonl holds everything.
-            warnings.warn(f"TensorBoard files end here: {error}", stacklevel=1)
-
-    def _write(self, item: tuple[int, float, dict[str, float]] | None) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        writer: Any = EventFileWriter(str(self.folder))
-        if self.after is not None:
-            start = SessionLog(status=SessionLog.START)
-            writer.add_event(Event(step=self.after + 1, wall_time=time.time(), session_log=start))
-        while item is not None:
-            step, moment, values = item
-            rows = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-            writer.add_event(Event(step=step, wall_time=moment, summary=Summary(value=rows)))
-            item = self.queue.get()
-        writer.close()

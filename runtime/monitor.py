@@ -21,6 +21,8 @@ from runtime import cgroup
 from runtime.run import Run
 
 Sample = dict[str, float | int | None]
+SHOWN_EVERY = 5
+"""Every so many samples one goes to TensorBoard."""
 
 
 class Monitor:
@@ -67,6 +69,8 @@ class Monitor:
             ended = self.stop.wait(self.interval)
             sample = self._sample()
             self.samples.append(sample)
+            if self.run and self.run.metrics and len(self.samples) % SHOWN_EVERY == 1:
+                self.run.metrics.board.put(self.run.counters.step, _shown(sample))
             # A full disk may lose a sample, never the run: telemetry.jsonl is only watched.
             with contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(sample) + "\n")
@@ -94,6 +98,18 @@ class Monitor:
             except psutil.NoSuchProcess:
                 continue
         return int(total)
+
+
+def _shown(sample: Sample) -> dict[str, float]:
+    """The hardware's numbers, in units that a person reads."""
+    units = {"rss": ("processes GiB", 2.0**30), "memory_used": ("container GiB", 2.0**30), "cpu_percent": ("CPUs busy", 100.0),
+             "throttled_seconds": ("throttled s", 1.0), "samples_per_second": ("samples per s", 1.0),
+             "input_wait": ("input wait", 1.0)}  # fmt: skip
+    return {
+        f"hardware/{name}": value / unit
+        for key, (name, unit) in units.items()
+        if (value := sample.get(key)) is not None
+    }
 
 
 def _progress(run: Run) -> Callable[[], dict[str, Any]]:

@@ -27,11 +27,16 @@ class Pair:
         """The middle ratio."""
         return statistics.median(self.ratios)
 
+    def middle(self) -> tuple[float, float]:
+        """The middle half of the pairs; all of them if they are fewer than four."""
+        if len(self.ratios) < 4:
+            return min(self.ratios), max(self.ratios)
+        low, _, high = statistics.quantiles(self.ratios, n=4)
+        return low, high
+
     def spread(self) -> str:
         """`1.21x [1.18-1.25]`: median, and the middle half of the pairs."""
-        low, high = min(self.ratios), max(self.ratios)
-        if len(self.ratios) >= 4:
-            low, _, high = statistics.quantiles(self.ratios, n=4)
+        low, high = self.middle()
         return f"{self.median:.2f}x [{low:.2f}-{high:.2f}]"
 
 

@@ -1,4 +1,4 @@
-"""Pictures for people who look at files, as PNG: a confusion matrix, a learning-rate test, memory by micro-batch."""
+"""Pictures for people who look at files: a confusion matrix and a learning-rate test, as PNG."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from runtime.report.confusion import Confusion
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_RATIOS = (0.1, 0.2, 0.33, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)
 FEW = 30
 """Up to so many classes every cell shows its count and every class its name."""
 
@@ -95,6 +96,43 @@ def peaks(curves: Mapping[str, Sequence[tuple[int, int | None, int | None]]], ce
 
 def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
     return [count for count, _ in points], [value for _, value in points]
+
+
+def ladder(rows: Sequence[tuple[str, float, float, float, str]], title: str, path: Path) -> None:
+    """Speed ratios with their intervals, one row each, from top to bottom; 1 is a line.
+
+    Args:
+        rows: name, median, low, high, kind of the rung; the kind colours it.
+        title: job and machine.
+        path: where it goes.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    colours = {"added": "C0", "all": "C2", "without": "C7", "against": "C1"}
+    figure = _figure(8, 1.6 + 0.32 * len(rows))
+    axes = figure.add_subplot()
+    for place, (_, median, low, high, kind) in enumerate(rows):
+        colour = colours[kind]
+        axes.barh(place, median - 1, left=1, height=0.6, color=colour, alpha=0.45)
+        axes.plot([low, high], [place, place], color=colour, linewidth=2.5, solid_capstyle="butt")
+    near, far = min([0.9, *(row[2] for row in rows)]), max([1.1, *(row[3] for row in rows)])
+    for place, row in enumerate(rows):
+        axes.text(1.01, place, f"{row[1]:.2f}x", va="center", fontsize=9, transform=axes.get_yaxis_transform())
+    axes.axvline(1, color="0.3", linewidth=1)
+    axes.set_yticks(range(len(rows)), [row[0] for row in rows], parse_math=False)
+    axes.invert_yaxis()
+    # Twice as fast and half as fast are as far from 1.
+    axes.set(xscale="log", xlim=(near / 1.05, far * 1.05))
+    ticks = [tick for tick in _RATIOS if near / 1.05 <= tick <= far * 1.05]
+    axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel="times faster; the line is the middle half of the pairs")
+    axes.set_title(title, fontsize=10, loc="left", parse_math=False)
+    axes.grid(axis="x", alpha=0.3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    _save(figure, path)
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -31,6 +31,7 @@ from runtime.ranks import ALONE, NUMBER, Ranks, joined
 from runtime.schedules import Schedule, schedule
 from runtime.signals import Signals
 from runtime.step import Step
+from runtime.tracer import Tracer
 from runtime.watch import Watch
 from runtime.workload import Workload
 
@@ -80,6 +81,8 @@ class Run:
     metrics: Metrics | None = None
     last: dict[str, float] = field(default_factory=dict)
     """Metrics of the last evaluation."""
+    tracer: Tracer | None = None
+    """Profiles a few steps, if that was asked for."""
     identity: dict[str, str] = field(default_factory=dict)
     """What the bits depend on beside spec and plan."""
     ranks: Ranks = ALONE

@@ -42,6 +42,8 @@ class Request:
     plain: bool = False
     plan: Path | None = None
     new: bool = False
+    trace: bool = False
+    """Whether a few steps are profiled."""
 
 
 def train(request: Request) -> int:
@@ -119,7 +121,7 @@ def _command(request: Request, folder: Path) -> list[str]:
     command = [sys.executable, "-m", "runtime.trainer", str(folder), str(request.spec)]
     for assignment in request.assignments:
         command += ["--set", assignment]
-    return command
+    return [*command, "--trace"] if request.trace else command
 
 
 def child(
@@ -138,15 +140,19 @@ def child(
 def _started(
     command: Sequence[str], environment: dict[str, str], locks: Sequence[int] = (), output: int | None = None
 ) -> subprocess.Popen[bytes]:  # fmt: skip
-    ours = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    preload = ":".join(filter(None, (environment.get("LD_PRELOAD"), os.environ.get("LD_PRELOAD"))))
-    preloads = {"LD_PRELOAD": preload} if preload else {}
     # A group of its own, so that Ctrl-C reaches the child once, through us. Bound to us before it is anything:
     # a child that were only starting when we are killed would hold the lock for as long as that takes.
     return subprocess.Popen(
-        command, env={**os.environ, **environment, **preloads, **ours}, pass_fds=locks, process_group=0,
+        command, env=surroundings(environment), pass_fds=locks, process_group=0,
         preexec_fn=functools.partial(signals.die_with, os.getpid()), stdout=output, stderr=output,
     )  # fmt: skip
+
+
+def surroundings(environment: dict[str, str]) -> dict[str, str]:
+    """The variables of a child: ours, with a plan's on top, and where our packages are."""
+    preload = ":".join(filter(None, (environment.get("LD_PRELOAD"), os.environ.get("LD_PRELOAD"))))
+    preloads = {"LD_PRELOAD": preload} if preload else {}
+    return {**os.environ, **environment, **preloads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def _report(run: Path, seconds: float | None) -> None:

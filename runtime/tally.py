@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from runtime.data.dataset import Head, Targets
+from runtime.draws import Ids
 from runtime.losses import HeadLoss, Objective
+from runtime.mistakes import Worst
 from runtime.scores import ClassScores, scores
 
 
@@ -24,21 +26,31 @@ class Tally:
     def __init__(self, heads: Mapping[str, Head], objective: Objective | None) -> None:
         self.heads, self.objective = heads, objective
         self.scores = {name: scores(head) for name, head in heads.items()}
+        self.worst = {name: Worst() for name, score in self.scores.items() if isinstance(score, ClassScores)}
         self.sums = {name: torch.zeros(2, dtype=torch.float64) for name in heads}
 
-    def add(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets) -> None:
-        """Add a batch: outputs (N, outputs) by head or for the single head, and the targets of the same samples."""
+    def add(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, ids: Ids | None = None) -> None:
+        """Add a batch: outputs (N, outputs) by head or for the single head, and the targets of the same samples.
+
+        With the numbers of the samples, `ids`, the worst mistakes are kept too.
+        """
         for name in self.heads:
             raw = (outputs[name] if isinstance(outputs, Mapping) else outputs).float()
             self.scores[name].update(raw, targets[name])
+            if ids is not None and name in self.worst:
+                self.worst[name].update(ids, raw, targets[name])
             if self.objective is not None:
                 self.sums[name] += _loss_sums(self.objective.losses[name], raw, targets[name])
 
-    def add_up(self, total: Callable[[Sequence[Tensor]], list[Tensor]]) -> None:
-        """Make the counts those of all processes that count together."""
+    def add_up(self, total: Callable[[Sequence[Tensor]], list[Tensor]], place: tuple[int, int] = (0, 1)) -> None:
+        """Make the counts those of all processes that count together; `place` is (i, n) for the i-th of n."""
         own = [*self.sums.values(), *(count for score in self.scores.values() for count in score.counts())]
-        for mine, all_of_them in zip(own, total(own), strict=True):
+        tables = [worst.table(*place) for worst in self.worst.values()]
+        summed = total([*own, *tables])
+        for mine, all_of_them in zip(own, summed, strict=False):
             mine.copy_(all_of_them)
+        for worst, table in zip(self.worst.values(), summed[len(own) :], strict=True):
+            worst.read(table)
 
     def metrics(self, over: str = "validation/") -> dict[str, float]:
         """Every metric by its name: `validation/accuracy`, with several heads `validation/<head>/accuracy`."""
@@ -54,8 +66,9 @@ class Tally:
         return whole | found
 
     def confusion(self) -> dict[str, Any]:
-        """By head with classes that exclude each other: the classes, and the counts (truth by row)."""
-        return {name: {"classes": list(self.heads[name].classes), "matrix": score.matrix.tolist()}
+        """By head with classes that exclude each other: the classes, the counts (truth by row), the worst mistakes."""
+        return {name: {"classes": list(self.heads[name].classes), "matrix": score.matrix.tolist(),
+                       "mistakes": self.worst[name].to_json()}
                 for name, score in self.scores.items() if isinstance(score, ClassScores)}  # fmt: skip
 
 

@@ -29,17 +29,18 @@ def main() -> int:
     arguments.add_argument("run", type=Path)
     arguments.add_argument("spec", type=Path)
     arguments.add_argument("--set", action="append", default=[])
+    arguments.add_argument("--trace", action="store_true")
     given = arguments.parse_args()
     try:
         with stopping():
             signals = Signals()
-            return train(given.run, spec.load(given.spec, given.set), signals)
+            return train(given.run, spec.load(given.spec, given.set), signals, trace=given.trace)
     except DrivetrainError as error:
         print("\n".join(error.lines()) if error.given else error, file=sys.stderr, flush=True)
         return error.exit_code
 
 
-def train(folder: Path, job: Job, signals: Signals) -> int:
+def train(folder: Path, job: Job, signals: Signals, *, trace: bool = False) -> int:
     """Assemble and train one run; returns 0, or raises what ended it."""
     clock = Clock()
     with clock.phase("import"):
@@ -47,21 +48,22 @@ def train(folder: Path, job: Job, signals: Signals) -> int:
         from runtime.models.own import guarded
     clock.phases["import"] = time.time() - psutil.Process().create_time()
     with guarded(job):
-        conduct(assembled(folder, job, signals, clock))
+        conduct(assembled(folder, job, signals, clock), trace=trace)
     return 0
 
 
-def conduct(run: Any) -> str:
+def conduct(run: Any, *, trace: bool = False) -> str:
     """Train an assembled run from its last checkpoint to its end, and write its records; returns why it ended.
 
     Raises:
         Stopped: on a signal, after a checkpoint if there is progress.
     """
-    from runtime import artifact, checkpoint, loop, resume
+    from runtime import artifact, checkpoint, loop, mistakes, resume, showcase
     from runtime.metrics import Metrics
     from runtime.monitor import Monitor
     from runtime.progress import Progress, say
     from runtime.saving import Onlooker, Saver
+    from runtime.tracer import Tracer
 
     folder = run.folder
     loaded, passed = checkpoint.latest(run.checkpoints)
@@ -72,12 +74,16 @@ def conduct(run: Any) -> str:
         run.restore(loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
     say(resume.PROMISE)
-    run.metrics = Metrics(folder, after=run.counters.step, epoch=run.counters.epoch)
+    run.metrics = Metrics(folder, after=run.counters.step, epoch=run.counters.epoch,
+                          tell=lambda text: run.events.add("tensorboard", text, run.counters.step))  # fmt: skip
+    if run.ranks.leads:
+        showcase.begin(run)
     saver = Saver(run) if run.ranks.leads else Onlooker(run)
     if not loaded:
         # A full or read-only disk shows now and not after an epoch; and there is always something to go back to.
         saver.final()
     progress = Progress(run.total_steps, run.counters.step)
+    run.tracer = Tracer(run) if trace and run.ranks.leads else None
     with Monitor(folder, run) as monitor:
         try:
             with stopping():
@@ -86,9 +92,12 @@ def conduct(run: Any) -> str:
                 if not run.ranks.leads:
                     return reason
                 artifact.write(run)
+                mistakes.write(run)
         except Stopped as stop:
             raise _stopped(run, saver, stop) from None
         finally:
+            if run.tracer:
+                run.tracer.close()
             progress.close()
             run.metrics.close()
     write_json(folder / "result.json", _result(run, reason, monitor.peak))

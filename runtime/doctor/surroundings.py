@@ -29,7 +29,7 @@ def _port(scene: Scene) -> Iterator[Finding]:
         yield ok(f"port {PORT}", "our TensorBoard listens there")
     else:
         yield warn(f"port {PORT}", "in use by another program: TensorBoard cannot start",
-                   f"ss -ltnp 'sport = :{PORT}' shows which; end it")  # fmt: skip
+                   f"ss -ltnp 'sport = :{PORT}' shows which; end it, or set DRIVETRAIN_TENSORBOARD_PORT")  # fmt: skip
 
 
 def _clock(scene: Scene) -> Finding:

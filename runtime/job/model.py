@@ -27,7 +27,7 @@ class BuiltIn(Spec):
 class ImageNetwork(BuiltIn):
     """Convolutional networks for images."""
 
-    name: Literal["small-cnn", "resnet18", "resnet34", "resnet50"]
+    name: Literal["small-cnn", "resnet18", "resnet34", "resnet50"] = Field(description="which of the networks")
     width: Count | None = Field(None, description="channels of the first stage; 32 for small-cnn, 64 for a ResNet")
     dropout: Fraction = Field(0.0, description="dropout before the classifier")
     stem: Literal["small", "large", "auto"] = Field(

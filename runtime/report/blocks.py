@@ -58,6 +58,24 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Photo:
+    """A sample: what it is called, what it is and was taken for, how surely, and its picture as a data address."""
+
+    title: str
+    truth: str
+    answer: str
+    sure: str
+    data: str = ""
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Samples side by side."""
+
+    photos: tuple[Photo, ...]
+
+
+@dataclass(frozen=True)
 class Bar:
     """Parts of a whole, as (name, size, size as text)."""
 
@@ -73,7 +91,7 @@ class Fold:
     text: str
 
 
-Block = Text | Table | Curves | Matrix | Bar | Fold
+Block = Text | Table | Curves | Matrix | Bar | Fold | Gallery
 
 
 @dataclass(frozen=True)

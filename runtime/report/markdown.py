@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from runtime.report.blocks import Bar, Block, Curves, Fold, Headline, Matrix, Section, Table, Text, Tile, Tone
+from runtime.report.blocks import Bar, Block, Curves, Fold, Gallery, Headline, Matrix, Section, Table, Text, Tile, Tone
 from runtime.report.series import sparkline
 from runtime.report.wording import number, share
 
@@ -60,6 +60,9 @@ def _block(block: Block) -> Iterator[str]:
             total = sum(size for _, size, _ in block.parts) or 1.0
             rows = tuple((name, text, share(size / total)) for name, size, text in block.parts)
             yield _table(Table((block.title, "time", "share"), rows))
+        case Gallery():
+            cells = tuple((photo.title, photo.truth, photo.answer, photo.sure) for photo in block.photos)
+            yield _table(Table(("sample", "truth", "taken for", "probability"), cells))
         case Fold():
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
             yield f"{_text(block.title)}:\n\n{fence}yaml\n{block.text.rstrip()}\n{fence}"

@@ -6,7 +6,21 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
 
-from runtime.report.blocks import Bar, Block, Curves, Fold, Headline, Matrix, Section, Table, Text, Tile, Tone
+from runtime.report.blocks import (
+    Bar,
+    Block,
+    Curves,
+    Fold,
+    Gallery,
+    Headline,
+    Matrix,
+    Photo,
+    Section,
+    Table,
+    Text,
+    Tile,
+    Tone,
+)
 from runtime.report.curves import SHADES, curves
 from runtime.report.matrix import matrix
 from runtime.report.series import Series
@@ -102,6 +116,8 @@ def _block(block: Block, name: str) -> str:
             return _matrix(block)
         case Bar():
             return _bar(block)
+        case Gallery():
+            return f'<div class="gallery">{"".join(map(_photo, block.photos))}</div>'
         case Fold():
             return f"<details><summary>{escape(block.title)}</summary><pre>{escape(block.text)}</pre></details>"
 
@@ -130,6 +146,13 @@ def _matrix(block: Matrix) -> str:
     least = 0 if len(block.confusion.classes) <= 12 else width
     style = f"width:{width}px;min-width:{least}px;max-width:{'100%' if not least else 'none'}"
     return f'<div class="matrix"><div style="{style}">{picture}</div></div>'
+
+
+def _photo(photo: Photo) -> str:
+    title, truth, answer, sure = map(escape, (photo.title, photo.truth, photo.answer, photo.sure))
+    caption = f"{truth} taken for <strong>{answer}</strong><br><i>{sure} sure</i>"
+    picture = f'<img src="{escape(photo.data)}" alt="{title}" title="{title}">'
+    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 
 def _bar(bar: Bar) -> str:

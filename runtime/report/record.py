@@ -24,6 +24,8 @@ _LOST = {
     "result.json": "the best value and the peaks are taken from the logs; there is no confusion matrix",
     "state.json": "how the run ended is unknown",
     "events.jsonl": "some events cannot be shown",
+    "operators.json": "the dearest operators cannot be shown",
+    "mistakes.json": "the worst mistakes cannot be shown",
 }
 
 
@@ -53,6 +55,10 @@ class Record:
     result: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
     events: list[Mapping[str, Any]] = field(default_factory=list)
+    trace: Mapping[str, Any] = field(default_factory=dict)
+    """The operators of the steps that were traced."""
+    mistakes: Mapping[str, Any] = field(default_factory=dict)
+    """The worst mistakes by head."""
     gaps: list[Gap] = field(default_factory=list)
 
 
@@ -77,6 +83,10 @@ def read(run: Path) -> Record:
     record.state = _object(record, run / "state.json")
     if (run / "events.jsonl").exists():  # a run without events writes none
         record.events = list(_rows(record, run / "events.jsonl"))
+    if (run / "operators.json").exists():
+        record.trace = _object(record, run / "operators.json")
+    if (run / "mistakes.json").exists():
+        record.mistakes = _object(record, run / "mistakes.json")
     return record
 
 

@@ -11,10 +11,12 @@ from runtime.report.blocks import Block, Curves, Fold, Matrix, Section, Table, T
 from runtime.report.confusion import Confusion, confusions
 from runtime.report.decisions import notes_section, plan_section, seen_section
 from runtime.report.machine import machine_section, time_section
+from runtime.report.operators import operators_section
 from runtime.report.record import Gap, Record
 from runtime.report.series import Series
 from runtime.report.summary import Summary
 from runtime.report.wording import duration, number, share, short, shown
+from runtime.report.worst import worst_sections
 
 _TITLES = {"loss": "Loss", "lr": "Learning rate", "grad_norm": "Gradient norm", "f1": "Macro F1"}
 _FIRST = ("loss",)
@@ -31,12 +33,14 @@ def sections(record: Record, summary: Summary) -> list[Section]:
     found = [
         curves_section(record.metrics),
         *(confusion_section(confusion) for confusion in confusions(record.result.get("confusion"))),
+        *worst_sections(record.mistakes),
         advice_section(record, summary),
         plan_section(plan) if plan else None,
         seen_section(plan) if plan else None,
         notes_section(plan) if plan else None,
         machine_section(hardware) if hardware else None,
         time_section(record.telemetry, summary, hardware),
+        operators_section(record.trace),
         events_section(record.events),
         gaps_section(record.gaps),
         spec_section(record),

@@ -76,6 +76,12 @@ figcaption > span { display: flex; flex-wrap: wrap; gap: 0 14px; color: var(--mu
 .matrix .column { text-anchor: middle; dominant-baseline: auto; }
 .matrix .turned { text-anchor: start; }
 .matrix .count { text-anchor: middle; }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(128px, 1fr)); gap: 18px; margin-bottom: 16px; }
+.gallery figure { margin: 0; min-width: 0; }
+.gallery img { display: block; width: 96px; height: 96px; object-fit: contain; image-rendering: pixelated;
+  background: var(--soft); border-radius: 6px; }
+.gallery figcaption { display: block; margin-top: 6px; font-size: 13px; line-height: 1.35; overflow-wrap: anywhere; }
+.gallery i { color: var(--muted); font-style: normal; }
 table { border-collapse: collapse; font-size: 14px; margin: 0 0 16px; font-variant-numeric: tabular-nums; }
 table.wide { width: 100%; }
 table.narrow { display: block; max-width: 100%; overflow-x: auto; }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
+import socket
 import subprocess
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,3 +170,52 @@ def test_docker_stop_saves(cpu_image: str, tmp_path: Path) -> None:
     finally:
         running.stdout.close()
         subprocess.run(["docker", "rm", "-f", name], capture_output=True, check=False)
+
+
+def test_tensorboard_beside_the_trainer(project: Path) -> None:
+    """It starts only when it is named, listens on this host alone, reads and cannot write."""
+    _, log = up(project, JOB="jobs/digits.yaml")
+    environment = {**os.environ, "COMPOSE_PROFILES": "", "DRIVETRAIN_TENSORBOARD_PORT": str(free_port())}
+    address = f"http://127.0.0.1:{environment['DRIVETRAIN_TENSORBOARD_PORT']}"
+
+    def compose(*words: str) -> str:
+        done = subprocess.run(["docker", "compose", *words], cwd=project, env=environment,
+                              capture_output=True, text=True, check=False, timeout=120)  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    assert compose("--profile", "tensorboard", "ps", "-aq", "tensorboard") == "", log
+    compose("up", "--detach", "--no-deps", "tensorboard")
+    try:
+        tags = answer(f"{address}/data/plugin/scalars/tags")
+        assert {"train/loss", "lr", "grad_norm"} <= set(tags["digits-001/tensorboard"])
+        seen = inspect(compose("--profile", "tensorboard", "ps", "-q", "tensorboard"))
+        host = seen["HostConfig"]
+        assert host["ReadonlyRootfs"]
+        assert host["CapDrop"] == ["ALL"]
+        assert "no-new-privileges:true" in host["SecurityOpt"]
+        assert seen["Config"]["User"] not in ("", "0", "0:0", "root")
+        assert [mount["RW"] for mount in seen["Mounts"] if mount["Destination"] == "/workspace/runs"] == [False]
+        assert {row["HostIp"] for rows in host["PortBindings"].values() for row in rows} == {"127.0.0.1"}
+    finally:
+        compose("--profile", "tensorboard", "rm", "--stop", "--force", "tensorboard")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def answer(address: str, seconds: float = 60) -> Any:
+    """The JSON at an address, as soon as there is some."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            with urllib.request.urlopen(address, timeout=5) as reply:
+                if data := json.load(reply):
+                    return data
+        except (OSError, http.client.HTTPException):
+            pass
+        assert time.monotonic() < end, f"nothing answers at {address}"
+        time.sleep(0.5)

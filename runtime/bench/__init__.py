@@ -1,0 +1,98 @@
+"""Bench: the ladder: what each optimization of a job's plan buys here, on its own network and batches.
+
+    settle (the final plan, in a child) -> climb (arms in turn, each a child) -> table, bench.json, bench.png
+
+Plain first, then each optimization added to the ones before, then all without each. Every arm is a process of its own
+under its own plan, so threads, OpenMP runtime and allocator are measured like the rest. No torch in the parent.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime import guard, signals, spec, supervise
+from runtime import plan as plans
+from runtime.bench import show
+from runtime.bench.ladder import climb
+from runtime.bench.side import Workshop
+from runtime.detect import detect
+from runtime.errors import SpecError
+from runtime.files import storage_error, write_json
+from runtime.hardware import Hardware
+from runtime.job import Job
+
+__all__ = ["Request", "bench"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `drivetrain bench` was asked."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    against: Sequence[str] = ()
+    """Settings of a variant of the job that is compared with it at the end."""
+    output: Path | None = None
+    """Folder for picture and numbers; runs/bench-<name> if None."""
+    rounds: int = 8
+    json: bool = False
+
+
+def bench(request: Request) -> int:
+    """Measure the ladder, print it and write it; returns the exit code.
+
+    Raises:
+        DrivetrainError: for everything that is wrong before an arm stands.
+    """
+    if request.rounds < 3:
+        raise SpecError(f"--rounds {request.rounds}", "3 or more", "8 pairs of blocks give a usable interval")
+    signals.stop_early()
+    job = spec.load(request.spec, request.assignments)
+    if request.against:
+        spec.load(request.spec, [*request.assignments, *request.against])
+    output = request.output or Path("runs") / f"bench-{job.name}"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(output, error) from None
+    machine = guard.admitted(detect(output), job.limits.gpus)
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        return _measured(request, job, machine, output, Path(scratch))
+
+
+def _measured(request: Request, job: Job, machine: Hardware, output: Path, scratch: Path) -> int:
+    code, plan = _settled(request, job, machine, scratch)
+    if plan is None:
+        return code
+    tell = _told_aside if request.json else _told
+    with Workshop(machine, scratch, request.spec, request.assignments) as shop:
+        ladder = climb(plan, shop.side, request.rounds, tell, request.against)
+    show.write(ladder, plan, job, machine, request, output)
+    show.printed(ladder, plan, job, machine, output, as_json=request.json)
+    return 0
+
+
+def _settled(request: Request, job: Job, machine: Hardware, scratch: Path) -> tuple[int, plans.Plan | None]:
+    """The plan that `train` would use, settled by a child that knows model and data; None if the child fails."""
+    first = plans.resolve(job, machine)
+    write_json(scratch / "hardware.json", machine.to_json())
+    write_json(scratch / "plan.json", first.to_json())
+    command = [sys.executable, "-m", "runtime.bench.settle", str(scratch), str(request.spec)]
+    for assignment in request.assignments:
+        command += ["--set", assignment]
+    with signals.forwarding() as forward:
+        code = supervise.child(command, first.environment(machine), forward)
+    signals.stop_early()
+    return code, plans.load(scratch / "plan.json") if code == 0 else None
+
+
+def _told(text: str) -> None:
+    print(text, flush=True)
+
+
+def _told_aside(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,38 @@
+"""Settle: the child of `bench` that finds the plan `train` would use, and leaves it in plan.json.
+
+python -m runtime.bench.settle FOLDER SPEC [--set key=value ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from runtime import spec, trainer
+from runtime.clock import Clock
+from runtime.errors import DrivetrainError
+from runtime.signals import Signals, stopping
+
+
+def main() -> int:
+    """Settle; returns the exit code."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("spec", type=Path)
+    arguments.add_argument("--set", action="append", default=[])
+    given = arguments.parse_args()
+    # What is told on the way is no result: standard output is left to the table, or to JSON.
+    os.dup2(2, 1)
+    try:
+        with stopping():
+            trainer.assembled(given.folder, spec.load(given.spec, given.set), Signals(), Clock())
+    except DrivetrainError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Board: TensorBoard event files, written by a thread of their own: they never hold up a step or end a run."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FLUSH_EVERY = 2.0
+"""Seconds that a written event may wait for the disk."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG with its size."""
+
+    png: bytes
+    width: int
+    height: int
+
+
+Shown = float | str | Callable[[], Picture]
+"""A scalar, Markdown, or a picture that is drawn when it is written."""
+Item = tuple[int, float, Mapping[str, Shown]]
+
+
+class Board:
+    """Writes what it is given.
+
+    Args:
+        folder: of the event files.
+        after: the step that a resumed run goes on from; later events of earlier attempts are then hidden.
+        tell: where trouble is told, once.
+    """
+
+    def __init__(self, folder: Path, after: int | None, tell: Callable[[str], None]) -> None:
+        self.folder, self.after, self.tell = folder, after, tell
+        self.queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self.ended = False
+        self.thread = threading.Thread(target=self._work, name="tensorboard", daemon=True)
+        self.thread.start()
+
+    def put(self, step: int, values: Mapping[str, Shown]) -> None:
+        """Queue what is to be shown at a step, by its tag."""
+        if not self.ended:
+            self.queue.put((step, time.time(), dict(values)))
+
+    def close(self) -> None:
+        """Write what is queued."""
+        self.queue.put(None)
+        self.thread.join(timeout=10)
+
+    def _work(self) -> None:
+        # The first step should not wait for the import.
+        first = self.queue.get()
+        if first is None:
+            return
+        try:
+            self._write(first)
+        except Exception as error:
+            # TensorBoard is a picture of the run, not the run: metrics.jsonl holds every number.
+            self.ended = True
+            self.tell(f"the event files end here, the run goes on: {error}")
+
+    def _write(self, item: Item | None) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self.folder.mkdir(exist_ok=True)
+        with (self.folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}").open("wb") as file:
+            records = RecordWriter(file)
+            records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+            if self.after is not None:
+                start = SessionLog(status=SessionLog.START)
+                event = Event(step=self.after + 1, wall_time=time.time(), session_log=start)
+                records.write(event.SerializeToString())
+            flushed = time.monotonic()
+            while item is not None:
+                records.write(_event(*item).SerializeToString())
+                if time.monotonic() - flushed > FLUSH_EVERY:
+                    file.flush()
+                    flushed = time.monotonic()
+                item = self._next(file)
+
+    def _next(self, file: Any) -> Item | None:
+        try:
+            return self.queue.get(timeout=FLUSH_EVERY)
+        except queue.Empty:
+            file.flush()
+            return self.queue.get()
+
+
+def _event(step: int, moment: float, values: Mapping[str, Shown]) -> Any:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    rows = [_value(tag, value) for tag, value in values.items()]
+    return Event(step=step, wall_time=moment, summary=Summary(value=rows))
+
+
+def _value(tag: str, value: Shown) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+    if isinstance(value, str):
+        plugin = SummaryMetadata.PluginData(plugin_name="text")
+        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+        text = TensorProto(dtype=DT_STRING, string_val=[value.encode()], tensor_shape=shape)
+        return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin), tensor=text)
+    if callable(value):
+        drawn = value()
+        picture = Summary.Image(height=drawn.height, width=drawn.width, colorspace=3, encoded_image_string=drawn.png)
+        return Summary.Value(tag=tag, image=picture)
+    return Summary.Value(tag=tag, simple_value=value)

@@ -1,0 +1,56 @@
+"""The references in docs/ are those that are made now, and leave nothing out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from runtime import optimizations, reference, spec
+from runtime.reference import _type
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.mark.parametrize("page", ["spec", "optimizations"])
+def test_the_page_is_the_one_that_is_made_now(page: str) -> None:
+    made = {"spec": reference.spec_page, "optimizations": reference.optimizations_page}[page]()
+    assert (DOCS / f"{page}.md").read_text().rstrip() == made.rstrip(), "run `make reference`"
+
+
+def test_every_field_of_the_spec_has_its_meaning() -> None:
+    page = reference.spec_page()
+    assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == set(spec.schema()["$defs"])
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    dumb = [row[0] for row in rows if len(row) == 4 and not row[3].removesuffix(" |").strip()]
+    assert dumb == []
+
+
+def test_links_lead_to_sections() -> None:
+    page = reference.spec_page()
+    sections = {name.lower() for name in re.findall(r"^## (\w+)$", page, re.MULTILINE)}
+    assert set(re.findall(r"\]\(#(\w+)\)", page)) <= sections
+
+
+def test_every_optimization_says_what_it_does() -> None:
+    page = reference.optimizations_page()
+    assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == [one.name for one in optimizations.every()]
+    assert not re.search(r"\*\*: *$", page, re.MULTILINE), "a docstring is missing"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "integer", "minimum": 1}, "whole number, at least 1"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "number, above 0, at most 1"),
+        ({"anyOf": [{"type": "boolean"}, {"const": "auto"}]}, "true or false or `auto`"),
+        ({"enum": ["a", 2]}, "`a` or `2`"),
+        ({"type": "array", "items": {"type": "string"}}, "list of text"),
+        ({"$ref": "#/$defs/Adam"}, "[Adam](#adam)"),
+        ({"type": "object", "additionalProperties": {"type": "number"}}, "mapping to number"),
+        ({}, "anything"),
+    ],
+)
+def test_types_as_a_person_says_them(schema: dict[str, object], text: str) -> None:
+    assert _type(schema) == text
