@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtime import spec
-from runtime.cli import _parser
+from runtime.arguments import parser
 from runtime.job.document import parse
 
 ROOT = Path(__file__).parents[1]
@@ -47,10 +47,10 @@ def test_a_command_exists_and_takes_what_is_written(page: str, line: str) -> Non
         assert [word for word in words[1:] if "=" not in word and word not in TARGETS] == []
         return
     if len(words) > 2 or words[1] in ("doctor", "schema", "facts"):
-        _parser().parse_args([{"KIND": "images"}.get(word, word) for word in words[1:]])
+        parser().parse_args([{"KIND": "images"}.get(word, word) for word in words[1:]])
     else:
         with pytest.raises(SystemExit) as caught:
-            _parser().parse_args([words[1], "--help"])
+            parser().parse_args([words[1], "--help"])
         assert caught.value.code == 0
 
 
