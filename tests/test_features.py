@@ -131,9 +131,9 @@ def batches_of(made: Run, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     found: list[Batch] = []
     gradients = type(made.step)._gradients
 
-    def spied(self: Any, batch: Batch) -> Tensor:
+    def spied(self: Any, batch: Batch, over: dict[str, Tensor]) -> Tensor:
         found.append(batch)
-        return gradients(self, batch)
+        return gradients(self, batch, over)
 
     monkeypatch.setattr(type(made.step), "_gradients", spied)
     fitted(made)
@@ -262,10 +262,10 @@ def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, asked("max_time: 1h"))
     step = made.step._gradients
 
-    def slow(batch: Batch) -> Tensor:
+    def slow(batch: Batch, over: dict[str, Tensor]) -> Tensor:
         if made.counters.step == 2:
             made.clock.start -= 3601
-        return step(batch)
+        return step(batch, over)
 
     made.step._gradients = slow  # type: ignore[method-assign]
     with pytest.raises(Stopped) as stop:
