@@ -127,6 +127,8 @@ checkpoint.prune(folder, 1, None)
 def strace(folder: Path, *inject: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", SAVE, str(folder), "2"]
     options = [word for text in inject for word in ("-e", text)]
+    if "error" in inject[-1]:  # quicker; a signal does not come through it
+        options.append("--seccomp-bpf")
     return subprocess.run(["strace", "-f", "-qq", "-o", "/dev/null", *options, *command], cwd=ROOT, check=False,
                           capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
 
@@ -138,35 +140,38 @@ needs_strace = pytest.mark.skipif(
 
 
 @needs_strace
-@pytest.mark.parametrize("call", ["fsync", "rename", "unlinkat", "unlink", "rmdir", "mkdir"])
+@pytest.mark.parametrize("call", ["fsync", "rename", "unlinkat", "rmdir", "mkdir"])
 def test_killed_at_any_call_of_a_save_a_verified_checkpoint_loads(tmp_path: Path, call: str) -> None:
     """SIGKILL at the first, second, ... call of a kind, until the save gets through."""
     for number in range(1, 40):
         folder = tmp_path / str(number)
         checkpoint.save(folder, "step-1", {"model": {"w": torch.ones(50)}}, {"watch": {"best": {"best": None}}})
-        done = strace(folder, f"inject={call}:signal=SIGKILL:when={number}")
+        done = strace(folder, f"trace={call}", f"inject={call}:signal=SIGKILL:when={number}")
         loaded, passed = checkpoint.latest(folder)
         assert loaded is not None
         assert loaded.path.name in ("step-1", "step-2")
         assert passed == []
         if done.returncode == 0:
+            assert number > 1
             assert [p.name for p in checkpoint.steps(folder)] == ["step-2"]
             return
     pytest.fail("the save never got through")
 
 
 @needs_strace
-@pytest.mark.parametrize("error", ["ENOSPC", "EIO", "EROFS"])
 @pytest.mark.parametrize("call", ["fsync", "rename"])
-def test_an_error_at_any_call_leaves_nothing_behind(tmp_path: Path, call: str, error: str) -> None:
+def test_an_error_at_any_call_leaves_nothing_behind(tmp_path: Path, call: str) -> None:
+    """One kind of error after the other; tests/faults has every kind at every write of a whole run."""
     for number in range(1, 20):
+        error = ("ENOSPC", "EIO", "EROFS")[number % 3]
         folder = tmp_path / str(number)
         checkpoint.save(folder, "step-1", {"model": {"w": torch.ones(50)}}, {"watch": {"best": {"best": None}}})
-        done = strace(folder, f"inject={call}:error={error}:when={number}")
+        done = strace(folder, f"trace={call}", f"inject={call}:error={error}:when={number}")
         loaded, passed = checkpoint.latest(folder)
         assert loaded is not None
         assert passed == []
         if done.returncode == 0:
+            assert number > 1
             return
         assert "StorageError" in done.stderr or call == "rename"
     pytest.fail("the save never got through")
