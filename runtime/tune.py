@@ -42,7 +42,7 @@ FULL = 120.0
 COMPILING = 60.0
 """Seconds that must be left before a compiled network is tried: the compiler cannot be told when to stop."""
 MARGIN = 1.02
-"""A value must win by this much to replace what we would do anyway."""
+"""A value must win by this much, and in three of four pairs, to replace what we would do anyway."""
 SETTLED = ("job", "file", "memory", "measured")
 """Sources of decisions that are not contested any more."""
 CHECKED = 4
@@ -173,7 +173,7 @@ class Tuner:
         if cost:
             text += f", {cost:.0f} s to compile"
         saved = self.made.total_steps * step * (1 - 1 / pair.median)
-        return Verdict(pair.median >= MARGIN and saved > cost, text)
+        return Verdict(pair.median >= MARGIN and pair.middle()[0] > 1 and saved > cost, text)
 
 
 @dataclass(frozen=True)
