@@ -1,7 +1,7 @@
 """Drivetrain: fits a training job to the machine it lands on, and proves it.
 
-From Python: `runtime.train`, `runtime.facts_here`, `runtime.plan_for`, `runtime.Monitor`; each is loaded when it is
-first used.
+From Python: `runtime.train`, `runtime.facts_here`, `runtime.plan_for`, `runtime.memory_for`, `runtime.Monitor`; each is
+loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runtime.alone import facts_here as facts_here
+    from runtime.alone import memory_for as memory_for
     from runtime.alone import plan_for as plan_for
     from runtime.library import Result as Result
     from runtime.library import train as train
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "train": "library", "Result": "library", "facts_here": "alone", "plan_for": "alone", "Monitor": "monitor",
+    "train": "library", "Result": "library", "facts_here": "alone", "plan_for": "alone", "memory_for": "alone",
+    "Monitor": "monitor",
 }  # fmt: skip
 
 

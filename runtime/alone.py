@@ -1,12 +1,18 @@
-"""Alone: facts and plan for a Python program that only wants to know; no torch is loaded."""
+"""Alone: facts, plan and memory for a Python program that only wants to know; no torch is loaded."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from runtime import plan as plans
 from runtime import spec
 from runtime.detect import detect
+from runtime.errors import DrivetrainError
 from runtime.hardware import Hardware, load
 from runtime.job import Job
 from runtime.workload import Workload
@@ -40,3 +46,29 @@ def plan_for(
         hardware = load(Path(hardware))
     asked = job if isinstance(job, Job) else spec.load(job)
     return plans.resolve(asked, hardware or detect(Path("runs")), workload, plain=plain)
+
+
+def memory_for(
+    job: Path | str, assignments: Sequence[str] = (), *, output: Path | str = "runs/memory"
+) -> dict[str, Any]:  # fmt: skip
+    """Memory at the peak by micro-batch, measured in a process of its own, as `drivetrain memory` does it.
+
+    Args:
+        job: the path of a spec.
+        assignments: `key.path=value`, as for `--set`.
+        output: folder for table and picture.
+
+    Returns:
+        `ceiling` in bytes, and `rows` with `micro_batch`, `predicted` and `measured` bytes.
+
+    Raises:
+        DrivetrainError: with the command's own words, if it ends with another exit code than 0.
+    """
+    command = [sys.executable, "-m", "runtime", "memory", str(job), "--output", str(output)]
+    for assignment in assignments:
+        command += ["--set", assignment]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DrivetrainError(done.stderr.strip())
+    found: dict[str, Any] = json.loads((Path(output) / "memory.json").read_text(encoding="utf-8"))
+    return found

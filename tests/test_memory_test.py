@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import runtime
 from runtime import memory_test
+from runtime.errors import DrivetrainError
 from runtime.memory_test import Row
 from runtime.search import Found, Try
 
@@ -43,6 +45,15 @@ def test_the_command_writes_picture_and_numbers_and_no_run(tmp_path: Path) -> No
     assert "may be used" in done.stdout
     assert (out / "memory.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "runs").exists()
+
+
+def test_from_python(tmp_path: Path) -> None:
+    np.savez(tmp_path / "images.npz", images=np.zeros((60, 8, 8), np.uint8), labels=np.arange(60) % 3)
+    (tmp_path / "tiny.yaml").write_text(TEXT.replace("resnet18", "small-cnn"))
+    found = runtime.memory_for(tmp_path / "tiny.yaml", ["train.batch_size=4"], output=tmp_path / "found")
+    assert {row["micro_batch"] for row in found["rows"]} == {2, 4}
+    with pytest.raises(DrivetrainError, match=r"train.batch: unknown key"):
+        runtime.memory_for(tmp_path / "tiny.yaml", ["train.batch=4"], output=tmp_path / "found")
 
 
 @pytest.mark.parametrize(
