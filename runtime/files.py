@@ -13,6 +13,18 @@ from typing import IO, Any
 from runtime.errors import StorageError
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, if they are not there.
+
+    Raises:
+        StorageError: if that cannot be done.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(path, error) from None
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file so that a crash leaves the old or the new one, never a part.
 

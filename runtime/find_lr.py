@@ -5,7 +5,6 @@ The parent decides and starts a child under the plan, as for a training. No run 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from runtime import guard, signals, spec, supervise
 from runtime import plan as plans
 from runtime.detect import detect
 from runtime.errors import SpecError
-from runtime.files import storage_error, write_json
+from runtime.files import make_folder
 from runtime.table import console, render
 
 
@@ -45,18 +44,9 @@ def find_lr(request: Request) -> int:
     signals.stop_early()
     job = spec.load(request.spec, request.assignments)
     output = request.output or Path("runs") / f"find-lr-{job.name}"
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(output, error) from None
+    make_folder(output)
     machine = guard.admitted(detect(output), job.limits.gpus)
     plan = plans.resolve(job, machine)
     console().print(render(plan, job, machine))
-    write_json(output / "hardware.json", machine.to_json())
-    write_json(output / "plan.json", plan.to_json())
-    command = [sys.executable, "-m", "runtime.range_test", str(output), str(request.spec), repr(request.lowest),
-               repr(request.highest), str(request.steps)]  # fmt: skip
-    for assignment in request.assignments:
-        command += ["--set", assignment]
-    with signals.forwarding() as forward:
-        return supervise.child(command, plan.environment(machine), forward)
+    words = (repr(request.lowest), repr(request.highest), str(request.steps))
+    return supervise.measure("runtime.range_test", output, request.spec, request.assignments, plan, machine, words)

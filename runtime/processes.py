@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from runtime.errors import PeerError
+from runtime.errors import PeerError, SpecError
 from runtime.hardware import Hardware
 from runtime.job import Job
 
+NUMBER, COUNT, MEETING = "DRIVETRAIN_RANK", "DRIVETRAIN_RANKS", "DRIVETRAIN_MEETING"
+"""Environment of a process: its rank, how many there are, and the file where they find each other."""
 LOOK_EVERY = 0.2
 """Seconds between two looks at the processes that do not lead."""
 LAST_WORDS = 10.0
@@ -26,6 +28,18 @@ Start = Callable[[Path, dict[str, str], int], "subprocess.Popen[bytes]"]
 def wanted(job: Job, hardware: Hardware) -> int:
     """How many processes train: one for each GPU that is used, else what the job says."""
     return len(hardware.gpus) or job.limits.processes or 1
+
+
+def check(job: Job, hardware: Hardware) -> None:
+    """Refuse another number of processes than GPUs are used.
+
+    Raises:
+        SpecError: if the job asks for that.
+    """
+    asked, used = job.limits.processes, len(hardware.gpus)
+    if asked and used and asked != used:
+        raise SpecError([job.problem(("limits", "processes"), f"is {asked}, and {used} GPUs are used", "one process for "
+                                     "each GPU", "leave it out, and choose GPUs with limits.gpus")])  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -44,14 +58,14 @@ def followers(count: int, run: Path, start: Start) -> Iterator[tuple[dict[str, s
         yield {}, []
         return
     meeting = Path(tempfile.mkdtemp(prefix="drivetrain-"))
-    common = {"DRIVETRAIN_RANKS": str(count), "DRIVETRAIN_MEETING": str(meeting / "store"), "GLOO_SOCKET_IFNAME": "lo"}
+    common = {COUNT: str(count), MEETING: str(meeting / "store"), "GLOO_SOCKET_IFNAME": "lo"}
     others: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(1, count):
             folder = _folder(run, rank)
             with (folder / "log.txt").open("ab") as log:
-                others.append(start(folder, common | {"DRIVETRAIN_RANK": str(rank)}, log.fileno()))
-        yield common | {"DRIVETRAIN_RANK": "0"}, others
+                others.append(start(folder, common | {NUMBER: str(rank)}, log.fileno()))
+        yield common | {NUMBER: "0"}, others
     finally:
         for process in others:
             process.kill()

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from runtime.errors import PeerError
+from runtime.processes import COUNT, MEETING, NUMBER
 
 if TYPE_CHECKING:
     from runtime.draws import Ids
 
 PATIENCE = timedelta(minutes=30)
 """How long one process waits for another: the leader may save or decode meanwhile."""
-NUMBER, COUNT, MEETING = "DRIVETRAIN_RANK", "DRIVETRAIN_RANKS", "DRIVETRAIN_MEETING"
-"""Environment of a process: its rank, how many there are, and the file where they find each other."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from runtime.metrics import Metrics
 from runtime.models.build import Model
 from runtime.numerics import Numerics
 from runtime.plan import Plan
-from runtime.ranks import ALONE, NUMBER, Ranks, joined
+from runtime.processes import NUMBER
+from runtime.ranks import ALONE, Ranks, joined
 from runtime.schedules import Schedule, schedule
 from runtime.signals import Signals
 from runtime.step import Step

@@ -55,6 +55,7 @@ def train(request: Request) -> int:
     signals.stop_early()
     job = spec.load(request.spec, request.assignments)
     machine = guard.admitted(detect(request.runs), job.limits.gpus)
+    processes.check(job, machine)
     replay = plans.replayed(plans.load(request.plan)) if request.plan else {}
     run = folders.open_run(request.runs, job, new=request.new)
     stored = plans.load(run.path / "plan.json") if run.resumes and (run.path / "plan.json").exists() else None
@@ -115,6 +116,30 @@ def _trainers(
 
     with processes.followers(count, run.path, start) as (more, others):
         return child(_command(request, run.path), environment | more, forward, [run.lock], others)
+
+
+def measure(
+    module: str, folder: Path, job: Path, assignments: Sequence[str], plan: plans.Plan, machine: Hardware,
+    words: Sequence[str] = (),
+) -> int:  # fmt: skip
+    """Run a measuring module under a plan, as a trainer would run; its exit code.
+
+    Args:
+        module: called with the folder, the spec and `words`.
+        folder: where it finds facts and plan, and puts what it finds.
+        job: the spec.
+        assignments: of the spec's values.
+        plan: fixes threads, OpenMP runtime and allocator.
+        machine: the facts.
+        words: more arguments.
+    """
+    write_json(folder / "hardware.json", machine.to_json())
+    write_json(folder / "plan.json", plan.to_json())
+    command = [sys.executable, "-m", module, str(folder), str(job), *words]
+    for assignment in assignments:
+        command += ["--set", assignment]
+    with signals.forwarding() as forward:
+        return child(command, plan.environment(machine), forward)
 
 
 def _command(request: Request, folder: Path) -> list[str]:

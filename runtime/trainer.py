@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from runtime import guard, hardware, optimizations, spec
+from runtime import guard, hardware, optimizations, processes, spec
 from runtime import plan as plans
 from runtime.clock import Clock
 from runtime.errors import DrivetrainError, Stopped
@@ -115,7 +115,7 @@ def assembled(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     fitting = prepared(folder, job, signals, clock)
     machine, dataset, network, final = fitting.hardware, fitting.dataset, fitting.network, fitting.plan
     stored = plans.load(folder / "plan.json")
-    if job.limits.processes not in (None, 1):
+    if processes.wanted(job, machine) > 1:
         say("tune: off, since several processes train together; nor is micro_batch searched")
     elif not checkpoint.steps(folder / "checkpoints"):
         with clock.phase("tune"):

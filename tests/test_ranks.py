@@ -8,12 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from runtime import processes
+from runtime.errors import SpecError
+from runtime.hardware import load
 from runtime.ranks import Ranks
+from tests import tiny
 from tests.test_train import ROOT, command, job, rows, same, train  # noqa: F401
 
 STEPS, SAMPLES, BATCH = 50, 62, 12
@@ -122,3 +127,17 @@ def until(condition: object, seconds: float = 60.0) -> None:
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("gpus", "asked", "count"), [(0, None, 1), (0, 3, 3), (2, None, 2), (2, 2, 2), (2, 3, None)])
+def test_how_many_processes(gpus: int, asked: int | None, count: int | None) -> None:
+    machine = load(ROOT / "tests" / "machines" / "a100.json")
+    machine = replace(machine, gpus=machine.gpus[:1] * gpus)
+    job = tiny.job()  # noqa: F811
+    job = job.model_copy(update={"limits": job.limits.model_copy(update={"processes": asked})})
+    assert count is None or processes.wanted(job, machine) == count
+    if count is None:
+        with pytest.raises(SpecError, match=r"limits.processes: is 3, and 2 GPUs are used"):
+            processes.check(job, machine)
+    else:
+        processes.check(job, machine)

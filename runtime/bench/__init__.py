@@ -21,7 +21,7 @@ from runtime.bench.ladder import climb
 from runtime.bench.side import Workshop
 from runtime.detect import detect
 from runtime.errors import SpecError
-from runtime.files import storage_error, write_json
+from runtime.files import make_folder
 from runtime.hardware import Hardware
 from runtime.job import Job
 
@@ -55,10 +55,7 @@ def bench(request: Request) -> int:
     if request.against:
         spec.load(request.spec, [*request.assignments, *request.against])
     output = request.output or Path("runs") / f"bench-{job.name}"
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(output, error) from None
+    make_folder(output)
     machine = guard.admitted(detect(output), job.limits.gpus)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         return _measured(request, job, machine, output, Path(scratch))
@@ -79,13 +76,7 @@ def _measured(request: Request, job: Job, machine: Hardware, output: Path, scrat
 def _settled(request: Request, job: Job, machine: Hardware, scratch: Path) -> tuple[int, plans.Plan | None]:
     """The plan that `train` would use, settled by a child that knows model and data; None if the child fails."""
     first = plans.resolve(job, machine)
-    write_json(scratch / "hardware.json", machine.to_json())
-    write_json(scratch / "plan.json", first.to_json())
-    command = [sys.executable, "-m", "runtime.bench.settle", str(scratch), str(request.spec)]
-    for assignment in request.assignments:
-        command += ["--set", assignment]
-    with signals.forwarding() as forward:
-        code = supervise.child(command, first.environment(machine), forward)
+    code = supervise.measure("runtime.bench.settle", scratch, request.spec, request.assignments, first, machine)
     signals.stop_early()
     return code, plans.load(scratch / "plan.json") if code == 0 else None
 
