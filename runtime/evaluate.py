@@ -28,7 +28,7 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
 
 def usual_size(run: Run) -> int:
     """How many samples are evaluated at a time where the batch is not split: no activations are kept."""
-    usual = run.job.train.batch_size
+    usual = run.job.train.batch
     return max(usual, min(256, 4 * usual))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime import guard, signals, spec, supervise
+from runtime import batch_size, guard, signals, spec, supervise
 from runtime import plan as plans
 from runtime.detect import detect
 from runtime.errors import SpecError
@@ -43,6 +43,7 @@ def find_lr(request: Request) -> int:
         raise SpecError(f"--steps {request.steps}", "20 or more", "100 mini-batches give a smooth curve")
     signals.stop_early()
     job = spec.load(request.spec, request.assignments)
+    batch_size.fixed(job, "find-lr")
     output = request.output or Path("runs") / f"find-lr-{job.name}"
     make_folder(output)
     machine = guard.admitted(detect(output), job.limits.gpus)

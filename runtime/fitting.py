@@ -70,7 +70,7 @@ class Fitting:
         found, speeds = self.found()
         self._meter().begin()  # the copy of the network goes only with a collection
         value = chosen(found, speeds, self._alone)
-        result = worded(found, speeds, value, self.job.train.batch_size, self._splits_norm)
+        result = worded(found, speeds, value, self.job.train.batch, self._splits_norm)
         need = found.peak(found.largest) - found.base
         result[NEED] = Measured(need, f"{size(need)} beyond what was held before", evidence.today())
         self.say(f"fit: micro_batch {written(value)}: {result['micro_batch'].text}")
@@ -109,7 +109,7 @@ class Fitting:
 
     def _alone(self, count: int) -> bool:
         """Whether BatchNorm would get a part of a single sample, which has no variance."""
-        batch = self.job.train.batch_size
+        batch = self.job.train.batch
         return self._splits_norm and any(n > count and n % count == 1 for n in (batch, len(self.dataset.train) % batch))
 
     def _source(self, name: str) -> str:
@@ -130,7 +130,7 @@ class Fitting:
         longest = max(getattr(self.dataset.train, "lengths", [0]), default=0)
         fixed = ["fit", train.optimizer.name, str(train.loss), train.ema, values, limit, int(longest),
                  str(getattr(self.job.data, "augment", None)), self.job.checkpoint.every]  # fmt: skip
-        return evidence.key(self.hardware, self.facts, train.batch_size, shapes, fixed)
+        return evidence.key(self.hardware, self.facts, train.batch, shapes, fixed)
 
     def _keep(self, name: str, result: Mapping[str, Measured]) -> None:
         try:

@@ -20,7 +20,7 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
-from runtime import callers, seen, spec, trainer, tune
+from runtime import batch_size, callers, seen, spec, trainer, tune
 from runtime import folder as folders
 from runtime import plan as plans
 from runtime import run as running
@@ -137,6 +137,7 @@ def _job(written: dict[str, Any], place: str) -> CallersJob:
     document = Document("runtime.train", written, places((), written))
     try:
         job = spec.check(document, CallersJob)
+        batch_size.fixed(job, "runtime.train")
     except SpecError as error:
         # The caller wrote `epochs=3`, not `train: {epochs: 3}`.
         raise SpecError([replace(each, key=each.key.removeprefix("train.")) for each in error.problems]) from None

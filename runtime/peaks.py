@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime import guard, signals, spec, supervise
+from runtime import batch_size, guard, signals, spec, supervise
 from runtime import plan as plans
 from runtime.detect import detect
 from runtime.files import make_folder
@@ -33,6 +33,7 @@ def memory(request: Request) -> int:
     """
     signals.stop_early()
     job = spec.load(request.spec, request.assignments)
+    batch_size.fixed(job, "memory")
     output = request.output or Path("runs") / f"memory-{job.name}"
     make_folder(output)
     machine = guard.admitted(detect(output), job.limits.gpus)

@@ -180,7 +180,7 @@ def _kept(run: Run, split: Split, found: Division, rows: Rows) -> Activations:
     def compute(ids: Ids) -> Inputs:
         return _computed(run, split, prepare, found, ids)
 
-    return Activations(split, rows, _groups(split, run.job.train.batch_size, rows.offsets is not None), compute,
+    return Activations(split, rows, _groups(split, run.job.train.batch, rows.offsets is not None), compute,
                        lambda text: run.events.add("feature_cache", f"{found.name} {text}"))  # fmt: skip
 
 

@@ -197,7 +197,7 @@ def assemble(
     frozen = freeze(model, network.freeze, job)
     made = optimizer.build(job.train.optimizer, model)
     goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights, dataset.loss)
-    batches = Batches(dataset.train, job.train.batch_size, job.train.seed)
+    batches = Batches(dataset.train, job.train.batch, job.train.seed)
     batches.pin = device.type == "cuda"
     if not (dataset.mixable and mixes(job)):  # what is mixed must be whole
         batches.part = ranks.part

@@ -86,18 +86,23 @@ class Search:
 
     def __init__(self, run: Run, least: int = 1) -> None:
         self.run, self.least, self.gauge = run, least, gauge.of(run.device)
-        self.batch_size = min(run.job.train.batch_size, len(run.dataset.train))
-        given = run.batches
-        self.feed = _largest(run.dataset.train, self.batch_size, given.workers, given.pin)
-        self.held = _largest(run.dataset.validation, self.batch_size, 0, False)
+        self.batch_size = min(run.job.train.batch, len(run.dataset.train))
+        self.sized(self.batch_size)
         self.trained = int(sum(p.numel() * p.element_size() for p in run.step.parameters))
         self.warm = False
         run.step.tell = lambda text: None
 
+    def sized(self, batch_size: int) -> None:
+        """Work with whole batches of so many samples from now on."""
+        given, data = self.run.batches, self.run.dataset
+        self.batch_size = batch_size
+        self.feed = _largest(data.train, batch_size, given.workers, given.pin)
+        self.held = _largest(data.validation, batch_size, 0, False)
+
     def climb(self) -> Found:
         """Try sizes until there is nothing more to learn."""
         self.gauge.begin()
-        ladder = Ladder(self.batch_size, self.gauge.used(), self.gauge.ceiling() - self._copies(), self.least)
+        ladder = Ladder(self.batch_size, self.gauge.used(), self.limit(), self.least)
         found = Found(ladder.base, ladder.ceiling, self.run.plan.value("gradient_checkpointing") is True)
         evaluated = ladder.base
         while (now := ladder.next()) is not None:
@@ -108,7 +113,7 @@ class Search:
                 peak = max(peak, evaluated)
             ladder.note(now, peak)
             if predicted is None:
-                ladder.base = self._held()
+                ladder.base = self.held_anyway()
             fits = peak if now in ladder.peaks else None
             found.tries.append(Try(now, predicted, fits, min(2 * now, self.batch_size) / seconds))
         found.largest, found.held = ladder.largest, ladder.base
@@ -174,10 +179,14 @@ class Search:
                 found[size] = max(found[size], self.batch_size / self._step(self.batch_size))
         return found
 
-    def _held(self) -> int:
+    def held_anyway(self) -> int:
         """What a step holds whatever its size: all that is held now, the optimizer's moments among it, and gradients."""
         self.gauge.begin()
         return self.gauge.used() + self.trained
+
+    def limit(self) -> int:
+        """The most that a step may hold."""
+        return self.gauge.ceiling() - self._copies()
 
     def _copies(self) -> int:
         """What saving in the background takes on the host beside a step: all that a checkpoint holds."""

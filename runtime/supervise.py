@@ -10,19 +10,20 @@ import functools
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runtime import cgroup, guard, processes, signals, spec
+from runtime import batch_size, cgroup, guard, processes, signals, spec
 from runtime import folder as folders
 from runtime import plan as plans
 from runtime.detect import detect
 from runtime.errors import OutOfMemory, PeerError, Stopped
 from runtime.events import Events
-from runtime.files import write_json
+from runtime.files import read_json, write_json
 from runtime.hardware import Hardware, size
 from runtime.job import Job
 from runtime.table import console, render
@@ -58,6 +59,11 @@ def train(request: Request) -> int:
     processes.check(job, machine)
     replay = plans.replayed(plans.load(request.plan)) if request.plan else {}
     run = folders.open_run(request.runs, job, new=request.new)
+    if job.train.batch_size == "auto":
+        code, request = _sized(request, job, machine, run)
+        if code:
+            return code
+        job = spec.load(request.spec, request.assignments)
     stored = plans.load(run.path / "plan.json") if run.resumes and (run.path / "plan.json").exists() else None
     if stored:
         # A resumed run keeps its plan: other threads or layouts would mean other bits.
@@ -67,6 +73,26 @@ def train(request: Request) -> int:
         plan = plans.carried(plan, stored)
     console().print(render(plan, job, machine))
     return _run(request, job, machine, plan, run)
+
+
+def _sized(request: Request, job: Job, machine: Hardware, run: folders.RunFolder) -> tuple[int, Request]:
+    """The request with a number for `train.batch_size: auto`, measured once for a run; and an exit code."""
+    path = run.path / batch_size.FILE
+    if not path.exists():
+        if processes.wanted(job, machine) > 1:
+            batch_size.fixed(job, "a run of several processes")
+        plan = plans.resolve(job, machine, plain=request.plain)
+        print("batch_size: measured, since train.batch_size is auto", flush=True)
+        with tempfile.TemporaryDirectory(prefix="batch-") as scratch:
+            sets = [*request.assignments, f"train.batch_size={batch_size.FIRST}"]
+            code = measure("runtime.batch_size_test", Path(scratch), request.spec, sets, plan, machine, [str(path)])
+        signals.stop_early()
+        if code:
+            return code, request
+    found = read_json(path) or {}
+    if not run.resumes or not run.state():
+        Events(run.path).add("batch_size", f"{found['text']}. {batch_size.consequence(job, found['batch_size'])}")
+    return 0, replace(request, assignments=[*request.assignments, f"train.batch_size={found['batch_size']}"])
 
 
 def _run(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder) -> int:
@@ -96,7 +122,7 @@ def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, r
             if code not in (137, PeerError.exit_code) or before is None or after is None or after <= before:
                 return code
             why = f"killed at the memory limit of {size(machine.memory.limit)} (peak {size(cgroup.peak(Path('/')))})"
-            again = plans.smaller(plan, job.train.batch_size, why)
+            again = plans.smaller(plan, job.train.batch, why)
             if again is None:
                 print(OutOfMemory(f"the trainer was {why} with one sample at a time", "a job that fits the limit",
                                   "raise limits.memory, or take a smaller network or smaller samples"), file=sys.stderr)  # fmt: skip

@@ -229,7 +229,7 @@ def measured(
     shapes = {name: list(value.shape) for name, value in network.module.state_dict().items()}
     train = job.train
     fixed = [train.optimizer.name, train.deterministic, str(train.loss), str(getattr(job.data, "augment", None)), mode]
-    name = evidence.key(hardware, workload(dataset, network.module), train.batch_size, shapes, fixed)
+    name = evidence.key(hardware, workload(dataset, network.module), train.batch, shapes, fixed)
     known = evidence.load(hardware, name)
     if known:
         say(f"tune: measured before, on {next(iter(known.values())).date}; nothing to measure again")

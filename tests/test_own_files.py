@@ -37,8 +37,8 @@ BAD = {
         "job.yaml:5:43: train.loss.file: my_loss.py:2:15: invalid syntax\n    return 1 +",
         "what Python {python} understands", "mend this line, or the one before it")),
     "null bytes": ({"my_loss.py": "x = '\0'"}, {"train": "loss: {file: my_loss.py}"}, (
-        "job.yaml:5:43: train.loss.file: my_loss.py:1:1: source code string cannot contain null bytes",
-        "what Python {python} understands", "mend this line, or the one before it")),
+        "job.yaml:5:43: train.loss.file: my_loss.py cannot be read: it holds null bytes",
+        "a Python file as an editor saves it", "save it again as text")),
     "name of the factory": ({}, {"train": "loss: {file: my_loss.py, factory: los}"}, (
         "job.yaml:5:61: train.loss.factory: my_loss.py has no function or class 'los' at its top level",
         "one of functional, loss", 'did you mean "loss"?')),

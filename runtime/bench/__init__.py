@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime import guard, signals, spec, supervise
+from runtime import batch_size, guard, signals, spec, supervise
 from runtime import plan as plans
 from runtime.bench import show
 from runtime.bench.ladder import climb
@@ -52,6 +52,7 @@ def bench(request: Request) -> int:
         raise SpecError(f"--rounds {request.rounds}", "3 or more", "8 pairs of blocks give a usable interval")
     signals.stop_early()
     job = spec.load(request.spec, request.assignments)
+    batch_size.fixed(job, "bench")
     if request.against:
         spec.load(request.spec, [*request.assignments, *request.against])
     output = request.output or Path("runs") / f"bench-{job.name}"

@@ -71,7 +71,7 @@ def load(job: TextJob) -> Dataset:
     notes = [
         f"{len(train):,} training and {len(held):,} validation texts", *notes, *source, *why,
         *_unknown(words, splits[1].tokens), *_watched(job),
-        lengths.padding(splits[0].lengths, longest, job.train.batch_size, job.train.seed),
+        lengths.padding(splits[0].lengths, longest, job.train.batch, job.train.seed),
     ]  # fmt: skip
     return Dataset(splits[0], splits[1], heads, preprocessing, mixable=False, notes=notes)
 

@@ -101,9 +101,12 @@ def functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Problem:
     if wrong := misplaced(job.folder, file):
         return job.problem(path, *wrong)
     try:
+        text = (job.folder / file).read_bytes()
+        if b"\0" in text:  # Python's own word for it depends on its version
+            raise ValueError("it holds null bytes")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse((job.folder / file).read_bytes(), file)
+            tree = ast.parse(text, file)
     except SyntaxError as error:
         return job.problem(path, f"{mistake(file, error)}", f"what Python {platform.python_version()} understands",
                            "mend this line, or the one before it")  # fmt: skip

@@ -137,13 +137,21 @@ AnyLoss = Annotated[
 ]
 
 
+USUAL_BATCH = 32
+"""Samples in a batch, if nothing else is said."""
+
+
 class Train(Spec):
     """How to train."""
 
     epochs: Count = Field(10, description="passes over the training data")
     steps: Count | None = Field(None, description="stop after this many optimizer steps, whatever the epochs")
     max_time: Duration | None = Field(None, description="stop before this much wall-clock time has passed: 2h")
-    batch_size: Count = Field(32, description="samples the optimizer sees in one step")
+    batch_size: Count | Literal["auto"] = Field(
+        USUAL_BATCH,
+        description="samples the optimizer sees in one step; auto: measured before the first step, the smallest that is "
+        "within 5 % of the fastest that fits. It changes what is learned, and the learning rate stays as given",
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="the root of every random draw")
     deterministic: bool = Field(
         True, description="same bits on the same image, CPU model and threads; false lets kernels choose freely"
@@ -165,3 +173,8 @@ class Train(Spec):
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="decay of an average of the weights that is validated and stored beside them"
     )
+
+    @property
+    def batch(self) -> int:
+        """Samples in a batch; the usual number as long as `auto` is not measured."""
+        return USUAL_BATCH if self.batch_size == "auto" else self.batch_size

@@ -58,7 +58,7 @@ def _room(job: Job, shm: int | None, workload: Workload | None) -> int:
     """Workers whose batches fit into shared memory."""
     if shm is None:
         return MOST_ALLOWED
-    batch = workload.sample_bytes * job.train.batch_size if workload else UNKNOWN_BATCH
+    batch = workload.sample_bytes * job.train.batch if workload else UNKNOWN_BATCH
     return min(MOST_ALLOWED, shm // max(1, IN_FLIGHT * batch))
 
 

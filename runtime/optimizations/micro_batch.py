@@ -26,13 +26,14 @@ def EFFECT(workload: Workload | None) -> Effect:
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """The whole batch at once; where the job says `auto`, it is searched what fits, before the first step."""
     searched = ", if a search finds that it fits" if job.optimize.get("micro_batch") == "auto" else ""
-    return Choice(OFF, f"the whole batch of {job.train.batch_size} at once{searched}")
+    whole = "the whole batch" if job.train.batch_size == "auto" else f"the whole batch of {job.train.batch}"
+    return Choice(OFF, f"{whole} at once{searched}")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """A part cannot be larger than the whole."""
-    if value != OFF and int(value) > job.train.batch_size:
-        return f"train.batch_size is {job.train.batch_size}, and a micro-batch is a part of it"
+    if value != OFF and job.train.batch_size != "auto" and int(value) > job.train.batch:
+        return f"train.batch_size is {job.train.batch}, and a micro-batch is a part of it"
     return None
 
 
@@ -40,7 +41,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     """Smaller passes may fit the caches better; never where they would change what is learned."""
     if EFFECT(workload) is Effect.TRAINING:
         return [OFF]
-    return [OFF, *(size for size in (16, 8) if size < job.train.batch_size)]
+    return [OFF, *(size for size in (16, 8) if size < job.train.batch)]
 
 
 def apply(run: Any, value: Value) -> None:

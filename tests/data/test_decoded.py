@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime import plan, run, spec
+from runtime import optimizations, plan, run, spec
 from runtime.clock import Clock
 from runtime.data import decode, decoded, files
 from runtime.data.decoded import Decoded
@@ -181,7 +181,8 @@ def assembled(folder: Path, on: bool, cache: Path) -> run.Run:
     data = load(asked)
     network = build(asked, data)
     facts = run.workload(data, network.module)
-    made = plan.resolve(asked, here, facts, plain=not on, replay={} if not on else {"channels_last": False})
+    others_off = {each.name: each.off for each in optimizations.every() if each.name != "decode_cache"}
+    made = plan.resolve(asked, here, facts, plain=not on, replay=others_off if on else {})
     return run.assemble(asked, here, made, folder, data, network, tiny.Quiet(), Clock())
 
 

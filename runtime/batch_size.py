@@ -1,0 +1,65 @@
+"""Batch size: what `train.batch_size: auto` comes to, and what that means for the learning rate. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runtime.errors import SpecError
+from runtime.job import Job
+from runtime.job.train import USUAL_BATCH
+
+FILE = "batch_size.json"
+"""In the run folder: the number, the reason and the samples per second of every size."""
+FIRST, MOST = 8, 4096
+"""Sizes that are tried double from the first to at most this."""
+STEPS = 20
+"""So many steps an epoch keeps."""
+GAIN = 1.05
+"""A larger batch must be faster by this much."""
+
+
+def fixed(job: Job, who: str) -> None:
+    """Refuse `auto` where nothing measures it.
+
+    Raises:
+        SpecError: with what can be done.
+    """
+    if job.train.batch_size == "auto":
+        raise SpecError([job.problem(("train", "batch_size"), f"is auto, which {who} does not measure",
+                                     "a number; auto is measured by `drivetrain train` in one process",
+                                     "give it a number")])  # fmt: skip
+
+
+def most(samples: int) -> int:
+    """The largest batch that is tried with so many training samples: the first, doubled."""
+    doublings = max(1, samples // STEPS // FIRST).bit_length() - 1
+    return min(MOST, FIRST << doublings, samples)
+
+
+def chosen(speeds: Mapping[int, float]) -> int:
+    """The smallest size that is within 5 % of the fastest: what is larger costs steps and buys nothing.
+
+    Args:
+        speeds: samples per second by size.
+    """
+    best = max(speeds.values())
+    return min(size for size, speed in speeds.items() if speed * GAIN >= best)
+
+
+def gains(speeds: Mapping[int, float]) -> bool:
+    """Whether the last two doublings made it faster, so that another may."""
+    last = list(speeds.values())[-3:]
+    return len(last) < 3 or max(last[1:]) >= GAIN * last[0]
+
+
+def consequence(job: Job, size: int) -> str:
+    """What another batch size means for the learning rate, which is not changed.
+
+    The rules: linear for SGD (Goyal et al. 2017, arXiv:1706.02677), square root for Adam (Malladi et al. 2022,
+    arXiv:2205.10287).
+    """
+    rate, name = job.train.optimizer.lr, job.train.optimizer.name
+    ratio = size / USUAL_BATCH
+    rule, factor = ("linear", ratio) if name == "sgd" else ("square-root", ratio**0.5)
+    return (f"train.optimizer.lr stays {rate:g}; if it was chosen for batches of {USUAL_BATCH}, the {rule} rule would "
+            f"make it {rate * factor:.3g} (drivetrain find-lr JOB --set train.batch_size={size} measures it)")  # fmt: skip

@@ -1,0 +1,155 @@
+"""`train.batch_size: auto`: measured once, kept for the run, told with what it means for the learning rate."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import runtime
+from runtime import batch_size, batch_size_test
+from runtime.errors import OutOfMemory, SpecError
+from tests import tiny
+from tests.test_train import ROOT
+
+TEXT = """
+name: tiny
+task: image-classification
+data: {train: images.npz, validation: 0.2}
+model: {name: small-cnn, width: 4}
+train: {epochs: 2, batch_size: auto, optimizer: {name: OPTIMIZER, lr: 0.01}}
+optimize: {cpu_threads: 1, measure: off}
+"""
+
+
+def written(folder: Path, optimizer: str = "adamw") -> Path:
+    images = np.random.default_rng(0).integers(0, 255, (440, 8, 8)).astype(np.uint8)
+    np.savez(folder / "images.npz", images=images, labels=np.arange(440) % 3)
+    (folder / "tiny.yaml").write_text(TEXT.replace("OPTIMIZER", optimizer))
+    return folder / "tiny.yaml"
+
+
+def drivetrain(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "runtime", *words]
+    runs = ("--runs", str(folder / "runs")) if words[0] == "train" else ()
+    return subprocess.run([*command, *runs], cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+
+
+def test_a_run_measures_it_once_and_goes_on_with_it(tmp_path: Path) -> None:
+    spec = str(written(tmp_path))
+    stopped = drivetrain(tmp_path, "train", spec, "--set", "train.max_time=0.001s")
+    assert stopped.returncode == 75, stopped.stdout + stopped.stderr
+    run = tmp_path / "runs" / "tiny-001"
+    found = json.loads((run / "batch_size.json").read_text())
+    assert found["batch_size"] in (8, 16)
+    assert set(found["samples_per_second"]) == {"8", "16"}
+    assert "train.optimizer.lr stays 0.01" in stopped.stdout
+    assert "the square-root rule" in stopped.stdout
+    done = drivetrain(tmp_path, "train", spec)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "batch_size: measured" not in done.stdout
+    assert json.loads((run / "state.json").read_text())["set"][-1] == f"train.batch_size={found['batch_size']}"
+    assert "batch_size: auto" in (run / "job.yaml").read_text()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert max(row["step"] for row in rows) == {8: 90, 16: 46}[found["batch_size"]]
+
+
+def test_the_same_bits_as_naming_the_number(tmp_path: Path) -> None:
+    spec = str(written(tmp_path))
+    assert drivetrain(tmp_path, "train", spec).returncode == 0
+    one = tmp_path / "runs" / "tiny-001"
+    number = json.loads((one / "batch_size.json").read_text())["batch_size"]
+    assert drivetrain(tmp_path, "train", spec, "--set", f"train.batch_size={number}", "--new").returncode == 0
+    weights = [next((tmp_path / "runs" / name / "model").glob("*.safetensors")) for name in ("tiny-001", "tiny-002")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.parametrize("words", [["find-lr"], ["memory"], ["bench"]])
+def test_other_commands_want_a_number(tmp_path: Path, words: list[str]) -> None:
+    done = drivetrain(tmp_path, *words, str(written(tmp_path)))
+    assert done.returncode == 2
+    assert f"train.batch_size: is auto, which {words[0]} does not measure" in done.stderr
+
+
+def test_from_python_it_must_be_a_number() -> None:
+    import torch
+
+    data = torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.zeros(8, dtype=torch.long))
+    with pytest.raises(SpecError, match=r"batch_size: is auto, which runtime.train does not measure"):
+        runtime.train(torch.nn.Linear(2, 2), data, data, name="x", batch_size="auto")
+
+
+@pytest.mark.parametrize(("samples", "most"), [(3, 3), (100, 8), (400, 16), (320, 16), (319, 8), (10**6, 4096)])
+def test_the_largest_that_is_tried(samples: int, most: int) -> None:
+    assert batch_size.most(samples) == most
+
+
+@pytest.mark.parametrize(
+    ("speeds", "size"),
+    [({8: 100.0}, 8), ({8: 100.0, 16: 190.0, 32: 200.0, 64: 205.0}, 32), ({8: 100.0, 16: 96.0}, 8)],
+)
+def test_the_smallest_near_the_fastest(speeds: dict[int, float], size: int) -> None:
+    assert batch_size.chosen(speeds) == size
+
+
+@pytest.mark.parametrize(
+    ("speeds", "more"),
+    [([100], True), ([100, 90], True), ([100, 90, 106], True), ([100, 101, 102], False), ([50, 100, 101, 103], False)],
+)
+def test_doubling_goes_on_while_it_pays(speeds: list[float], more: bool) -> None:
+    assert batch_size.gains({8 << i: speed for i, speed in enumerate(speeds)}) is more
+
+
+@pytest.mark.parametrize(("name", "rule", "rate"), [("sgd", "linear", "0.004"), ("adamw", "square-root", "0.002")])
+def test_what_it_means_for_the_learning_rate(name: str, rule: str, rate: str) -> None:
+    text = batch_size.consequence(tiny.job(train=f"optimizer: {{name: {name}, lr: 0.001}}"), 128)
+    assert f"the {rule} rule would make it {rate} " in text
+
+
+class Narrow:
+    """A search in which so many samples fit, with a peak of ten bytes each."""
+
+    def __init__(self, fits: int) -> None:
+        self.fits, self.size, self.tries = fits, 0, list[int]()
+        self.gauge = self
+
+    def begin(self) -> None: ...
+
+    def used(self) -> int:
+        return 0
+
+    def limit(self) -> int:
+        return 10 * self.fits
+
+    held_anyway = used
+
+    def sized(self, size: int) -> None:
+        self.size = size
+
+    def tried(self, size: int, ceiling: int) -> tuple[int | None, float]:
+        self.tries.append(size)
+        assert size == self.size
+        return (10 * size if size <= self.fits else None), 1.0
+
+    def evaluated(self, size: int) -> int:
+        return 5 * size
+
+    def speeds(self, sizes: list[int]) -> dict[int, float]:
+        assert sizes == [self.size]
+        return {self.size: float(self.size)}
+
+
+def test_nothing_beyond_the_ceiling_is_tried() -> None:
+    narrow = Narrow(100)
+    speeds, ceiling = batch_size_test.measured(narrow, 4096)  # type: ignore[arg-type]
+    assert list(speeds) == narrow.tries == [8, 16, 32, 64, 100]
+    assert ceiling == 1000
+
+
+def test_where_nothing_fits_it_says_so() -> None:
+    with pytest.raises(OutOfMemory, match=r"train.batch_size: auto: 8 samples do not fit"):
+        batch_size_test.measured(Narrow(5), 4096)  # type: ignore[arg-type]
