@@ -16,7 +16,7 @@ import torch
 
 from runtime import optimizations
 from runtime.hardware import Hardware
-from runtime.optimizations import Effect, Stage, denormals
+from runtime.optimizations import Effect, Stage, attention, denormals
 from runtime.plan import Plan, written
 from runtime.signals import WATCHED, Signals
 
@@ -55,6 +55,7 @@ def as_found() -> Iterator[None]:
     threads, flushing = torch.get_num_threads(), bool(denormals.seen(None))
     exact, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    racing, kernels = torch.backends.cudnn.benchmark, attention.allowed()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
         try:
@@ -64,6 +65,8 @@ def as_found() -> Iterator[None]:
             np.random.set_state(drawn[1])
             torch.set_num_threads(threads)
             torch.set_flush_denormal(flushing)
+            torch.backends.cudnn.benchmark = racing
+            attention.allow(*kernels)
             torch.use_deterministic_algorithms(exact, warn_only=warn)
             torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
 

@@ -52,7 +52,8 @@ def _evaluate(run: Run, size: int) -> tuple[dict[str, float], dict[str, Any]]:
     tally = Tally(run.dataset.heads, run.step.objective)
     given = run.batches
     share = (run.ranks.number, run.ranks.count)
-    for batch in batches.in_order(run.dataset.validation, size, workers=given.workers, tell=given.tell, share=share):
+    for batch in batches.in_order(run.dataset.validation, size, workers=given.workers, pin=given.pin, tell=given.tell,
+                                  share=share):  # fmt: skip
         for part in run.step.parts(run.prepared(batch, None)):
             tally.add(run.step.outputs(part.inputs), part.targets, part.ids)
     tally.add_up(run.ranks.total, share)

@@ -110,7 +110,8 @@ class Cuda:
     def ceiling(self) -> int:
         """The most that tensors may hold, if all other processes stay as they are."""
         free, whole = torch.cuda.mem_get_info(self.device)
-        return torch.cuda.memory_reserved(self.device) + free - headroom(whole)
+        allowed = int(whole * torch.cuda.get_per_process_memory_fraction(self.device))
+        return min(torch.cuda.memory_reserved(self.device) + free, allowed) - headroom(allowed)
 
     @contextlib.contextmanager
     def guarded(self, ceiling: Ceiling) -> Iterator[None]:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from runtime.errors import DeviceError
 from runtime.hardware import Gpu, Hardware, size
+from runtime.job.values import size_bytes
 
 Wanted = Literal["auto", "all", "none"] | Sequence[int]
 
@@ -94,6 +95,18 @@ def environment(hardware: Hardware) -> dict[str, str]:
         return {}
     numbers = ",".join(str(gpu.index) for gpu in hardware.gpus)
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers}
+
+
+def allowed(gpu: Gpu, asked: float | str | None) -> int:
+    """Bytes of a GPU that a job's `limits.gpu_memory` allows: a share, a size, or all of it."""
+    if asked is None:
+        return gpu.memory
+    return min(gpu.memory, size_bytes(asked) if isinstance(asked, str) else int(gpu.memory * asked))
+
+
+def room(gpu: Gpu, asked: float | str | None) -> int:
+    """Bytes of a GPU that a job may use beside what others hold."""
+    return min(gpu.free, allowed(gpu, asked))
 
 
 def refuse_full(gpu: Gpu) -> None:

@@ -17,7 +17,7 @@ from runtime.data.dataset import Batch
 from runtime.errors import Stopped
 from runtime.evaluate import evaluate
 from runtime.memory import HalfUpdated
-from runtime.numerics import NotFinite
+from runtime.numerics import Collapsed, NotFinite
 from runtime.progress import Progress
 from runtime.run import Run
 from runtime.saving import Saver
@@ -48,6 +48,10 @@ def fit(run: Run, saver: Saver, progress: Progress) -> str:
             with run.signals.held():
                 run.numerics.roll_back(why)
                 _go_back(run, saver, "numbers", str(why), f", batches left out: {_left_out(run)}")
+        except Collapsed as why:
+            with run.signals.held():
+                _go_back(run, saver, "precision", str(why), ", and on in fp32 from there, as train.fp16.fallback asks")
+                run.step.fall_back()
         except HalfUpdated as why:
             with run.signals.held():
                 _go_back(run, saver, "memory", str(why))
@@ -99,6 +103,8 @@ def _step(run: Run, batch: Batch, place: tuple[int, int], progress: Progress) ->
     outcome = run.step(ready, run.step_seed())
     assert run.metrics is not None
     values = {"train/loss": outcome.loss, "lr": rate, "grad_norm": outcome.grad_norm}
+    if scaler.active:
+        values["scale"] = scaler.scale
     run.metrics.write(number, place[0], values if outcome.finite else values | {"skipped": 1.0})
     if outcome.finite:
         if run.ema:
@@ -110,7 +116,7 @@ def _step(run: Run, batch: Batch, place: tuple[int, int], progress: Progress) ->
         text = f"step {number} skipped: loss {outcome.loss:.4g}, gradient norm {outcome.grad_norm:.4g}"
         run.events.add("numbers", text, number)
         ids = run.batches.order(*place)[0]
-        run.numerics.skipped(place, ids, scaler.get_scale() if scaler.is_enabled() else None)
+        run.numerics.skipped(place, ids, scaler.scale if scaler.active else None)
     progress.step(run, number, outcome.loss)
 
 

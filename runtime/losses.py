@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.data.dataset import Head, Targets
+from runtime.data.transfer import onto
 from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
 
 Spec = CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber
@@ -34,7 +35,7 @@ class HeadLoss:
         """The weight of each sample; shape (N,)."""
         if self.class_weights is None:
             return torch.ones(len(targets), dtype=torch.float32, device=targets.device)
-        table = self.class_weights.to(targets.device)
+        table = onto(targets.device, self.class_weights)
         # In float64 the weights of a batch are the same whatever parts it comes in.
         return targets.double() @ table.double() if targets.ndim == 2 else table[targets]
 
@@ -110,7 +111,7 @@ def _focal(outputs: Tensor, targets: Tensor, spec: Focal) -> Tensor:
     log_p = F.log_softmax(outputs, dim=1)
     each = -goal * (1 - log_p.exp()).clamp_min(0) ** spec.gamma * log_p
     if spec.alpha is not None:
-        each = each * outputs.new_tensor([1 - spec.alpha, spec.alpha])
+        each = each * onto(outputs.device, torch.tensor([1 - spec.alpha, spec.alpha], dtype=outputs.dtype))
     return each.sum(dim=1)
 
 

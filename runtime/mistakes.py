@@ -93,7 +93,7 @@ def picture(split: Split, sample: int) -> str:
     """A validation image as a small PNG or JPEG, whichever is shorter, in base64."""
     from PIL import Image
 
-    pixels = split.gather(torch.tensor([sample]).numpy())[0][0]
+    pixels = split.gather(torch.tensor([sample]).numpy())[0][0].cpu()
     if pixels.dtype != torch.uint8:
         low, high = pixels.min(), pixels.max()
         pixels = ((pixels.float() - low) / (high - low).clamp_min(1e-9) * 255).to(torch.uint8)

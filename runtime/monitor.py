@@ -1,4 +1,4 @@
-"""Monitor: a thread that samples memory, CPU and progress about once a second into telemetry.jsonl.
+"""Monitor: a thread that samples memory, CPU, GPUs and progress, once a second or as often as asked, into telemetry.jsonl.
 
 with Monitor(folder, run) as monitor: ...
 monitor.latest(), monitor.history()
@@ -10,17 +10,20 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import psutil
+import torch
 
 from runtime import cgroup
+from runtime.hardware import Gpu
 from runtime.run import Run
+from runtime.sensors import Sensors
 
-Sample = dict[str, float | int | None]
+Sample = dict[str, float | int | str | None]
 SHOWN_EVERY = 5
 """Every so many samples one goes to TensorBoard."""
 
@@ -32,15 +35,19 @@ class Monitor:
         folder: where telemetry.jsonl goes.
         run: whose progress is noted; None to watch the process alone.
         interval: seconds between samples.
+        gpus: GPUs that are watched; those of the run if None.
     """
 
-    def __init__(self, folder: Path, run: Run | None = None, interval: float = 1.0) -> None:
+    def __init__(
+        self, folder: Path, run: Run | None = None, interval: float = 1.0, gpus: Sequence[Gpu] | None = None
+    ) -> None:
         self.path, self.run, self.interval = folder / "telemetry.jsonl", run, interval
         self.start = time.monotonic()
         self.peak = 0
         self.samples: list[Sample] = []
         self.process = psutil.Process()
         self.progress = _progress(run) if run else dict
+        self.sensors = Sensors((run.hardware.gpus if run else ()) if gpus is None else gpus)
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._work, name="monitor", daemon=True)
 
@@ -54,6 +61,7 @@ class Monitor:
     ) -> None:
         self.stop.set()
         self.thread.join()
+        self.sensors.close()
 
     def latest(self) -> Sample | None:
         """The last sample."""
@@ -86,6 +94,7 @@ class Monitor:
             "memory_limit": limits.memory,
             "cpu_percent": self.process.cpu_percent(),
             "throttled_seconds": cgroup.throttled_seconds(Path("/")),
+            **self.sensors.read(),
             **self.progress(),
         }
 
@@ -104,12 +113,22 @@ def _shown(sample: Sample) -> dict[str, float]:
     """The hardware's numbers, in units that a person reads."""
     units = {"rss": ("processes GiB", 2.0**30), "memory_used": ("container GiB", 2.0**30), "cpu_percent": ("CPUs busy", 100.0),
              "throttled_seconds": ("throttled s", 1.0), "samples_per_second": ("samples per s", 1.0),
-             "input_wait": ("input wait", 1.0)}  # fmt: skip
+             "input_wait": ("input wait", 1.0), "gpu_percent": ("GPU busy", 100.0), "gpu_memory": ("GPU GiB", 2.0**30),
+             "gpu_allocated": ("GPU tensors GiB", 2.0**30), "gpu_reserved": ("GPU reserved GiB", 2.0**30),
+             "gpu_temperature": ("GPU C", 1.0), "gpu_power": ("GPU W", 1.0), "gpu_clock": ("GPU MHz", 1.0),
+             "gpu_throttled": ("GPU throttled", 1.0)}  # fmt: skip
     return {
         f"hardware/{name}": value / unit
         for key, (name, unit) in units.items()
-        if (value := sample.get(key)) is not None
+        if isinstance(value := sample.get(key), int | float)
     }
+
+
+def _tensors(device: torch.device) -> dict[str, int]:
+    """What this process's tensors hold of its GPU, and what its allocator has taken for them, in bytes."""
+    if device.type != "cuda":
+        return {}
+    return {"gpu_allocated": torch.cuda.memory_allocated(device), "gpu_reserved": torch.cuda.memory_reserved(device)}
 
 
 def _progress(run: Run) -> Callable[[], dict[str, Any]]:
@@ -123,6 +142,7 @@ def _progress(run: Run) -> Callable[[], dict[str, Any]]:
             "step": run.counters.step,
             "samples_per_second": round((samples - before[1]) / span, 2),
             "input_wait": round(min(1.0, (waited - before[2]) / span), 4),
+            **_tensors(run.device),
         }
         before[:] = [now, samples, waited]
         return values

@@ -2,7 +2,7 @@
 
 One bad step is skipped, weights unchanged. Three in a row, or a weight that is not finite when the run is saved: back
 to the last checkpoint, and the three batches are left out. The second time the run ends. An fp16 scaler that skips 20
-steps in a row, or falls below 1, ends the run with advice.
+steps in a row, or falls below its least scale, ends the run with advice, or goes back and on in fp32 if the job says so.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from runtime.draws import Ids
 from runtime.errors import NumericsError
+from runtime.job.train import Fp16
 
 IN_A_ROW = 3
 ROLLBACKS = 1
@@ -31,11 +32,20 @@ class NotFinite(Exception):
     """The run must go back to its last checkpoint."""
 
 
-class Numerics:
-    """Counts bad steps and decides what follows."""
+class Collapsed(Exception):
+    """fp16 cannot go on: the run must go back to its last checkpoint, and on in fp32."""
 
-    def __init__(self, on_spike: str) -> None:
-        self.on_spike = on_spike
+
+class Numerics:
+    """Counts bad steps and decides what follows.
+
+    Args:
+        on_spike: what follows when the loss jumps: `ignore`, `warn` or `rollback`.
+        fp16: the bounds of the scaler, and what follows when it collapses.
+    """
+
+    def __init__(self, on_spike: str, fp16: Fp16 | None = None) -> None:
+        self.on_spike, self.fp16 = on_spike, fp16 or Fp16()
         self.bad: list[tuple[int, int]] = []
         """(epoch, batch) of the bad steps in a row."""
         self.ids: list[int] = []
@@ -76,19 +86,28 @@ class Numerics:
 
         Raises:
             NotFinite: if it was the third in a row.
+            Collapsed: if the scaler has, and the job goes on in fp32.
             NumericsError: if the scaler has collapsed.
         """
         if scale is not None:
             self.scaler_skips += 1
-            if scale < 1 or self.scaler_skips >= SCALER_SKIPS:
-                raise NumericsError(f"the fp16 scaler has collapsed: scale {scale:g}, {self.scaler_skips} skipped steps "
-                                    "in a row", "fp16 for gradients that fit its range",
-                                    "set optimize.precision: fp32 (or bf16 where the chip has it), or lower the rate")  # fmt: skip
+            if scale < self.fp16.min_scale or self.scaler_skips >= SCALER_SKIPS:
+                self._collapse(
+                    f"the fp16 scaler has collapsed: scale {scale:g}, {self.scaler_skips} skipped steps in a row"
+                )
             return
         self.bad.append(place)
         self.ids += ids.tolist()
         if len(self.bad) >= IN_A_ROW:
             raise NotFinite(f"{IN_A_ROW} steps in a row were not finite; samples {self.ids}")
+
+    def _collapse(self, text: str) -> None:
+        self.scaler_skips = 0
+        if self.fp16.fallback == "fp32":
+            raise Collapsed(text)
+        raise NumericsError(text, "fp16 for gradients that fit its range",
+                            "set optimize.precision: fp32 (or bf16 where the chip has it), lower the rate, or let the run "
+                            "go over to fp32 by itself: train.fp16: {fallback: fp32}")  # fmt: skip
 
     def roll_back(self, why: NotFinite) -> None:
         """Note a rollback, and leave out the bad batches from now on.

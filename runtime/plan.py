@@ -152,6 +152,11 @@ def _notes(job: Job, hardware: Hardware, word: str | None) -> Iterable[str]:
         yield f"gpu: {hardware.gpu_trouble}"
     if hardware.gpu_note:
         yield f"gpu: {hardware.gpu_note}"
+    if limits.gpu_memory is not None and hardware.gpu is None:
+        yield f"limits.gpu_memory: {limits.gpu_memory} does nothing without a GPU"
+    elif limits.gpu_memory is not None and hardware.gpu is not None:
+        may = gpus.allowed(hardware.gpu, limits.gpu_memory)
+        yield f"limits.gpu_memory: tensors may take {size(may)} of {size(hardware.gpu.memory)}"
     if hardware.gpu is None and hardware.image in image.BUILDS and job.limits.gpus != "none":
         yield f"image: {hardware.image} is built for a GPU and sees none, so `train` would refuse to start"
     allowed = hardware.cpu.quota or float(hardware.cpu.budget)

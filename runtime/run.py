@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from runtime import blocks, checkpoint, draws, losses, optimizations, optimizer, prefix, resume
+from runtime import blocks, checkpoint, draws, gpus, losses, optimizations, optimizer, prefix, resume
 from runtime.clock import Clock
 from runtime.data.batches import Batches
 from runtime.data.dataset import Batch, Dataset
@@ -26,6 +26,7 @@ from runtime.job.values import duration_seconds
 from runtime.metrics import Metrics
 from runtime.models.build import Model
 from runtime.numerics import Numerics
+from runtime.optimizations import attention
 from runtime.plan import Plan
 from runtime.processes import NUMBER
 from runtime.ranks import ALONE, Ranks, joined
@@ -139,7 +140,7 @@ class Run:
         return {
             "counters": {**asdict(self.counters), "seconds": self.counters.seconds + self.clock.seconds},
             "watch": self.watch.state(),
-            "scaler": self.step.scaler.state_dict(),
+            "scaler": self.step.scaler.state(),
             "ema_updates": self.ema.updates if self.ema else None,
             "last": self.last,
             "numerics": self.numerics.state(),
@@ -165,8 +166,9 @@ class Run:
         self.counters = Counters(**state["counters"])
         self.samples_before = self.counters.samples
         self.watch.load(state["watch"])
-        if self.step.scaler.is_enabled():
-            self.step.scaler.load_state_dict(state["scaler"])
+        self.step.scaler.load(state["scaler"])
+        if self.step.scaler.fallen:
+            self.step.fall_back()
         if self.ema:
             self.ema.average = {name: value.to(self.device) for name, value in loaded.tensors["ema"].items()}
             self.ema.updates = state["ema_updates"]
@@ -191,6 +193,7 @@ def assemble(
     device = torch.device(f"cuda:{os.environ.get(NUMBER, 0)}" if hardware.gpu else "cpu")
     ranks = joined(device)
     torch.use_deterministic_algorithms(job.train.deterministic, warn_only=True)
+    as_torch_comes(job, hardware, device)
     # Filling fresh memory is a debugging aid: nothing here reads what it has not written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     model = network.module.to(device)
@@ -198,7 +201,6 @@ def assemble(
     made = optimizer.build(job.train.optimizer, model)
     goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights, dataset.loss)
     batches = Batches(dataset.train, job.train.batch, job.train.seed)
-    batches.pin = device.type == "cuda"
     if not (dataset.mixable and mixes(job)):  # what is mixed must be whole
         batches.part = ranks.part
     total = batches.per_epoch * job.train.epochs
@@ -209,7 +211,7 @@ def assemble(
         schedule=schedule(job.train.schedule, min(total, job.train.steps or total), batches.per_epoch),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
         watch=Watch(job.best(), job.train.early_stopping, job.train.schedule),
-        numerics=Numerics(job.train.loss_spike), events=Events(folder), ranks=ranks,
+        numerics=Numerics(job.train.loss_spike, job.train.fp16), events=Events(folder), ranks=ranks,
     )  # fmt: skip
     for optimization in optimizations.every():
         value = plan.value(optimization.name)
@@ -220,15 +222,25 @@ def assemble(
     run.step.ranks = ranks
     run.step.released = signals.released
     run.batches.tell = lambda text: run.events.add("loader", text, run.counters.step)
+    run.step.uncompiled = lambda text: run.events.add("compile", text, run.counters.step)
     run.step.tell = lambda text: run.events.add("memory", text, run.counters.step)
     return run
+
+
+def as_torch_comes(job: Job, hardware: Hardware, device: torch.device) -> None:
+    """Settings of the whole process that an optimization may change: an earlier run may have left its own."""
+    torch.backends.cudnn.benchmark = False
+    attention.allow(flash=True, efficient=True, cudnn=True)
+    if hardware.gpu and job.limits.gpu_memory is not None:
+        allowed = gpus.allowed(hardware.gpu, job.limits.gpu_memory)
+        torch.cuda.set_per_process_memory_fraction(allowed / hardware.gpu.memory, device)
 
 
 def workload(dataset: Dataset, model: nn.Module) -> Workload:
     """What the model and the data turned out to be."""
     kinds: dict[str, int] = {}
     for module in model.modules():
-        if not list(module.children()):
+        if not list(module.children()) or "Attention" in type(module).__name__:
             kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
     inputs = dataset.train.gather(torch.arange(1).numpy())
     saving = prefix.saving(dataset, model)

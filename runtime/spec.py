@@ -159,6 +159,11 @@ def _combination_problems(job: Job, document: Document) -> Iterator[Problem]:
         path = document.nearest(("train", "loss", "name"))
         yield Problem(document.place(path), dotted(path), f"is {shown(loss.name)}",
                       f"for {job.task}: {', '.join(allowed)}", "choose one of these")  # fmt: skip
+    fp16 = job.train.fp16
+    if not fp16.min_scale <= fp16.initial_scale <= fp16.max_scale:
+        path = document.nearest(("train", "fp16", "initial_scale"))
+        yield Problem(document.place(path), dotted(path), f"starts at {fp16.initial_scale:g}",
+                      f"from min_scale ({fp16.min_scale:g}) to max_scale ({fp16.max_scale:g})", "change one of the three")  # fmt: skip
     if isinstance(optimizer, Sgd) and optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening > 0):
         path = ("train", "optimizer", "nesterov")
         yield Problem(document.place(path), dotted(path), "is true", "with momentum above 0 and dampening 0 only",

@@ -7,7 +7,7 @@ memory format, `compile` a compiled forward pass, `micro_batch` a split; the cod
 from __future__ import annotations
 
 import contextlib
-import warnings
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from runtime import memory
 from runtime.data.dataset import Batch, Inputs
 from runtime.losses import Objective
 from runtime.ranks import ALONE
+from runtime.scaler import Scaler
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class Outcome:
     grad_norm: float
     finite: bool
     """False if loss or gradient were not finite; the weights are then as they were."""
+
+
+def outcome_of(loss: Tensor, norm: Tensor) -> Outcome:
+    """What a step gave, read in one go: the only time in a step that the host waits for the GPU."""
+    values = torch.stack([loss.double(), norm.double()]).tolist()
+    return Outcome(values[0], values[1], math.isfinite(values[0]) and math.isfinite(values[1]))
 
 
 class Step:
@@ -53,16 +60,20 @@ class Step:
         """How a batch is cut into parts of at most so many samples."""
         self.memory_format: torch.memory_format | None = None
         self.dtype: torch.dtype | None = None
-        self.scaler = torch.amp.GradScaler(device.type, enabled=False)
+        self.scaler = Scaler()
         self.plain: Callable[..., Any] = model
         """What is computed of the network: all of it, or what is left behind a part whose outputs are kept."""
         self.forward: Callable[..., Any] = model
         self.compile_error: str | None = None
+        self.graphs = False
+        """Whether compiled kernels are recorded and replayed."""
         self.ranks = ALONE
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.buffers = [b for b in model.buffers() if b.numel()]
         self.before = [b.clone() for b in self.buffers]
         self.tell: Callable[[str], None] = print
+        self.uncompiled: Callable[[str], None] = print
+        """Where it is told, once, that compiling failed."""
         self.released: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Around what may be broken off by a signal: compiling takes longer than anyone waits."""
 
@@ -116,7 +127,7 @@ class Step:
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for part in self.parts(batch):
             share = self.objective(self.outputs(part.inputs), part.targets, over)
-            self.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
+            self.scaler.scaled(share).backward()  # type: ignore[no-untyped-call]
             loss += share.detach()
         return loss
 
@@ -125,12 +136,12 @@ class Step:
         return self.cut(batch, self.micro_batch or len(batch))
 
     def _update(self, loss: Tensor) -> Outcome:
-        self.scaler.unscale_(self.optimizer)
+        self.scaler.unscale(self.parameters)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or float("inf"))
-        outcome = Outcome(float(loss), float(norm), bool(torch.isfinite(loss) & torch.isfinite(norm)))
-        if outcome.finite or self.scaler.is_enabled():
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+        outcome = outcome_of(loss, norm)
+        if outcome.finite:
+            self.optimizer.step()
+        self.scaler.update(outcome.finite)
         self.optimizer.zero_grad(set_to_none=True)
         if not outcome.finite:
             self._rewind()
@@ -168,22 +179,40 @@ class Step:
             return inputs
         return tuple(x.contiguous(memory_format=self.memory_format) if x.ndim == 4 else x for x in inputs)
 
-    def autocast(self, precision: str) -> None:
-        """Compute the forward pass in bf16 or fp16; fp16 on a GPU scales its gradients."""
-        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float16
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+    def autocast(self, dtype: torch.dtype, scaler: Scaler | None = None) -> None:
+        """Compute the forward pass in a shorter format, and scale its gradients."""
+        self.dtype, self.scaler = dtype, scaler or Scaler()
 
-    def compile(self) -> None:
-        """Compile the forward pass; if the compiler fails at the first call, go on without, loudly and once."""
-        compiled = torch.compile(self.plain)
+    def fall_back(self) -> None:
+        """Compute in fp32 from now on, and scale nothing."""
+        self.dtype, self.scaler.fallen = None, True
+
+    def compile(self, *, graphs: bool = False) -> None:
+        """Compile the forward pass; if the compiler fails at the first call, go on without, loudly and once.
+
+        Args:
+            graphs: whether kernels are recorded and replayed; only while a batch goes through the network whole, since
+                a replay writes over gradients that are still to be added up.
+        """
+        compiled = torch.compile(self.plain, mode="reduce-overhead" if graphs else None)
+        self.graphs = graphs
 
         def forward(*inputs: Tensor) -> Any:
+            if graphs and self.micro_batch:
+                return self.plain(*inputs)
             try:
-                return compiled(*inputs)
+                return _kept(compiled(*inputs)) if graphs else compiled(*inputs)
             except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
                 self.forward = self.plain
                 self.compile_error = str(error).strip().splitlines()[0][:200]
-                warnings.warn(f"compile failed, training goes on without it: {self.compile_error}", stacklevel=2)
+                self.uncompiled(f"compile failed, training goes on without it: {self.compile_error}")
                 return self.plain(*inputs)
 
         self.forward = forward
+
+
+def _kept(outputs: Any) -> Any:
+    """Outputs that the next replay does not write over."""
+    if isinstance(outputs, Mapping):
+        return {name: value.clone() for name, value in outputs.items()}
+    return outputs.clone()

@@ -20,6 +20,7 @@ from runtime.clock import Clock
 from runtime.errors import DrivetrainError, Stopped
 from runtime.files import read_json, write_json
 from runtime.job import Job
+from runtime.job.values import duration_seconds
 from runtime.signals import Signals, stopping
 
 
@@ -84,7 +85,7 @@ def conduct(run: Any, *, trace: bool = False) -> str:
         saver.final()
     progress = Progress(run.total_steps, run.counters.step)
     run.tracer = Tracer(run) if trace and run.ranks.leads else None
-    with Monitor(folder, run) as monitor:
+    with Monitor(folder, run, duration_seconds(run.job.monitor.every)) as monitor:
         try:
             with stopping():
                 reason: str = loop.fit(run, saver, progress)

@@ -18,6 +18,7 @@ from torch import Tensor
 from runtime import draws
 from runtime.data import colour
 from runtime.data.randaugment import randaugment
+from runtime.data.transfer import onto
 from runtime.data.warp import Floats, cropped
 from runtime.draws import Ids
 from runtime.job.data import ColorJitter, Erasing, ImageAugment
@@ -44,7 +45,7 @@ class Augment:
             epoch: counted from 0.
         """
         spec, draw = self.spec, partial(_draw, self.seed, epoch, ids)
-        fill = torch.tensor(self.fill, device=pixels.device, dtype=pixels.dtype).view(-1, 1, 1)
+        fill = onto(pixels.device, self.fill, pixels.dtype).view(-1, 1, 1)
         if spec.resized_crop:
             pixels = cropped(pixels, draw("resized_crop", 4), spec.resized_crop.scale, spec.resized_crop.ratio)
         if spec.crop_padding:
@@ -92,7 +93,7 @@ def erased(pixels: Tensor, drawn: Floats, spec: Erasing, fill: Tensor) -> Tensor
     inside = ((lines >= top[:, None]) & (lines < (top + tall)[:, None]))[:, :, None]
     inside = inside & ((columns >= left[:, None]) & (columns < (left + wide)[:, None]))[:, None, :]
     inside &= (whether < spec.probability)[:, None, None]
-    return torch.where(torch.from_numpy(inside).to(pixels.device)[:, None], fill, pixels)
+    return torch.where(onto(pixels.device, inside)[:, None], fill, pixels)
 
 
 def _draw(seed: int, epoch: int, ids: Ids, purpose: str, count: int) -> Floats:
@@ -101,4 +102,4 @@ def _draw(seed: int, epoch: int, ids: Ids, purpose: str, count: int) -> Floats:
 
 def _column(values: Floats | npt.NDArray[np.bool_], like: Tensor) -> Tensor:
     """One value for each image, in shape (N, 1, 1, 1)."""
-    return torch.from_numpy(values).to(like.device).view(-1, 1, 1, 1)
+    return onto(like.device, values).view(-1, 1, 1, 1)

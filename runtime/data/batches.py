@@ -12,6 +12,7 @@ import torch
 
 from runtime import draws
 from runtime.data import workers as crews
+from runtime.data.ahead import ahead
 from runtime.data.dataset import Batch, Split, Together
 from runtime.draws import Ids
 from runtime.errors import DrivetrainError
@@ -60,7 +61,8 @@ class Batches:
 
 
 def in_order(
-    split: Split, batch_size: int, *, workers: int = 0, tell: Callable[[str], None] = print, share: tuple[int, int] = (0, 1)
+    split: Split, batch_size: int, *, workers: int = 0, pin: bool = False, tell: Callable[[str], None] = print,
+    share: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:  # fmt: skip
     """All samples once, in order: for evaluation.
 
@@ -68,22 +70,23 @@ def in_order(
         split: the samples.
         batch_size: samples per batch.
         workers: processes that fetch them.
+        pin: whether they come in memory that a GPU copies from by itself.
         tell: where trouble with those is told.
         share: (i, n) for the i-th of n even parts of the samples.
     """
     first, last = (len(split) * part // share[1] for part in (share[0], share[0] + 1))
     ids = torch.arange(first, last).numpy()
     groups = [ids[i : i + batch_size] for i in range(0, len(ids), batch_size)]
-    return fetch(split, groups, workers=workers, tell=tell)
+    return fetch(split, groups, workers=workers, pin=pin, tell=tell)
 
 
 def fetch(
     split: Split, groups: Sequence[Ids], *, workers: int = 0, pin: bool = False, tell: Callable[[str], None] = print
 ) -> Iterator[Batch]:  # fmt: skip
-    """One batch per group of ids; in this process, or prepared ahead by worker processes."""
+    """One batch per group of ids; in this process, or prepared ahead by worker processes or, pinned, by a thread."""
     source = _Groups(split)
     if workers == 0:
-        return map(source.__getitem__, groups)
+        return ahead(lambda ids: source[ids].pinned(), groups) if pin else map(source.__getitem__, groups)
     return map(_received, crews.Crew(workers, pin, tell).prepared(_Sent(source), groups))
 
 

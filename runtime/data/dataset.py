@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from runtime.data.transfer import onto
 from runtime.draws import Ids
 
 Inputs = tuple[torch.Tensor, ...]
@@ -65,11 +66,15 @@ class Batch:
             targets={name: y.to(device, non_blocking=True) for name, y in self.targets.items()},
         )
 
+    def pinned(self) -> Batch:
+        """The batch in memory that a GPU copies from by itself."""
+        return replace(self, inputs=tuple(x.pin_memory() for x in self.inputs),
+                       targets={name: y.pin_memory() for name, y in self.targets.items()})  # fmt: skip
+
     def taken(self, rows: Ids) -> Batch:
         """Some of the samples, by their place in the batch."""
-        index = torch.from_numpy(rows)
-        return Batch(self.ids[rows], tuple(x[index.to(x.device)] for x in self.inputs),
-                     {name: y[index.to(y.device)] for name, y in self.targets.items()})  # fmt: skip
+        return Batch(self.ids[rows], tuple(x[onto(x.device, rows)] for x in self.inputs),
+                     {name: y[onto(y.device, rows)] for name, y in self.targets.items()})  # fmt: skip
 
     def split(self, size: int) -> Iterator[Batch]:
         """Parts of at most `size` samples, in order."""
@@ -138,7 +143,7 @@ class Dataset:
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     """The person's own loss, in place of the job's: (outputs, targets) -> one term per sample, shape (N,)."""
     kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """What a frozen prefix gave for the samples, by the settings under which it was computed."""
+    """What was made of the samples once: what a frozen prefix gave for them, or their copy on a GPU."""
 
 
 @dataclass

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from runtime import draws
 from runtime.data.dataset import Batch, Head, Inputs, Targets
+from runtime.data.transfer import onto
 from runtime.job import Job
 from runtime.job.data import Cutmix, Mixup
 
@@ -64,7 +65,7 @@ def mixed(
     if drawn.random() >= option.probability:
         return inputs, targets
     share = float(drawn.beta(option.alpha, option.alpha))
-    partner = torch.from_numpy(drawn.permutation(len(inputs[0]))).to(inputs[0].device)
+    partner = onto(inputs[0].device, drawn.permutation(len(inputs[0])))
     if isinstance(option, Mixup):
         inputs = tuple(blend(x, x[partner], share) for x in inputs)
     else:

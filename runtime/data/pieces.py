@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from runtime.data.dataset import Batch
+from runtime.data.transfer import onto
 
 PASS = 64
 """Tokens that one more pass through the network is worth."""
@@ -30,7 +30,7 @@ def cut(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
         return
     lengths = batch.inputs[-1].sum(dim=1).cpu().numpy()
     for rows in pieces(lengths, most, tokens):
-        index, longest = torch.from_numpy(rows).to(batch.inputs[0].device), int(lengths[rows].max())
+        index, longest = onto(batch.inputs[0].device, rows), int(lengths[rows].max())
         yield Batch(batch.ids[rows], tuple(x[index, :longest] for x in batch.inputs),
                     {name: y[index] for name, y in batch.targets.items()})  # fmt: skip
 

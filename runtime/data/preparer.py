@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runtime.data.augment import Augment
 from runtime.data.dataset import Inputs
+from runtime.data.transfer import onto
 from runtime.draws import Ids
 
 RESIZE = "upright, transparency over white, centre square of the short side, bilinear with antialias"
@@ -46,7 +47,7 @@ class Preparer:
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """(x - mean) / std by channel."""
-        mean, std = (torch.tensor(x, device=pixels.device).view(-1, 1, 1) for x in (self.mean, self.std))
+        mean, std = (onto(pixels.device, x).view(-1, 1, 1) for x in (self.mean, self.std))
         return (pixels - mean).div_(std)
 
     def to_json(self) -> dict[str, Any]:

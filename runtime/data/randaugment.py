@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from runtime.data import colour
+from runtime.data.transfer import onto
 from runtime.data.warp import Floats, identity, warped
 
 Names = npt.NDArray[np.str_]
@@ -66,7 +66,7 @@ def apply(pixels: Tensor, names: Names, signs: Floats, share: float, fill: Tenso
     _replace(result, moved, lambda part: warped(part, _matrices(names[moved], signs[moved], share), fill))
     for name, change in FACTORS.items():
         chosen = names == name
-        factor = torch.from_numpy(1 + 0.9 * share * signs[chosen]).to(pixels.device, pixels.dtype).view(-1, 1, 1, 1)
+        factor = onto(pixels.device, 1 + 0.9 * share * signs[chosen], pixels.dtype).view(-1, 1, 1, 1)
         _replace(result, chosen, lambda part, change=change, factor=factor: change(part, factor))  # type: ignore[misc]
     for name, level in LEVELS.items():
         _replace(result, names == name, lambda part, level=level: level(part, share))  # type: ignore[misc]
@@ -75,7 +75,7 @@ def apply(pixels: Tensor, names: Names, signs: Floats, share: float, fill: Tenso
 
 def _replace(pixels: Tensor, chosen: npt.NDArray[np.bool_], change: Callable[[Tensor], Tensor]) -> None:
     if chosen.any():
-        rows = torch.from_numpy(np.flatnonzero(chosen)).to(pixels.device)
+        rows = onto(pixels.device, np.flatnonzero(chosen))
         pixels[rows] = change(pixels[rows])
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runtime.data.transfer import onto
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -53,7 +55,7 @@ def identity(count: int) -> Floats:
 
 
 def _sampled(pixels: Tensor, matrices: Floats, outside: str) -> Tensor:
-    m = torch.from_numpy(matrices).to(pixels.device, pixels.dtype)[:, :, :, None, None]
+    m = onto(pixels.device, matrices, pixels.dtype)[:, :, :, None, None]
     y, x = (_centres(side, pixels) for side in pixels.shape[2:])
     y, x = y[:, None], x[None, :]
     grid = torch.stack([m[:, i, 0] * x + m[:, i, 1] * y + m[:, i, 2] for i in (0, 1)], dim=-1)

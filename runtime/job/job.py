@@ -14,7 +14,7 @@ from runtime.job.data import Data, ImageData
 from runtime.job.document import Document
 from runtime.job.model import ImageModel, ImageNetwork
 from runtime.job.train import Train
-from runtime.job.values import Count, Gpus, Interval, Name, Positive, Size, Spec
+from runtime.job.values import Count, Duration, GpuMemory, Gpus, Interval, Name, Positive, Size, Spec
 from runtime.job.written import dotted
 
 Setting = bool | int | float | str
@@ -27,6 +27,9 @@ class Limits(Spec):
     memory: Size | None = Field(None, description="memory without swap; 4g if absent")
     shm: Size | None = Field(None, description="shared memory for loader workers; 256m if absent")
     gpus: Gpus = Field("auto", description="auto: the best one; all: every one of its kind; none; or their numbers")
+    gpu_memory: GpuMemory | None = Field(
+        None, description="GPU memory that tensors may take: a share such as 0.5, or a size such as 6g; all if absent"
+    )
     processes: Count | None = Field(
         None, description="processes that train together on the CPU, 1 if absent; on GPUs there is one for each GPU"
     )
@@ -38,6 +41,12 @@ class Checkpoint(Spec):
     every: Interval = Field("5m", description="a duration, `200 steps`, or `epoch`")
     keep: Count = Field(2, description="how many of the last checkpoints stay, besides the best")
     best: str | None = Field(None, description="the metric whose best checkpoint stays; by task if absent")
+
+
+class Monitoring(Spec):
+    """What is watched while the run goes on: memory, CPU, GPUs, speed."""
+
+    every: Duration = Field("1s", description="time between two readings: 1s, 0.2s, 1m")
 
 
 class Job(Spec):
@@ -54,6 +63,7 @@ class Job(Spec):
     optimize: dict[str, Setting] = Field({}, description="optimizations by name; absent or auto: the runtime decides")
     limits: Limits = Field(Limits(), description="what the container may use")
     checkpoint: Checkpoint = Field(Checkpoint(), description="when the run is saved and what is kept")
+    monitor: Monitoring = Field(Monitoring(), description="how often the machine is looked at")
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("job"))
     _folder: Path = PrivateAttr(default_factory=Path)

@@ -118,6 +118,23 @@ class Huber(Spec):
     delta: Positive = Field(1.0, description="where quadratic turns into linear, in units of the scaled target")
 
 
+class Fp16(Spec):
+    """How gradients of fp16 are scaled (Micikevicius et al. 2018), where `optimize.precision` is fp16."""
+
+    initial_scale: Positive = Field(65536.0, description="what gradients are multiplied with at first")
+    growth_factor: Annotated[float, Field(ge=1)] = Field(2.0, description="what good steps multiply the scale with")
+    backoff_factor: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.5, description="what a skipped step multiplies the scale with"
+    )
+    growth_interval: Count = Field(2000, description="good steps in a row before the scale grows")
+    min_scale: Positive = Field(1.0, description="below it the scale has collapsed, as after 20 skipped steps in a row")
+    max_scale: Positive = Field(2.0**24, description="the scale grows no further")
+    fallback: Literal["none", "fp32"] = Field(
+        "none",
+        description="fp32: a collapsed scale goes back to the last checkpoint and on in fp32; none: the run ends",
+    )
+
+
 class EarlyStopping(Spec):
     """Stop when a metric no longer improves."""
 
@@ -165,6 +182,7 @@ class Train(Spec):
         "none", description="balanced: weight of a class = samples / (classes * samples of the class)"
     )
     clip_norm: Positive | None = Field(1.0, description="largest gradient norm; null switches clipping off")
+    fp16: Fp16 = Field(Fp16(), description="how gradients are scaled where the precision is fp16")
     early_stopping: EarlyStopping | None = Field(None, description="stop when a metric no longer improves")
     loss_spike: Literal["ignore", "warn", "rollback"] = Field(
         "warn",

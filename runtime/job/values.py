@@ -140,6 +140,14 @@ def fraction_or_path(value: Any) -> Any:
     return value
 
 
+def share_or_size(value: Any) -> Any:
+    """Check a share of something, or a size."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (0 < value <= 1 if number else isinstance(value, str) and _SIZE.fullmatch(value)):
+        raise PydanticCustomError("share_or_size", "a share above 0 and up to 1, or a size with its unit such as 6g")
+    return value
+
+
 def ascending(pair: tuple[float, float]) -> tuple[float, float]:
     """Check that the smaller of two numbers comes first."""
     if pair[0] > pair[1]:
@@ -160,6 +168,7 @@ Natural = Annotated[int, Field(ge=0, le=2**31 - 1)]
 FilePath = Annotated[str, Field(min_length=1)]
 Validation = Annotated[Annotated[float, Field(gt=0, lt=1)] | FilePath, BeforeValidator(fraction_or_path)]
 Share = Annotated[float, Field(gt=0, le=1)]
+GpuMemory = Annotated[Share | Size, BeforeValidator(share_or_size)]
 Range = Annotated[tuple[Share, Share], Field(strict=False), AfterValidator(ascending)]
 PositiveRange = Annotated[tuple[Positive, Positive], Field(strict=False), AfterValidator(ascending)]
 Gpus = Annotated[

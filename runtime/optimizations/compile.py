@@ -24,6 +24,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(False, obstacle)
     if hardware.gpu is None:
         return Choice(False, "on CPUs it gains 0.8x to 1.2x and costs up to a minute; by measurement or request")
+    if job.optimize.get("cuda_graphs") is True:
+        return Choice(True, "the job asks for cuda_graphs, a mode of it")
     if hardware.gpu.capability < (8, 0):
         return Choice(False, "Triton's matrix kernels start at 8.0; by measurement or request")
     return Choice(True, "fused kernels on a GPU that Triton supports")

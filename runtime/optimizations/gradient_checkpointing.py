@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from runtime import gpus
 from runtime.hardware import size
 from runtime.optimizations import Choice, Effect, Stage, Value
 
@@ -28,14 +29,14 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     obstacle = refuse(job, hardware, workload, True)
     if obstacle or workload is None or not workload.activations:
         return Choice(OFF, obstacle or "it costs time, and is needed only where memory is short")
-    fixed, room = _fixed(job, workload), _room(hardware)
-    plain, saving = fixed + workload.activations, fixed + workload.recomputed
-    figures = f"{size(plain)} with one sample at a time, {size(room)} may be used"
-    if plain <= room:
+    fixed, most = _fixed(job, workload), room(job, hardware)
+    plain, saving = needed(job, workload), fixed + workload.recomputed
+    figures = f"{size(plain)} with one sample at a time, {size(most)} may be used"
+    if plain <= most:
         return Choice(OFF, f"not needed: {figures}")
-    if fixed > room:
+    if fixed > most:
         return Choice(
-            OFF, f"no help: weights, gradients and moments alone take {size(fixed)}, {size(room)} may be used"
+            OFF, f"no help: weights, gradients and moments alone take {size(fixed)}, {size(most)} may be used"
         )
     return Choice(True, f"{figures}; recomputed blocks take {size(saving)}")
 
@@ -43,8 +44,13 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 def doubtful(job: Job, hardware: Hardware, workload: Workload) -> bool:
     """Whether activations should be counted, as memory is so short that one sample might not fit."""
     asked = job.optimize.get("gradient_checkpointing", "auto")
-    left = _room(hardware) - _fixed(job, workload)
+    left = room(job, hardware) - _fixed(job, workload)
     return asked == "auto" and workload.blocks > 1 and 0 < left < PLENTY
+
+
+def needed(job: Job, workload: Workload) -> int:
+    """Bytes that training takes with one sample at a time, as far as activations were counted."""
+    return _fixed(job, workload) + workload.activations
 
 
 def _fixed(job: Job, workload: Workload) -> int:
@@ -53,11 +59,12 @@ def _fixed(job: Job, workload: Workload) -> int:
     return 4 * (workload.parameters + (1 + moments) * workload.trainable)
 
 
-def _room(hardware: Hardware) -> int:
+def room(job: Job, hardware: Hardware) -> int:
     """Bytes that weights and activations may take."""
     free, whole = hardware.memory.available, hardware.memory.limit or hardware.memory.host
     if hardware.gpu:
-        free, whole = hardware.gpu.free, hardware.gpu.memory
+        asked = job.limits.gpu_memory
+        free, whole = gpus.room(hardware.gpu, asked), gpus.allowed(hardware.gpu, asked)
     return max(0, free - TORCH - whole // 10)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.optimizations import Choice, Effect, Stage, Value, gpu_resident_data
 
 if TYPE_CHECKING:
     from runtime.hardware import Hardware
@@ -30,6 +30,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """None on a CPU, where workers take the CPUs that compute; on a GPU the budget less one."""
     if hardware.gpu is None:
         return Choice(0, "on a CPU, workers take the CPUs that compute")
+    if workload is not None and gpu_resident_data.wanted(job, hardware, workload):
+        return Choice(0, "gpu_resident_data gathers batches on the GPU")
     if workload is not None and workload.decoded:
         return Choice(0, "the data is in memory: a batch is one gather")
     workers = min(MOST, hardware.cpu.budget - 1)

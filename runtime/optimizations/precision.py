@@ -76,12 +76,17 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 def apply(run: Any, value: Value) -> None:
     """Autocast around the forward pass; TF32 for the rest of a GPU's arithmetic; a scaler for fp16."""
+    import torch
+
     from runtime.compat import allow_tf32
+    from runtime.scaler import Scaler
 
     if run.device.type == "cuda" and value in ("tf32", "bf16"):
         allow_tf32()
-    if value in ("bf16", "fp16"):
-        run.step.autocast(str(value))
+    if value == "bf16":
+        run.step.autocast(torch.bfloat16)
+    elif value == "fp16":
+        run.step.autocast(torch.float16, Scaler(run.job.train.fp16))
 
 
 def seen(run: Any) -> Value:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from runtime.hardware import Hardware, size
 from runtime.report.blocks import Bar, Block, Curves, Section, Table, Text, Tone
 from runtime.report.series import Series
 from runtime.report.summary import Summary
-from runtime.report.wording import duration, shown
+from runtime.report.wording import duration, share, shown
 
 
 def machine_section(hardware: Hardware) -> Section:
@@ -58,6 +59,7 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
     throttled = telemetry.get("throttled_seconds", Series("")).risen("throttled")
     charts = _charts(telemetry, summary, hardware, throttled)
     blocks += [chart for chart in charts if any(len(series) for series in chart.series)]
+    blocks += _gpu_words(telemetry)
     if throttled and throttled.ys[-1] > 0:
         blocks.append(Text(f"The CPU quota held the run back for {duration(throttled.ys[-1])}.", Tone.WARN))
     return Section("time", "Throughput and memory over time", tuple(blocks)) if blocks else None
@@ -85,10 +87,61 @@ def _charts(
         Curves("CPUs busy", axis, (line("cpu_percent", "CPUs", 0.01),), bound, from_zero=True),
         Curves("Waiting for input, %", axis, (line("input_wait", "waiting", 100.0),), from_zero=True),
     ]
+    charts += _gpu_charts(telemetry, axis, second)
     if throttled and throttled.ys[-1] > 0:
         held = throttled.scaled("throttled", second)
         charts.append(Curves("Held back by the CPU quota, s", axis, (held,), from_zero=True))
     return charts
+
+
+def _gpu_charts(telemetry: Mapping[str, Series], axis: str, second: float) -> list[Curves]:
+    """What the GPUs did: a line for each of them."""
+    starts = [key.removesuffix("_percent") for key in telemetry if re.fullmatch(r"gpu\d*_percent", key)]
+    starts = starts or ["gpu"] * ("gpu_memory" in telemetry)
+
+    def lines(scale: float, **names: str) -> tuple[Series, ...]:
+        found = [
+            (f"{start} {name}".strip(), telemetry.get(f"{start}_{key}"))
+            for key, name in names.items()
+            for start in starts
+        ]
+        return tuple(series.scaled(name, second, scale) for name, series in found if series)
+
+    size_lines = lines(1 / 2.0**30, memory="in use", allocated="tensors", reserved="reserved")
+    limit = telemetry.get("gpu_memory_limit")
+    return [
+        Curves("GPU busy, %", axis, lines(1.0, percent=""), ("whole", 100.0), from_zero=True),
+        Curves(
+            "GPU memory, GiB", axis, size_lines, ("limit", limit.ys[-1] / 2.0**30) if limit else None, from_zero=True
+        ),
+        Curves("GPU temperature, degrees Celsius", axis, lines(1.0, temperature="")),
+        Curves("GPU power, W", axis, lines(1.0, power=""), from_zero=True),
+        Curves("GPU clock, MHz", axis, lines(1.0, clock=""), from_zero=True),
+    ]
+
+
+def _gpu_words(telemetry: Mapping[str, Series]) -> list[Block]:
+    """The GPUs in one line each, and a warning where a clock was held back."""
+    found: list[Block] = []
+    for key, busy in telemetry.items():
+        match = re.fullmatch(r"(gpu\d*)_percent", key)
+        if not match or not busy:
+            continue
+        parts = [f"{sum(busy.ys) / len(busy):.0f} % busy on average"]
+        for name, form in (
+            ("memory", "{} of memory at most"),
+            ("temperature", "{:.0f} degrees at most"),
+            ("power", "{:.0f} W at most"),
+        ):
+            series = telemetry.get(f"{match[1]}_{name}")
+            if series:
+                parts.append(form.format(size(int(max(series.ys))) if name == "memory" else max(series.ys)))
+        found.append(Text(f"{match[1].upper()}: {', '.join(parts)}."))
+        held = telemetry.get(f"{match[1]}_throttled")
+        if held and any(held.ys):
+            text = f"{match[1].upper()}: its clock was held back in {share(sum(held.ys) / len(held))} of the readings"
+            found.append(Text(f"{text}; telemetry.jsonl says why.", Tone.WARN))
+    return found
 
 
 def _clock(seconds: float) -> tuple[str, float]:

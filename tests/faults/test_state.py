@@ -20,8 +20,10 @@ import torch
 
 from runtime import checkpoint, loop, run
 from runtime.errors import CheckpointError, NumericsError
+from runtime.job.train import Fp16
 from runtime.metrics import Metrics
 from runtime.saving import Saver
+from runtime.scaler import Scaler
 from tests import tiny
 from tests.test_numerics import Still
 
@@ -58,7 +60,7 @@ def nan_inputs(made: run.Run) -> None:
 
 def scaled(made: run.Run) -> None:
     """The scaler of fp16, for which steps that are not finite are ordinary."""
-    made.step.scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+    made.step.scaler = Scaler(Fp16(growth_interval=3))
     nan_inputs(made)
 
 

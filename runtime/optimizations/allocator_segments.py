@@ -1,0 +1,56 @@
+"""Lets the GPU's allocator grow its segments: memory that is free in pieces can be used, so less is reserved in vain."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from runtime.optimizations import Choice, Effect, Stage, Value
+
+if TYPE_CHECKING:
+    from runtime.hardware import Hardware
+    from runtime.job import Job
+    from runtime.workload import Workload
+
+# Before anything touches the GPU; nothing reads the variable earlier.
+STAGE = Stage.LOADER
+EFFECT = Effect.EXACT
+OFF = False
+Values = bool
+
+VARIABLE, SETTING = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
+"""The older name of the variable, which every torch that we support reads."""
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """On wherever a GPU is used."""
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
+        return Choice(False, obstacle)
+    return Choice(True, "batches of different sizes leave no holes in the GPU's memory")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """It is a setting of CUDA's allocator."""
+    if value and hardware.gpu is None:
+        return "there is no GPU, whose allocator this sets"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Not contested: it costs nothing that was ever measured."""
+    return [choose(job, hardware, workload).value]
+
+
+def environment(hardware: Hardware, value: Value) -> dict[str, str]:
+    """What the allocator reads before its first segment."""
+    return {VARIABLE: SETTING} if value else {}
+
+
+def apply(run: Any, value: Value) -> None:
+    """Nothing is left to do: the environment has done it."""
+
+
+def seen(run: Any) -> Value:
+    """Whether the variable stands in this process."""
+    return run.device.type == "cuda" and SETTING in os.environ.get(VARIABLE, "")

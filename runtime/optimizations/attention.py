@@ -1,0 +1,91 @@
+"""Picks the kernels of scaled dot-product attention: those that give the same bits each time, or take the least memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from runtime.optimizations import Choice, Effect, Stage, Value
+
+if TYPE_CHECKING:
+    from runtime.hardware import Hardware
+    from runtime.job import Job
+    from runtime.workload import Workload
+
+STAGE = Stage.MODEL
+EFFECT = Effect.ROUNDING
+OFF = "auto"
+Values = Literal["auto", "flash", "efficient", "math"]
+
+_KERNELS = {"auto": (True, True, True), "flash": (True, False, False), "efficient": (False, True, False),
+            "math": (False, False, False)}  # fmt: skip
+"""For each value, whether flash, memory-efficient and cuDNN kernels may be used; plain arithmetic always may."""
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """Deterministic kernels where the job wants the same bits; on chips without flash the memory-efficient one."""
+    gpu = hardware.gpu
+    if not _attends(workload):
+        return Choice("auto", "no attention layer")
+    if gpu is None:
+        return Choice("auto", "on a CPU torch has one fused kernel, and takes it where it can")
+    if gpu.capability >= (8, 0):
+        if job.train.deterministic:
+            return Choice("flash", "its backward pass gives the same bits; that of the others adds in any order")
+        return Choice("auto", "flash, memory-efficient or cuDNN: torch picks by shape")
+    if job.train.deterministic:
+        return Choice("math", "flash starts at 8.0, and the memory-efficient backward pass adds in any order")
+    return Choice(
+        "efficient", "flash starts at 8.0; this one has kernels from 5.0 on and needs no square of the length"
+    )
+
+
+def _attends(workload: Workload | None) -> bool:
+    """Whether there is an attention layer; before the network is known it is decided as if there were one."""
+    return workload is None or any("Attention" in layer for layer in workload.layers)
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """Only GPUs have several kernels; flash starts at 8.0; a setting must have a layer to work on."""
+    if value == OFF:
+        return None
+    if hardware.gpu is None:
+        return "on a CPU there is one kernel to choose from"
+    if not _attends(workload):
+        return "the network has no attention layer, so the setting would do nothing"
+    if value == "flash" and hardware.gpu.capability < (8, 0):
+        chip = hardware.gpu
+        return f"{chip.name} has capability {chip.capability[0]}.{chip.capability[1]}; flash attention starts at 8.0"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Not contested: torch picks the fastest that it may use."""
+    return [choose(job, hardware, workload).value]
+
+
+def apply(run: Any, value: Value) -> None:
+    """Leave torch the kernels that may be used."""
+    allow(*_KERNELS[str(value)])
+
+
+def allow(flash: bool, efficient: bool, cudnn: bool) -> None:
+    """Say which kernels torch may use beside plain arithmetic."""
+    import torch
+
+    torch.backends.cuda.enable_flash_sdp(flash)
+    torch.backends.cuda.enable_mem_efficient_sdp(efficient)
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    torch.backends.cuda.enable_math_sdp(True)
+
+
+def allowed() -> tuple[bool, bool, bool]:
+    """Which kernels torch may use: flash, memory-efficient, cuDNN."""
+    from torch.backends import cuda
+
+    return cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled()
+
+
+def seen(run: Any) -> Value:
+    """Which kernels torch may use."""
+    now = allowed()
+    return next((name for name, kernels in _KERNELS.items() if kernels == now), "mixed")

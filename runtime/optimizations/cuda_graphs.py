@@ -1,0 +1,57 @@
+"""Records a step's kernels once and replays them: spares the host's work for each, which is what small networks wait for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from runtime.optimizations import Choice, Effect, Stage, Value, compile
+
+if TYPE_CHECKING:
+    from runtime.hardware import Hardware
+    from runtime.job import Job
+    from runtime.workload import Workload
+
+STAGE = Stage.COMPILE
+EFFECT = Effect.ROUNDING
+OFF = False
+Values = bool
+
+SMALL = 30_000_000
+"""Parameters up to which a GPU may wait for the host to start its kernels."""
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """Off: it takes memory for every batch size and pays only where the host is too slow, which measuring shows."""
+    return Choice(OFF, refuse(job, hardware, workload, True) or "by measurement for small networks, or by request")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """It is a mode of compile, on GPUs, for batches that go through the network whole."""
+    if not value:
+        return None
+    if hardware.gpu is None:
+        return "CUDA graphs are recorded on a GPU, and this job runs on a CPU"
+    if job.optimize.get("compile") is False:
+        return "it is a mode of compile, which the job switches off"
+    if obstacle := compile.refuse(job, hardware, workload, True):
+        return f"it is a mode of compile, which cannot be had: {obstacle}"
+    if job.optimize.get("micro_batch", "auto") not in ("auto", "off"):
+        return "optimize.micro_batch adds up gradients, which a replayed graph would write over"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Contested for small networks that will be compiled; large ones keep the GPU busy anyway."""
+    small = workload is not None and workload.parameters <= SMALL and not workload.ragged
+    return [OFF, True] if small and refuse(job, hardware, workload, True) is None else [OFF]
+
+
+def apply(run: Any, value: Value) -> None:
+    """Compile the forward pass in the mode that records graphs; `compile` alone says whether there is one."""
+    if run.plan.value("compile"):
+        run.step.compile(graphs=True)
+
+
+def seen(run: Any) -> Value:
+    """Whether the forward pass is compiled in that mode, and not fallen back."""
+    return bool(run.step.graphs) and run.step.forward is not run.step.plain

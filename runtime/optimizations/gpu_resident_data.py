@@ -1,0 +1,117 @@
+"""Keeps all samples on the GPU, as they are stored: a batch is one gather there, and nothing waits for the host.
+
+Images stay 8-bit; what is random about them is computed on the GPU, as it is for batches that come from the host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from runtime import gpus
+from runtime.hardware import size
+from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache, gradient_checkpointing
+
+if TYPE_CHECKING:
+    from runtime.hardware import Hardware
+    from runtime.job import Job
+    from runtime.workload import Workload
+
+STAGE = Stage.LOADER
+# The same numbers, gathered elsewhere.
+EFFECT = Effect.EXACT
+OFF = False
+Values = bool
+
+SHARE = 4
+"""All samples together may take one part in so many of the GPU memory that may be used."""
+
+AT_ONCE = 4 << 20
+"""Bytes that are gathered and copied at a time, about."""
+MOST, IN_FLIGHT = 16, 3
+"""Processes that decode at most, and batches of each that lie in shared memory at once."""
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """On where the samples fit into a quarter of the GPU memory that may be used, and come more than once."""
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
+        return Choice(False, obstacle)
+    if workload is None:
+        return Choice(True, "if the samples fit into a quarter of the GPU memory that may be used")
+    if job.train.epochs < 2 and not workload.decoded:
+        return Choice(False, "one epoch decodes nothing twice")
+    if workload.activations:
+        rest, room = (
+            gradient_checkpointing.needed(job, workload) + taken(workload),
+            gradient_checkpointing.room(job, hardware),
+        )
+        if rest > room:
+            return Choice(False, f"with the network that would be {size(rest)}, and {size(room)} may be used")
+    assert hardware.gpu is not None
+    return Choice(True, f"{workload.samples:,} samples take {size(taken(workload))} of "
+                  f"{size(gpus.room(hardware.gpu, job.limits.gpu_memory))}")  # fmt: skip
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """There must be a GPU with room, samples of one size, and nobody who prepares them on the host."""
+    if not value:
+        return None
+    if hardware.gpu is None:
+        return "there is no GPU, so samples are where they are used"
+    if job.task.startswith("text") if workload is None else workload.ragged:
+        return "samples have different lengths, and batches of them are put together on the host"
+    if job.optimize.get("loader_workers", "auto") not in ("auto", 0):
+        return "optimize.loader_workers prepares batches on the host"
+    if workload is None:
+        return None
+    if feature_cache.choose(job, hardware, workload).value:
+        return "feature_cache puts what the frozen part gives in the place of the samples"
+    room = gpus.room(hardware.gpu, job.limits.gpu_memory)
+    if taken(workload) * SHARE > room:
+        return f"the samples take {size(taken(workload))}, more than a quarter of the {size(room)} that may be used"
+    return None
+
+
+def wanted(job: Job, hardware: Hardware, workload: Workload) -> bool:
+    """Whether samples will be there, by the job's word or by our choice."""
+    asked = job.optimize.get("gpu_resident_data", "auto")
+    return bool(choose(job, hardware, workload).value if asked == "auto" else asked)
+
+
+def taken(workload: Workload) -> int:
+    """Bytes of all samples with their targets."""
+    return workload.samples * (workload.sample_bytes + 8)
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Not contested: a copy that is not made is never slower."""
+    return [choose(job, hardware, workload).value]
+
+
+def apply(run: Any, value: Value) -> None:
+    """Put the copy on the GPU in the place of the samples; if it does not fit after all, say so and go on without."""
+    from runtime import memory
+    from runtime.data.resident import reside
+
+    try:
+        run.dataset = reside(run.dataset, run.device, AT_ONCE, _workers(run.hardware))
+    except (MemoryError, RuntimeError) as error:
+        if not memory.is_exhausted(error):
+            raise
+        run.dataset.kept.pop("resident", None)
+        run.events.add("gpu_resident_data", f"samples stay on the host: {str(error).splitlines()[0][:160]}")
+        return
+    run.batches.split = run.dataset.train
+
+
+def _workers(hardware: Hardware) -> int:
+    """Processes that decode, once, all files that the samples come from."""
+    most = (hardware.storage.shm or 0) // (IN_FLIGHT * AT_ONCE)
+    return max(0, min(MOST, hardware.cpu.budget - 1, most))
+
+
+def seen(run: Any) -> Value:
+    """Whether batches are gathered on the device."""
+    from runtime.data.resident import Resident
+
+    return isinstance(run.batches.split, Resident)

@@ -1,0 +1,304 @@
+"""What GPUs need: decided on recorded machines with the reason, and run as far as a CPU can."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime import gpus, hardware, plan, run, spec
+from runtime.data.ahead import ahead
+from runtime.data.batches import Batches, fetch
+from runtime.data.dataset import Batch, Dataset
+from runtime.data.load import load
+from runtime.data.resident import Resident, reside
+from runtime.errors import SpecError
+from runtime.hardware import Hardware
+from runtime.job import Job
+from runtime.job.document import parse
+from runtime.optimizations import allocator_segments, attention, cudnn_benchmark, gpu_resident_data
+from runtime.step import Step
+from runtime.workload import Workload
+from tests import tiny
+from tests.trained import CASES
+
+MACHINES = Path(__file__).parent.parent / "machines"
+GPUS = ("gtx960", "gtx1650-4gb", "v100", "t4", "rtx3060-driver550", "a100", "h200")
+CNN = Workload(
+    layers={"Conv2d": 20, "BatchNorm2d": 20}, parameters=11_000_000, sample_bytes=3 * 64 * 64, samples=10_000
+)
+LARGE = replace(CNN, parameters=100_000_000)
+FILES = replace(CNN, decoded=False)
+BERT = Workload(layers={"BertSelfAttention": 12, "Linear": 70}, parameters=110_000_000, samples=1000, sample_bytes=2048,
+                ragged=True)  # fmt: skip
+
+
+def machine(name: str) -> Hardware:
+    return hardware.load(MACHINES / f"{name}.json")
+
+
+def job(task: str = "image-classification", **parts: str) -> Job:
+    data = "{train: x, text: a, labels: b}" if task.startswith("text") else "{train: x}"
+    rows = "".join(f"{key}: {{{value}}}\n" for key, value in parts.items())
+    return spec.check(parse(f"name: a\ntask: {task}\ndata: {data}\n{rows}", "job.yaml"))
+
+
+FREE = {"train": "deterministic: false"}
+TEXT = "text-classification"
+
+# name, machine, workload, task, spec, value, reason
+TABLE: list[tuple[str, str, Workload | None, str, dict[str, str], Any, str]] = [
+    ("allocator_segments", "laptop", None, "", {}, False, "no GPU, whose allocator"),
+    *(("allocator_segments", name, CNN, "", {}, True, "leave no holes") for name in GPUS),
+    ("attention", "laptop", BERT, TEXT, {}, "auto", "on a CPU torch has one fused kernel"),
+    ("attention", "h200", CNN, "", {}, "auto", "no attention layer"),
+    ("attention", "h200", None, TEXT, {}, "flash", "gives the same bits"),
+    ("attention", "h200", BERT, TEXT, {}, "flash", "gives the same bits"),
+    ("attention", "h200", BERT, TEXT, FREE, "auto", "torch picks by shape"),
+    ("attention", "t4", BERT, TEXT, {}, "math", "flash starts at 8.0, and the memory-efficient backward pass adds"),
+    ("attention", "gtx960", BERT, TEXT, FREE, "efficient", "kernels from 5.0 on"),
+    ("cuda_graphs", "laptop", CNN, "", {}, False, "recorded on a GPU"),
+    ("cuda_graphs", "gtx960", CNN, "", {}, False, "cannot be had: NVIDIA GeForce GTX 960 has capability 5.2"),
+    ("cuda_graphs", "h200", CNN, "", {}, False, "by measurement for small networks"),
+    ("cuda_graphs", "h200", CNN, "", {"optimize": "compile: false"}, False, "which the job switches off"),
+    ("cudnn_benchmark", "laptop", CNN, "", FREE, False, "cuDNN runs on GPUs"),
+    ("cudnn_benchmark", "h200", CNN, "", {}, False, "who wins a race is up to chance"),
+    ("cudnn_benchmark", "h200", CNN, "", FREE, True, "all samples have one size"),
+    ("cudnn_benchmark", "gtx1660", CNN, "", FREE, False, "GTX 16 kind"),
+    ("cudnn_benchmark", "h200", BERT, TEXT, FREE, False, "no convolution"),
+    ("cudnn_benchmark", "h200", replace(CNN, ragged=True), "", FREE, False, "every new one would be a race"),
+    ("gpu_resident_data", "laptop", CNN, "", {}, False, "no GPU, so samples are where they are used"),
+    ("gpu_resident_data", "h200", None, "", {}, True, "if the samples fit"),
+    ("gpu_resident_data", "t4", CNN, "", {}, True, "10,000 samples take 117 MiB of 14."),
+    ("gpu_resident_data", "gpu-2gb", replace(CNN, samples=100_000), "", {}, False, "more than a quarter of the"),
+    ("gpu_resident_data", "gpu-2gb", replace(CNN, activations=1 << 30), "", {}, True, "10,000 samples take 117 MiB of 1.9"),
+    ("gpu_resident_data", "gpu-2gb", replace(CNN, activations=5 << 28), "", {}, False, "with the network that would be 1.4"),
+    ("gpu_resident_data", "h200", BERT, TEXT, {}, False, "put together on the host"),
+    ("gpu_resident_data", "h200", FILES, "", {"train": "epochs: 1"}, False, "one epoch decodes nothing twice"),
+    ("gpu_resident_data", "h200", CNN, "", {"optimize": "loader_workers: 4"}, False, "prepares batches on the host"),
+    ("gpu_resident_data", "t4", CNN, "", {"limits": "gpu_memory: 256m"}, False, "a quarter of the 256 MiB that may be used"),
+    ("pinned_transfer", "laptop", CNN, "", {}, False, "no GPU that batches are copied to"),
+    ("pinned_transfer", "h200", CNN, "", {}, False, "gpu_resident_data copies nothing"),
+    ("pinned_transfer", "h200", BERT, TEXT, {}, True, "while the GPU computes this one"),
+    ("loader_workers", "h200", FILES, "", {}, 0, "gpu_resident_data gathers batches on the GPU"),
+    ("loader_workers", "h200", replace(FILES, samples=10**9), "", {}, 15, "the CPU budget of 16 less the one"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "where", "workload", "task", "parts", "value", "reason"), TABLE)
+def test_decisions(
+    name: str, where: str, workload: Workload | None, task: str, parts: dict[str, str], value: Any, reason: str
+) -> None:
+    asked = job(task or "image-classification", **parts)
+    made = plan.resolve(asked, machine(where), workload)
+    row = next(d for d in made.decisions if d.name == name)
+    assert (row.value, row.source) == (value, "choice")
+    assert reason in row.reason
+
+
+REFUSED = [
+    ("h200", "", "cudnn_benchmark: true", "train.deterministic asks for the same bits"),
+    ("laptop", "", "cuda_graphs: true", "recorded on a GPU"),
+    ("h200", "", "cuda_graphs: true, compile: false", "which the job switches off"),
+    ("h200", "", "cuda_graphs: true, micro_batch: 8", "adds up gradients"),
+    ("p100", "", "cuda_graphs: true", "the compiler starts at 7.0"),
+    ("t4", TEXT, "attention: flash", "Tesla T4 has capability 7.5; flash attention starts at 8.0"),
+    ("laptop", TEXT, "attention: math", "on a CPU there is one kernel"),
+    ("laptop", "", "pinned_transfer: true", "no GPU that batches are copied to"),
+    ("laptop", "", "allocator_segments: true", "no GPU, whose allocator"),
+    ("laptop", "", "gpu_resident_data: true", "no GPU, so samples are where"),
+]
+
+
+@pytest.mark.parametrize(("where", "task", "asked", "expected"), REFUSED)
+def test_refusals(where: str, task: str, asked: str, expected: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan.resolve(job(task or "image-classification", optimize=asked), machine(where))
+    assert expected in str(caught.value)
+
+
+def test_the_allocator_is_set_before_the_trainer_starts() -> None:
+    here = machine("a100")
+    assert plan.resolve(job(), here).environment(here)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert plan.resolve(job(), here, plain=True).environment(here).keys() == {
+        "CUDA_DEVICE_ORDER",
+        "CUDA_VISIBLE_DEVICES",
+    }
+    assert allocator_segments.environment(here, False) == {}
+
+
+def test_cuda_graphs_ask_for_compile_and_are_measured_for_small_networks() -> None:
+    from runtime.optimizations import cuda_graphs
+
+    made = plan.resolve(job(optimize="cuda_graphs: true"), machine("t4"), CNN)
+    assert (made.value("compile"), made.value("cuda_graphs")) == (True, True)
+    assert cuda_graphs.candidates(job(), machine("h200"), CNN) == [False, True]
+    assert cuda_graphs.candidates(job(), machine("h200"), LARGE) == [False]
+    assert cuda_graphs.candidates(job(), machine("gtx960"), CNN) == [False]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [(None, 8 << 30), (0.25, 2 << 30), ("6g", 6 << 30), ("1t", 8 << 30), (1, 8 << 30)]
+)
+def test_the_memory_of_a_gpu_that_a_job_allows(asked: Any, expected: int) -> None:
+    gpu = machine("gtx1080").gpus[0]
+    assert gpus.allowed(gpu, asked) == expected
+    assert gpus.room(gpu, asked) == min(expected, gpu.free)
+
+
+@pytest.mark.parametrize("asked", ["0", "1.5", "lots", "true", "6"])
+def test_a_wrong_share_of_memory(asked: str) -> None:
+    with pytest.raises(
+        SpecError, match=r"(?s)limits\.gpu_memory.*a share above 0 and up to 1, or a size with its unit"
+    ):
+        job(limits=f"gpu_memory: {asked}")
+
+
+@pytest.mark.parametrize(
+    ("where", "note"),
+    [("laptop", "limits.gpu_memory: 0.5 does nothing without a GPU"),
+     ("gtx1080", "limits.gpu_memory: tensors may take 4.0 GiB of 8.0 GiB")],
+)  # fmt: skip
+def test_the_plan_says_what_a_share_of_memory_means(where: str, note: str) -> None:
+    assert note in plan.resolve(job(limits="gpu_memory: 0.5"), machine(where)).notes
+
+
+def test_the_allocator_is_told_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[float, torch.device]] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: told.append(given))
+    device = torch.device("cuda:0")
+    run.as_torch_comes(job(), machine("gtx1080"), device)
+    run.as_torch_comes(job(limits="gpu_memory: 2g"), machine("gtx1080"), device)
+    assert told == [(0.25, device)]
+
+
+def test_settings_of_the_process_are_those_of_the_plan(tmp_path: Path) -> None:
+    before = attention.allowed()
+    made = tiny.assembled(tmp_path, tiny.job(), settings={"attention": "math", "cudnn_benchmark": True})
+    assert attention.allowed() == (False, False, False)
+    assert (attention.seen(made), cudnn_benchmark.seen(made)) == ("math", True)
+    other = tiny.assembled(tmp_path, tiny.job())
+    assert (attention.seen(other), cudnn_benchmark.seen(other)) == ("auto", False)
+    assert attention.allowed() == before
+
+
+def data(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Job, Dataset]:
+    """Each task on raw files."""
+    CASES[name].files(folder)
+    monkeypatch.chdir(folder)
+    asked = spec.check(parse(f"name: tiny\n{CASES[name].text}train: {{batch_size: 16}}\n", "tiny.yaml"))
+    return asked, load(asked)
+
+
+def same(one: Batch, two: Batch) -> None:
+    assert np.array_equal(one.ids, two.ids)
+    for x, y in zip((*one.inputs, *one.targets.values()), (*two.inputs, *two.targets.values()), strict=True):
+        assert x.dtype == y.dtype
+        assert torch.equal(x, y)
+
+
+FIXED = [name for name in CASES if "text" not in name]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", FIXED)
+def test_resident_samples_are_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, workers: int
+) -> None:
+    if workers and name != FIXED[0]:
+        pytest.skip("one kind is enough")
+    _, given = data(tmp_path, name, monkeypatch)
+    there = reside(replace(given, decoded=False), torch.device("cpu"), 4096, workers)
+    assert isinstance(there.train, Resident)
+    assert reside(there, torch.device("cpu"), 4096).train is there.train
+    for split, kept in ((given.train, there.train), (given.validation, there.validation)):
+        ids = np.arange(len(split))[::-1].copy()
+        (one,), (two,) = fetch(split, [ids]), fetch(kept, [ids])
+        same(one, two)
+        assert kept.title(0) == split.title(0)
+
+
+def test_images_stay_as_they_are_stored_and_losses_too(tmp_path: Path) -> None:
+    """`apply` as the trainer calls it, with the CPU for a GPU: the same batches, augmentation and losses."""
+    plain, kept = (tiny.assembled(tmp_path, tiny.job()) for _ in range(2))
+    gpu_resident_data.apply(kept, True)
+    assert gpu_resident_data.seen(kept)
+    assert not gpu_resident_data.seen(plain)
+    assert tiny.losses(kept, 8) == tiny.losses(plain, 8)
+
+
+def test_samples_that_do_not_fit_after_all_stay_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, plain = (tiny.assembled(tmp_path, tiny.job()) for _ in range(2))
+
+    def full(*given: Any, **named: Any) -> Any:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", full)
+        gpu_resident_data.apply(made, True)
+    assert not gpu_resident_data.seen(made)
+    assert made.dataset.kept == {}
+    assert "samples stay on the host: CUDA out of memory" in (tmp_path / "events.jsonl").read_text()
+    assert tiny.losses(made, 4) == tiny.losses(plain, 4)
+
+
+def test_batches_ahead_are_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[threading.Thread] = []
+    monkeypatch.setattr(Batch, "pinned", lambda self: (pinned.append(threading.current_thread()), self)[1])
+    given = Batches(tiny.dataset().train, 10, 0)
+    plain = list(given.epoch(1, 2))
+    given.pin = True
+    for one, two in zip(plain, given.epoch(1, 2), strict=True):
+        same(one, two)
+    assert len(pinned) == len(plain) == 5
+    assert threading.main_thread() not in pinned
+
+
+def test_what_is_raised_ahead_comes_when_its_batch_is_due() -> None:
+    def make(ids: Any) -> Any:
+        if ids[0] == 2:
+            raise ValueError("damaged")
+        return ids
+
+    found: list[int] = []
+    items = ahead(make, [np.array([n]) for n in range(9)])
+    with pytest.raises(ValueError, match="damaged"):
+        found.extend(int(item[0]) for item in items)  # type: ignore[call-overload]
+    assert found == [0, 1]
+
+
+def test_no_thread_is_left_of_an_epoch_that_was_broken_off() -> None:
+    made: list[int] = []
+    items = ahead(lambda ids: made.append(int(ids[0])) or ids, [np.array([n]) for n in range(100)])  # type: ignore[func-returns-value, arg-type, return-value]
+    next(items)
+    items.close()  # type: ignore[attr-defined]
+    assert len(made) <= 4
+    assert not [thread for thread in threading.enumerate() if "batches ahead" in thread.name]
+
+
+def test_graphs_are_recorded_for_whole_batches_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.compile gives is taken, its outputs kept from the next replay; parts of a batch go around it."""
+    modes: list[str | None] = []
+    buffer = torch.zeros(16, 3)
+
+    def compiled(network: Any, mode: str | None = None) -> Any:
+        modes.append(mode)
+        return lambda *inputs: buffer.copy_(network(*inputs).detach()) if len(inputs[0]) == 16 else network(*inputs)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    step: Step = tiny.assembled(tmp_path, tiny.job()).step
+    step.compile(graphs=True)
+    inputs = (torch.randn(16, 1, 8, 8),)
+    out = step.outputs(inputs)
+    assert isinstance(out, torch.Tensor)
+    assert out.data_ptr() != buffer.data_ptr()
+    step.micro_batch = 8
+    part = step.outputs(inputs)
+    assert isinstance(part, torch.Tensor)
+    assert part.requires_grad
+    assert (modes, step.graphs) == (["reduce-overhead"], True)
