@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-import safetensors.torch
 from torch import Tensor, nn
 
 import runtime
@@ -26,6 +25,7 @@ from runtime.files import read_json, storage_error, sync_folder, write_json
 from runtime.models import own
 from runtime.models.build import BUILDERS
 from runtime.run import Run
+from runtime.weights import read
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"
@@ -178,8 +178,8 @@ def _own(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
 def _fill(network: nn.Module, folder: Path) -> None:
     """Load the weights, each of which has to be there in the right shape."""
     try:
-        weights = safetensors.torch.load_file(folder / WEIGHTS)
-    except (OSError, safetensors.SafetensorError) as error:
+        weights = read(folder / WEIGHTS)
+    except (OSError, ValueError) as error:
         _refuse(folder, f"{WEIGHTS} cannot be read: {error}")
     wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in weights.items()}

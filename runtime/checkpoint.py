@@ -24,6 +24,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from runtime import weights
 from runtime.errors import CheckpointError
 from runtime.files import read_json, sha256, storage_error, sync_folder, write_json, write_text
 
@@ -172,10 +173,12 @@ def load(path: Path) -> Loaded:
     if wrong is None:
         try:
             names = [name for name in _listed(path) if name.endswith(".safetensors")]
-            tensors = {name.removesuffix(".safetensors"): safetensors.torch.load_file(path / name) for name in names}
+            tensors = {name.removesuffix(".safetensors"): weights.read(path / name) for name in names}
             state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-            return Loaded(path, tensors, state)
-        except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
+            if isinstance(state, dict):
+                return Loaded(path, tensors, state)
+            wrong = "it cannot be read: state.json holds no state"
+        except (OSError, ValueError, RecursionError) as error:
             # The manifest only proves that files are as they were written.
             wrong = f"it cannot be read: {error}"
     raise CheckpointError(f"checkpoint {path}: {wrong}", "a checkpoint that matches its manifest",
@@ -222,9 +225,11 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 
 
 def _best_of(path: Path) -> int | None:
-    state = read_json(path / "state.json") or {}
-    best = state.get("watch", {}).get("best", {})
-    return best.get("step") if best.get("best") is not None else None
+    try:
+        best = json.loads((path / "state.json").read_text(encoding="utf-8"))["watch"]["best"]
+        return best["step"] if best["best"] is not None else None
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):  # damaged: it names none
+        return None
 
 
 def _remove(path: Path) -> None:

@@ -19,6 +19,8 @@ from runtime.errors import Stopped
 WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 AT_ONCE = tuple(128 + number for number in WATCHED)
 """Exit codes after a second signal."""
+NOTICE = "a notice that this machine will be taken away"
+"""Comes as SIGUSR1 from the thread that watches for it; the signals that follow it are no second ones."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -32,13 +34,20 @@ class Signals:
         self.received: str | None = None
         self.depth = 0
         _install(self._handle)
+        signal.signal(signal.SIGUSR1, self._noticed)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received not in (None, NOTICE):
             os._exit(128 + number)
-        self.received = signal.Signals(number).name
-        self.check()
+        ending, self.received = self.received == NOTICE, signal.Signals(number).name
+        if not ending:
+            self.check()
+
+    def _noticed(self, number: int, frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = NOTICE
+            self.check()
 
     def check(self) -> None:
         """Raise `Interrupted` if a signal has come and no section is being protected."""

@@ -6,6 +6,7 @@ python -m runtime.trainer RUN SPEC [--set key=value ...]
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from runtime import guard, hardware, optimizations, processes, spec
+from runtime import guard, hardware, notice, optimizations, processes, spec
 from runtime import plan as plans
 from runtime.clock import Clock
 from runtime.errors import DrivetrainError, Stopped
@@ -48,7 +49,8 @@ def train(folder: Path, job: Job, signals: Signals, *, trace: bool = False) -> i
         from runtime import artifact, loop, monitor  # noqa: F401
         from runtime.models.own import guarded
     clock.phases["import"] = time.time() - psutil.Process().create_time()
-    with guarded(job):
+    leads = os.environ.get(processes.NUMBER, "0") == "0"
+    with guarded(job), notice.watched(job.checkpoint.notice if leads else None, folder):
         conduct(assembled(folder, job, signals, clock), trace=trace)
     return 0
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from runtime.data import npz
 from runtime.data.bad import Bad
 from runtime.data.crop import square
 from runtime.draws import Ids
@@ -93,7 +94,7 @@ def _arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArr
             if missing:
                 save = f"save {' and '.join(sorted(missing))} too: numpy.savez(..., images=x, labels=y)"
                 raise DataError(f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}", possible, save)
-            return {name: file[name] for name in names}
+            return {name: npz.member(file, name) for name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise DataError(f"{key}: {path} cannot be read: {_reason(error)}", possible,
                         "write it with numpy.savez_compressed, without Python objects") from None  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 
 from runtime import own_loss, user_code
 from runtime.blame import blamed
-from runtime.data import kinds
+from runtime.data import kinds, npz
 from runtime.data.dataset import Dataset, Head, Inputs, New
 from runtime.data.given import ArraySplit, described
 from runtime.data.items import Items, opened
@@ -146,7 +146,7 @@ def _npz(path: Path, keys: Sequence[str]) -> list[Any]:
                 raise DataError(
                     f"{path} has no {', '.join(lost)}, it has {', '.join(content)}", form, "rename the arrays"
                 )
-            return [content[key] for key in keys]
+            return [npz.member(content, key) for key in keys]
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read: {error}", form, "write it with numpy.savez") from None
 

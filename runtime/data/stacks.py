@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.data import bad, cells, targets
+from runtime.data import bad, cells, npz, targets
 from runtime.data.bad import Bad
 from runtime.data.targets import Goal
 from runtime.draws import Ids
@@ -69,7 +69,7 @@ def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray
             if missing:
                 raise DataError(f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}", FORM,
                                 f"save {' and '.join(missing)} too: numpy.savez(..., x=x, y=y)")  # fmt: skip
-            return {name: file[name] for name in names}
+            return {name: npz.member(file, name) for name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         reason = str(error) or "it is empty"
         if "pickle" in reason:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from runtime.errors import Problem
 from runtime.job.own import Kind, OwnTask
 from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Train
 from runtime.job.values import Natural, Spec, named
@@ -58,3 +60,10 @@ class CallersJob(OwnTask):
     data: CallersData = Field(CallersData(), description="what the network learns from")  # type: ignore[assignment]
     model: CallersModel = Field(CallersModel(), description="the network")
     train: CallersTrain = Field(CallersTrain(), description="how to train")
+
+    def problems(self) -> Iterator[Problem]:
+        """Also what only a process of our own can do: another program's SIGUSR1 is its own affair."""
+        yield from super().problems()
+        if self.checkpoint.notice is not None:
+            yield self.problem(("checkpoint", "notice"), f"is {self.checkpoint.notice!r} in a call from Python",
+                               "a notice in a job that `drivetrain train` runs", "leave it out")  # fmt: skip

@@ -14,7 +14,7 @@ from runtime.job.data import Data, ImageData
 from runtime.job.document import Document
 from runtime.job.model import ImageModel, ImageNetwork
 from runtime.job.train import Train
-from runtime.job.values import Count, Duration, GpuMemory, Gpus, Interval, Name, Positive, Size, Spec
+from runtime.job.values import Address, Count, Duration, GpuMemory, Gpus, Interval, Name, Positive, Size, Spec
 from runtime.job.written import dotted
 
 Setting = bool | int | float | str
@@ -41,6 +41,9 @@ class Checkpoint(Spec):
     every: Interval = Field("5m", description="a duration, `200 steps`, or `epoch`")
     keep: Count = Field(2, description="how many of the last checkpoints stay, besides the best")
     best: str | None = Field(None, description="the metric whose best checkpoint stays; by task if absent")
+    notice: Address | None = Field(
+        None, description="a URL asked every 5 s whether this machine will be taken away; the run then stops with 75"
+    )
 
 
 class Monitoring(Spec):

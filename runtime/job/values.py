@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +24,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SIZE = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,12}(?:\.[0-9]{1,12})?) *([kmgtKMGT])(?:[iI]?[bB])?")
 _DURATION = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,9}(?:\.[0-9]{1,9})?) *([smhd])")
 _STEPS = re.compile(r"(?=[0-9]*[1-9])([0-9]{1,12}) *steps?")
+# No user and password: the spec is copied into every run folder.
+_ADDRESS = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!-\"$-~]*)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -155,6 +158,18 @@ def ascending(pair: tuple[float, float]) -> tuple[float, float]:
     return pair
 
 
+def web_address(text: str) -> None:
+    """Check a URL that is asked while the run goes on."""
+    try:
+        good = len(text) <= 2000 and bool(_ADDRESS.fullmatch(text)) and urlsplit(text).port != 0
+    except ValueError:  # a port or an address beyond what there is
+        good = False
+    if not good:
+        raise PydanticCustomError("address", "a URL without user and password, such as http://169.254.169.254/latest/"
+                                  "meta-data/spot/instance-action")  # fmt: skip
+
+
+Address = Annotated[str, _Checked(web_address, _ADDRESS.pattern)]
 Name = Annotated[str, _Checked(run_name, _NAME.pattern)]
 Size = Annotated[str, _Checked(size_bytes, _SIZE.pattern)]
 Duration = Annotated[str, _Checked(duration_seconds, _DURATION.pattern)]

@@ -59,15 +59,15 @@ def from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.M
 
 def _fill(job: ImageJob, name: str, network: nn.Module) -> None:
     """Load the weights but for the classifier's, whose classes are others."""
-    import safetensors.torch
+    from runtime.weights import read
 
     where = job.resolve(name)
     if where.suffix != ".safetensors":
         raise SpecError([job.problem(("model", "weights"), f"{where} is no .safetensors file", "weights without pickle",
                                      f"run `drivetrain convert {where}`")])  # fmt: skip
     try:
-        weights = safetensors.torch.load_file(where)
-    except (OSError, safetensors.SafetensorError) as error:
+        weights = read(where)
+    except (OSError, ValueError) as error:
         raise SpecError([job.problem(("model", "weights"), f"{where} cannot be read: {error}",
                                      "a whole file", "fetch it again")]) from None  # fmt: skip
     own = network.state_dict()

@@ -41,8 +41,9 @@ def main() -> int:
 
 
 def trainer(arguments: list[str]) -> int:
-    from runtime import loop, saving, tally, trainer  # noqa: F401
+    from runtime import loop, notice, saving, tally, trainer  # noqa: F401
 
+    notice.EVERY = 0.05
     sys.argv[:] = ["trainer", *arguments]
     if path := os.environ.get("LEDGER"):
         loop._advance = witnessed(loop._advance, Path(path))

@@ -14,6 +14,7 @@ from tests.faults import trained
 from tests.images.conftest import ROOT
 
 NIGHTLY = int(os.environ.get("DRIVETRAIN_DOCKER_KILLS", "40"))
+FIRST = int(os.environ.get("DRIVETRAIN_FIRST", "0"))
 
 
 def container(image: str, job: Path, name: str) -> subprocess.Popen[str]:
@@ -80,7 +81,7 @@ def test_many_docker_kills(cpu_image: str, tmp_path: Path, calm: tuple[Path, flo
         runs += 1
         (tmp_path / str(runs)).mkdir()
         job = prepared(tmp_path / str(runs))
-        draw = random.Random(2000 + runs)
+        draw = random.Random(2000 + FIRST + runs)
         done += killed(cpu_image, job, draw, min(draw.randint(1, 5), NIGHTLY - done), calm[1])
         check(job, calm[0])
     print(f"{done} docker kills in {runs} runs, every run bit-identical")

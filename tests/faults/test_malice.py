@@ -1,0 +1,325 @@
+"""Files made to do harm: checkpoints, weights, arrays. Each is refused by a reason; nothing of it runs, nothing is
+written elsewhere, and none takes more memory than it is long.
+
+What happens is watched from below: an audit hook sees every program, socket, import by pickle and opening of a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import resource
+import shutil
+import struct
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from runtime import artifact, checkpoint
+from runtime.data import arrays
+from runtime.errors import CheckpointError, DataError, DrivetrainError
+from runtime.files import read_json, sha256, write_json
+from tests import tiny
+
+MOST = 500 << 20
+"""Bytes of memory that a refusal may take."""
+RUNS = ("os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "pickle.find_class", "socket.connect",
+        "ctypes.dlopen", "webbrowser.open", "shutil.unpack_archive")  # fmt: skip
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+class Watcher:
+    """What code of this process did while it was watched; a hook can never be taken out again, so it sleeps."""
+
+    def __init__(self) -> None:
+        self.allowed: Path | None = None
+        self.seen: list[str] = []
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, given: tuple[Any, ...]) -> None:
+        if self.allowed is None:
+            return
+        if event in RUNS:
+            self.seen.append(f"{event} {given}"[:200])
+        if event == "open" and given[2] & WRITES and not str(given[0]).startswith((str(self.allowed), "/dev/null")):
+            self.seen.append(f"writes {given[0]}")
+
+    @contextlib.contextmanager
+    def __call__(self, folder: Path) -> Iterator[None]:
+        self.allowed, self.seen = folder, []
+        try:
+            yield
+        finally:
+            self.allowed = None
+        assert self.seen == []
+
+
+@pytest.fixture(scope="module")
+def watched() -> Watcher:
+    return Watcher()
+
+
+class Calls:
+    """Pickled, it is a call of a function."""
+
+    def __init__(self, function: Any, *arguments: str) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def tensors(header: object, data: bytes = b"", length: int | None = None) -> bytes:
+    """A safetensors file from its header."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def one(**changes: Any) -> dict[str, Any]:
+    return {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changes}
+
+
+def pickled(canary: Path) -> bytes:
+    return pickle.dumps(Calls(os.system, f"touch {canary}"))
+
+
+def zipped(canary: Path) -> bytes:
+    kept = io.BytesIO()
+    torch.save({"w": Calls(os.system, f"touch {canary}")}, kept)
+    return kept.getvalue()
+
+
+WEIGHTS: dict[str, Callable[[Path], bytes]] = {
+    "a pickle": pickled,
+    "a checkpoint of torch": zipped,
+    "a header as long as memory": lambda canary: tensors(b"{}", length=2**63 - 1),
+    "a header longer than the file": lambda canary: tensors(one(), b"\0" * 8, length=10**6),
+    "a header of 90 MB": lambda canary: tensors(b'{"__metadata__":{"a":"' + b"x" * (90 << 20) + b'"}}'),
+    "a header of many tensors": lambda canary: tensors(
+        {f"t{i}": one(shape=[0], data_offsets=[0, 0])["w"] for i in range(300_000)}
+    ),
+    "a shape beyond numbers": lambda canary: tensors(one(shape=[2**62, 2**62]), b"\0" * 8),
+    "a tensor of a petabyte": lambda canary: tensors(one(shape=[2**48], data_offsets=[0, 2**50]), b"\0" * 8),
+    "a negative shape": lambda canary: tensors(one(shape=[-2]), b"\0" * 8),
+    "offsets that overlap": lambda canary: tensors({**one(), "v": one(data_offsets=[4, 12])["w"]}, b"\0" * 12),
+    "offsets that go back": lambda canary: tensors(one(data_offsets=[8, 0]), b"\0" * 8),
+    "bytes behind the end": lambda canary: tensors(one(), b"\0" * 99),
+    "a type that is none": lambda canary: tensors(one(dtype="object"), b"\0" * 8),
+    "no JSON": lambda canary: tensors(b"{'w': __import__('os').system('true')}"),
+    "JSON of no end": lambda canary: tensors(b'{"w":' + b"[" * 10**6),
+    "a list": lambda canary: tensors([1, 2]),
+    "thirty thousand tensors": lambda canary: tensors(
+        {f"t{i}": one(shape=[0], data_offsets=[0, 0])["w"] for i in range(30_000)}
+    ),
+    "nothing": lambda canary: b"",
+    "seven bytes": lambda canary: b"\x08\0\0\0\0\0\0",
+}
+STATES: dict[str, bytes] = {
+    "nested": b"[" * 10**6,
+    "no text": b"\xff\xfe\x00",
+    "a list": b"[]",
+    "nothing": b"{}",
+    "a number beyond numbers": b'{"counters": {"step": ' + b"9" * 10**5 + b"}}",
+    "60 MB": b'{"a": "' + b"x" * (60 << 20) + b'"}',
+    "code": b'{"__reduce__": ["os.system", ["touch canary"]], "counters": "__import__(\'os\').system(\'true\')"}',
+}
+MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a file above": lambda m: {**m, "files": {**m["files"], "../../outside.json": m["files"]["state.json"]}},
+    "a file elsewhere": lambda m: {**m, "files": {**m["files"], "/etc/passwd": {"bytes": 1, "sha256": "0"}}},
+    "a pickle": lambda m: {**m, "files": {**m["files"], "model.pkl": {"bytes": 1, "sha256": "0"}}},
+    "numbers for names": lambda m: {**m, "files": [1, 2, 3]},
+    "entries of another kind": lambda m: {**m, "files": dict.fromkeys(m["files"], "x")},
+    "a format to come": lambda m: {**m, "format": 99},
+    "text": lambda m: "x" * 100,
+    "a megabyte": lambda m: {**m, "more": "x" * (1 << 20)},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A good checkpoint of the tiny job."""
+    folder = tmp_path_factory.mktemp("whole")
+    made = tiny.assembled(folder, tiny.job())
+    groups = {"model": made.model.state_dict(), "optimizer": {}}
+    return checkpoint.save(folder / "checkpoints", "step-0", groups, made.state())
+
+
+def damaged(whole: Path, folder: Path, name: str, content: bytes) -> Path:
+    """The checkpoint with one file replaced, and a manifest that says so."""
+    path = shutil.copytree(whole, folder / "checkpoints" / "step-0")
+    (path / name).write_bytes(content)
+    manifest = read_json(path / checkpoint.MANIFEST)
+    manifest["files"][name] = {"bytes": len(content), "sha256": sha256(path / name)}
+    write_json(path / checkpoint.MANIFEST, manifest)
+    return path
+
+
+def refused(folder: Path, watched: Watcher) -> None:
+    """Going on from the folder's checkpoint is refused, as a trainer would go on."""
+    before = peak()
+    made = tiny.assembled(folder, tiny.job())
+
+    def go_on() -> None:
+        loaded, _ = checkpoint.latest(folder / "checkpoints")
+        assert loaded is not None
+        made.restore(loaded)
+
+    with watched(folder), pytest.raises(CheckpointError) as caught:
+        go_on()
+    assert caught.value.action
+    assert len(str(caught.value)) < 2000
+    assert peak() - before < MOST
+    assert not list(folder.rglob("canary"))
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_weights_of_a_checkpoint(whole: Path, tmp_path: Path, watched: Watcher, case: str) -> None:
+    damaged(whole, tmp_path, "model.safetensors", WEIGHTS[case](tmp_path / "canary"))
+    refused(tmp_path, watched)
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_the_state_of_a_checkpoint(whole: Path, tmp_path: Path, watched: Watcher, case: str) -> None:
+    damaged(whole, tmp_path, "state.json", STATES[case])
+    refused(tmp_path, watched)
+
+
+@pytest.mark.parametrize("case", MANIFESTS)
+def test_the_manifest_of_a_checkpoint(whole: Path, tmp_path: Path, watched: Watcher, case: str) -> None:
+    path = shutil.copytree(whole, tmp_path / "checkpoints" / "step-0")
+    manifest = read_json(path / checkpoint.MANIFEST)
+    (path / checkpoint.MANIFEST).write_text(json.dumps(MANIFESTS[case](manifest)))
+    refused(tmp_path, watched)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
+def test_a_file_that_is_none(whole: Path, tmp_path: Path, watched: Watcher, kind: str) -> None:
+    """A link to a secret with the right hash, a pipe that nobody writes to, a device without end."""
+    path = shutil.copytree(whole, tmp_path / "checkpoints" / "step-0")
+    weights, elsewhere = path / "model.safetensors", tmp_path / "elsewhere"
+    weights.rename(elsewhere)
+    {"link": lambda: weights.symlink_to(elsewhere), "pipe": lambda: os.mkfifo(weights), "folder": weights.mkdir,
+     "device": lambda: weights.symlink_to("/dev/zero")}[kind]()  # fmt: skip
+    refused(tmp_path, watched)
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_weights_of_a_model_folder(tmp_path: Path, watched: Watcher, case: str) -> None:
+    folder = model_folder(tmp_path)
+    (folder / "model.safetensors").write_bytes(WEIGHTS[case](tmp_path / "canary"))
+    before = peak()
+    with watched(tmp_path), pytest.raises(DrivetrainError):
+        artifact.load(folder)
+    assert peak() - before < MOST
+    assert not (tmp_path / "canary").exists()
+
+
+def model_folder(folder: Path) -> Path:
+    made = tiny.assembled(folder, tiny.job())
+    path = folder / "model"
+    path.mkdir()
+    safetensors.torch.save_file(dict(made.model.state_dict()), path / "model.safetensors")
+    config = {"format": artifact.FORMAT, "task": "image-classification", "builder": made.network.builder,
+              "arguments": made.network.arguments, "heads": [{"name": "", "classes": ["a", "b", "c"]}],
+              "preprocessing": made.dataset.preprocessing, "trained": {}}  # fmt: skip
+    write_json(path / "config.json", config)
+    return path
+
+
+def test_the_model_folder_is_good_before_it_is_made_bad(tmp_path: Path, watched: Watcher) -> None:
+    folder = model_folder(tmp_path)
+    with watched(tmp_path):
+        assert artifact.load(folder).task == "image-classification"
+
+
+BUILDERS: dict[str, dict[str, Any]] = {
+    "a builder by its module": {"builder": "os.system", "arguments": {"command": "touch canary"}},
+    "a builder with a path": {"builder": "../../evil", "arguments": {}},
+    "another argument": {"arguments": {"__class__": "os.system"}},
+    "a network of a petabyte": {"arguments": {"width": 2**40}},
+    "code of somebody's own": {"builder": "own", "code": {"file": "evil.py"}, "arguments": {"file": "evil.py", "factory": "build", "arguments": {}, "inputs": []}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BUILDERS)
+def test_the_configuration_of_a_model_folder(tmp_path: Path, watched: Watcher, case: str) -> None:
+    folder = model_folder(tmp_path)
+    (folder / "code").mkdir()
+    (folder / "code" / "evil.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')")
+    config = read_json(folder / "config.json")
+    changed = BUILDERS[case]
+    write_json(folder / "config.json", config | changed | {"arguments": (config["arguments"] if "builder" not in changed else {}) | changed["arguments"]})  # fmt: skip
+    before = peak()
+    with watched(tmp_path), pytest.raises(CheckpointError):
+        artifact.load(folder)
+    assert peak() - before < MOST
+    assert not (tmp_path / "canary").exists()
+
+
+def array(shape: tuple[int, ...], kind: str = "|u1", data: bytes = b"") -> bytes:
+    """An .npy whose header says what its data need not hold."""
+    kept = io.BytesIO()
+    header = {"descr": kind, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(kept, header)  # type: ignore[arg-type]
+    return kept.getvalue() + data
+
+
+def objects(canary: Path) -> bytes:
+    kept = io.BytesIO()
+    np.save(kept, np.array([Calls(os.system, f"touch {canary}")], dtype=object), allow_pickle=True)
+    return kept.getvalue()
+
+
+ARCHIVES: dict[str, Callable[[Path], dict[str, bytes]]] = {
+    "objects": lambda canary: {"images.npy": objects(canary), "labels.npy": array((1,), data=b"\0")},
+    "an array of a petabyte": lambda canary: {
+        "images.npy": array((2**50, 8, 8)),
+        "labels.npy": array((1,), data=b"\0"),
+    },
+    "an array of no end": lambda canary: {"images.npy": array((2**62, 2**62)), "labels.npy": array((1,), data=b"\0")},
+    "a header that is code": lambda canary: {
+        "images.npy": array((1, 8, 8), data=b"\0" * 64).replace(b"'|u1'", b"exit() "),
+        "labels.npy": array((1,), data=b"\0"),
+    },
+    "names that lead outside": lambda canary: {"../outside.npy": array((1,), data=b"\0"), "/tmp/outside.npy": b""},
+    "no arrays": lambda canary: {"images": b"", "labels": b"x"},
+}
+
+
+@pytest.mark.parametrize("case", ARCHIVES)
+def test_archives_of_arrays(tmp_path: Path, watched: Watcher, case: str) -> None:
+    """Nothing is ever unpacked: members are read where they lie."""
+    with zipfile.ZipFile(tmp_path / "images.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in ARCHIVES[case](tmp_path / "canary").items():
+            file.writestr(name, content)
+    before = peak()
+    with watched(tmp_path), pytest.raises(DataError) as caught:
+        arrays.read(tmp_path / "images.npz", "data.train")
+    assert "data.train" in str(caught.value)
+    assert peak() - before < MOST
+    assert [path.name for path in tmp_path.iterdir()] == ["images.npz"]
+
+
+def test_the_watcher_sees(tmp_path: Path, watched: Watcher) -> None:
+    """Without this the tests above would prove nothing."""
+    for act in (
+        lambda: pickle.loads(pickled(tmp_path / "canary")),
+        lambda: (tmp_path.parent / "outside").write_text(""),
+    ):
+        with pytest.raises(AssertionError), watched(tmp_path):
+            act()
+    assert (tmp_path / "canary").exists()

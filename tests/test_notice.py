@@ -1,0 +1,207 @@
+"""A notice from outside: what counts as one, what does not, and that the run stops for it and goes on later."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import notice
+from runtime.notice import Post, Silent
+from runtime.signals import NOTICE, Interrupted, Signals
+from tests.faults import trained
+
+
+class Provider:
+    """A server that gives the answers that a test sets, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.answer: tuple[int, str] = (404, "")
+        self.more: dict[str, str] = {}
+        self.token = ""
+        self.asked: list[tuple[str, str, dict[str, str]]] = []
+        provider = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                provider.asked.append(("GET", self.path, dict(self.headers)))
+                wants = provider.token and self.headers.get(notice.TOKEN) != provider.token
+                self.reply(*((401, "") if wants else provider.answer))
+
+            def do_PUT(self) -> None:
+                provider.asked.append(("PUT", self.path, dict(self.headers)))
+                self.reply(200, provider.token)
+
+            def reply(self, status: int, text: str) -> None:
+                self.send_response(status)
+                for name, value in provider.more.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *given: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/notice?v=1"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    made = Provider()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        (404, "Not Found", False),
+        (204, "", False),
+        (200, "", False),
+        (200, "FALSE", False),
+        (200, "NONE\n", False),
+        (200, "[]", False),
+        (200, "{}", True),
+        (200, '{"DocumentIncarnation": 1, "Events": []}', False),
+        (200, '{"Events": [{"EventType": "Preempt"}]}', True),
+        (200, "TRUE", True),
+        (200, '{"action": "terminate", "time": "2026-01-01T00:00:00Z"}', True),
+        (200, "[" * 100_000, True),
+    ],
+)
+def test_what_is_a_notice(provider: Provider, status: int, text: str, expected: bool) -> None:
+    provider.answer = (status, text)
+    assert (Post(provider.url).notice() is not None) is expected
+    (method, path, headers) = provider.asked[0]
+    assert (method, path) == ("GET", "/notice?v=1")
+    assert headers["Metadata-Flavor"] == "Google"
+
+
+def test_a_token_is_fetched_where_one_is_wanted(provider: Provider) -> None:
+    provider.token, provider.answer = "opensesame", (200, "TRUE")
+    assert Post(provider.url).notice() == "TRUE"
+    assert [row[:2] for row in provider.asked] == [("GET", "/notice?v=1"), ("PUT", "/latest/api/token"), ("GET", "/notice?v=1")]  # fmt: skip
+
+
+def test_a_token_that_would_be_a_header_is_refused(provider: Provider) -> None:
+    provider.token = "a\r\nHost: elsewhere"
+    with pytest.raises(Silent, match="answers 401, and 200 when asked for a token"):
+        Post(provider.url).notice()
+
+
+def test_a_redirect_is_not_followed(provider: Provider) -> None:
+    elsewhere = Provider()
+    elsewhere.answer = (200, "TRUE")
+    provider.answer, provider.more = (302, ""), {"Location": elsewhere.url}
+    with pytest.raises(Silent, match="answers 302, and redirects are not followed"):
+        Post(provider.url).notice()
+    assert elsewhere.asked == []
+    elsewhere.server.shutdown()
+    elsewhere.server.server_close()
+
+
+def test_no_proxy_is_asked(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = Provider()
+    monkeypatch.setenv("http_proxy", elsewhere.url)
+    provider.answer = (200, "TRUE")
+    assert Post(provider.url).notice() == "TRUE"
+    assert elsewhere.asked == []
+    elsewhere.server.shutdown()
+    elsewhere.server.server_close()
+
+
+def closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def test_nobody_there_and_no_http() -> None:
+    with pytest.raises(Silent, match=r"does not answer: .*refused"):
+        Post(f"http://127.0.0.1:{closed_port()}/").notice()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        thread = threading.Thread(target=lambda: listener.accept()[0].close())
+        thread.start()
+        with pytest.raises(Silent, match="does not answer: "):
+            Post(f"http://127.0.0.1:{listener.getsockname()[1]}/").notice()
+        thread.join()
+
+
+def test_one_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notice, "PATIENCE", 0.1)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with pytest.raises(Silent, match="does not answer: timed out"):
+            Post(f"http://127.0.0.1:{listener.getsockname()[1]}/").notice()
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def events(folder: Path) -> list[str]:
+    path = folder / "events.jsonl"
+    return [json.loads(line)["text"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_trouble_is_told_once_and_the_notice_comes_all_the_same(
+    provider: Provider, tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notice, "EVERY", 0.02)
+    provider.answer = (500, "")
+    signals = Signals()
+    with notice.watched(provider.url, tmp_path):
+        while len(provider.asked) < 4:
+            time.sleep(0.01)
+        provider.answer = (200, "TRUE")
+        with pytest.raises(Interrupted, match=f"stopped by {NOTICE}"):
+            time.sleep(60)
+    told = events(tmp_path)
+    assert len(told) == 2
+    assert "answers 500; it is asked again" in told[0]
+    assert told[1].endswith("says 'TRUE': this machine will be taken away")
+    # What the provider sends next is no second signal: it must not break into the save.
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.received == "SIGTERM"
+
+
+def test_none_starts_nothing(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with notice.watched(None, tmp_path):
+        assert threading.active_count() == before
+
+
+def test_a_run_stops_for_it_and_goes_on_with_the_same_bits(provider: Provider, tmp_path: Path) -> None:
+    """The URL may come and go between stop and resume."""
+    job = trained.written(tmp_path / "job")
+    process = trained.start(job, "--set", f"checkpoint.notice={provider.url}")
+    log = job.parent / "job.log"
+    while "epoch 3" not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.02)
+    provider.answer = (200, '{"action": "stop"}')
+    assert process.wait(timeout=60) == 75, log.read_text()
+    assert f"stopped by {NOTICE} after step" in log.read_text()
+    trained.finish(job)
+    calm = trained.written(tmp_path / "calm")
+    trained.finish(calm)
+    assert trained.differences(trained.run(calm), trained.run(job)) == []
