@@ -1,6 +1,6 @@
 # Everything people type, in one place. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults reference check format doctor logs stop rebuild clean engine base-image image-cpu sizes lock schema
+.PHONY: help setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults reference peers benchmark check format doctor logs stop rebuild clean engine base-image image-cpu sizes lock schema
 
 JOB ?= jobs/digits.yaml
 PYTHON ?= python3
@@ -75,6 +75,12 @@ decisions: .venv/check ## write the table of decisions on all recorded machines
 
 reference: .venv/check ## write the references of the spec and of the optimizations
 	@for page in spec optimizations; do $(python) -m runtime.reference $$page > docs/$$page.md || exit; done
+
+peers: .venv/check ## the environment of the peers that `make benchmark` measures against
+	@scripts/peers
+
+benchmark: .venv/check ## the table against peers and a loop by hand; ARGS='C1 C3' for some rows, ARGS=--smoke to try
+	@$(python) benchmarks/peers.py $(ARGS)
 
 clean: ## remove the local environment and caches; runs/ stays
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache build *.egg-info docker/wheels/*.whl

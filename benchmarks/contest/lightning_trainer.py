@@ -1,0 +1,78 @@
+"""Lightning: a LightningModule and a Trainer, as its documentation shows; or with all that an expert would set.
+
+The documentation's text example fills every text up to the greatest length.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+
+from benchmarks.contest.pace import Pace
+from benchmarks.contest.task import CLIP, RATE, Task
+
+FOREVER = 1_000_000
+
+
+class Module(lightning.LightningModule):
+    """The network with its step."""
+
+    def __init__(self, task: Task, tuned: bool) -> None:
+        super().__init__()
+        self.task, self.tuned, self.model = task, tuned, task.network()
+        if tuned and task.images:
+            self.model.to(memory_format=torch.channels_last)
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        loss = self._loss(batch)
+        if not self.tuned:
+            self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        *inputs, labels = batch
+        outputs = self.model(*inputs)
+        self.log("accuracy", self.task.right(outputs, labels) / len(labels), batch_size=len(labels))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        # Lightning refuses to clip gradients for a fused optimizer under mixed precision.
+        fused = True if self.tuned and self.task.precision == "fp32" else None
+        return torch.optim.AdamW(trained, lr=RATE, weight_decay=0.0, fused=fused)
+
+    def _loss(self, batch: Any) -> torch.Tensor:
+        *inputs, labels = batch
+        if self.tuned and self.task.images:
+            inputs = [inputs[0].contiguous(memory_format=torch.channels_last)]
+        return self.task.loss(self.model(*inputs), labels)
+
+
+class Stops(lightning.Callback):
+    """Hands the end of each step to the pace."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
+        self.pace.step(len(batch[-1]))
+
+
+def train(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
+    """Train; the validation accuracy."""
+    settings: dict[str, Any] = {"max_epochs": FOREVER if pace.live else task.epochs, "accelerator": "cpu",
+                                "gradient_clip_val": CLIP, "default_root_dir": folder, "callbacks": [Stops(pace)]}  # fmt: skip
+    if pace.live or tuned:
+        settings["enable_checkpointing"] = False
+    if tuned:
+        settings |= {"logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+                     "num_sanity_val_steps": 0, "precision": {"bf16": "bf16-mixed"}.get(task.precision)}  # fmt: skip
+    module, trainer = Module(task, tuned), lightning.Trainer(**settings)
+    loaders = [task.loader(task.data.train, tuned=tuned, padding=not tuned)]
+    if not pace.live:
+        loaders.append(task.loader(task.data.validation, tuned=tuned, padding=not tuned, train=False))
+    trainer.fit(module, *loaders)
+    torch.save(module.model.state_dict(), folder / "model.pt")
+    return float(trainer.callback_metrics["accuracy"])

@@ -1,0 +1,90 @@
+"""The table that keeps everyone honest: the same jobs by drivetrain, by its peers, and by hand, measured in turn.
+
+    python benchmarks/peers.py [ROW ...] [--smoke] [--peers PYTHON] [--folder DIR]
+
+Rows C1 to C6 are trainings, C7 is the start-up. Contenders are live processes that do blocks of steps in turn (those
+that wait are stopped), so a noisy neighbour hits all; a figure is the median of the ratios of blocks of one round, with
+the interval that holds the true median with 95 %. Drivetrain is what `train` runs: its plan, loader, loop, records. The
+peers live in an environment of their own (`make peers`), each as its documentation shows it and as an expert would
+tune it; without that environment they are left out. Every row leaves ROW.json; the table is of all rows that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.contest import figures, startup  # noqa: E402
+from benchmarks.contest.field import Field  # noqa: E402
+from benchmarks.contest.rows import ROWS  # noqa: E402
+
+PEERS = ROOT / ".venv-peers" / "bin" / "python"
+
+
+def main() -> int:
+    """Measure the rows, and write the table of all that are measured."""
+    given = arguments()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    python = None if given.alone else str(given.peers)
+    if python and not Path(python).exists():
+        print(f"peers: {python} is not there, so Lightning and Hugging Face are left out; `make peers` installs them")
+        python = None
+    for name in [] if given.table else given.rows or [*ROWS, startup.NAME]:
+        if name == startup.NAME:
+            result = startup.measured(3 if given.smoke else 7, given.folder)
+        else:
+            field = Field(ROWS[name], given.folder, given.smoke, python, tell)
+            rounds, block = ((2, 2), 0.2) if given.smoke else ((6, 15), given.block)
+            result = field.raced(given.seconds, rounds, block, whole=not given.smoke)
+            shutil.rmtree(field.scratch)
+        (given.folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(written(given.folder))
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "rows", nargs="*", choices=[*ROWS, startup.NAME], metavar="ROW", help="C1 C1b ... C7; all if absent"
+    )
+    parser.add_argument("--smoke", action="store_true", help="few samples, two rounds: whether it runs, not how fast")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for the rounds of a row; 6 rounds at least")
+    parser.add_argument("--block", type=float, default=1.0, help="seconds of a block of steps")
+    parser.add_argument("--peers", type=Path, default=PEERS, help="Python of the peers' environment")
+    parser.add_argument("--alone", action="store_true", help="without Lightning and Hugging Face")
+    parser.add_argument("--table", action="store_true", help="measure nothing, only print the table of what is there")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "peers")
+    return parser.parse_args()
+
+
+def written(folder: Path) -> str:
+    """The whole table as Markdown, also left in peers.md beside peers.json."""
+    found = {name: json.loads(path.read_text()) for name in ROWS if (path := folder / f"{name}.json").exists()}
+    text = ""
+    if found:
+        any_ = next(iter(found.values()))
+        text = f"{any_['cpu']}, {any_['machine']}; torch {any_['torch']}\n\n{figures.summary(list(found.values()))}\n\n"
+        text += "\n\n".join(figures.row_table(result) for result in found.values()) + "\n"
+    start = folder / f"{startup.NAME}.json"
+    if start.exists():
+        found[startup.NAME] = json.loads(start.read_text())
+        text += f"\n{startup.shown(found[startup.NAME])}\n"
+    (folder / "peers.md").write_text(text, encoding="utf-8")
+    (folder / "peers.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return text
+
+
+def tell(text: str) -> None:
+    """Progress, aside."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

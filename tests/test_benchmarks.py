@@ -1,0 +1,56 @@
+"""The table against the peers: a row runs from data to table, and its figures are what follows from known blocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.contest import figures
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_a_row_runs_without_peers(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/peers.py", "C6", "--smoke", "--alone", "--folder", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "C6.json").read_text())
+    assert list(result["contenders"]) == ["drivetrain", "SOL", "drivetrain --plain", "tutorial loop"]
+    for found in result["contenders"].values():
+        assert len(found["rates"]) == result["rounds"] == 2
+        assert min(found["rates"]) > 0
+        assert found["peak"] > 1 << 20
+    assert result["contenders"]["drivetrain"]["ratio"] == [1.0, 1.0, 1.0]
+    assert "**C6** MLP" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("count", "low", "high"),
+    [(4, 1, 4), (6, 1, 6), (8, 1, 8), (9, 2, 8), (15, 4, 12)],
+)  # fmt: skip
+def test_the_interval_of_a_median(count: int, low: int, high: int) -> None:
+    """Order statistics, from the binomial distribution: tables of the sign test give the same places."""
+    assert figures.interval([float(number) for number in range(count, 0, -1)]) == (low, high)
+
+
+def test_ratios_are_of_blocks_of_one_round() -> None:
+    """A neighbour that halves the speed of a whole round changes no ratio."""
+    assert figures.ratio([4.0, 2.0, 4.0], [2.0, 1.0, 2.0]) == [2.0, 2.0, 2.0]
+
+
+def test_the_best_peer_is_the_one_that_is_hardest_to_beat() -> None:
+    contenders = {
+        "drivetrain": {"form": "", "ratio": [1.0, 1.0, 1.0]},
+        "slow": {"form": "tuned", "ratio": [3.0, 2.9, 3.1]},
+        "fast": {"form": "tuned", "ratio": [1.1, 1.0, 1.2]},
+        "other": {"form": "default", "ratio": [0.5, 0.5, 0.5]},
+        "dead": {"failed": "no memory"},
+    }
+    assert figures.best(contenders, "tuned") == ("fast", [1.1, 1.0, 1.2])
+    assert figures.mean([2.0, 8.0]) == pytest.approx(4.0)
