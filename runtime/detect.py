@@ -35,7 +35,7 @@ def detect(
         nvml: a module with pynvml's functions; None takes the real one if a driver is installed.
     """
     limits = read_limits(root)
-    cpu, place = read_cpu(root, mask, limits), _place(root, environ)
+    cpu, place = read_cpu(root, mask, limits, environ), _place(root, environ)
     gpus, trouble = read_gpus(root, environ, place, nvml)
     return Hardware(
         name=_name(cpu, place, gpus),

@@ -32,7 +32,7 @@ def _rows(hardware: Hardware) -> Iterator[_Row]:
     cpu = hardware.cpu
     yield "place", "place", hardware.place, _groups(hardware.cgroup)
     yield "image", "image", "", hardware.image or "none of ours"
-    yield "cpu", "CPU", f"{cpu.model} ({cpu.vendor}, {cpu.architecture})", " ".join(cpu.flags) or "unknown"
+    yield "cpu", "CPU", f"{cpu.model} ({cpu.vendor}, {cpu.architecture})", _flags(cpu)
     yield "cpu", "logical CPUs", str(cpu.host), _budget(cpu)
     yield "cpu", "physical cores", "", _cores(cpu)
     yield "memory", "memory", size(hardware.memory.host), _memory(hardware.memory)
@@ -58,6 +58,11 @@ def _storage(storage: Storage) -> Iterator[_Row]:
 
 def _groups(version: int) -> str:
     return f"control groups, version {version}" if version else "no control groups"
+
+
+def _flags(cpu: Cpu) -> str:
+    capped = f" (capped by {cpu.capped})" if cpu.capped else ""
+    return f"{' '.join(cpu.flags) or 'unknown'}{capped}"
 
 
 def _budget(cpu: Cpu) -> str:

@@ -39,6 +39,8 @@ class Cpu:
     """Physical cores behind the affinity mask: two hyperthreads of one core count once."""
     budget: int
     """What we may use: min(affinity, cpuset, quota rounded down), at least 1."""
+    capped: str | None = None
+    """The variable that keeps torch or oneDNN below what the chip could do; `flags` are those that are left."""
 
 
 @dataclass(frozen=True, kw_only=True)

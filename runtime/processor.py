@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from runtime.cgroup import Limits, cpu_list, text
@@ -17,32 +17,58 @@ _FLAGS = (
     "asimd", "asimdhp", "asimddp", "sve", "sve2", "bf16", "svebf16", "i8mm",
 )  # fmt: skip
 _CPUS = Path("sys/devices/system/cpu")
+_CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+# Flags beyond each level that oneDNN and torch know by name; what a level leaves out, those below it leave out too.
+_LEVELS = {
+    "AVX512_CORE_AMX_FP16": (), "AVX512_CORE_AMX": ("amx_fp16",),
+    "AVX512_CORE_FP16": ("amx_tile", "amx_bf16", "amx_int8"), "AVX512_CORE_BF16": ("avx512_fp16",),
+    "AVX512_CORE_VNNI": ("avx512_bf16",), "AVX512_CORE": ("avx512_vnni",),
+    "AVX2_VNNI_2": ("avx512f", "avx512bw", "avx512vl"), "AVX2_VNNI": (), "AVX2": ("avx_vnni",),
+    "AVX": ("avx2", "fma", "f16c"), "SSE41": ("avx",),
+}  # fmt: skip
+_ATEN = {"AVX512": "AVX512_CORE_AMX_FP16", "AVX2": "AVX2", "DEFAULT": "SSE41"}
 
 
-def read_cpu(root: Path, mask: Iterable[int] | None, limits: Limits) -> Cpu:
+def read_cpu(root: Path, mask: Iterable[int] | None, limits: Limits, environ: Mapping[str, str] | None = None) -> Cpu:
     """Processor facts below the file-system root `root`.
 
     Args:
         root: `/`, or the root of a recorded tree.
         mask: the CPUs that this process may run on; None asks the kernel.
         limits: what the control groups allow.
+        environ: the process environment, which may cap the instruction set.
     """
     allowed = frozenset(os.sched_getaffinity(0) if mask is None else mask)
     first = _first_block(root)
     flags = set((first.get("flags") or first.get("Features") or "").split())
+    capped, lost = _cap(environ or {}, flags)
     host = len(cpu_list(text(root / _CPUS / "online"))) or _processors(root) or len(allowed)
     return Cpu(
         model=_model(first),
         vendor=_vendor(first),
         architecture=platform.machine(),
-        flags=tuple(flag for flag in _FLAGS if flag in flags),
+        flags=tuple(flag for flag in _FLAGS if flag in flags - lost),
         host=host,
         affinity=len(allowed),
         cpuset=limits.cpuset,
         quota=limits.quota,
         cores=_cores(root, allowed),
         budget=budget(len(allowed), limits.cpuset, limits.quota),
+        capped=capped,
     )
+
+
+def _cap(environ: Mapping[str, str], flags: set[str]) -> tuple[str | None, set[str]]:
+    """The variable that caps the instruction set, and the flags that it takes away; a cap on either library counts."""
+    found, lost, levels = [], set[str](), list(_LEVELS)
+    for name in _CAPS:
+        word = environ.get(name, "").upper()
+        level = _ATEN.get(word, "") if name == "ATEN_CPU_CAPABILITY" else word
+        if level in _LEVELS:
+            beyond = {flag for above in levels[: levels.index(level) + 1] for flag in _LEVELS[above]} & flags
+            found += [f"{name}={environ[name]}"] if beyond else []
+            lost |= beyond
+    return " ".join(found) or None, lost
 
 
 def budget(affinity: int, cpuset: int | None, quota: float | None) -> int:

@@ -88,3 +88,31 @@ def test_nothing_to_read_leaves_the_mask(tmp_path: Path) -> None:
     found = cpu(tmp_path, 0, 5, 6)
     assert (found.model, found.vendor, found.flags) == ("unknown", "unknown", ())
     assert (found.host, found.cores, found.budget) == (3, 3, 3)
+
+
+FLAGS = "avx avx2 fma f16c avx_vnni avx512f avx512bw avx512_vnni avx512_bf16 amx_tile amx_bf16"
+
+
+@pytest.mark.parametrize(
+    ("environ", "capped", "without"),
+    [
+        ({}, None, set()),
+        ({"ONEDNN_MAX_CPU_ISA": "ALL"}, None, set()),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}, None, set()),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}, "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16", {"amx_bf16"}),
+        ({"ONEDNN_MAX_CPU_ISA": "avx2"}, "ONEDNN_MAX_CPU_ISA=avx2", {"amx_bf16", "avx512_bf16", "avx512f", "avx_vnni"}),
+        ({"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, "DNNL_MAX_CPU_ISA=AVX512_CORE", {"amx_bf16", "avx512_bf16"}),
+        ({"ATEN_CPU_CAPABILITY": "avx2"}, "ATEN_CPU_CAPABILITY=avx2", {"amx_bf16", "avx512_bf16", "avx512f"}),
+        ({"ATEN_CPU_CAPABILITY": "avx512"}, None, set()),
+        ({"ATEN_CPU_CAPABILITY": "nonsense"}, None, set()),
+    ],
+)
+def test_a_cap_on_the_instruction_set_is_believed(
+    tmp_path: Path, environ: dict[str, str], capped: str | None, without: set[str]
+) -> None:
+    write(tmp_path, {"proc/cpuinfo": f"processor\t: 0\nflags\t\t: {FLAGS}\n"})
+    found = read_cpu(tmp_path, (0,), read_limits(tmp_path), environ)
+    assert found.capped == capped
+    assert not without & set(found.flags)
+    assert ("amx_bf16" in found.flags) == ("amx_bf16" not in without)
+    assert "avx2" in found.flags

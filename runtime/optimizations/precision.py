@@ -55,7 +55,8 @@ def _refuse_cpu(hardware: Hardware, value: Value) -> str | None:
         return "TF32 is a format of NVIDIA GPUs from capability 8.0 on; this job runs on a CPU"
     wanted = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "fphp"}}[str(value)]
     if not flags & wanted:
-        return f"this CPU has no {value} instructions ({' or '.join(sorted(wanted))}); emulated it is many times slower"
+        left = f" left under {hardware.cpu.capped}" if hardware.cpu.capped else ""
+        return f"this CPU has no {value} instructions{left} ({' or '.join(sorted(wanted))}); emulated it is many times slower"
     return None
 
 
