@@ -90,7 +90,7 @@ FAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str, str]] = [
     ("laptop", "MKL_NUM_THREADS", TWO, environ(MKL_NUM_THREADS="16"), "warn", "16 threads on 2 CPUs", "unset"),
     ("laptop", "/dev/shm", {"storage.shm": 64 << 20}, {}, "warn", "64 MiB, an engine's default", "--shm-size 256m"),
     ("laptop", "/dev/shm", {"storage.shm": None}, {}, "warn", "not there", "limits.shm"),
-    ("laptop", "disk", {}, {"disk": lambda path: (500 << 30, 25 << 30 - 1)}, "warn", "it is 98% full", "du -sh"),
+    ("laptop", "disk", {}, {"disk": lambda path: (500 << 30, 25 << 30)}, "warn", "it is 95% full", "du -sh"),
     ("laptop", "disk", {}, {"disk": lambda path: (500 << 30, 100 << 20)}, "fail", "checkpoints will not fit", "prune"),
     ("laptop", "runs", {}, {"uid": 4321}, "fail", "belongs to uid", "sudo chown -R 4321"),
     ("laptop", "compile cache", {"storage.cache_exec": False}, {}, "warn", "mounted noexec", "TORCHINDUCTOR_CACHE_DIR"),

@@ -36,7 +36,7 @@ def _disk(scene: Scene) -> Finding:
     mend = f"du -sh {scene.runs}/* shows which runs are large; docker system prune removes old images"
     if left < GIB:
         return fail("disk", f"{text}: checkpoints will not fit", mend)
-    if left < total / 20:
+    if left <= total / 20:
         return warn("disk", f"{text}: it is {1 - left / total:.0%} full", mend)
     return ok("disk", text)
 
