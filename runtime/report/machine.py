@@ -8,7 +8,7 @@ from runtime.hardware import Hardware, size
 from runtime.report.blocks import Bar, Block, Curves, Section, Table, Text, Tone
 from runtime.report.series import Series
 from runtime.report.summary import Summary
-from runtime.report.wording import duration, shown
+from runtime.report.wording import duration, share, shown
 
 
 def machine_section(hardware: Hardware) -> Section:
@@ -60,6 +60,11 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
     blocks += [chart for chart in charts if any(len(series) for series in chart.series)]
     if throttled and throttled.ys[-1] > 0:
         blocks.append(Text(f"The CPU quota held the run back for {duration(throttled.ys[-1])}.", Tone.WARN))
+    if summary.watching and summary.seconds:
+        spent = sum(summary.watching.values())
+        names = " and ".join(name for name, seconds in summary.watching.items() if seconds)
+        blocks.append(Text(f"To be watched cost {duration(spent)} of CPU time, {share(spent / summary.seconds)} of the run "
+                           f"({names}).", Tone.QUIET))  # fmt: skip
     return Section("time", "Throughput and memory over time", tuple(blocks)) if blocks else None
 
 
