@@ -90,7 +90,8 @@ def launch(given: argparse.Namespace) -> int:
     """Train in a container."""
     from runtime import launch as launching
 
-    return launching.launch(launching.Request(given.job, tuple(given.set), given.device, given.new))
+    flags = tuple(f"--{name}" for name in ("plain", "new", "trace") if getattr(given, name))
+    return launching.launch(launching.Request(given.job, tuple(given.set), given.device, flags))
 
 
 def find_lr(given: argparse.Namespace) -> int:

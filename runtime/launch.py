@@ -37,7 +37,8 @@ class Request:
     spec: Path
     assignments: Sequence[str] = ()
     device: str = "cpu"
-    new: bool = False
+    flags: Sequence[str] = ()
+    """Options of `train` that are handed on."""
 
 
 def launch(request: Request) -> int:
@@ -117,7 +118,7 @@ def _native(request: Request, job: Job, word: str) -> int:
 
 def _options(request: Request) -> list[str]:
     options = [word for assignment in request.assignments for word in ("--set", assignment)]
-    return [*options, "--new"] if request.new else options
+    return [*options, *request.flags]
 
 
 def build_if_missing(engine: Any, word: str) -> None:

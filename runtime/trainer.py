@@ -89,7 +89,7 @@ def conduct(run: Any, *, trace: bool = False) -> str:
 
 def _begun(run: Any, *, trace: bool) -> Any:
     """The run at its last checkpoint or at its first step, its records open; returns who saves."""
-    from runtime import checkpoint, resume, showcase
+    from runtime import checkpoint, resume, showcase, stopwatch
     from runtime.metrics import Metrics
     from runtime.progress import say
     from runtime.saving import Onlooker, Saver
@@ -112,6 +112,7 @@ def _begun(run: Any, *, trace: bool) -> Any:
         # A full or read-only disk shows now and not after an epoch; and there is always something to go back to.
         saver.final()
     run.tracer = Tracer(run) if trace and run.ranks.leads else None
+    stopwatch.install(run)
     return saver
 
 
@@ -218,10 +219,12 @@ def _stopped(run: Any, saver: Any, stop: Stopped) -> Stopped:
 
 
 def _result(run: Any, reason: str, peak: int, watching: dict[str, float]) -> dict[str, Any]:
+    from runtime import efficiency, stopwatch
+
     best, spent = run.watch.best, run.clock.phases
     notes = read_json(run.checkpoints / f"best-{best.step}" / "state.json")
     seconds = run.counters.seconds + run.clock.seconds
-    training = max(1e-9, spent.get("train", 0.0) + spent.get("input", 0.0))
+    training = max(1e-9, sum(spent.get(name, 0.0) for name in (*stopwatch.PARTS, "input")))
     return {
         "steps": run.counters.step,
         "epochs": run.counters.epoch,
@@ -243,6 +246,7 @@ def _result(run: Any, reason: str, peak: int, watching: dict[str, float]) -> dic
         "stopped_because": reason,
         "phases": {name: round(value, 4) for name, value in spent.items()},
         "watching": {name: round(value, 4) for name, value in watching.items()},
+        "efficiency": efficiency.measured(run),
         "data": list(run.dataset.notes),
     }
 

@@ -35,7 +35,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> list[list[str]]:
 
     monkeypatch.setattr(launch, "connect", Engine)
     monkeypatch.setattr(launch, "build_if_missing", lambda engine, word: None)
-    monkeypatch.setattr(inside.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.chdir(HERE)
     return found
 

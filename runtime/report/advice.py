@@ -137,7 +137,7 @@ def _padding(record: Record, summary: Summary) -> Iterator[Advice]:
         return
     filled, cut = (int(text) / 100 for text in found[0].groups())
     less = 1 - (1 - filled) / (1 - cut) if cut < 1 else 0.0
-    seconds = less * summary.phases.get("train", 0.0)
+    seconds = less * sum(summary.phases.get(name, 0.0) for name in ("train", "forward"))
     if _part(seconds, summary) >= SHARE:
         yield Advice("leave padding out", f"{share(filled)} of a batch is padding, {share(cut)} would be",
                      _faster(_part(seconds, summary)), f"optimize: {{unpadding: {TOKENS}}}", seconds)  # fmt: skip

@@ -48,6 +48,8 @@ class Summary:
     """Seconds by part of the work."""
     watching: Mapping[str, float] = field(default_factory=dict)
     """CPU seconds of the threads that only look on: monitor and live view."""
+    efficiency: Mapping[str, float] = field(default_factory=dict)
+    """Operations of a sample in training, and those a second of a large matrix product on this machine."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -98,6 +100,7 @@ def summarize(record: Record) -> Summary:
         trainable=_whole(result, "trainable"),
         phases=_numbers(result.get("phases")),
         watching=_numbers(result.get("watching")),
+        efficiency=_numbers(result.get("efficiency")),
     )
 
 
