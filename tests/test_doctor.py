@@ -76,6 +76,10 @@ def test_quiet_on_a_healthy_machine(tmp_path: Path, machine: str) -> None:
     assert EXIT[worst(findings(healthy))] == 0
 
 
+def test_a_machine_that_trains_in_containers_alone_is_healthy(tmp_path: Path) -> None:
+    assert bad(scene(tmp_path, "laptop", {"torch": None}, loaded={})) == []
+
+
 def environ(**values: str) -> dict[str, Any]:
     return {"environ": values}
 
@@ -97,7 +101,8 @@ FAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str, str]] = [
     ("laptop", "compile cache", {"storage.cache_writable": False}, {}, "warn", "cannot be written", "of yours"),
     ("laptop", "temporary folder", {"storage.tmp_exec": False}, {}, "warn", "noexec", "TMPDIR"),
     ("laptop", "compiler", {"compiler": None}, {}, "warn", "no C++ compiler", "apt-get install g++ python3-dev"),
-    ("laptop", "torch", {"torch": None}, {"loaded": {}}, "warn", "not installed here", "make setup"),
+    ("laptop", "torch", {"torch": None}, {"loaded": {}, "answers": {"docker version": None}}, "warn",
+     "not installed here, and no engine answers", "make setup"),
     ("laptop", "torch", {}, {"loaded": {}}, "fail", "cannot be loaded", "import torch"),
     ("laptop", "memory", {"memory.available": 300 << 20}, {}, "fail", "300 MiB left", "limits.memory"),
     ("laptop", "OpenMP", {}, {"loaded": LOADED | {"pools": [POOL, POOL | {"prefix": "libiomp5"}]}}, "warn",
