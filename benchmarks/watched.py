@@ -31,11 +31,13 @@ def main() -> int:
     parser.add_argument("job", type=Path)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--runs", type=Path, help="where the run folder goes, to look at it again; nowhere if absent")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as runs:
+    with tempfile.TemporaryDirectory() as folder:
+        runs = given.runs or Path(folder)
         options = [word for one in given.set for word in ("--set", one)]
-        trained([str(given.job), *options, "--runs", runs])
-        run = next(Path(runs).glob("*-001"))
+        trained([str(given.job), *options, "--runs", str(runs), "--new"])
+        run = max(runs.glob("*-[0-9]*"), key=lambda found: found.stat().st_mtime)
         readings, result = traced(run), json.loads((run / "result.json").read_text())
     if given.keep:
         recorded = " ".join([str(given.job), *given.set])
