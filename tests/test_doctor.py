@@ -80,6 +80,16 @@ def test_a_machine_that_trains_in_containers_alone_is_healthy(tmp_path: Path) ->
     assert bad(scene(tmp_path, "laptop", {"torch": None}, loaded={})) == []
 
 
+def test_images_that_no_job_here_uses_may_be_old(tmp_path: Path) -> None:
+    old = {"answers": {"docker image": image("2029-06-01T10:00:00Z")}}
+    assert [finding.name for finding in bad(scene(tmp_path, "laptop", {}, **old))] == ["image cpu"]
+    assert {finding.name for finding in bad(scene(tmp_path, "h200", {}, **old))} == {
+        "image cpu",
+        "image ampere",
+        "image legacy",
+    }
+
+
 def environ(**values: str) -> dict[str, Any]:
     return {"environ": values}
 
