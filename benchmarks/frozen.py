@@ -125,7 +125,7 @@ def usual(path: Path) -> float:
     model = build(job, data).module
     train, held = padded(data.train), padded(data.validation)
     torch.manual_seed(job.train.seed)
-    batches = DataLoader(train, batch_size=job.train.batch_size, shuffle=True)
+    batches = DataLoader(train, batch_size=job.train.batch, shuffle=True)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=job.train.optimizer.lr,
                                   weight_decay=job.train.optimizer.weight_decay)  # fmt: skip
     rate = torch.optim.lr_scheduler.LambdaLR(

@@ -71,7 +71,7 @@ def tutorial(job: Any, dataset: Any, network: Any, device: torch.device) -> Step
     model = network.module.to(device).train()
     made = optimizer.build(job.train.optimizer, model)
     goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights)
-    order = Batches(dataset.train, job.train.batch_size, job.train.seed)
+    order = Batches(dataset.train, job.train.batch, job.train.seed)
     epoch = 0
     while True:
         for inputs, targets in DataLoader(Samples(dataset), batch_sampler=[ids.tolist() for ids in order.order(epoch)]):

@@ -123,7 +123,7 @@ def plain(job_file: Path, workers: int) -> int:
     data = load(job)
     rows = torch.arange(len(data.train)).numpy()
     samples = TensorDataset(*data.train.gather(rows), data.train.targets[""])
-    steps, size = job.train.steps or 0, job.train.batch_size
+    steps, size = job.train.steps or 0, job.train.batch
     model = build(job, data).module
     made = optimizer.build(job.train.optimizer, model)
     schedule = torch.optim.lr_scheduler.OneCycleLR(made, max_lr=job.train.optimizer.lr, total_steps=steps)

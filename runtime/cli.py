@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from runtime import inside
 from runtime.arguments import parser
 from runtime.errors import DrivetrainError, SpecError
 
@@ -17,9 +18,8 @@ Command = Callable[[argparse.Namespace], int]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     given = parser().parse_args(arguments)
-    command = COMMANDS[given.command]
     try:
-        return command(given)
+        return COMMANDS[given.command](given) if not inside.wanted(given.command) else contained(given, arguments)
     except DrivetrainError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
@@ -27,6 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 0
+
+
+def contained(given: argparse.Namespace, arguments: Sequence[str] | None) -> int:
+    """Run the same command in the CPU image."""
+    job, assignments = (given.job, given.set) if given.command in inside.WITH_JOB else (None, ())
+    return inside.run(given.command, sys.argv[1:] if arguments is None else arguments, job, assignments)
 
 
 def validate(given: argparse.Namespace) -> int:
@@ -84,7 +90,8 @@ def launch(given: argparse.Namespace) -> int:
     """Train in a container."""
     from runtime import launch as launching
 
-    return launching.launch(launching.Request(given.job, tuple(given.set), given.device, given.new))
+    flags = tuple(f"--{name}" for name in ("plain", "new", "trace") if getattr(given, name))
+    return launching.launch(launching.Request(given.job, tuple(given.set), given.device, flags))
 
 
 def find_lr(given: argparse.Namespace) -> int:

@@ -76,11 +76,11 @@ def export(request: Request) -> int:
 
 
 def _check_packages() -> None:
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("torch", *PACKAGES) if importlib.util.find_spec(name) is None]
     if missing:
         raise DeviceError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here",
-                          f"export needs {', '.join(PACKAGES)}, which the images leave out",
-                          "pip install 'drivetrain[export]', here or where the model/ folder is copied to")  # fmt: skip
+                          f"export needs torch and {', '.join(PACKAGES)}, which the images leave out",
+                          f"`make setup`, or pip install {' '.join(missing)}, here or where model/ is copied to")  # fmt: skip
 
 
 def _examples(trained: Artifact, data: Path | None) -> list[Inputs]:

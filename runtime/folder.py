@@ -52,6 +52,8 @@ def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, A
     last = known[-1] if known else None
     if last and not new and (read_json(last / "state.json") or {}).get("status") != "done":
         lock = _lock(last)
+        if not (last / "checkpoints").exists() and _difference(last, job):
+            return _anew(last, job, lock)
         _same_spec(last, job)
         _sweep(last)
         return RunFolder(last, True, lock)
@@ -79,22 +81,38 @@ def spec_text(job: Job) -> str:
     return dump(job.dumped())
 
 
+def _anew(path: Path, job: Job, lock: int) -> RunFolder:
+    """A folder in which nothing was trained, for the spec as it is by now: a mistake in it was mended."""
+    try:
+        for rest in path.iterdir():
+            if rest.name != ".lock":
+                shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
+        write_text(path / "job.yaml", spec_text(job))
+    except OSError as error:
+        raise storage_error(path, error) from None
+    return RunFolder(path, False, lock)
+
+
 def _same_spec(path: Path, job: Job) -> None:
+    lines = _difference(path, job)
+    if lines:
+        raise CheckpointError(
+            f"{path} is unfinished and was started with another spec:\n" + "\n".join(f"    {line}" for line in lines),
+            "the spec that the run was started with", "undo the change, or start a new run with --new",
+        )  # fmt: skip
+
+
+def _difference(path: Path, job: Job) -> list[str]:
+    """What must stay the same and has not, as lines of a diff."""
     try:
         stored = (path / "job.yaml").read_text(encoding="utf-8")
     except FileNotFoundError:  # killed before it was written
         write_text(path / "job.yaml", spec_text(job))
-        return
+        return []
     except OSError as error:
         raise storage_error(path / "job.yaml", error) from None
     before, now = (_relevant(text) for text in (stored, spec_text(job)))
-    if before == now:
-        return
-    lines = difflib.unified_diff(before, now, "the unfinished run", "this spec", lineterm="", n=1)
-    raise CheckpointError(
-        f"{path} is unfinished and was started with another spec:\n" + "\n".join(f"    {line}" for line in lines),
-        "the spec that the run was started with", "undo the change, or start a new run with --new",
-    )  # fmt: skip
+    return list(difflib.unified_diff(before, now, "the unfinished run", "this spec", lineterm="", n=1))
 
 
 def _relevant(text: str) -> list[str]:

@@ -49,7 +49,8 @@ def admitted(hardware: Hardware, wanted: gpus.Wanted) -> Hardware:
         DeviceError: for no torch, a GPU image without a GPU, a full GPU, a driver too old, a torch without code for it.
     """
     if hardware.torch is None:
-        raise DeviceError("no torch is installed here", "training needs torch", "run `make setup`, or use the image")
+        raise DeviceError("no torch is installed here", "training needs torch",
+                          "`make train-cpu JOB=...` trains in the image; `make setup` installs torch here")  # fmt: skip
     machine = gpus.used(hardware, wanted)
     if machine.gpu is None and machine.image in image.BUILDS and wanted != "none":
         raise _nothing_mounted(machine)

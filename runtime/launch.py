@@ -37,7 +37,8 @@ class Request:
     spec: Path
     assignments: Sequence[str] = ()
     device: str = "cpu"
-    new: bool = False
+    flags: Sequence[str] = ()
+    """Options of `train` that are handed on."""
 
 
 def launch(request: Request) -> int:
@@ -55,7 +56,7 @@ def launch(request: Request) -> int:
     variables = allowance.variables(engine.info(), job, gpu=word != "cpu") | allowance.owner(PROJECT)
     if word != "cpu":
         variables |= toolkit.find(engine.info()).variables()
-    _build_if_missing(engine, word)
+    build_if_missing(engine, word)
     return _follow(engine, _start(engine, request, job, word, variables))
 
 
@@ -117,10 +118,15 @@ def _native(request: Request, job: Job, word: str) -> int:
 
 def _options(request: Request) -> list[str]:
     options = [word for assignment in request.assignments for word in ("--set", assignment)]
-    return [*options, "--new"] if request.new else options
+    return [*options, *request.flags]
 
 
-def _build_if_missing(engine: Any, word: str) -> None:
+def build_if_missing(engine: Any, word: str) -> None:
+    """Build an image that is not here; tell of one that is older than the checkout.
+
+    Raises:
+        DeviceError: if it cannot be built.
+    """
     import docker
 
     try:
@@ -204,7 +210,7 @@ def _refuse_if_running(engine: Any, project: str) -> None:
 def _override(request: Request, job: Job) -> dict[str, Any]:
     """The compose file of this one job: its command, and its folders outside the project, read-only."""
     command = ["train", _inside(request.spec), *_options(request)]
-    mounts = sorted({str(path) for path in _outside(request.spec, job)})
+    mounts = sorted({str(path) for path in outside(request.spec, job)})
     volumes = [{"type": "bind", "source": path, "target": path, "read_only": True} for path in mounts]
     return {"services": {"trainer": {"command": command, "volumes": volumes}}}
 
@@ -215,7 +221,7 @@ def _inside(path: Path) -> str:
     return str(full.relative_to(PROJECT)) if full.is_relative_to(PROJECT) else str(full)
 
 
-def _outside(path: Path, job: Job) -> Iterator[Path]:
+def outside(path: Path, job: Job) -> Iterator[Path]:
     """What the job needs that the project folder does not hold: the folder of the spec, and data by absolute path."""
     if not path.resolve().is_relative_to(PROJECT):
         yield path.resolve().parent

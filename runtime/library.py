@@ -108,12 +108,18 @@ def train(
                "checkpoint": dict(checkpoint or {})}  # fmt: skip
     source = call.f_code.co_filename
     job = _job(written, f"{Path(source).name}:{call.f_lineno}:1")
+    return _listening(job, model, (train_data, validation_data), loss, Path(runs), new, source)
+
+
+def _listening(job: CallersJob, model: nn.Module, data: tuple[Any, Any], loss: Any, runs: Path, new: bool, source: str
+               ) -> Result:  # fmt: skip
+    """Check that all goes together, and train while signals are heard; the process is then as it was."""
     with callers.as_found(), callers.listening() as signals:
         try:
             with stopping():
-                job, dataset = _tried(job, model, (train_data, validation_data), loss)
+                job, dataset = _tried(job, model, data, loss)
                 network = Model(model, "python", {}, Freeze())
-                return _trained(job, network, dataset, signals, Path(runs), new, source)
+                return _trained(job, network, dataset, signals, runs, new, source)
         except Stopped as stop:
             raise Stopped(stop.given, stop.possible, "call runtime.train again with the same name to go on") from None
 

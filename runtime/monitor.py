@@ -44,6 +44,8 @@ class Monitor:
         self.path, self.run, self.interval = folder / "telemetry.jsonl", run, interval
         self.start = time.monotonic()
         self.peak = 0
+        self.spent = 0.0
+        """CPU seconds of the sampling thread so far."""
         self.samples: list[Sample] = []
         self.process = psutil.Process()
         self.progress = _progress(run) if run else dict
@@ -82,6 +84,7 @@ class Monitor:
             # A full disk may lose a sample, never the run: telemetry.jsonl is only watched.
             with contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(sample) + "\n")
+            self.spent = time.thread_time()
 
     def _sample(self) -> Sample:
         rss = self._rss()

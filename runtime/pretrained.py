@@ -97,7 +97,7 @@ def _fetched(job: Job, name: str) -> Path:
         from huggingface_hub import HfApi, snapshot_download
     except ImportError:
         _refuse(job, f"{name!r} is no folder here, and huggingface_hub is not installed", "a local folder",
-                "name a folder, or pip install 'drivetrain[text]'")  # fmt: skip
+                "name a folder, or `make setup`, or pip install huggingface_hub")  # fmt: skip
     with contextlib.suppress(OSError, ValueError):
         return Path(snapshot_download(name, allow_patterns=FILES, local_files_only=True))
     try:
@@ -147,7 +147,10 @@ def quiet(job: Job | None = None) -> Iterator[Any]:
         from transformers.utils import logging
     except ImportError:
         given = "this network needs the package transformers, which is not installed here"
-        possible, action = "an environment with transformers", "pip install 'drivetrain[text]', or use an image"
+        possible, action = (
+            "an environment with transformers",
+            "`make setup` or pip install transformers, or use an image",
+        )
         problems = [job.problem(("model",), given, possible, action)] if job else given
         raise SpecError(problems, possible, action) from None
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -40,6 +40,8 @@ class Progress:
         self.shown = -float("inf")
         self.left: TimeLeft | None = None
         self.live: Live | None = None
+        self.spent = 0.0
+        """CPU seconds of the live picture, known when it is closed."""
 
     def step(self, run: Run, step: int, loss: float) -> None:
         """After step number `step`."""
@@ -84,6 +86,7 @@ class Progress:
         """Leave the last picture behind, and the screen clean."""
         if self.live:
             self.live.close()
+            self.spent += self.live.spent
             self.live = None
 
 
@@ -92,6 +95,8 @@ class Live:
 
     def __init__(self, folder: Path) -> None:
         self.follower, self.painter = Follower(folder), Painter(console())
+        self.spent = 0.0
+        """CPU seconds of the painting thread so far."""
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._work, name="live view", daemon=True)
         self.painter.start()
@@ -108,6 +113,7 @@ class Live:
 
     def _paint(self) -> None:
         self.painter.paint(partial(screen, self.follower.read()))
+        self.spent = time.thread_time()
 
     def close(self) -> None:
         """Paint the last picture, and leave it there like any other text."""
@@ -118,7 +124,7 @@ class Live:
 
 def live_terminal() -> bool:
     """Whether there is a terminal that may be painted on."""
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def say(text: str) -> None:

@@ -19,7 +19,7 @@ from runtime.plan import Plan, written
 def console(file: IO[str] | None = None) -> Console:
     """Our console: colours on a terminal only, 100 columns and no control characters elsewhere."""
     stream = file or sys.stdout
-    terminal = stream.isatty() and "NO_COLOR" not in os.environ
+    terminal = stream.isatty() and not os.environ.get("NO_COLOR")
     width = None if stream.isatty() else 100
     return Console(file=stream, width=width, force_terminal=terminal, highlight=False, emoji=False, markup=False)
 

@@ -61,32 +61,12 @@ def conduct(run: Any, *, trace: bool = False) -> str:
     Raises:
         Stopped: on a signal, after a checkpoint if there is progress.
     """
-    from runtime import artifact, checkpoint, loop, mistakes, resume, showcase
-    from runtime.metrics import Metrics
+    from runtime import artifact, loop, mistakes
     from runtime.monitor import Monitor
     from runtime.progress import Progress, say
-    from runtime.saving import Onlooker, Saver
-    from runtime.tracer import Tracer
 
-    folder = run.folder
-    loaded, passed = checkpoint.latest(run.checkpoints)
-    run.ranks.barrier()
-    for line in passed:
-        say(line)
-    if loaded:
-        run.restore(loaded)
-        say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
-    say(resume.PROMISE)
-    run.metrics = Metrics(folder, after=run.counters.step, epoch=run.counters.epoch,
-                          tell=lambda text: run.events.add("tensorboard", text, run.counters.step))  # fmt: skip
-    if run.ranks.leads:
-        showcase.begin(run)
-    saver = Saver(run) if run.ranks.leads else Onlooker(run)
-    if not loaded:
-        # A full or read-only disk shows now and not after an epoch; and there is always something to go back to.
-        saver.final()
+    folder, saver = run.folder, _begun(run, trace=trace)
     progress = Progress(run.total_steps, run.counters.step)
-    run.tracer = Tracer(run) if trace and run.ranks.leads else None
     with Monitor(folder, run, duration_seconds(run.job.monitor.every)) as monitor:
         try:
             with stopping():
@@ -103,10 +83,40 @@ def conduct(run: Any, *, trace: bool = False) -> str:
                 run.tracer.close()
             progress.close()
             run.metrics.close()
-    write_json(folder / "result.json", _result(run, reason, monitor.peak))
+    watching = {"monitor": monitor.spent, "live view": progress.spent}
+    write_json(folder / "result.json", _result(run, reason, monitor.peak, watching))
     best = run.watch.best
     say(f"done: {reason}; best {best.metric} {best.best:.4f} after epoch {best.epoch + 1}; model in {folder}/model")
     return reason
+
+
+def _begun(run: Any, *, trace: bool) -> Any:
+    """The run at its last checkpoint or at its first step, its records open; returns who saves."""
+    from runtime import checkpoint, resume, showcase, stopwatch
+    from runtime.metrics import Metrics
+    from runtime.progress import say
+    from runtime.saving import Onlooker, Saver
+    from runtime.tracer import Tracer
+
+    loaded, passed = checkpoint.latest(run.checkpoints)
+    run.ranks.barrier()
+    for line in passed:
+        say(line)
+    if loaded:
+        run.restore(loaded)
+        say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
+    say(resume.PROMISE)
+    run.metrics = Metrics(run.folder, after=run.counters.step, epoch=run.counters.epoch,
+                          tell=lambda text: run.events.add("tensorboard", text, run.counters.step))  # fmt: skip
+    if run.ranks.leads:
+        showcase.begin(run)
+    saver = Saver(run) if run.ranks.leads else Onlooker(run)
+    if not loaded:
+        # A full or read-only disk shows now and not after an epoch; and there is always something to go back to.
+        saver.final()
+    run.tracer = Tracer(run) if trace and run.ranks.leads else None
+    stopwatch.install(run)
+    return saver
 
 
 def assembled(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
@@ -211,11 +221,13 @@ def _stopped(run: Any, saver: Any, stop: Stopped) -> Stopped:
     return Stopped(f"{stop.given} after step {run.counters.step}", saved, "run the same command to go on from there")
 
 
-def _result(run: Any, reason: str, peak: int) -> dict[str, Any]:
+def _result(run: Any, reason: str, peak: int, watching: dict[str, float]) -> dict[str, Any]:
+    from runtime import efficiency, stopwatch
+
     best, spent = run.watch.best, run.clock.phases
     notes = read_json(run.checkpoints / f"best-{best.step}" / "state.json")
     seconds = run.counters.seconds + run.clock.seconds
-    training = max(1e-9, spent.get("train", 0.0) + spent.get("input", 0.0))
+    training = max(1e-9, sum(spent.get(name, 0.0) for name in (*stopwatch.PARTS, "input")))
     return {
         "steps": run.counters.step,
         "epochs": run.counters.epoch,
@@ -236,6 +248,9 @@ def _result(run: Any, reason: str, peak: int) -> dict[str, Any]:
         "trainable": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
         "stopped_because": reason,
         "phases": {name: round(value, 4) for name, value in spent.items()},
+        "watching": {name: round(value, 4) for name, value in watching.items()},
+        "efficiency": efficiency.measured(run),
+        "data": list(run.dataset.notes),
     }
 
 

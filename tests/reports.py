@@ -9,15 +9,11 @@ from typing import Any
 
 import torch
 
-from runtime import plan, run, spec
-from runtime.clock import Clock
+from runtime import spec
 from runtime.data import corpus, tokenizer
-from runtime.data.load import load
 from runtime.job.texts import TextJob
-from runtime.models.build import build
 from runtime.pretrained import quiet
 from runtime.samples import texts
-from tests import tiny
 
 LABELS = "{modo: 0.1, causa: 0.6, prioridad: 0.3}"
 ENCODER = "{name: encoder, layers: 2, width: 16, heads: 2, vocabulary: 400}"
@@ -55,14 +51,6 @@ def table(path: Path, rows: list[list[str]], header: str = "descripcion,modo") -
         file.write(header + "\n")
         csv.writer(file).writerows(rows)
     return path
-
-
-def assembled(asked: TextJob, folder: Path) -> run.Run:
-    """A run of the job with every optimization off."""
-    data = load(asked)
-    network, machine = build(asked, data), tiny.machine()
-    made = plan.resolve(asked, machine, run.workload(data, network.module), plain=True)
-    return run.assemble(asked, machine, made, folder, data, network, tiny.Quiet(), Clock())
 
 
 SIZES: dict[str, Any] = {

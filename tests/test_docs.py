@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import re
 import shlex
@@ -15,6 +17,7 @@ import pytest
 from runtime import spec
 from runtime.arguments import parser
 from runtime.job.document import parse
+from tests import tiny
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docker" / "README.md"]
@@ -71,13 +74,52 @@ def test_links_lead_somewhere() -> None:
     assert dead == []
 
 
-def test_from_nothing_to_a_prediction(tmp_path: Path) -> None:
-    """The walk at the end of docs/your-data.md, in a copy of the project as a clone has it."""
+def copied(folder: Path) -> None:
+    """The project as a clone has it, without its tests."""
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
         if not name.startswith("tests/") and (ROOT / name).is_file():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tmp_path / name)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+
+
+def test_the_optimization_that_is_shown_is_one(tmp_path: Path) -> None:
+    """The file of docs/adding-an-optimization.md: a row of the plan, refused and applied as it says, with the same bits."""
+    page = (ROOT / "docs" / "adding-an-optimization.md").read_text()
+    copied(tmp_path)
+    path = tmp_path / "runtime" / "optimizations" / "relu_inplace.py"
+    path.write_text(page.split("```python\n")[1].split("```")[0])
+    asked = [
+        sys.executable,
+        "-m",
+        "runtime",
+        "plan",
+        "jobs/digits.yaml",
+        "--json",
+        "--set",
+        "optimize.relu_inplace=true",
+    ]
+    done = subprocess.run(asked, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    rows = {row["name"]: row for row in json.loads(done.stdout)["decisions"]}
+    assert (rows["relu_inplace"]["value"], rows["relu_inplace"]["source"]) == (True, "job")
+    found = importlib.util.spec_from_file_location("relu_inplace", path)
+    assert found
+    assert found.loader
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    plain, made = (tiny.assembled(tmp_path / name, tiny.job()) for name in ("plain", "made"))
+    for relu in module._all(made):
+        relu.inplace = False
+    assert module.seen(made) is False
+    module.apply(made, True)
+    assert module.seen(made) is True
+    assert tiny.losses(made, 4) == tiny.losses(plain, 4)
+
+
+def test_from_nothing_to_a_prediction(tmp_path: Path) -> None:
+    """The walk at the end of docs/your-data.md."""
+    copied(tmp_path)
     page = ROOT / "docs" / "your-data.md"
     walk = [line for line in blocks(page) if line.startswith("drivetrain ")]
     assert [line.split()[1] for line in walk] == ["sample", "train", "predict", "evaluate"]

@@ -76,6 +76,20 @@ def test_quiet_on_a_healthy_machine(tmp_path: Path, machine: str) -> None:
     assert EXIT[worst(findings(healthy))] == 0
 
 
+def test_a_machine_that_trains_in_containers_alone_is_healthy(tmp_path: Path) -> None:
+    assert bad(scene(tmp_path, "laptop", {"torch": None}, loaded={})) == []
+
+
+def test_images_that_no_job_here_uses_may_be_old(tmp_path: Path) -> None:
+    old = {"answers": {"docker image": image("2029-06-01T10:00:00Z")}}
+    assert [finding.name for finding in bad(scene(tmp_path, "laptop", {}, **old))] == ["image cpu"]
+    assert {finding.name for finding in bad(scene(tmp_path, "h200", {}, **old))} == {
+        "image cpu",
+        "image ampere",
+        "image legacy",
+    }
+
+
 def environ(**values: str) -> dict[str, Any]:
     return {"environ": values}
 
@@ -90,14 +104,15 @@ FAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str, str]] = [
     ("laptop", "MKL_NUM_THREADS", TWO, environ(MKL_NUM_THREADS="16"), "warn", "16 threads on 2 CPUs", "unset"),
     ("laptop", "/dev/shm", {"storage.shm": 64 << 20}, {}, "warn", "64 MiB, an engine's default", "--shm-size 256m"),
     ("laptop", "/dev/shm", {"storage.shm": None}, {}, "warn", "not there", "limits.shm"),
-    ("laptop", "disk", {}, {"disk": lambda path: (500 << 30, 25 << 30 - 1)}, "warn", "it is 98% full", "du -sh"),
+    ("laptop", "disk", {}, {"disk": lambda path: (500 << 30, 25 << 30)}, "warn", "it is 95% full", "du -sh"),
     ("laptop", "disk", {}, {"disk": lambda path: (500 << 30, 100 << 20)}, "fail", "checkpoints will not fit", "prune"),
     ("laptop", "runs", {}, {"uid": 4321}, "fail", "belongs to uid", "sudo chown -R 4321"),
     ("laptop", "compile cache", {"storage.cache_exec": False}, {}, "warn", "mounted noexec", "TORCHINDUCTOR_CACHE_DIR"),
     ("laptop", "compile cache", {"storage.cache_writable": False}, {}, "warn", "cannot be written", "of yours"),
     ("laptop", "temporary folder", {"storage.tmp_exec": False}, {}, "warn", "noexec", "TMPDIR"),
     ("laptop", "compiler", {"compiler": None}, {}, "warn", "no C++ compiler", "apt-get install g++ python3-dev"),
-    ("laptop", "torch", {"torch": None}, {"loaded": {}}, "warn", "not installed here", "make setup"),
+    ("laptop", "torch", {"torch": None}, {"loaded": {}, "answers": {"docker version": None}}, "warn",
+     "not installed here, and no engine answers", "make setup"),
     ("laptop", "torch", {}, {"loaded": {}}, "fail", "cannot be loaded", "import torch"),
     ("laptop", "memory", {"memory.available": 300 << 20}, {}, "fail", "300 MiB left", "limits.memory"),
     ("laptop", "OpenMP", {}, {"loaded": LOADED | {"pools": [POOL, POOL | {"prefix": "libiomp5"}]}}, "warn",

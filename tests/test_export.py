@@ -143,7 +143,7 @@ def test_missing_packages_are_named(
     assert cli.main(["export", str(run.folder)]) == 9
     error = capsys.readouterr().err
     assert "onnx, onnxscript, onnxruntime are not installed here" in error
-    assert "pip install 'drivetrain[export]'" in error
+    assert "`make setup`, or pip install onnx onnxscript onnxruntime, here" in error
 
 
 def test_a_difference_that_is_no_number_is_no_agreement(tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ def test_an_unfinished_run_goes_on(tmp_path: Path, status: str) -> None:
 
 
 def test_a_changed_spec_is_refused_with_the_difference(tmp_path: Path) -> None:
-    end(folder.open_run(tmp_path / "runs", job(tmp_path)), "stopped")
+    run = folder.open_run(tmp_path / "runs", job(tmp_path))
+    (run.path / "checkpoints").mkdir()
+    end(run, "stopped")
     with pytest.raises(CheckpointError) as caught:
         folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
     text = str(caught.value)
@@ -53,6 +55,20 @@ def test_a_changed_spec_is_refused_with_the_difference(tmp_path: Path) -> None:
     assert "-  epochs: 10" in text
     assert "+  epochs: 3" in text
     assert "--new" in text
+
+
+def test_a_spec_may_be_mended_while_nothing_is_trained(tmp_path: Path) -> None:
+    """As after exit 3: the same command again, and the folder is as a new one."""
+    run = folder.open_run(tmp_path / "runs", job(tmp_path))
+    (run.path / "plan.json").write_text("{}")
+    (run.path / "code").mkdir()
+    (run.path / "code" / "mine.py").write_text("")
+    end(run, "failed")
+    again = folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
+    assert (again.path, again.resumes) == (run.path, False)
+    assert sorted(path.name for path in run.path.iterdir()) == [".lock", "job.yaml"]
+    assert "epochs: 3" in (run.path / "job.yaml").read_text()
+    os.close(again.lock)
 
 
 @pytest.mark.parametrize("assignment", ["limits.cpus=1", "checkpoint.every=epoch"])

@@ -17,7 +17,7 @@ LIGHT = [
     "runtime.profiles", "runtime.image", "runtime.supervise", "runtime.launch", "runtime.folder", "runtime.workload",
     "runtime.predict", "runtime.judge", "runtime.export", "runtime.find_lr", "runtime.peaks", "runtime.ladder", "runtime.samples", "runtime.convert",
     "runtime.guard", "runtime.gpus", "runtime.toolkit", "runtime.allowance", "runtime.decisions",
-    "runtime.bench",
+    "runtime.bench", "runtime.inside",
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from runtime import allowance, detect, launch, spec, toolkit
+from runtime import allowance, cli, detect, launch, spec, toolkit
 from runtime.errors import DeviceError, DrivetrainError, SpecError
 from runtime.hardware import Hardware
 from runtime.job import Job
@@ -221,6 +221,14 @@ def test_native_training_on_the_cpu_says_so(
     monkeypatch.setattr(launch.os, "execv", lambda program, command: started.append(command))
     launch._native(launch.Request(Path("job.yaml"), device=device), job(limits), "cpu" if device == "cpu" else "ampere")
     assert started[0][1:] == ["-m", "runtime", "train", "job.yaml", *added]
+
+
+def test_options_of_train_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[launch.Request] = []
+    monkeypatch.setattr(launch, "launch", lambda request: asked.append(request) or 0)
+    assert cli.main(["launch", "job.yaml", "--trace", "--plain", "--set", "train.epochs=2"]) == 0
+    words = launch._override(asked[0], job())["services"]["trainer"]["command"]
+    assert words[2:] == ["--set", "train.epochs=2", "--plain", "--trace"]
 
 
 @pytest.mark.parametrize("word", ["cpu", "ampere", "legacy"])

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from runtime.data.lengths import padding
 from runtime.report import write
-from runtime.report.advice import MOST, Advice, advice
+from runtime.report.advice import FILLED, MOST, Advice, advice
 from runtime.report.record import read
 from runtime.report.summary import summarize
 from tests.report_folder import change, make, rows, telemetry
@@ -22,6 +24,7 @@ def run(tmp_path: Path) -> Path:
     """A run whose allocator is as asked, and whose limit fits: nothing to mend."""
     made = make(tmp_path / "digits-001")
     change(made / "result.json", lambda r: r.update(memory_limit=GIB, peak_memory=700 << 20))
+    change(made / "hardware.json", lambda h: h["cpu"].update(host=4))
     rows(made / "telemetry.jsonl", [row | {"memory_limit": GIB} for row in telemetry()])
     return made
 
@@ -35,11 +38,11 @@ def phases(run: Path, **seconds: float) -> None:
     change(run / "result.json", lambda r: r["phases"].update(seconds))
 
 
-def decide(run: Path, name: str, value: Any) -> None:
+def decide(run: Path, name: str, value: Any, source: str = "job") -> None:
     """Set a decision of the plan, or add it."""
 
     def edit(plan: dict[str, Any]) -> None:
-        row = plan["decisions"][0] | {"name": name, "value": value}
+        row = plan["decisions"][0] | {"name": name, "value": value, "source": source}
         plan["decisions"] = [d for d in plan["decisions"] if d["name"] != name] + [row]
 
     change(run / "plan.json", edit)
@@ -104,12 +107,49 @@ def test_saving_too_often(run: Path) -> None:
     assert (one.line, one.gain) == ("checkpoint: {every: 15m}", "up to 25 % less time")
 
 
-def test_padding(run: Path) -> None:
-    note = "padding: 40% of a batch if filled up to max_length, 12% to the longest of it"
-    change(run / "plan.json", lambda p: p.update(notes=[note]))
-    decide(run, "unpadding", False)
+PADDING = (
+    "padding: 70% of a batch if filled up to max_length, 40% as filled up to the longest of each batch, "
+    "4% if cut into parts of 512 tokens (optimize.unpadding)"
+)
+
+
+@pytest.mark.parametrize(("source", "lines"), [("job", ["optimize: {unpadding: 512}"]), ("choice", [])])
+def test_padding(run: Path, source: str, lines: list[str]) -> None:
+    """What the runtime left out by itself had a reason, and is not advised."""
+    change(run / "result.json", lambda r: r.update(data=["5,100 training texts", PADDING]))
+    decide(run, "unpadding", "off", source)
+    found = given(run)
+    assert [one.line for one in found] == lines
+    if found:
+        assert found[0].why == "40 % of a batch is padding, 4 % would be"
+        assert found[0].gain == "up to 31.7 % less time"  # 1 - 0.60 / 0.96 of 35.2 of 41.6 s
+
+
+def test_the_padding_that_texts_tell_is_understood() -> None:
+    note = padding(np.array([5, 9, 40, 7] * 50), 64, 32, 0)
+    match = FILLED.search(note)
+    assert match
+    assert [int(text) for text in match.groups()] == [62, 9]
+
+
+def test_no_cache_is_advised_where_the_runtime_had_a_reason(run: Path) -> None:
+    """Texts have no image cache: the line would be refused."""
+    phases(run, input=20.8, train=14.4)
+    decide(run, "decode_cache", False, "choice")
+    assert [one.line for one in given(run)] == ["optimize: {loader_workers: 1}"]
+
+
+def test_no_cpu_is_advised_that_the_host_does_not_have(run: Path) -> None:
+    phases(run, input=20.8, train=14.4)
+    decide(run, "loader_workers", 1)
+    change(run / "hardware.json", lambda h: h["cpu"].update(host=2))
+    assert given(run) == []
+
+
+def test_a_hot_gpu(run: Path) -> None:
+    rows(run / "telemetry.jsonl", [row | {"memory_limit": GIB, "gpu_temperature": 84.0} for row in telemetry()])
     (one,) = given(run)
-    assert (one.line, one.why) == ("optimize: {unpadding: true}", "40 % of a batch is padding")
+    assert one.why == "it had 80 °C or more for 100 % of the time, 84 °C at most"
 
 
 def test_an_idle_gpu(run: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from runtime import hardware, plan, run, spec
 from runtime.clock import Clock
 from runtime.data.dataset import Dataset, Head, Inputs, Targets
+from runtime.data.load import load
 from runtime.detect import detect
 from runtime.draws import Ids
 from runtime.job import Job
@@ -86,6 +87,14 @@ def assembled(folder: Path, asked: Job, *, plain: bool = True, settings: dict[st
     ]
     final = plan.Plan(tuple(rows), made.image, made.image_reason, made.profile)
     return run.assemble(asked, here, final, folder, data, network, Quiet(), Clock())
+
+
+def plain(asked: Job, folder: Path) -> run.Run:
+    """A run of any job on its own data, with every optimization off."""
+    data = load(asked)
+    network, here = build(asked, data), machine()
+    made = plan.resolve(asked, here, run.workload(data, network.module), plain=True)
+    return run.assemble(asked, here, made, folder, data, network, Quiet(), Clock())
 
 
 def losses(made: run.Run, steps: int) -> list[float]:

@@ -10,16 +10,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from runtime import artifact, plan, run, spec
-from runtime.clock import Clock
+from runtime import artifact, run, spec
 from runtime.data.batches import in_order
-from runtime.data.load import load
 from runtime.evaluate import evaluate
 from runtime.files import write_text
 from runtime.folder import spec_text
-from runtime.models.build import build
 from runtime.saving import Saver
-from tests.tiny import Quiet, losses, machine
+from tests.tiny import losses, plain
 
 DRAWN = np.random.default_rng(0)
 COMMON = "train: {batch_size: 16, ema: 0.5}\noptimize: {cpu_threads: 1}\n"
@@ -129,14 +126,11 @@ def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
     text = f"name: t\n{case.text}{COMMON}"
     (folder / "job.yaml").write_text(text)
     job = spec.load(folder / "job.yaml")
-    data, here = load(job), machine()
-    network = build(job, data)
-    made = plan.resolve(job, here, run.workload(data, network.module), plain=True)
     home = folder / "run"
     home.mkdir()
     write_text(home / "job.yaml", spec_text(job))
     write_text(home / "state.json", f'{{"status": "done", "source": "{folder / "job.yaml"}"}}\n')
-    done = run.assemble(job, here, made, home, data, network, Quiet(), Clock())
+    done = plain(job, home)
     losses(done, steps)
     assert done.ema
     done.ema.update(done.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from runtime.data import encoding
 from runtime.errors import DataError
 from runtime.job.written import printable
 
+SIGNS = {"semicolons": ";", "tabs": "\t", "bars": "|"}
 SHOWN = 5
 """Rows of a wrong length that are shown."""
 
@@ -69,12 +71,20 @@ def _check_separator(path: Path, key: str) -> None:
     with path.open("rb") as file:
         header = file.readline(1 << 16)
     if path.suffix.lower() == ".csv" and b"," not in header:
-        found = next(
-            (name for name, sign in (("semicolons", b";"), ("tabs", b"\t"), ("bars", b"|")) if sign in header), ""
-        )
+        found = next((name for name, sign in SIGNS.items() if sign.encode() in header), "")
         if found:
+            # What is converted next has to be readable.
+            encoding.check(path, key)
             raise DataError(f"{key}: the columns of {path} are separated by {found}", "a .csv with commas, or a .tsv with tabs",
-                            "write it with commas, and numbers with a decimal point")  # fmt: skip
+                            f"convert it: {_with_commas(path, SIGNS[found])}; numbers need a decimal point")  # fmt: skip
+
+
+def _with_commas(path: Path, sign: str) -> str:
+    """A command that writes such a file with commas, and quotes where a cell needs them."""
+    target = path.with_name(f"{path.stem}-commas.csv")
+    code = (f"import csv; csv.writer(open({str(target)!r}, 'w', newline='', encoding='utf-8')).writerows("
+            f"csv.reader(open({str(path)!r}, newline='', encoding='utf-8-sig'), delimiter={sign!r}))")  # fmt: skip
+    return shlex.join(["python3", "-c", code])
 
 
 def _check_lengths(path: Path, key: str) -> None:

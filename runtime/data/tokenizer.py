@@ -85,7 +85,7 @@ def library() -> Any:
     except ImportError:
         raise DataError("this task needs the package tokenizers, which is not installed here",
                         "an environment with tokenizers and transformers",
-                        "pip install 'drivetrain[text]', or use an image of this project") from None  # fmt: skip
+                        "`make setup` or pip install tokenizers transformers, or use an image of this project") from None  # fmt: skip
     return tokenizers
 
 

@@ -86,7 +86,9 @@ def _image(scene: Scene, word: str) -> Iterator[Finding]:
     built = labels.get("org.opencontainers.image.revision", "unknown")
     age = scene.now - datetime.fromisoformat(re.sub(r"\.\d+", "", data["Created"])).timestamp()
     head = scene.run(["git", "-C", str(scene.project), "rev-parse", "--short", "HEAD"]) if scene.project else None
-    if age > OLD:
+    if word != "cpu" and scene.hardware.gpu is None:
+        yield ok(name, f"revision {built}; no job of this host uses it, as there is no GPU")
+    elif age > OLD:
         yield warn(name, f"built {age / 86400:.0f} days ago: security fixes are missing", f"make image-{word}")
     elif head and built not in ("unknown", head):
         yield warn(name, f"built from revision {built}, the checkout is at {head}", f"make image-{word}")

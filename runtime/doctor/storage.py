@@ -36,7 +36,7 @@ def _disk(scene: Scene) -> Finding:
     mend = f"du -sh {scene.runs}/* shows which runs are large; docker system prune removes old images"
     if left < GIB:
         return fail("disk", f"{text}: checkpoints will not fit", mend)
-    if left < total / 20:
+    if left <= total / 20:
         return warn("disk", f"{text}: it is {1 - left / total:.0%} full", mend)
     return ok("disk", text)
 
@@ -82,9 +82,16 @@ def _cache(scene: Scene) -> Iterator[Finding]:
     else:
         yield ok("compiler", hardware.compiler)
     if hardware.torch is None:
-        yield warn("torch", "not installed here: only containers can train", "make setup")
+        yield _without_torch(scene)
     elif not scene.loaded:
         yield fail("torch", f"{hardware.torch.version} is installed but cannot be loaded",
                    "python -c 'import torch' shows why; make setup installs it anew")  # fmt: skip
     else:
         yield ok("torch", hardware.torch.version)
+
+
+def _without_torch(scene: Scene) -> Finding:
+    """Where an engine answers nothing is missing: containers train, and other commands run in the image."""
+    if scene.run(["docker", "version", "--format", "{{json .}}"]) is None:
+        return warn("torch", "not installed here, and no engine answers: nothing can train", "make setup")
+    return ok("torch", "not installed here: jobs, and commands that need it, run in the image")

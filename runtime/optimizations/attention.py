@@ -82,7 +82,9 @@ def allowed() -> tuple[bool, bool, bool]:
     """Which kernels torch may use: flash, memory-efficient, cuDNN."""
     from torch.backends import cuda
 
-    return cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled()
+    asked = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled)
+    flash, efficient, cudnn = (bool(each()) for each in asked)
+    return flash, efficient, cudnn
 
 
 def seen(run: Any) -> Value:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.hardware import size
+from runtime.optimizations.unpadding import TOKENS
 from runtime.report.blocks import Block, Section, Table, Text, Tone
 from runtime.report.decisions import differences
 from runtime.report.record import Record
@@ -23,7 +24,10 @@ SHARE = 0.05
 """A part of the time that is worth a change."""
 SHORT, TIGHT, LOOSE = 20.0, 0.9, 0.4
 """Seconds under which a run tells too little; shares of the memory limit that are too much, and needlessly little."""
+HOT = 80
+"""Degrees Celsius from which most GPUs lower their clock."""
 MIB = 2**20
+FILLED = re.compile(r"padding: .*?(\d+)% as filled up to the longest of each batch, (\d+)% if cut")
 
 
 @dataclass(frozen=True)
@@ -62,17 +66,18 @@ def advice_section(record: Record, summary: Summary) -> Section | None:
 def _waiting(record: Record, summary: Summary) -> Iterator[Advice]:
     """The network waited for its batches."""
     seconds = summary.phases.get("input", 0.0)
-    part = _part(seconds, summary)
-    plan, hardware = _values(record), record.hardware
+    part, hardware = _part(seconds, summary), record.hardware
     if part < SHARE or hardware is None:
         return
-    workers, spare = plan.get("loader_workers"), hardware.cpu.budget - 1
-    if plan.get("decode_cache") in (False, "off"):
+    workers, spare = _values(record).get("loader_workers"), hardware.cpu.budget - 1
+    if _turned_off(record, "decode_cache"):
         name, line = "keep decoded samples", "optimize: {decode_cache: true}"
     elif isinstance(workers, int) and workers < spare:
         name, line = "prepare batches in workers", f"optimize: {{loader_workers: {min(16, max(1, spare))}}}"
-    else:
+    elif hardware.cpu.budget < hardware.cpu.host:
         name, line = "give it another CPU to prepare batches", f"limits: {{cpus: {hardware.cpu.budget + 1}}}"
+    else:
+        return
     yield Advice(name, f"the network waited {duration(seconds)} for input", _faster(part), line, seconds)
 
 
@@ -87,8 +92,10 @@ def _throttled(record: Record, summary: Summary) -> Iterator[Advice]:
     allowed = max(1, int(quota))
     if isinstance(threads, int) and threads > allowed:
         name, line = "as many threads as the quota allows", f"optimize: {{cpu_threads: {allowed}}}"
-    else:
+    elif allowed < hardware.cpu.host:
         name, line = "a larger CPU quota", f"limits: {{cpus: {allowed + 1}}}"
+    else:
+        return
     yield Advice(name, f"the quota of {quota:g} CPUs held it back for {duration(seconds)} of {duration(summary.seconds)}",
                  _faster(min(0.9, _part(seconds, summary))), line, min(seconds, summary.seconds or 0.0))  # fmt: skip
 
@@ -123,23 +130,17 @@ def _saving(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _padding(record: Record, summary: Summary) -> Iterator[Advice]:
-    """Batches of texts were filled up."""
-    notes = [*(record.plan.notes if record.plan else ()), *(str(event.get("text", "")) for event in record.events)]
-    found = next(
-        (match for note in notes if (match := re.search(r"padding: (\d+)\s?%.*?(?:, (\d+)\s?%)?", note))), None
-    )
-    if found is None:
+    """Batches of texts were filled up, and the job itself forbade to leave that out."""
+    notes = record.result.get("data")
+    found = [match for note in notes if (match := FILLED.search(str(note)))] if isinstance(notes, list) else []
+    if not found or not _turned_off(record, "unpadding"):
         return
-    part, plan = int(found[1]) / 100, _values(record)
-    seconds = part * summary.phases.get("train", 0.0)
-    if part < 2 * SHARE:
-        return
-    if plan.get("unpadding") in (False, "off"):
-        yield Advice("leave padding out", f"{share(part)} of a batch is padding", _faster(_part(seconds, summary)),
-                     "optimize: {unpadding: true}", seconds)  # fmt: skip
-    elif _at(record.spec, "data", "max_length") not in (None, "auto"):
-        yield Advice("texts as long as they are", f"{share(part)} of a batch is padding",
-                     _faster(_part(seconds, summary)), "data: {max_length: auto}", seconds)  # fmt: skip
+    filled, cut = (int(text) / 100 for text in found[0].groups())
+    less = 1 - (1 - filled) / (1 - cut) if cut < 1 else 0.0
+    seconds = less * sum(summary.phases.get(name, 0.0) for name in ("train", "forward"))
+    if _part(seconds, summary) >= SHARE:
+        yield Advice("leave padding out", f"{share(filled)} of a batch is padding, {share(cut)} would be",
+                     _faster(_part(seconds, summary)), f"optimize: {{unpadding: {TOKENS}}}", seconds)  # fmt: skip
 
 
 def _idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -159,6 +160,16 @@ def _idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
             return
 
 
+def _hot(record: Record, summary: Summary) -> Iterator[Advice]:
+    """The GPU was so hot that it lowers its clock, or soon will."""
+    heat = record.telemetry.get("gpu_temperature")
+    hot = sum(degrees >= HOT for degrees in heat.ys) / len(heat) if heat else 0.0
+    if heat and hot >= SHARE:
+        yield Advice("cool the GPU", f"it had {HOT} °C or more for {share(hot)} of the time, {max(heat.ys):.0f} °C at most",
+                     "full clock: up to a tenth less time", "none: clean its fans, give it air, or lower its power: "
+                     "sudo nvidia-smi --power-limit WATTS", 1.0)  # fmt: skip
+
+
 def _useless(record: Record, summary: Summary) -> Iterator[Advice]:
     """What the job asked for and what did not happen."""
     asked = record.spec.get("optimize")
@@ -171,7 +182,7 @@ def _useless(record: Record, summary: Summary) -> Iterator[Advice]:
                          f"optimize: {{{name}: auto}}", 0.5)  # fmt: skip
 
 
-RULES: tuple[Rule, ...] = (_waiting, _throttled, _memory, _saving, _padding, _idle_gpu, _useless)
+RULES: tuple[Rule, ...] = (_waiting, _throttled, _memory, _saving, _padding, _idle_gpu, _hot, _useless)
 
 
 def _part(seconds: float, summary: Summary) -> float:
@@ -186,6 +197,12 @@ def _faster(part: float) -> str:
 
 def _values(record: Record) -> dict[str, Any]:
     return {d.name: d.value for d in record.plan.decisions} if record.plan else {}
+
+
+def _turned_off(record: Record, name: str) -> bool:
+    """Whether it is off because the job says so: what the runtime left out by itself had a reason."""
+    rows = record.plan.decisions if record.plan else ()
+    return any(d.name == name and d.value in (False, "off") and d.source in ("job", "file") for d in rows)
 
 
 def _batch(record: Record) -> int | None:

@@ -9,7 +9,11 @@ from runtime.hardware import Hardware, size
 from runtime.report.blocks import Bar, Block, Curves, Section, Table, Text, Tone
 from runtime.report.series import Series
 from runtime.report.summary import Summary
-from runtime.report.wording import duration, share, shown
+from runtime.report.wording import duration, number, share, shown
+
+_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP"))
+_PHASES = {"train": "backward", "evaluate": "evaluation", "tune": "tuning"}
+"""What a phase is called where the trainer tells forward, backward and update apart."""
 
 
 def machine_section(hardware: Hardware) -> Section:
@@ -54,7 +58,8 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
     blocks: list[Block] = []
     if summary.phases:
         phases = {**summary.phases, "other": (summary.seconds or 0.0) - sum(summary.phases.values())}
-        parts = tuple((shown(name), s, duration(s)) for name, s in phases.items() if s > 0)
+        names = _PHASES if "forward" in phases else {}
+        parts = tuple((shown(names.get(name, name)), s, duration(s)) for name, s in phases.items() if s > 0)
         blocks.append(Bar("Where the time went", parts))
     throttled = telemetry.get("throttled_seconds", Series("")).risen("throttled")
     charts = _charts(telemetry, summary, hardware, throttled)
@@ -62,7 +67,33 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
     blocks += _gpu_words(telemetry)
     if throttled and throttled.ys[-1] > 0:
         blocks.append(Text(f"The CPU quota held the run back for {duration(throttled.ys[-1])}.", Tone.WARN))
+    blocks += [Text(line, Tone.QUIET) for line in (_efficiency(summary), _watching(summary)) if line]
     return Section("time", "Throughput and memory over time", tuple(blocks)) if blocks else None
+
+
+def _efficiency(summary: Summary) -> str:
+    """What was computed beside what this machine can."""
+    operations, product = (summary.efficiency.get(key, 0.0) for key in ("operations", "product"))
+    if not operations or not product or not summary.samples_per_second:
+        return ""
+    rate = operations * summary.samples_per_second
+    return (f"Matrix products and convolutions: {_operations(operations)} a sample, {_operations(rate)} a second while "
+            f"training. A large product alone reaches {_operations(product)} a second here: "
+            f"{share(rate / product)} of that.")  # fmt: skip
+
+
+def _operations(count: float) -> str:
+    """A count of floating-point operations in a fitting unit."""
+    unit, name = next((unit, name) for unit, name in _UNITS if count >= unit or unit == 1.0)
+    return f"{number(count / unit)} {name}"
+
+
+def _watching(summary: Summary) -> str:
+    """What it cost to be watched."""
+    spent, names = sum(summary.watching.values()), [name for name, seconds in summary.watching.items() if seconds]
+    if not spent or not summary.seconds:
+        return ""
+    return f"To be watched ({' and '.join(names)}) cost {duration(spent)} of CPU time, {share(spent / summary.seconds)} of the run."
 
 
 def _charts(

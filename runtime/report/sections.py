@@ -38,6 +38,7 @@ def sections(record: Record, summary: Summary) -> list[Section]:
         plan_section(plan) if plan else None,
         seen_section(plan) if plan else None,
         notes_section(plan) if plan else None,
+        data_section(record.result.get("data")),
         machine_section(hardware) if hardware else None,
         time_section(record.telemetry, summary, hardware),
         operators_section(record.trace),
@@ -88,6 +89,15 @@ def confusion_section(confusion: Confusion) -> Section:
         blocks.append(Table(("weakest classes", "samples", "precision", "recall", "F1"), weakest))
     of = f" of {shown(confusion.head)}" if confusion.head else ""
     return Section(f"confusion{of.replace(' ', '-')}", f"Confusion matrix{of}", tuple(blocks))
+
+
+def data_section(notes: Any) -> Section | None:
+    """What the loader said of the data: sizes, what was left out, lengths and padding of texts."""
+    if not isinstance(notes, list) or not notes:
+        return None
+    rows = [shown(note).partition(": ") for note in notes]
+    table = Table(("what", "found"), tuple((head, rest) if rest else ("", head) for head, _, rest in rows))
+    return Section("data", "Data", (table,))
 
 
 def events_section(events: list[Mapping[str, Any]]) -> Section | None:

@@ -46,6 +46,10 @@ class Summary:
     trainable: int | None
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds by part of the work."""
+    watching: Mapping[str, float] = field(default_factory=dict)
+    """CPU seconds of the threads that only look on: monitor and live view."""
+    efficiency: Mapping[str, float] = field(default_factory=dict)
+    """Operations of a sample in training, and those a second of a large matrix product on this machine."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -95,6 +99,8 @@ def summarize(record: Record) -> Summary:
         parameters=_whole(result, "parameters"),
         trainable=_whole(result, "trainable"),
         phases=_numbers(result.get("phases")),
+        watching=_numbers(result.get("watching")),
+        efficiency=_numbers(result.get("efficiency")),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,18 @@ def test_bad_files(tmp_path: Path, name: str, content: str | bytes, parts: list[
     assert not [part for part in parts if part not in message], message
     assert "possible: " in message
     assert "do: " in message
+
+
+@pytest.mark.parametrize("sign", [";", "|", "\t"])
+def test_the_command_against_other_separators_is_one(tmp_path: Path, sign: str) -> None:
+    """As it stands in the message; commas and quotes of the cells stay theirs."""
+    path = written(tmp_path, "its own.csv", f'\ufeffa{sign}b\n"one, ""two"""{sign}ñ\n')
+    with pytest.raises(DataError) as error:
+        columns.read(path, "data.train")
+    command = str(error.value).split("convert it: ")[1].rpartition("; numbers")[0]
+    subprocess.run(shlex.split(command), check=True)
+    made = columns.read(tmp_path / "its own-commas.csv", "data.train")
+    assert made.to_pydict() == {"a": ['one, "two"'], "b": ["ñ"]}
 
 
 def test_a_folder_and_a_file_that_is_not_there(tmp_path: Path) -> None:

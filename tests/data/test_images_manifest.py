@@ -91,7 +91,7 @@ def columns(folder: Path, **values: Any) -> None:
 CASES: dict[str, tuple[str, Any, str, str]] = {
     "missing column": ("csv", lambda d: rows(d, header="path,labels"), 'has no column "label"', 'mean "labels"?'),
     "missing both": ("csv", lambda d: rows(d, header="x,y"), 'has no column "path"', "its columns: x, y"),
-    "semicolons": ("csv", lambda d: rows(d).replace(",", ";"), "separated by semicolons", "write it with commas"),
+    "semicolons": ("csv", lambda d: rows(d).replace(",", ";"), "separated by semicolons", "convert it: python3 -c"),
     "no header": ("csv", lambda d: rows(d).partition("\n")[2], 'has no column "path"', "columns: pictures/0.png, yes"),
     "duplicate header": ("csv", lambda d: "path,label,label\na,b,c\n", "several columns of the name label", "rename"),
     "empty file": ("csv", lambda d: "", "list.csv is empty", "check how the file was written"),

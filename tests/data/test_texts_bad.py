@@ -90,7 +90,7 @@ CASES: dict[str, tuple[Callable[[Path], None], dict[str, str], tuple[str, ...]]]
     "a header name twice": (
         lines("descripcion,modo,modo\nuno,a,b\n"), {}, ("several columns of the name modo", "rename or remove"),
     ),
-    "semicolons": (lines("descripcion;modo\nuno;a\n"), {}, ("separated by semicolons", "with commas")),
+    "semicolons": (lines("descripcion;modo\nuno;a\n"), {}, ("separated by semicolons", "reports-commas.csv")),
     "a comma without quotes": (
         lines("descripcion,modo\n" + "uno,a\ndos,b\n" * 9 + "uno, dos y tres,a\n"), {},
         ("rows of another length: 1", "row 19: 3 cells", "put quotes around"),

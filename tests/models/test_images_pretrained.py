@@ -12,13 +12,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime import artifact, convert, plan, run, spec
-from runtime.clock import Clock
+from runtime import artifact, convert, run, spec
 from runtime.data import new_images
 from runtime.data.load import load
 from runtime.errors import SpecError
 from runtime.job import Job
-from runtime.models.build import BUILDERS, build
+from runtime.models.build import BUILDERS
 from runtime.pretrained import quiet
 from tests import tiny, trained
 
@@ -52,13 +51,6 @@ def job(folder: Path, model: str = MODEL, data: str = "") -> Job:
     return spec.load(folder / "job.yaml", [])
 
 
-def assembled(asked: Job, folder: Path) -> run.Run:
-    data = load(asked)
-    network, machine = build(asked, data), tiny.machine()
-    made = plan.resolve(asked, machine, run.workload(data, network.module), plain=True)
-    return run.assemble(asked, machine, made, folder, data, network, tiny.Quiet(), Clock())
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     trained.image_folders(tmp_path)
@@ -73,7 +65,7 @@ def backbone(made: run.Run) -> dict[str, torch.Tensor]:
 def test_families_begin_with_their_weights_and_train(folder: Path, family: str) -> None:
     with quiet() as transformers:
         before = transformers.AutoModel.from_pretrained(saved(folder, family)).state_dict()
-    made = assembled(job(folder), folder)
+    made = tiny.plain(job(folder), folder)
     own = {name: value.clone() for name, value in backbone(made).items()}
     assert own.keys() <= before.keys()
     assert all(torch.equal(own[name], before[name]) for name in own)
@@ -106,7 +98,7 @@ def test_images_look_as_the_network_was_trained(folder: Path) -> None:
 def test_frozen_layers_stay(folder: Path) -> None:
     saved(folder)
     asked = job(folder, "{source: transformers, name: saved, freeze: {embeddings: true, layers: 1}}")
-    made = assembled(asked, folder)
+    made = tiny.plain(asked, folder)
     still = {name for name, p in made.model.named_parameters() if not p.requires_grad}
     assert {name.split(".")[1] for name in still} >= {"embeddings"}
     assert any(".0." in name for name in still)
@@ -137,7 +129,7 @@ def test_the_pickle_twin_is_refused_and_converts(folder: Path) -> None:
     with pytest.raises(SpecError, match="has its weights only as pickle"):
         load(job(folder))
     convert.convert(here / "pytorch_model.bin")
-    assert backbone(assembled(job(folder), folder))
+    assert backbone(tiny.plain(job(folder), folder))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +142,7 @@ def test_the_pickle_twin_is_refused_and_converts(folder: Path) -> None:
 def test_images_that_the_network_does_not_take(folder: Path, family: str, data: str, words: tuple[str, ...]) -> None:
     saved(folder, family)
     with pytest.raises(SpecError) as caught:
-        assembled(job(folder, data=data), folder)
+        tiny.plain(job(folder, data=data), folder)
     for part in ("job.yaml:", *words):
         assert part in str(caught.value)
 
@@ -161,7 +153,7 @@ def test_a_text_encoder_takes_no_image(folder: Path) -> None:
                                                    intermediate_size=16, vocab_size=50)  # fmt: skip
         transformers.AutoModel.from_config(config).save_pretrained(folder / "saved")
     with pytest.raises(SpecError, match="is a bert, which takes no image"):
-        assembled(job(folder), folder)
+        tiny.plain(job(folder), folder)
 
 
 def timm_imports() -> bool:
@@ -178,16 +170,16 @@ def timm_imports() -> bool:
 @pytest.mark.skipif(timm_imports(), reason="timm imports here")
 def test_without_timm_it_is_said(folder: Path) -> None:
     with pytest.raises(SpecError) as caught:
-        assembled(job(folder, "{source: timm, name: resnet18}"), folder)
+        tiny.plain(job(folder, "{source: timm, name: resnet18}"), folder)
     for part in ("timm cannot be imported here", "torchvision and timm that fit this torch", "source: transformers"):
         assert part in str(caught.value)
 
 
 @pytest.mark.skipif(not timm_imports(), reason="timm, or a torchvision that fits torch, is not installed")
 def test_a_timm_network_trains_and_reloads(folder: Path) -> None:
-    first = assembled(job(folder, "{source: timm, name: resnet10t}", ", image_size: 32"), folder)
+    first = tiny.plain(job(folder, "{source: timm, name: resnet10t}", ", image_size: 32"), folder)
     safetensors.torch.save_file(first.model.state_dict(), folder / "weights.safetensors")
-    made = assembled(job(folder, "{source: timm, name: resnet10t, weights: weights.safetensors}", ", image_size: 32"),
+    made = tiny.plain(job(folder, "{source: timm, name: resnet10t, weights: weights.safetensors}", ", image_size: 32"),
                      folder)  # fmt: skip
     assert torch.equal(made.model.state_dict()["conv1.0.weight"], first.model.state_dict()["conv1.0.weight"])
     made.train_mode()
@@ -199,4 +191,4 @@ def test_a_timm_network_trains_and_reloads(folder: Path) -> None:
     pixels = torch.rand(3, 3, 32, 32)
     assert torch.equal(again.eval()(pixels), made.model.eval()(pixels))
     with pytest.raises(SpecError, match="timm has no network 'resnet10x'"):
-        assembled(job(folder, "{source: timm, name: resnet10x}"), folder)
+        tiny.plain(job(folder, "{source: timm, name: resnet10x}"), folder)

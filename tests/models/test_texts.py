@@ -16,7 +16,7 @@ from runtime.errors import SpecError
 from runtime.job import dotted
 from runtime.models.build import BUILDERS
 from runtime.models.texts import TextNetwork
-from tests import reports
+from tests import reports, tiny
 
 PLAIN = "{name: encoder, layers: 2, width: 16, heads: 2, vocabulary: 400, dropout: 0.0}"
 HEADS = "{modo: 0.1, causa: {weight: 0.6, class_weights: balanced, label_smoothing: 0.1}, prioridad: 0.3}"
@@ -37,7 +37,7 @@ def first(made: run.Run, size: int) -> Batch:
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_padding_changes_nothing(tmp_path: Path, pooling: str) -> None:
     reports.write(tmp_path)
-    made = reports.assembled(reports.job(tmp_path, model=f"{PLAIN[:-1]}, pooling: {pooling}}}"), tmp_path)
+    made = tiny.plain(reports.job(tmp_path, model=f"{PLAIN[:-1]}, pooling: {pooling}}}"), tmp_path)
     model = network(made).double().eval()
     ids, mask = first(made, 6).inputs
     together = model(ids, mask)
@@ -51,7 +51,7 @@ def test_padding_changes_nothing(tmp_path: Path, pooling: str) -> None:
 
 def test_the_mean_is_over_the_tokens_of_a_text(tmp_path: Path) -> None:
     reports.write(tmp_path)
-    model = network(reports.assembled(reports.job(tmp_path, model=PLAIN), tmp_path)).eval()
+    model = network(tiny.plain(reports.job(tmp_path, model=PLAIN), tmp_path)).eval()
     ids, mask = torch.tensor([[2, 9, 11, 3, 0, 0]]), torch.tensor([[1, 1, 1, 1, 0, 0]])
     hidden = model.encoder(input_ids=ids, attention_mask=mask).last_hidden_state[0]
     expected = model.heads[1](hidden[:4].mean(dim=0))
@@ -60,7 +60,7 @@ def test_the_mean_is_over_the_tokens_of_a_text(tmp_path: Path) -> None:
 
 def test_a_single_head_gives_a_tensor(tmp_path: Path) -> None:
     reports.write(tmp_path)
-    made = reports.assembled(reports.job(tmp_path, labels="modo"), tmp_path)
+    made = tiny.plain(reports.job(tmp_path, labels="modo"), tmp_path)
     outputs = made.model(*first(made, 3).inputs)
     assert isinstance(outputs, torch.Tensor)
     assert outputs.shape == (3, 7)
@@ -68,7 +68,7 @@ def test_a_single_head_gives_a_tensor(tmp_path: Path) -> None:
 
 def test_each_head_has_its_own_weights_and_smoothing(tmp_path: Path) -> None:
     reports.write(tmp_path)
-    made = reports.assembled(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
+    made = tiny.plain(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
     batch = first(made, 20)
     outputs = made.model(*batch.inputs)
     found = made.step.objective(outputs, batch.targets, made.step.objective.denominators(batch.targets))
@@ -98,7 +98,7 @@ def test_a_split_batch_has_the_gradient_of_the_whole(
 ) -> None:
     """Weighted heads, one with class weights; 13 samples split unevenly."""
     reports.write(tmp_path)
-    made = reports.assembled(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
+    made = tiny.plain(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
     made.model.to(dtype)
     batch = first(made, size)
     whole = gradient(made, batch, None)
@@ -109,7 +109,7 @@ def test_a_split_batch_has_the_gradient_of_the_whole(
 
 def test_first_weights_are_a_function_of_the_seed(tmp_path: Path) -> None:
     reports.write(tmp_path)
-    one, again, other = (reports.assembled(reports.job(tmp_path, more=f", seed: {seed}"), tmp_path).model.state_dict()
+    one, again, other = (tiny.plain(reports.job(tmp_path, more=f", seed: {seed}"), tmp_path).model.state_dict()
                          for seed in (0, 0, 1))  # fmt: skip
     assert all(torch.equal(one[name], again[name]) for name in one)
     assert not torch.equal(one["heads.0.weight"], other["heads.0.weight"])
@@ -117,7 +117,7 @@ def test_first_weights_are_a_function_of_the_seed(tmp_path: Path) -> None:
 
 def test_a_network_is_built_again_from_plain_data(tmp_path: Path) -> None:
     reports.write(tmp_path)
-    made = reports.assembled(reports.job(tmp_path), tmp_path)
+    made = tiny.plain(reports.job(tmp_path), tmp_path)
     again = BUILDERS[made.network.builder](**json.loads(json.dumps(made.network.arguments)))
     again.load_state_dict(made.model.state_dict())
     inputs = first(made, 4).inputs
@@ -127,7 +127,7 @@ def test_a_network_is_built_again_from_plain_data(tmp_path: Path) -> None:
 
 def freezing(folder: Path, freeze: str) -> run.Run:
     reports.write(folder)
-    return reports.assembled(reports.job(folder, model=f"{reports.ENCODER[:-1]}, freeze: {freeze}}}"), folder)
+    return tiny.plain(reports.job(folder, model=f"{reports.ENCODER[:-1]}, freeze: {freeze}}}"), folder)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from runtime.data.load import load
 from runtime.errors import DataError, SpecError
 from runtime.models.build import BUILDERS
 from runtime.models.texts import TextNetwork
-from tests import reports
+from tests import reports, tiny
 from tests.trained import Case, seen, trained
 
 MODEL = "{source: transformers, name: saved}"
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def assembled(folder: Path, model: str = MODEL, data: str = "") -> run.Run:
-    return reports.assembled(reports.job(folder, model=model, data=data), folder)
+    return tiny.plain(reports.job(folder, model=model, data=data), folder)
 
 
 def encoder(made: run.Run) -> dict[str, torch.Tensor]:

@@ -1,0 +1,244 @@
+"""Each advice of the run doctor on a job that was built to need it: what it promises, and what following it brings.
+
+    python benchmarks/advice.py [CASE ...] [--pairs 2] [--folder DIR]
+
+A case is trained, its report read, the advised line put into the spec as it stands, and trained again; before and after
+take turns. Cases that need a limit run in a container under it (`drivetrain launch`), the others natively with one thread.
+The last column is the time of the whole run, or for memory what was held of what was allowed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+SLOW_DATA = '''
+"""Items that take their time: a spectrum of each, drawn anew."""
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+
+class Slow(Dataset):
+    def __init__(self, samples):
+        self.targets = np.arange(samples) % 3
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        draw = np.random.default_rng(index)
+        wave = np.sin(np.linspace(0, 40 * (self.targets[index] + 1), 1 << 16)) + draw.normal(0, 1, 1 << 16)
+        return torch.from_numpy(np.abs(np.fft.rfft(wave))[:256].astype(np.float32)), int(self.targets[index])
+
+
+def load():
+    return Slow(1600), Slow(200)
+'''
+NETWORK = '''
+"""A plain network; `threads` does what must not be done."""
+import torch
+from torch import nn
+
+
+def build(inputs, outputs, width=256, threads=0):
+    if threads:
+        torch.set_num_threads(threads)
+    return nn.Sequential(nn.Linear(inputs[0][0], width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+                         nn.Linear(width, outputs))
+'''
+ARRAYS = '''
+"""Points in memory."""
+import numpy as np
+
+
+def load(samples, features=256):
+    draw = np.random.default_rng(0)
+    inputs = draw.normal(size=(samples, features)).astype(np.float32)
+    targets = (inputs[:, 0] > 0).astype(np.int64) + (inputs[:, 1] > 0)
+    cut = samples * 9 // 10
+    return (inputs[:cut], targets[:cut]), (inputs[cut:], targets[cut:])
+'''
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job that needs an advice."""
+
+    key: str
+    """What the advised line begins with."""
+    spec: Mapping[str, Any]
+    make: Callable[[Path], None] | None = None
+    contained: bool = False
+    about: str = "time"
+
+
+def photos(folder: Path) -> None:
+    """Large pictures, of which the network sees little."""
+    from PIL import Image
+
+    draw = np.random.default_rng(0)
+    for number in range(240):
+        path = folder / "photos" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        small = Image.fromarray(draw.integers(0, 120, (24, 32, 3), dtype=np.uint8) + np.uint8(120 * (number % 2)))
+        small.resize((1280, 960)).save(path, quality=90)
+
+
+def reports(folder: Path) -> None:
+    """Texts of very different lengths."""
+    from runtime.samples import texts
+
+    texts.write(folder, 3000, 0)
+
+
+def own(name: str, factory_arguments: Mapping[str, Any], width: int = 256, threads: int = 0) -> dict[str, Any]:
+    """A custom job over one of the files above."""
+    return {"task": "custom", "data": {"file": f"{name}.py", "factory": "load", "arguments": dict(factory_arguments)},
+            "model": {"file": "network.py", "factory": "build", "arguments": {"width": width, "threads": threads}}}  # fmt: skip
+
+
+CASES = {
+    "images decoded again and again": Case(
+        "optimize: {decode_cache", make=photos,
+        spec={"task": "image-classification", "data": {"train": "photos", "validation": 0.2, "image_size": 64},
+              "train": {"epochs": 14, "batch_size": 16}, "optimize": {"decode_cache": False, "cpu_threads": 1}}),
+    "items that take their time": Case(
+        "optimize: {loader_workers",
+        spec=own("slow", {}, 1024) | {"train": {"epochs": 6, "batch_size": 32}, "optimize": {"cpu_threads": 1}}),
+    "padding": Case(
+        "optimize: {unpadding", make=reports,
+        spec={"task": "text-classification",
+              "data": {"train": "reports.csv", "validation": 0.1, "text": "descripcion", "labels": "causa"},
+              "model": {"name": "encoder", "layers": 2, "width": 96, "heads": 4, "dropout": 0.0},
+              "train": {"epochs": 3, "batch_size": 32}, "optimize": {"unpadding": "off", "cpu_threads": 1}}),
+    "saving too often": Case(
+        "checkpoint: {every",
+        spec=own("arrays", {"samples": 8000}, 1400) | {
+            "train": {"epochs": 14, "batch_size": 64}, "checkpoint": {"every": "20 steps"},
+            "optimize": {"cpu_threads": 1}}),
+    "a setting that does nothing": Case(
+        "optimize: {cpu_threads: auto",
+        spec=own("arrays", {"samples": 20000}, 1024, threads=1) | {
+            "train": {"epochs": 8, "batch_size": 64}, "optimize": {"cpu_threads": 2}}),
+    "more threads than the quota": Case(
+        "optimize: {cpu_threads: 1", contained=True,
+        spec=own("arrays", {"samples": 20000}, 1024) | {
+            "train": {"epochs": 8, "batch_size": 64}, "optimize": {"cpu_threads": 2}, "limits": {"cpus": 1}}),
+    "a quota that is too small": Case(
+        "limits: {cpus", contained=True,
+        spec=own("slow", {}, 1024) | {
+            "train": {"epochs": 5, "batch_size": 32}, "optimize": {"cpu_threads": 1, "loader_workers": 1},
+            "limits": {"cpus": 1}}),
+    "a limit that is too high": Case(
+        "limits: {memory", contained=True, about="memory",
+        spec=own("arrays", {"samples": 20000}, 1024) | {
+            "train": {"epochs": 8, "batch_size": 64}, "limits": {"cpus": 1, "memory": "4g"}}),
+    "memory near the limit": Case(
+        "optimize: {micro_batch", contained=True, about="memory",
+        spec=own("arrays", {"samples": 40000, "features": 1024}, 1024) | {
+            "train": {"epochs": 8, "batch_size": 16384}, "limits": {"cpus": 1, "memory": "896m"}}),
+}  # fmt: skip
+
+
+def main() -> int:
+    """Run the cases and print a row for each; 1 if an advice did not come."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--pairs", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/drivetrain-advice"))
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (("slow", SLOW_DATA), ("arrays", ARRAYS), ("network", NETWORK)):
+        (given.folder / f"{name}.py").write_text(text)
+    print("| job | advice | promised | measured |\n| --- | --- | --- | --- |", flush=True)
+    return max([shown(name, given.folder, given.pairs) for name in given.cases or CASES])
+
+
+def shown(name: str, folder: Path, pairs: int) -> int:
+    """One case, as a row of the table."""
+    case = CASES[name]
+    if case.make:
+        case.make(folder)
+    stem = re.sub(r"\W+", "-", name)
+    before, advice = trained(folder, case, stem, case.spec)
+    wanted = next((one for one in advice if one.line.startswith(case.key)), None)
+    if wanted is None:
+        print(f"| {name} | none: {[one.line for one in advice]} | | {before} |", flush=True)
+        return 1
+    better = merged(case.spec, yaml.safe_load(wanted.line))
+    rows = [before], [trained(folder, case, f"{stem}-mended", better)[0]]
+    for _ in range(pairs - 1):
+        rows[0].append(trained(folder, case, stem, case.spec)[0])
+        rows[1].append(trained(folder, case, f"{stem}-mended", better)[0])
+    print(f"| {name} | `{wanted.line}` | {wanted.gain} | {compared(*rows, case.about)} |", flush=True)
+    return 0
+
+
+def compared(before: list[dict[str, float]], after: list[dict[str, float]], about: str) -> str:
+    """Medians of both sides."""
+
+    def middle(rows: list[dict[str, float]], key: str) -> float:
+        return statistics.median(row[key] for row in rows)
+
+    seconds = [middle(rows, "seconds") for rows in (before, after)]
+    text = f"{seconds[0]:.1f} s, then {seconds[1]:.1f} s: {1 - seconds[1] / seconds[0]:+.0%} less time"
+    if about == "memory":
+        used = [
+            f"{middle(rows, 'peak') / 2**20:.0f} of {middle(rows, 'limit') / 2**20:.0f} MiB" for rows in (before, after)
+        ]
+        text = f"{used[0]}, then {used[1]}; {text}"
+    return f"{text} ({len(after)} pairs)"
+
+
+def trained(folder: Path, case: Case, name: str, spec: Mapping[str, Any]) -> tuple[dict[str, float], list[Any]]:
+    """One run: its figures and its advice."""
+    from runtime.report.advice import advice
+    from runtime.report.record import read
+    from runtime.report.summary import summarize
+
+    name = f"advice-{name}"
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({"name": name, **spec}, sort_keys=False))
+    runs = ROOT / "runs" if case.contained else folder / "runs"
+    options = [] if case.contained else ["--runs", str(runs)]
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime", "launch" if case.contained else "train", str(path), *options, "--new"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{name} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    run = max(runs.glob(f"{name}-[0-9]*"), key=lambda found: found.stat().st_mtime)
+    record = read(run)
+    summary, used = summarize(record), record.telemetry.get("memory_used")
+    result = json.loads((run / "result.json").read_text())
+    peak = max([result["peak_memory"], *(used.ys if used and case.contained else ())])
+    figures = {"seconds": result["seconds"], "peak": peak, "limit": result["memory_limit"] or 0.0}
+    return figures, advice(record, summary)
+
+
+def merged(spec: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec with the advised line in it."""
+    found = dict(spec)
+    for key, value in line.items():
+        found[key] = merged(found.get(key) or {}, value) if isinstance(value, Mapping) else value
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

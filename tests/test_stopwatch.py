@@ -1,0 +1,100 @@
+"""What of a training was forward, backward, update and compiling; and how much of what the machine can was reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from runtime import efficiency, stopwatch
+from runtime.evaluate import evaluate
+from runtime.report import write
+from tests import tiny
+from tests.report_folder import change, make
+
+
+def test_the_parts_of_a_step_add_up_and_change_no_bit(tmp_path: Path) -> None:
+    found = []
+    for timed in (False, True):
+        made = tiny.assembled(tmp_path / str(timed), tiny.job())
+        if timed:
+            stopwatch.install(made)
+        with made.clock.phase("train"):
+            found.append(tiny.losses(made, 6))
+    assert found[0] == found[1]
+    phases = made.clock.phases
+    assert set(phases) == {"train", "forward", "optimizer"}
+    assert all(seconds > 0 for seconds in phases.values())
+    assert sum(phases.values()) <= made.clock.seconds
+
+
+def test_an_evaluation_stays_one_phase(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, tiny.job())
+    stopwatch.install(made)
+    with made.clock.phase("evaluate"):
+        evaluate(made)
+    assert set(made.clock.phases) == {"evaluate"}
+
+
+def test_the_first_forward_pass_compiles(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, tiny.job())
+    watch = stopwatch._Timed(made)
+    watch.compiles = True
+    forward, update = watch.of("forward", lambda: None), watch.of("optimizer", lambda: None)
+    with made.clock.phase("train"):
+        update()
+        forward()
+        assert set(made.clock.phases) == {"train", "optimizer", "compile"}
+        forward()
+    assert "forward" in made.clock.phases
+
+
+def test_a_gpu_is_not_timed(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, tiny.job())
+    made.device = torch.device("cuda")
+    before = made.step.outputs
+    stopwatch.install(made)
+    assert made.step.outputs == before
+
+
+def test_operations_are_those_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of 64 x 5 and 5 x 3: a multiplication and an addition each, three times for a training step."""
+    monkeypatch.setattr(efficiency, "SHORT", 0.0)
+    made = tiny.assembled(tmp_path, tiny.job())
+    made.model = made.step.plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 3))
+    found = efficiency.measured(made)
+    assert found is not None
+    assert found["operations"] == 3 * 2 * (64 * 5 + 5 * 3)
+    assert found["product"] > 1e8
+    made.frozen = [made.model]
+    assert efficiency.measured(made) is None
+
+
+def test_a_network_that_cannot_be_counted_is_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("not like this")
+
+    monkeypatch.setattr(efficiency, "SHORT", 0.0)
+    made = tiny.assembled(tmp_path, tiny.job())
+    made.model = made.step.plain = Broken()
+    assert efficiency.measured(made) is None
+    assert "the efficiency is not known: not like this" in capsys.readouterr().out
+
+
+def test_the_report_tells_both(tmp_path: Path) -> None:
+    run = make(tmp_path / "digits-001")
+    change(run / "result.json", lambda r: r.update(
+        phases={"forward": 10.0, "train": 20.0, "optimizer": 3.0, "evaluate": 2.0}, data=["1,438 training images", "a: b"],
+        watching={"monitor": 0.1, "live view": 0.2}, efficiency={"operations": 2e6, "product": 5e10}))  # fmt: skip
+    write(run)
+    told = (run / "report.md").read_text()
+    assert "backward" in told
+    assert "2 MFLOP a sample, 1.037 GFLOP a second while training" in told
+    assert "50 GFLOP a second here: 2.1 % of that." in told
+    assert "To be watched (monitor and live view) cost 0.30 s of CPU time, 0.7 % of the run." in told
+    assert "1,438 training images" in told
