@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from runtime.optimizations import Choice, Effect, Stage, Value
@@ -82,8 +83,9 @@ def allowed() -> tuple[bool, bool, bool]:
     """Which kernels torch may use: flash, memory-efficient, cuDNN."""
     from torch.backends import cuda
 
-    asked = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled)
-    flash, efficient, cudnn = (bool(each()) for each in asked)
+    asked: list[Callable[[], bool]]
+    asked = [cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled]
+    flash, efficient, cudnn = (kernel() for kernel in asked)
     return flash, efficient, cudnn
 
 

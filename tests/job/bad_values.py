@@ -88,7 +88,7 @@ VALUES = (
     Row("train: {epochs: 3000000000}", "4:9", "train.epochs: is 3000000000",
         "a number <= 2147483647", "change the value"),
     Row("train: {batch_size: 1e2}", "4:9", "train.batch_size: is 100.0",
-        "a whole number", "write 100"),
+        "a whole number or auto", "write 100"),
     Row("train: {seed: 4294967296}", "4:9", "train.seed: is 4294967296",
         "a number < 4294967296", "change the value"),
     Row("train: {deterministic: yes}", "4:9", "train.deterministic: is 'yes'",
