@@ -87,14 +87,18 @@ def _named(gpus: Sequence[Gpu]) -> str:
 
 
 def environment(hardware: Hardware) -> dict[str, str]:
-    """What makes CUDA count the used GPUs, and no others, in our order.
+    """What makes CUDA count the used GPUs, and no others, in our order, and its matrix products give the same bits.
 
-    Without it CUDA puts the fastest first. A MIG instance has no number; CUDA shows the one that NVML gave us.
+    Without it CUDA puts the fastest first. A MIG instance has no number; CUDA shows the one that NVML gave us. Without
+    workspaces of a fixed size cuBLAS may add in another order from call to call.
     """
-    if not hardware.gpus or any(gpu.mig for gpu in hardware.gpus):
+    if not hardware.gpus:
         return {}
+    same = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    if any(gpu.mig for gpu in hardware.gpus):
+        return same
     numbers = ",".join(str(gpu.index) for gpu in hardware.gpus)
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers}
+    return same | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers}
 
 
 def allowed(gpu: Gpu, asked: float | str | None) -> int:

@@ -194,14 +194,12 @@ class Step:
             graphs: whether kernels are recorded and replayed; only while a batch goes through the network whole, since
                 a replay writes over gradients that are still to be added up.
         """
-        compiled = torch.compile(self.plain, mode="reduce-overhead" if graphs else None)
-        self.graphs = graphs
+        compiled, self.graphs = torch.compile(self.plain), graphs
+        recorded = torch.compile(self.plain, mode="reduce-overhead") if graphs else None
 
         def forward(*inputs: Tensor) -> Any:
-            if graphs and self.micro_batch:
-                return self.plain(*inputs)
             try:
-                return _kept(compiled(*inputs)) if graphs else compiled(*inputs)
+                return _kept(recorded(*inputs)) if recorded and not self.micro_batch else compiled(*inputs)
             except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
                 self.forward = self.plain
                 self.compile_error = str(error).strip().splitlines()[0][:200]

@@ -99,8 +99,9 @@ def test_a_number_that_is_not_here(cards: tuple[Gpu, ...], trouble: str | None, 
 
 def test_cuda_counts_as_we_do() -> None:
     chosen = gpus.used(with_gpus(card(0), GTX, card(2)), [2, 0])
-    assert gpus.environment(chosen) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2,0"}
-    assert gpus.environment(with_gpus(card(0, "A100 MIG 1g.5gb", mig=True))) == {}
+    same = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    assert gpus.environment(chosen) == same | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2,0"}
+    assert gpus.environment(with_gpus(card(0, "A100 MIG 1g.5gb", mig=True))) == same
     assert gpus.environment(with_gpus()) == {}
 
 

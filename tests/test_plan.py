@@ -66,7 +66,8 @@ def test_plain_is_everything_off() -> None:
 
     assert {d.name: d.value for d in made.decisions} == {o.name: o.off for o in optimizations.every()}
     assert {d.source for d in made.decisions} == {"plain"}
-    assert made.environment(machine("h200")) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0"}
+    expected = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0"}
+    assert made.environment(machine("h200")) == expected
     assert made.environment(machine()) == {}
 
 

@@ -16,6 +16,7 @@ from runtime.hardware import Gpu
 from runtime.job.document import parse
 from runtime.monitor import Monitor
 from runtime.report.machine import time_section
+from runtime.report.sections import curves_section
 from runtime.report.series import collect
 from runtime.sensors import Sensors
 from tests.test_nvidia import A100, GIB, RTX, Card, Nvml
@@ -151,3 +152,11 @@ def test_the_report_shows_them() -> None:
 def test_the_interval_is_a_key_of_the_spec() -> None:
     job = spec.check(parse("name: a\ntask: image-classification\ndata: {train: x}\nmonitor: {every: 0.2s}\n", "a.yaml"))
     assert job.monitor.every == "0.2s"
+
+
+def test_the_scale_of_fp16_is_a_curve_of_the_report() -> None:
+    rows = [{"step": n, "train/loss": 1.0, "lr": 0.1, "scale": 2.0**n} for n in range(4)]
+    section = curves_section(collect(rows, "step"))
+    assert section is not None
+    titles = [block.title for block in section.blocks if hasattr(block, "title")]
+    assert titles[-1] == "Scale of fp16 gradients"

@@ -86,7 +86,7 @@ def fetch(
     """One batch per group of ids; in this process, or prepared ahead by worker processes or, pinned, by a thread."""
     source = _Groups(split)
     if workers == 0:
-        return ahead(lambda ids: source[ids].pinned(), groups) if pin else map(source.__getitem__, groups)
+        return ahead(lambda ids: source[ids].pin_memory(), groups) if pin else map(source.__getitem__, groups)
     return map(_received, crews.Crew(workers, pin, tell).prepared(_Sent(source), groups))
 
 

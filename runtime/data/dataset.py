@@ -66,8 +66,8 @@ class Batch:
             targets={name: y.to(device, non_blocking=True) for name, y in self.targets.items()},
         )
 
-    def pinned(self) -> Batch:
-        """The batch in memory that a GPU copies from by itself."""
+    def pin_memory(self) -> Batch:
+        """The batch in memory that a GPU copies from by itself; torch's loader looks for this name."""
         return replace(self, inputs=tuple(x.pin_memory() for x in self.inputs),
                        targets={name: y.pin_memory() for name, y in self.targets.items()})  # fmt: skip
 

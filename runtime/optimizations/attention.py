@@ -31,7 +31,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice("auto", "on a CPU torch has one fused kernel, and takes it where it can")
     if gpu.capability >= (8, 0):
         if job.train.deterministic:
-            return Choice("flash", "its backward pass gives the same bits; that of the others adds in any order")
+            return Choice(
+                "flash", "flash where there is no mask, else plain arithmetic: other backward passes add in any order"
+            )
         return Choice("auto", "flash, memory-efficient or cuDNN: torch picks by shape")
     if job.train.deterministic:
         return Choice("math", "flash starts at 8.0, and the memory-efficient backward pass adds in any order")

@@ -18,9 +18,15 @@ from runtime.report.summary import Summary
 from runtime.report.wording import duration, number, share, short, shown
 from runtime.report.worst import worst_sections
 
-_TITLES = {"loss": "Loss", "lr": "Learning rate", "grad_norm": "Gradient norm", "f1": "Macro F1"}
+_TITLES = {
+    "loss": "Loss",
+    "lr": "Learning rate",
+    "grad_norm": "Gradient norm",
+    "f1": "Macro F1",
+    "scale": "Scale of fp16 gradients",
+}
 _FIRST = ("loss",)
-_LAST = ("lr", "grad_norm")
+_LAST = ("lr", "grad_norm", "scale")
 _WIDE_RANGE = 50
 """Curves whose highest value is so many times the lowest are drawn on a logarithmic scale."""
 _EVENTS = 200

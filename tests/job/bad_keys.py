@@ -48,7 +48,7 @@ KEYS = (
     Row("optimize: {precison: bf16}", "4:12", "optimize.precison: unknown key",
         "known keys: {optimizations}", 'did you mean "precision"?'),
     Row("limits: {memori: 4g}", "4:10", "limits.memori: unknown key",
-        "known keys: cpus, memory, shm, gpus, processes", 'did you mean "memory"?'),
+        "known keys: cpus, memory, shm, gpus, gpu_memory, processes", 'did you mean "memory"?'),
     Row("checkpoint: {evry: 5m}", "4:14", "checkpoint.evry: unknown key",
         "known keys: every, keep, best", 'did you mean "every"?'),
     Row("train: {optimizer: adamv}", "4:9", "train.optimizer: is 'adamv'",
