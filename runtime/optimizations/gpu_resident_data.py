@@ -64,6 +64,8 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "optimize.loader_workers prepares batches on the host"
     if workload is None:
         return None
+    if job.task == "custom" and not workload.decoded:
+        return "a dataset of your own may draw something new each time it is asked"
     if feature_cache.choose(job, hardware, workload).value:
         return "feature_cache puts what the frozen part gives in the place of the samples"
     room = gpus.room(hardware.gpu, job.limits.gpu_memory)

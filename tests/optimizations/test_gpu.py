@@ -148,6 +148,17 @@ def test_the_memory_of_a_gpu_that_a_job_allows(asked: Any, expected: int) -> Non
     assert gpus.room(gpu, asked) == min(expected, gpu.free)
 
 
+def test_a_dataset_that_may_draw_at_random_stays_on_the_host() -> None:
+    text = "name: a\ntask: custom\ndata: {file: data.py}\nmodel: {file: net.py}\n"
+    asked = spec.check(parse(text, "job.yaml"))
+    assert gpu_resident_data.choose(asked, machine("h200"), CNN).value is True
+    choice = gpu_resident_data.choose(asked, machine("h200"), FILES)
+    assert (choice.value, choice.reason) == (
+        False,
+        "a dataset of your own may draw something new each time it is asked",
+    )
+
+
 @pytest.mark.parametrize("asked", ["0", "1.5", "lots", "true", "6"])
 def test_a_wrong_share_of_memory(asked: str) -> None:
     with pytest.raises(
