@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from runtime import blocks, checkpoint, draws, gpus, losses, optimizations, optimizer, prefix, resume
+from runtime import blocks, checkpoint, draws, fresh, losses, optimizations, optimizer, prefix, resume
 from runtime.clock import Clock
 from runtime.data.batches import Batches
 from runtime.data.dataset import Batch, Dataset
@@ -26,7 +26,6 @@ from runtime.job.values import duration_seconds
 from runtime.metrics import Metrics
 from runtime.models.build import Model
 from runtime.numerics import Numerics
-from runtime.optimizations import attention
 from runtime.plan import Plan
 from runtime.processes import NUMBER
 from runtime.ranks import ALONE, Ranks, joined
@@ -192,10 +191,7 @@ def assemble(
     """Put a run together and apply the plan to it."""
     device = torch.device(f"cuda:{os.environ.get(NUMBER, 0)}" if hardware.gpu else "cpu")
     ranks = joined(device)
-    torch.use_deterministic_algorithms(job.train.deterministic, warn_only=True)
-    as_torch_comes(job, hardware, device)
-    # Filling fresh memory is a debugging aid: nothing here reads what it has not written.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    fresh.begin(job, hardware, device)
     model = network.module.to(device)
     frozen = freeze(model, network.freeze, job)
     made = optimizer.build(job.train.optimizer, model)
@@ -225,15 +221,6 @@ def assemble(
     run.step.uncompiled = lambda text: run.events.add("compile", text, run.counters.step)
     run.step.tell = lambda text: run.events.add("memory", text, run.counters.step)
     return run
-
-
-def as_torch_comes(job: Job, hardware: Hardware, device: torch.device) -> None:
-    """Settings of the whole process that an optimization may change: an earlier run may have left its own."""
-    torch.backends.cudnn.benchmark = False
-    attention.allow(flash=True, efficient=True, cudnn=True)
-    if hardware.gpu and job.limits.gpu_memory is not None:
-        allowed = gpus.allowed(hardware.gpu, job.limits.gpu_memory)
-        torch.cuda.set_per_process_memory_fraction(allowed / hardware.gpu.memory, device)
 
 
 def workload(dataset: Dataset, model: nn.Module) -> Workload:

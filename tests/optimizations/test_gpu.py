@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import gpus, hardware, plan, run, spec
+from runtime import fresh, gpus, hardware, plan, spec
 from runtime.data.ahead import ahead
 from runtime.data.batches import Batches, fetch
 from runtime.data.dataset import Batch, Dataset
@@ -180,8 +180,8 @@ def test_the_allocator_is_told_its_share(monkeypatch: pytest.MonkeyPatch) -> Non
     told: list[tuple[float, torch.device]] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: told.append(given))
     device = torch.device("cuda:0")
-    run.as_torch_comes(job(), machine("gtx1080"), device)
-    run.as_torch_comes(job(limits="gpu_memory: 2g"), machine("gtx1080"), device)
+    fresh.begin(job(), machine("gtx1080"), device)
+    fresh.begin(job(limits="gpu_memory: 2g"), machine("gtx1080"), device)
     assert told == [(0.25, device)]
 
 
