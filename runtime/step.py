@@ -150,13 +150,13 @@ class Step:
     @torch.no_grad()
     def _remember(self) -> None:
         """Keep the buffers: a forward pass changes BatchNorm's statistics even if the step comes to nothing."""
-        for kept, buffer in zip(self.before, self.buffers, strict=True):
-            kept.copy_(buffer)
+        if self.buffers:
+            torch._foreach_copy_(self.before, self.buffers)
 
     @torch.no_grad()
     def _rewind(self) -> None:
-        for kept, buffer in zip(self.before, self.buffers, strict=True):
-            buffer.copy_(kept)
+        if self.buffers:
+            torch._foreach_copy_(self.buffers, self.before)
         self.optimizer.zero_grad(set_to_none=True)
 
     def _halve(self, size: int, error: BaseException) -> None:
