@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -120,17 +121,18 @@ def test_rows_wait_for_room_and_are_never_cut(tmp_path: Path, monkeypatch: pytes
 
 
 SERVER = """
-import os, sys, torch
+import os, signal, torch
 from pathlib import Path
 from runtime import checkpoint
 
 torch.set_num_threads(1)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 tensors = {"model": {"w": torch.full((50,), 2.0)}, "optimizer": {"w/m": torch.ones(50)}}
 while folder := os.read(0, 4096).decode():
     child = os.fork()
     if child == 0:
         os.write(1, f"{os.getpid()}\\n".encode())
-        os.read(0, 1)
+        signal.sigwait({signal.SIGUSR1})
         try:
             checkpoint.save(Path(folder), "step-2", tensors, {"watch": {"best": {"best": None}}})
             checkpoint.prune(Path(folder), 1, None)
@@ -165,7 +167,7 @@ class Saves:
         while "TracerPid:\t0" in status.read_text():
             assert tracer.poll() is None, "strace cannot attach to a process here"
             time.sleep(0.005)
-        self.server.stdin.write(b"g")
+        os.kill(child, signal.SIGUSR1)
         code = int(self.server.stdout.readline())
         tracer.wait()
         return code
