@@ -23,8 +23,8 @@ setup: ## make the local environment with everything: training, tests, linters
 test: .venv/check ## all tests; those of the images where an engine answers
 	@$(python) -m pytest -rs $(ARGS)
 
-test-faults: .venv/check ## the long faults: 200 kills, 100 stops, an error at every write (hours)
-	@$(python) -m pytest -m nightly -s tests/faults tests/images $(ARGS)
+test-faults: .venv/check ## the long faults: 200 kills, 100 stops, 1,000 broken specs, an error at every write (hours)
+	@$(python) -m pytest -m nightly -s tests/faults tests/images tests/job $(ARGS)
 
 check: .venv/check ## format, lint, types, shell scripts, Dockerfile
 	@scripts/check
