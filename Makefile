@@ -1,6 +1,6 @@
 # Everything people type, in one place. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults reference peers benchmark check format doctor logs stop rebuild clean engine base-image image-cpu sizes lock schema
+.PHONY: help sbom setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults reference peers benchmark check format doctor logs stop rebuild clean engine base-image image-cpu sizes lock schema
 
 JOB ?= jobs/digits.yaml
 PYTHON ?= python3
@@ -23,8 +23,8 @@ setup: ## make the local environment with everything: training, tests, linters
 test: .venv/check ## all tests; those of the images where an engine answers
 	@$(python) -m pytest -rs $(ARGS)
 
-test-faults: .venv/check ## the long faults: 200 kills, 100 stops, an error at every write (hours)
-	@$(python) -m pytest -m nightly -s tests/faults tests/images $(ARGS)
+test-faults: .venv/check ## the long faults: 200 kills, 100 stops, 1,000 broken specs, an error at every write (hours)
+	@$(python) -m pytest -m nightly -s tests/faults tests/images tests/job $(ARGS)
 
 check: .venv/check ## format, lint, types, shell scripts, Dockerfile
 	@scripts/check
@@ -63,6 +63,11 @@ engine: ## set up a Docker engine on this Debian or Ubuntu host
 
 sizes: ## what makes up the images that are built
 	@for word in cpu ampere legacy; do docker image inspect drivetrain/$$word >/dev/null 2>&1 && scripts/sizes $$word; done; true
+
+sbom: ## the parts of the images that are built, in build/sbom-WORD.json (CycloneDX)
+	@mkdir -p build && for word in cpu ampere legacy; do \
+	    ! docker image inspect drivetrain/$$word >/dev/null 2>&1 || \
+	    docker run --rm --network none --entrypoint cat drivetrain/$$word /opt/drivetrain/sbom.json > build/sbom-$$word.json || exit; done
 
 lock: ## lock the requirements of the images anew
 	@for word in cpu ampere legacy; do scripts/lock $$word || exit; done

@@ -211,17 +211,24 @@ def steps(folder: Path, kind: str = "step") -> list[Path]:
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Remove what is no longer needed: all but the last `keep`, and every best that none of them names."""
+    """Remove what is no longer needed: all but the last `keep`, and every best that none of them names.
+
+    Raises:
+        StorageError: if something cannot be removed.
+    """
     kept = steps(folder)[-max(1, keep) :]
-    for path in steps(folder):
-        if path not in kept:
-            _remove(path)
     named = {best} | {_best_of(path) for path in kept}
-    for path in steps(folder, "best"):
-        if int(path.name.rsplit("-", 1)[1]) not in named:
-            _remove(path)
-    for path in folder.glob(".tmp-*"):
-        shutil.rmtree(path, ignore_errors=True)
+    try:
+        for path in steps(folder):
+            if path not in kept:
+                _remove(path)
+        for path in steps(folder, "best"):
+            if int(path.name.rsplit("-", 1)[1]) not in named:
+                _remove(path)
+        for path in folder.glob(".tmp-*"):
+            shutil.rmtree(path, ignore_errors=True)
+    except OSError as error:
+        raise storage_error(folder, error) from None
 
 
 def _best_of(path: Path) -> int | None:

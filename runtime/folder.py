@@ -18,7 +18,14 @@ from runtime.files import read_json, storage_error, write_text
 from runtime.job import Job, dump
 
 # What may change between stop and resume: it does not change what is learned, or which weights are kept.
-FREE = ("limits", "checkpoint.every", "checkpoint.keep", "checkpoint.notice", "train.max_time")
+FREE = (
+    "limits",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "checkpoint.notice",
+    "train.max_time",
+    "optimize.loader_workers",
+)
 PATIENCE = 1.5
 """Seconds to wait for the lock: a process that was killed needs a moment to be gone."""
 
@@ -124,7 +131,7 @@ def _relevant(text: str) -> list[str]:
             top = key
         second = line.startswith("  ") and not line.startswith("   ")
         if top not in FREE and not (second and f"{top}.{key}" in FREE):
-            kept.append(line)
+            kept.append("optimize:" if line == "optimize: {}" else line)
     return kept
 
 

@@ -26,7 +26,8 @@ def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Moun
     shm, cache = _mount(root / "dev/shm", mount), _cache(environ)
     disk, code = _mount(_existing(runs), mount), _mount(_existing(cache), mount)
     return Storage(
-        shm=shm.f_blocks * shm.f_frsize if shm else None,
+        # One that cannot be written is as good as full.
+        shm=(0 if shm.f_flag & os.ST_RDONLY else shm.f_blocks * shm.f_frsize) if shm else None,
         shm_exec=_exec(shm),
         tmp_exec=_exec(_mount(_temporary(), mount)),
         runs_free=disk.f_bavail * disk.f_frsize if disk else None,

@@ -8,16 +8,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from runtime import guard, hardware, notice, optimizations, processes, spec
 from runtime import plan as plans
-from runtime.clock import Clock
+from runtime.clock import Clock, since_start
 from runtime.errors import DrivetrainError, Stopped
 from runtime.files import read_json, write_json
 from runtime.job import Job
@@ -46,12 +43,15 @@ def train(folder: Path, job: Job, signals: Signals, *, trace: bool = False) -> i
     """Assemble and train one run; returns 0, or raises what ended it."""
     clock = Clock()
     with clock.phase("import"):
-        from runtime import artifact, loop, monitor  # noqa: F401
+        from runtime import artifact, loop, lost, monitor  # noqa: F401
         from runtime.models.own import guarded
-    clock.phases["import"] = time.time() - psutil.Process().create_time()
+    clock.phases["import"] = since_start()
     leads = os.environ.get(processes.NUMBER, "0") == "0"
-    with guarded(job), notice.watched(job.checkpoint.notice if leads else None, folder):
-        conduct(assembled(folder, job, signals, clock), trace=trace)
+    try:
+        with guarded(job), notice.watched(job.checkpoint.notice if leads else None, folder):
+            conduct(assembled(folder, job, signals, clock), trace=trace)
+    except RuntimeError as error:
+        raise lost.meaning(error) from None
     return 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cgroup import Limits, cpu_list, number, read_limits
+from runtime.cgroup import Limits, cpu_list, number, oom_kills, peak, read_limits
 from tests.recorded import plant, write
 
 MIB = 2**20
@@ -51,6 +51,28 @@ def test_recorded_tree(
 def test_use_room_and_swap(tmp_path: Path, tree: str, used: int | None, room: int | None, swap: bool) -> None:
     limits = read_limits(plant(tmp_path, tree))
     assert (limits.used, limits.room, limits.swap) == (used, room, swap)
+
+
+@pytest.mark.parametrize("tree", ["v2-leaf", "v2-private", "v2-container"])
+def test_kills_for_memory_in_version_2(tmp_path: Path, tree: str) -> None:
+    """The line of memory.events that counts is that of kills: a group can reach its limit and go on."""
+    own = max(plant(tmp_path, tree).rglob("memory.max"), key=lambda path: len(path.parts))
+    events, highest = own.with_name("memory.events"), own.with_name("memory.peak")
+    for kills in (0, 3):
+        events.write_text(f"low 0\nhigh 0\nmax 97\noom 4\noom_kill {kills}\noom_group_kill 0\n")
+        assert oom_kills(tmp_path) == kills
+    highest.write_text(f"{512 * MIB}\n")
+    assert peak(tmp_path) == 512 * MIB
+    events.unlink()
+    highest.unlink()
+    assert (oom_kills(tmp_path), peak(tmp_path)) == (None, None)
+
+
+def test_kills_for_memory_in_version_1(tmp_path: Path) -> None:
+    own = next(name for name in plant(tmp_path, "v1-private").rglob("memory.limit_in_bytes"))
+    own.with_name("memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    own.with_name("memory.max_usage_in_bytes").write_text(f"{300 * MIB}\n")
+    assert (oom_kills(tmp_path), peak(tmp_path)) == (2, 300 * MIB)
 
 
 def test_page_cache_that_can_be_given_back_is_not_use(tmp_path: Path) -> None:

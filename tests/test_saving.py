@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import stat
 import subprocess
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,65 +120,194 @@ def test_rows_wait_for_room_and_are_never_cut(tmp_path: Path, monkeypatch: pytes
     assert [line[9] for line in kept.path.read_text().splitlines()] == ["1", "2", "3"]
 
 
-SAVE = """
-import sys, torch
+SERVER = """
+import os, signal, torch
 from pathlib import Path
 from runtime import checkpoint
-folder = Path(sys.argv[1])
-tensors = {"model": {"w": torch.full((50,), float(sys.argv[2]))}, "optimizer": {"w/m": torch.ones(50)}}
-checkpoint.save(folder, f"step-{sys.argv[2]}", tensors, {"watch": {"best": {"best": None}}})
-checkpoint.prune(folder, 1, None)
+
+torch.set_num_threads(1)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+tensors = {"model": {"w": torch.full((50,), 2.0)}, "optimizer": {"w/m": torch.ones(50)}}
+while folder := os.read(0, 4096).decode():
+    child = os.fork()
+    if child == 0:
+        os.write(1, f"{os.getpid()}\\n".encode())
+        signal.sigwait({signal.SIGUSR1})
+        try:
+            checkpoint.save(Path(folder), "step-2", tensors, {"watch": {"best": {"best": None}}})
+            checkpoint.prune(Path(folder), 1, None)
+        except Exception as error:
+            os._exit(7 if type(error).__name__ == "StorageError" else 8)
+        os._exit(0)
+    os.write(1, f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\\n".encode())
 """
-
-
-def strace(folder: Path, *inject: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SAVE, str(folder), "2"]
-    options = [word for text in inject for word in ("-e", text)]
-    if "error" in inject[-1]:  # quicker; a signal does not come through it
-        options.append("--seccomp-bpf")
-    return subprocess.run(["strace", "-f", "-qq", "-o", "/dev/null", *options, *command], cwd=ROOT, check=False,
-                          capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
-
-
 needs_strace = pytest.mark.skipif(
     subprocess.run(["sh", "-c", "command -v strace"], capture_output=True, check=False).returncode != 0,
     reason="strace is not installed",
 )
+CALLS = "trace=%file,%desc"
+
+
+class Saves:
+    """Processes that save, one after the other, each watched by strace from just before to its end."""
+
+    def __init__(self) -> None:
+        self.server = subprocess.Popen([sys.executable, "-c", SERVER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                       bufsize=0, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+
+    def __call__(self, folder: Path, *options: str) -> int:
+        """Save step 2 beside step 1; how the process ended."""
+        checkpoint.save(folder, "step-1", {"model": {"w": torch.ones(50)}}, {"watch": {"best": {"best": None}}})
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        self.server.stdin.write(str(folder).encode())
+        child = int(self.server.stdout.readline())
+        tracer = subprocess.Popen(["strace", "-f", "-qq", "-p", str(child), *options], stderr=subprocess.DEVNULL)
+        status = Path(f"/proc/{child}/status")
+        while "TracerPid:\t0" in status.read_text():
+            assert tracer.poll() is None, "strace cannot attach to a process here"
+            time.sleep(0.005)
+        os.kill(child, signal.SIGUSR1)
+        code = int(self.server.stdout.readline())
+        tracer.wait()
+        return code
+
+
+@pytest.fixture(scope="module")
+def saves() -> Iterator[Saves]:
+    made = Saves()
+    yield made
+    assert made.server.stdin is not None
+    made.server.stdin.close()
+    made.server.wait()
+
+
+@pytest.fixture(scope="module")
+def calls(saves: Saves, tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
+    """How often a save makes each call of the file system."""
+    folder = tmp_path_factory.mktemp("calls")
+    assert saves(folder / "calm", "-e", CALLS, "-o", str(folder / "record")) == 0
+    lines = (folder / "record").read_text().splitlines()
+    return Counter(line.split("(")[0].split()[-1] for line in lines if "(" in line and "resumed" not in line)
 
 
 @needs_strace
-@pytest.mark.parametrize("call", ["fsync", "rename", "unlinkat", "rmdir", "mkdir"])
-def test_killed_at_any_call_of_a_save_a_verified_checkpoint_loads(tmp_path: Path, call: str) -> None:
-    """SIGKILL at the first, second, ... call of a kind, until the save gets through."""
-    for number in range(1, 40):
-        folder = tmp_path / str(number)
-        checkpoint.save(folder, "step-1", {"model": {"w": torch.ones(50)}}, {"watch": {"best": {"best": None}}})
-        done = strace(folder, f"trace={call}", f"inject={call}:signal=SIGKILL:when={number}")
+def test_killed_at_any_call_of_a_save_a_verified_checkpoint_loads(
+    tmp_path: Path, saves: Saves, calls: Counter[str]
+) -> None:
+    """SIGKILL at the first, second, ... last call of every kind that a save makes of the file system."""
+    assert {"openat", "write", "fsync", "mkdir", "unlinkat", "rmdir", "rename"} <= set(calls)
+    kills = 0
+    for kind, number in [(name, n) for name in sorted(calls) for n in range(1, calls[name] + 1)]:
+        folder = tmp_path / f"{kind}-{number}"
+        code = saves(
+            folder, "-e", f"trace={kind}", "-e", f"inject={kind}:signal=SIGKILL:when={number}", "-o", "/dev/null"
+        )
         loaded, passed = checkpoint.latest(folder)
         assert loaded is not None
         assert loaded.path.name in ("step-1", "step-2")
         assert passed == []
-        if done.returncode == 0:
-            assert number > 1
-            assert [p.name for p in checkpoint.steps(folder)] == ["step-2"]
-            return
-    pytest.fail("the save never got through")
+        assert code in (-9, 0)
+        kills += code == -9
+    print(f"killed at {kills} calls of {len(calls)} kinds")
+    assert kills > 0.9 * calls.total()
 
 
 @needs_strace
-@pytest.mark.parametrize("call", ["fsync", "rename"])
-def test_an_error_at_any_call_leaves_nothing_behind(tmp_path: Path, call: str) -> None:
+@pytest.mark.parametrize("call", ["fsync", "rename", "write", "mkdir"])
+def test_an_error_at_any_call_leaves_nothing_behind(
+    tmp_path: Path, saves: Saves, calls: Counter[str], call: str
+) -> None:
     """One kind of error after the other; tests/faults has every kind at every write of a whole run."""
-    for number in range(1, 20):
-        error = ("ENOSPC", "EIO", "EROFS")[number % 3]
+    codes = []
+    for number in range(1, calls[call] + 2):
+        error = ("ENOSPC", "EIO", "EROFS", "EDQUOT")[number % 4]
         folder = tmp_path / str(number)
-        checkpoint.save(folder, "step-1", {"model": {"w": torch.ones(50)}}, {"watch": {"best": {"best": None}}})
-        done = strace(folder, f"trace={call}", f"inject={call}:error={error}:when={number}")
+        codes.append(
+            saves(folder, "-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={number}", "-o", "/dev/null")
+        )
         loaded, passed = checkpoint.latest(folder)
         assert loaded is not None
         assert passed == []
-        if done.returncode == 0:
-            assert number > 1
+        assert not list(folder.glob(".tmp-step-2*"))
+    assert set(codes) <= {0, 7}
+    assert 7 in codes
+    assert codes[-1] == 0
+
+
+class Off(BaseException):
+    """The power goes."""
+
+
+@pytest.mark.parametrize("renames_last", [True, False], ids=["renames reach the disk", "renames are lost"])
+def test_power_that_goes_at_any_moment_of_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames_last: bool
+) -> None:
+    """What was not synced is gone: files are empty, renames undone. A verified checkpoint loads all the same."""
+    tensors = {"model": {"w": torch.ones(50)}, "optimizer": {"w/m": torch.ones(50)}}
+    state = {"watch": {"best": {"best": None}}}
+    for number in range(1, 100):
+        folder = tmp_path / str(number)
+        checkpoint.save(folder, "step-1", tensors, state)
+        disk = _Disk(number)
+        with monkeypatch.context() as patch:
+            disk.watch(patch)
+            try:
+                checkpoint.save(folder, "step-2", tensors, state)
+                checkpoint.prune(folder, 1, None)
+            except Off:
+                disk.lose(folder, renames_last)
+        loaded, _ = checkpoint.latest(folder)
+        assert loaded is not None
+        assert loaded.path.name in ("step-1", "step-2")
+        if disk.left > 0:
+            assert number > 10
             return
-        assert "StorageError" in done.stderr or call == "rename"
     pytest.fail("the save never got through")
+
+
+class _Disk:
+    """Which files are on the disk and which renames are; the power goes before the n-th of these calls."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self.synced: set[int] = set()
+        self.renamed: list[tuple[Path, Path]] = []
+
+    def watch(self, patch: pytest.MonkeyPatch) -> None:
+        fsync, rename, replace, rmtree = os.fsync, os.rename, os.replace, shutil.rmtree
+
+        def spend() -> None:
+            self.left -= 1
+            if self.left == 0:
+                raise Off
+
+        def synced(handle: int) -> None:
+            spend()
+            self.synced.add(os.fstat(handle).st_ino)
+            if stat.S_ISDIR(os.fstat(handle).st_mode):
+                self.renamed.clear()
+            fsync(handle)
+
+        def moved(plain: Callable[..., None], one: Path, two: Path) -> None:
+            spend()
+            plain(one, two)
+            self.renamed.append((Path(one), Path(two)))
+
+        def removed(path: Path, **named: Any) -> None:
+            if Path(path).exists() and self.left > 0:
+                spend()
+            rmtree(path, **named)
+
+        patch.setattr(os, "fsync", synced)
+        patch.setattr(os, "rename", lambda one, two, **named: moved(rename, one, two))
+        patch.setattr(os, "replace", lambda one, two, **named: moved(replace, one, two))
+        patch.setattr(shutil, "rmtree", removed)
+
+    def lose(self, folder: Path, renames_last: bool) -> None:
+        for path in folder.rglob("*"):
+            if path.is_file() and path.stat().st_ino not in self.synced and "step-1" not in str(path):
+                path.write_bytes(b"")
+        for one, two in [] if renames_last else reversed(self.renamed):
+            if two.exists() and not one.exists():
+                two.rename(one)

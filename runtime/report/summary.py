@@ -135,7 +135,8 @@ def _last(record: Record) -> dict[str, float]:
 def _elapsed(state: Mapping[str, Any]) -> float | None:
     try:
         start, end = (datetime.fromisoformat(str(state[key])) for key in ("started", "ended"))
-        return (end - start).total_seconds()
+        seconds = (end - start).total_seconds()
+        return seconds if seconds >= 0 else None  # the clock was set back meanwhile
     except (KeyError, ValueError, TypeError):
         return None
 

@@ -4,7 +4,8 @@
 
 LEDGER=FILE keeps which samples each step was given. FAULT=module:name:number:action does something at the n-th call
 of a function, in the process that has the module: `term` sends SIGTERM to the supervisor, `kill` kills the trainer,
-`twice` sends two. Nothing of this is part of the product.
+`twice` sends two; `ahead` and `behind` set the clock by a day, `device` loses the GPU. Nothing of this is part of the
+product.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ def main() -> int:
 
 
 def trainer(arguments: list[str]) -> int:
-    from runtime import loop, notice, saving, tally, trainer  # noqa: F401
+    from runtime import loop, notice, saving, tally, trainer, tune  # noqa: F401
 
     notice.EVERY = 0.05
+    tune.FULL, tune.COMPILING = 2.0, 10**9
     sys.argv[:] = ["trainer", *arguments]
     if path := os.environ.get("LEDGER"):
         loop._advance = witnessed(loop._advance, Path(path))
@@ -81,7 +83,12 @@ def act(action: str) -> None:
     print(f"fault: {action} at {time.time():.3f}", flush=True)
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    for _ in range({"term": 1, "twice": 2, "nothing": 0}[action]):
+    if action == "device":
+        raise RuntimeError("CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later")
+    if action in ("ahead", "behind"):
+        plain, shift = time.time, 86400.0 if action == "ahead" else -86400.0
+        time.time = lambda: plain() + shift
+    for _ in range({"term": 1, "twice": 2}.get(action, 0)):
         os.kill(supervisor, signal.SIGTERM)
         time.sleep(PAUSE)
 

@@ -71,25 +71,38 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_at_each_write_of_a_whole_run(tmp_path: Path) -> None:
+    assert min(outcomes(tmp_path, 5).values()) > 3
+
+
+@pytest.mark.nightly
+def test_an_error_at_every_write_of_a_whole_run(tmp_path: Path) -> None:
+    found = outcomes(tmp_path, 1)
+    print(
+        f"an error at each of {sum(found.values())} writes: {found['done']} runs went on, {found['ended']} ended with 7 and went on later"
+    )
+
+
+def outcomes(tmp_path: Path, stride: int) -> dict[str, int]:
+    """An error at each n-th write of a run, one run after the other; how many went on and how many ended."""
     (tmp_path / "calm").mkdir()
     with failing(0, 0) as calls:
         conduct(tmp_path / "calm")
     calm = end(tmp_path / "calm")
     assert set(calls) == {name for _, name in CALLS}
-    outcomes = {"done": 0, "ended": 0}
-    for number in range(1, len(calls) + 1, 1 if os.environ.get("DRIVETRAIN_EVERY_WRITE") else 5):
+    found = {"done": 0, "ended": 0}
+    for number in range(1, len(calls) + 1, stride):
         folder = tmp_path / str(number)
         folder.mkdir()
-        error = ERRORS[number // 5 % len(ERRORS)]
+        error = ERRORS[number // stride % len(ERRORS)]
         ended = None
         try:
             with failing(number, error):
                 conduct(folder)
-            outcomes["done"] += 1
+            found["done"] += 1
         except StorageError as caught:
             ended = caught
         if ended:
-            outcomes["ended"] += 1
+            found["ended"] += 1
             assert os.strerror(error) in str(ended)
             if checkpoint.steps(folder / "checkpoints"):
                 assert checkpoint.latest(folder / "checkpoints")[0] is not None
@@ -97,7 +110,7 @@ def test_an_error_at_each_write_of_a_whole_run(tmp_path: Path) -> None:
         assert end(folder) == calm, f"call {number}, {calls[number - 1]}, {os.strerror(error)}"
         assert trained.leftovers(folder) == []
         shutil.rmtree(folder)
-    assert min(outcomes.values()) > 3
+    return found
 
 
 @pytest.fixture

@@ -120,18 +120,50 @@ def test_a_signal_in_the_middle_of_compiling(tmp_path: Path, number: int) -> Non
     assert trained.differences(trained.run(calm), trained.run(job)) == []
 
 
+MEASURING = {
+    "tune": ("runtime.tune:Arm.step:6", "optimize.measure=full"),
+    "pairs of tune": ("runtime.tune:compare:1", "optimize.measure=full"),
+    "search": ("runtime.search:Search._step:2", "optimize.micro_batch=auto"),
+}
+"""What measures before the first step, and how a job asks for it."""
+
+
+@pytest.mark.parametrize("phase", ["tune", "search"])
+def test_a_signal_while_something_is_measured(tmp_path: Path, phase: str) -> None:
+    while_measured(trained.written(tmp_path, **SHORT), phase)
+
+
+def while_measured(job: Path, phase: str) -> float:
+    """Nothing is committed yet; what was measured in part is not kept, and the same command measures again."""
+    fault, setting = MEASURING[phase]
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(job.parent / "cache")}
+    text = trained.finish(job, "--set", setting, expected=75, FAULT=f"{fault}:term", **cache)
+    took = seconds(text)
+    assert "stopped by SIGTERM" in text
+    assert "epoch 1/" not in text
+    assert not list((trained.run(job) / "checkpoints").glob("step-*"))
+    assert not list((job.parent / "cache").rglob("*.json"))
+    text = trained.finish(job, "--set", setting, **cache)
+    assert "measured before" not in text
+    assert trained.ledger_faults(job) == []
+    return took
+
+
 @pytest.mark.nightly
 def test_a_hundred_signals(tmp_path: Path, calm: Path) -> None:
     """Every phase in turn, and random moments; the slowest end counts."""
     slowest: dict[str, float] = {}
-    phases = [*PHASES, "any moment"]
+    phases = [*PHASES, *MEASURING, "any moment"]
     first = int(os.environ.get("DRIVETRAIN_FIRST", "0"))
     for number in range(first, first + int(os.environ.get("DRIVETRAIN_STOPS", "100"))):
         phase = phases[number % len(phases)]
         job = trained.written(tmp_path / str(number), **SHORT)
-        took = any_moment(job, random.Random(number)) if phase == "any moment" else stopped(job, phase)
+        if phase in MEASURING:
+            took = while_measured(job, phase)
+        else:
+            took = any_moment(job, random.Random(number)) if phase == "any moment" else stopped(job, phase)
+            go_on(job, calm)
         slowest[phase] = max(took, slowest.get(phase, 0.0))
-        go_on(job, calm)
     for phase, took in slowest.items():
         print(f"{phase}: at most {took:.1f} s")
     assert max(slowest.values()) <= GRACE

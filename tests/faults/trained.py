@@ -56,9 +56,14 @@ def command(job: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "tests.faults.driver", "train", str(job), "--runs", str(job.parent / "runs"), *options]  # fmt: skip
 
 
+def surroundings(job: Path) -> dict[str, str]:
+    """Our variables, and where the witness writes."""
+    return {**os.environ, "LEDGER": str(job.parent / "ledger.jsonl")}
+
+
 def start(job: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
     """Start a training in a session of its own; its output goes to job.log."""
-    given = {**os.environ, "LEDGER": str(job.parent / "ledger.jsonl"), **environment}
+    given = {**surroundings(job), **environment}
     with (job.parent / "job.log").open("a") as log:
         return subprocess.Popen(command(job, *options), cwd=ROOT, env=given, stdout=log, stderr=subprocess.STDOUT,
                                 text=True, start_new_session=True)  # fmt: skip
@@ -89,6 +94,11 @@ def status(job: Path) -> str:
 def rows(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """The rows of a JSON-lines file."""
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def read(folder: Path, name: str) -> Any:
+    """The data of a JSON file of a run folder."""
+    return json.loads((folder / name).read_text())
 
 
 def last(folder: Path) -> Path:

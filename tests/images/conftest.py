@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 REQUIRED = os.environ.get("DRIVETRAIN_IMAGES") == "required"
+TAG = os.environ.get("DRIVETRAIN_TAG", "latest")
 
 
 def missing(word: str) -> str | None:
@@ -31,7 +32,7 @@ def cpu_image() -> str:
         pytest.fail(f"image tests are required: {why}")
     if why:
         pytest.skip(why)
-    return "drivetrain/cpu:latest"
+    return f"drivetrain/cpu:{TAG}"
 
 
 def has_client() -> bool:

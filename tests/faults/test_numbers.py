@@ -1,0 +1,136 @@
+"""Numbers that are not finite, thrown at many short runs: in the loss, a gradient, an input, a buffer, a weight.
+
+Whatever happens, no checkpoint and no model folder ever holds one; a skipped step leaves every weight as it was; the
+run ends done or with exit 5, as the number of bad steps in a row says.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from runtime import checkpoint, loop, run
+from runtime.errors import NumericsError
+from runtime.metrics import Metrics
+from runtime.saving import Saver
+from tests import tiny
+from tests.test_numerics import Still, nan_gradient, nan_input, rows
+
+NIGHTLY = int(os.environ.get("DRIVETRAIN_NUMBERS", "200"))
+STEPS = 12
+"""Of the tiny job."""
+BAD = (float("nan"), float("inf"), -float("inf"))
+
+
+def loss(made: run.Run) -> None:
+    """The network's outputs, and with them the loss."""
+    handle = made.model.register_forward_hook(
+        lambda module, given, outputs: (handle.remove(), outputs * float("nan"))[1]
+    )
+
+
+def buffer(made: run.Run) -> None:
+    next(b for n, b in made.model.named_buffers() if n.endswith("running_var")).fill_(float("inf"))
+
+
+def weight(made: run.Run) -> None:
+    next(made.model.parameters()).data.view(-1)[3] = float("nan")
+
+
+KINDS: dict[str, Callable[[run.Run], Any]] = {
+    "input": nan_input, "gradient": nan_gradient, "loss": loss, "buffer": buffer, "weight": weight,
+}  # fmt: skip
+
+
+def spoilt(made: run.Run, faults: dict[int, str]) -> None:
+    """Something bad before the forward pass of each of these steps, once; weights must stay over a skipped step."""
+    left = dict(faults)
+    before: list[dict[str, torch.Tensor]] = []
+
+    def hook(module: torch.nn.Module, inputs: Any) -> Any:
+        number = made.counters.step + 1
+        if module.training and number in left:
+            return KINDS[left.pop(number)](made)
+        return None
+
+    made.model.register_forward_pre_hook(hook)
+    step, skipped = made.step.__class__.__call__, made.numerics.skipped
+
+    def call(self: Any, batch: Any, seed: int) -> Any:
+        before[:] = [{name: value.clone() for name, value in made.model.named_parameters()}]
+        return step(self, batch, seed)
+
+    def unmoved(*given: Any) -> None:
+        now = dict(made.model.named_parameters())
+        assert all(
+            torch.equal(value, now[name]) or not torch.isfinite(now[name]).all() for name, value in before[0].items()
+        )
+        skipped(*given)
+
+    made.step.__class__ = type("Watched", (made.step.__class__,), {"__call__": call})
+    made.numerics.skipped = unmoved  # type: ignore[method-assign]
+
+
+def shot(folder: Path, draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, str], str]:
+    """One run with faults at random steps; what they were, and how it ended."""
+    made = tiny.assembled(folder, tiny.job(train="ema: 0.5"))
+    made.metrics = Metrics(folder)
+    saver = Saver(made)
+    saver.kind, saver.every = "steps", draw.choice((1, 2, 5))
+    first = draw.randint(1, STEPS - 1)
+    in_a_row = range(first, min(STEPS, first + draw.choice((1, 1, 2, 3, 4))) + 1)
+    faults = {number: draw.choice(tuple(KINDS)) for number in in_a_row}
+    faults |= {draw.randint(1, STEPS): draw.choice(tuple(KINDS)) for _ in range(draw.randint(0, 2))}
+    saver.final()
+    spoilt(made, faults)
+    try:
+        ended = loop.fit(made, saver, Still())  # type: ignore[arg-type]
+        saver.final()
+    except NumericsError as error:
+        ended = f"exit {error.exit_code}"
+    finally:
+        made.metrics.close()
+    return faults, ended
+
+
+def check(numbers: range, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Runs by number; how many ended how. Every file of weights is looked at when it is written, and once more at the end."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    plain, written = checkpoint.write_tensors, [0]
+
+    def write(path: Path, tensors: checkpoint.Tensors) -> None:
+        assert all(torch.isfinite(value.float()).all() for value in tensors.values()), path
+        written[0] += 1
+        plain(path, tensors)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", write)
+    endings: dict[str, int] = {}
+    for number in numbers:
+        place = folder / str(number)
+        place.mkdir()
+        faults, ended = shot(place, random.Random(number), monkeypatch)
+        endings[ended] = endings.get(ended, 0) + 1
+        for path in (place / "checkpoints").glob("*/*.safetensors"):
+            values = safetensors.torch.load_file(path).values()
+            assert all(torch.isfinite(value.float()).all() for value in values), (number, path, faults)
+        assert checkpoint.latest(place / "checkpoints")[0] is not None
+        assert rows(place, "events.jsonl"), (number, faults)
+    assert set(endings) <= {"all 3 epochs are done", "exit 5"}, endings
+    return endings | {"files of weights": written[0]}
+
+
+def test_ten_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(check(range(10), tmp_path, monkeypatch)) == 3
+
+
+@pytest.mark.nightly
+def test_two_hundred_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    endings = check(range(1000, 1000 + NIGHTLY), tmp_path, monkeypatch)
+    print(f"{NIGHTLY} runs, none of whose checkpoints holds a number that is not finite: {endings}")

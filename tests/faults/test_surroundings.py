@@ -1,0 +1,140 @@
+"""What changes around a run while it trains: the clock, the GPU, the compiler, the number of loader workers, the network."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime import checkpoint, lost
+from runtime.errors import DeviceError
+from tests import tiny
+from tests.faults import trained
+from tests.test_saving import needs_strace
+
+SHORT = {"epochs": "4"}
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    job = trained.written(tmp_path_factory.mktemp("calm"), **SHORT)
+    trained.finish(job)
+    return trained.run(job)
+
+
+@pytest.mark.parametrize("way", ["ahead", "behind"])
+def test_a_clock_that_jumps_by_a_day(tmp_path: Path, calm: Path, way: str) -> None:
+    """Saves by time and the time limit go by the clock that nobody can set; bits by none."""
+    job = trained.written(tmp_path, **SHORT)
+    text = trained.finish(job, "--set", "train.max_time=1h", FAULT=f"runtime.loop:_step:10:{way}")
+    assert f"fault: {way}" in text
+    assert trained.differences(calm, trained.run(job)) == []
+    result = trained.read(trained.run(job), "result.json")
+    assert 0 < result["seconds"] < 600
+    assert all(0 <= value < 600 for value in result["phases"].values())
+
+
+def test_a_gpu_that_is_lost(tmp_path: Path, calm: Path) -> None:
+    """Exit 9 with the last checkpoint as it was, and no other attempt by ourselves."""
+    job = trained.written(tmp_path, **SHORT)
+    text = trained.finish(job, expected=9, FAULT="runtime.loop:_step:20:device")
+    assert "the GPU has failed: CUDA error: unspecified launch failure" in text
+    assert "the last checkpoint is untouched" in text
+    assert text.count("model: ") == 1
+    loaded, passed = checkpoint.latest(trained.run(job) / "checkpoints")
+    assert loaded is not None
+    assert (loaded.state["counters"]["step"], passed) == (14, [])
+    trained.finish(job)
+    assert trained.differences(calm, trained.run(job)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("CUDA error: device-side assert triggered\nmore", DeviceError),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", DeviceError),
+        ("CUDA out of memory. Tried to allocate 2 GiB", RuntimeError),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", RuntimeError),
+        ("shapes do not fit", RuntimeError),
+    ],
+)
+def test_what_is_a_lost_gpu(text: str, kind: type[Exception]) -> None:
+    assert type(lost.meaning(RuntimeError(text))) is kind
+
+
+def test_another_number_of_workers_after_a_stop(tmp_path: Path, calm: Path) -> None:
+    """None, then two, then one: prefetched batches and the workers' own draws are nothing that must be kept."""
+    job = trained.written(tmp_path, **SHORT)
+    trained.finish(job, expected=75, FAULT="runtime.step:Step._update:10:term")
+    trained.finish(job, "--set", "optimize.loader_workers=2", expected=75, FAULT="runtime.step:Step._update:8:term")
+    trained.finish(job, "--set", "optimize.loader_workers=1")
+    assert trained.differences(calm, trained.run(job)) == []
+    assert trained.ledger_faults(job) == []
+    plan = trained.read(trained.run(job), "plan.json")
+    assert next(row for row in plan["decisions"] if row["name"] == "loader_workers")["value"] == 1
+
+
+def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said once, and from there on the same bits as without it."""
+    plain = tiny.losses(tiny.assembled(tmp_path, tiny.job()), 3)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    torch._dynamo.reset()
+    made = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert tiny.losses(made, 3) == plain
+    assert sum("compile failed, training goes on without it" in str(word.message) for word in said) == 1
+    assert made.step.compile_error
+
+
+@needs_strace
+def test_no_connection_is_tried(tmp_path: Path) -> None:
+    """With local data neither a whole run nor a resumed one asks the network for anything."""
+    job = trained.written(tmp_path, **SHORT)
+    for number, fault in enumerate(("runtime.step:Step._update:10:term", "")):
+        record = tmp_path / f"calls-{number}"
+        watched = ["strace", "-f", "-qq", "-e", "trace=connect,sendto", "--seccomp-bpf", "-o", str(record)]
+        environment = {**trained.surroundings(job), "FAULT": fault}
+        done = subprocess.run([*watched, *trained.command(job)], cwd=trained.ROOT, env=environment, capture_output=True,
+                              text=True, check=False, timeout=300)  # fmt: skip
+        assert done.returncode == (75 if fault else 0), done.stdout + done.stderr
+        assert [line for line in record.read_text().splitlines() if "AF_INET" in line] == []
+
+
+def test_a_stopped_process_is_no_lost_time(tmp_path: Path, calm: Path) -> None:
+    """Frozen as `docker pause` freezes it, and thawed: it goes on where it was."""
+    job = trained.written(tmp_path, **SHORT)
+    process = trained.start(job)
+    log = job.parent / "job.log"
+    while "epoch 1/4" not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.01)
+    pids = trained.processes(job.parent)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            subprocess.run(["kill", f"-{number.value}", str(pid)], check=False)
+        time.sleep(1)
+    assert process.wait(timeout=120) == 0, log.read_text()
+    assert trained.differences(calm, trained.run(job)) == []
+
+
+def test_the_supervisor_is_light(tmp_path: Path) -> None:
+    """What stays beside the trainer the whole time: no torch, and less than 60 MB at its peak."""
+    job = trained.written(tmp_path, **SHORT)
+    process = trained.start(job)
+    peak = 0
+    while process.poll() is None:
+        with contextlib.suppress(OSError, IndexError):
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peak = max(peak, int(status.partition("VmHWM:")[2].split()[0]))
+        time.sleep(0.05)
+    assert process.returncode == 0
+    print(f"supervisor: {peak / 1024:.1f} MiB at most")
+    assert 0 < peak * 1024 < 60e6
