@@ -1,6 +1,6 @@
 """The table that keeps everyone honest: the same jobs by drivetrain, by its peers, and by hand, measured in turn.
 
-    python benchmarks/peers.py [ROW ...] [--smoke] [--peers PYTHON] [--folder DIR]
+    python benchmarks/peers.py [ROW ...] [--smoke] [--steady] [--peers PYTHON] [--folder DIR]
 
 Rows C1 to C6 are trainings, C7 is the start-up. Contenders are live processes that do blocks of steps in turn (those
 that wait are stopped), so a noisy neighbour hits all; a figure is the median of the ratios of blocks of one round, with
@@ -41,7 +41,7 @@ def main() -> int:
         else:
             field = Field(ROWS[name], given.folder, given.smoke, python, tell)
             rounds, block = ((2, 2), 0.2) if given.smoke else ((6, 15), given.block)
-            result = field.raced(given.seconds, rounds, block, whole=not given.smoke)
+            result = field.raced(given.seconds, rounds, block, whole=not (given.smoke or given.steady))
             shutil.rmtree(field.scratch)
         (given.folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(written(given.folder))
@@ -59,6 +59,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--block", type=float, default=1.0, help="seconds of a block of steps")
     parser.add_argument("--peers", type=Path, default=PEERS, help="Python of the peers' environment")
     parser.add_argument("--alone", action="store_true", help="without Lightning and Hugging Face")
+    parser.add_argument("--steady", action="store_true", help="without the runs from the command to the finished model")
     parser.add_argument("--table", action="store_true", help="measure nothing, only print the table of what is there")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "peers")
     return parser.parse_args()

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from runtime import spec
 from runtime.data.dataset import Dataset
@@ -90,6 +90,27 @@ class Windows(torch.utils.data.Dataset[Any]):
         return self.values[start : start + self.length], self.labels[index]
 
 
+class Gathered(torch.utils.data.Dataset[Any]):
+    """Samples that come a batch at a time, by one gather; torch's loader asks for them so where it can."""
+
+    def __init__(self, samples: Any) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.samples[indices]
+
+
+def as_it_is(batch: Any) -> Any:
+    """The collation of what comes as a batch."""
+    return batch
+
+
 @dataclass
 class Task:
     """What a contender trains."""
@@ -145,8 +166,7 @@ class Task:
             collate = partial(padded, pad=split.pad, longest=longest)
             return DataLoader(samples, batch_size=self.batch, shuffle=train, collate_fn=collate)
         if tuned and not self.images:
-            order = RandomSampler(samples) if train else SequentialSampler(samples)
-            return DataLoader(samples, sampler=BatchSampler(order, self.batch, False), batch_size=None)
+            return DataLoader(Gathered(samples), batch_size=self.batch, shuffle=train, collate_fn=as_it_is)
         more = {"num_workers": WORKERS, "persistent_workers": True} if tuned else {}
         return DataLoader(samples, batch_size=self.batch, shuffle=train, **more)
 
