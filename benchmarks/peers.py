@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.contest import figures, startup  # noqa: E402
 from benchmarks.contest.field import Field  # noqa: E402
+from benchmarks.contest.race import Failed  # noqa: E402
 from benchmarks.contest.rows import ROWS  # noqa: E402
 
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
@@ -41,7 +42,10 @@ def main() -> int:
         else:
             field = Field(ROWS[name], given.folder, given.smoke, python, tell)
             rounds, block = ((2, 2), 0.2) if given.smoke else ((6, 15), given.block)
-            result = field.raced(given.seconds, rounds, block, whole=not (given.smoke or given.steady))
+            try:
+                result = field.raced(given.seconds, rounds, block, whole=not (given.smoke or given.steady))
+            except Failed as why:
+                raise SystemExit(str(why)) from None
             shutil.rmtree(field.scratch)
         (given.folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(written(given.folder))
@@ -51,9 +55,7 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "rows", nargs="*", choices=[*ROWS, startup.NAME], metavar="ROW", help="C1 C1b ... C7; all if absent"
-    )
+    parser.add_argument("rows", nargs="*", type=known, metavar="ROW", help="C1 C1b ... C7; all if absent")
     parser.add_argument("--smoke", action="store_true", help="few samples, two rounds: whether it runs, not how fast")
     parser.add_argument("--seconds", type=float, default=60.0, help="for the rounds of a row; 6 rounds at least")
     parser.add_argument("--block", type=float, default=1.0, help="seconds of a block of steps")
@@ -63,6 +65,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--table", action="store_true", help="measure nothing, only print the table of what is there")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "peers")
     return parser.parse_args()
+
+
+def known(name: str) -> str:
+    """A row by its name."""
+    if name not in (*ROWS, startup.NAME):
+        raise argparse.ArgumentTypeError(f"no row {name}; there are {', '.join((*ROWS, startup.NAME))}")
+    return name
 
 
 def written(folder: Path) -> str:

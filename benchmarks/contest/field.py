@@ -32,6 +32,8 @@ FORMS = {"tutorial loop": ("tutorial", "default"), "Lightning": ("lightning", "d
          "Hugging Face, tuned": ("huggingface", "tuned")}  # fmt: skip
 """Peers: kind and form."""
 GEMM = "gemm"
+Maker = tuple[str, list[str], dict[str, str]]
+"""Name, words of the command, environment."""
 
 
 @dataclass
@@ -106,28 +108,42 @@ class Field:
         """Contenders that stand, ours first, and why others do not."""
         plain = self._settled(self.scratch / "plain", plain=True)
         cached = ["--cached"] * self.row.frozen
-        makers: list[tuple[str, list[str], dict[str, str]]] = [
+        makers: list[Maker] = [
             (SOL, ["sol", str(self.short), "sol", *cached], self._ours(plan)),
             (OURS, ["drivetrain", str(self.short if self.row.frozen else self.long), "ours", *cached], self._ours(plan)),
             (PLAIN, ["drivetrain", str(self.long), "plain"], self._ours(plain)),
             (GEMM, ["gemm", str(self.short), "gemm"], self._ours(plan)),
             *((name, [kind, str(self.short), name], self._theirs()) for name, (kind, _) in self._peers()),
         ]  # fmt: skip
-        made, failed = [], dict[str, str]()
-        for name, words, environment in makers:
-            contender = self._contender(name, words, environment, block)
+        # SOL comes first: it tells in which format the tuned peers compute. The others get ready side by side.
+        made, failed = self._stood(makers[:1], block), dict[str, str]()
+        self.precision = made[0].told["precision"]
+        for contender in self._started(makers[1:], block):
             try:
-                told = contender.start()
+                contender.stand()
                 made.append(contender)
-                self.precision = told.get("precision", self.precision)
-                self.tell(f"{self.row.name}: {name} stands: {told['samples'] / told['seconds']:,.1f} samples/s")
             except Failed as why:
                 contender.close()
-                failed[name] = str(why)
+                failed[contender.name] = str(why)
                 self.tell(f"{self.row.name}: {why}")
         if OURS in failed or GEMM in failed:
             raise SystemExit(f"{self.row.name}: {failed}")
+        for contender in made:
+            if "--cached" not in contender.command:
+                contender.warm_up()
         return sorted(made, key=lambda one: one.name != OURS), failed
+
+    def _started(self, makers: list[Maker], block: float) -> list[Contender]:
+        found = [self._contender(*maker, block) for maker in makers]
+        for contender in found:
+            contender.start()
+        return found
+
+    def _stood(self, makers: list[Maker], block: float) -> list[Contender]:
+        found = self._started(makers, block)
+        for contender in found:
+            contender.stand()
+        return found
 
     def _contender(self, name: str, words: list[str], environment: dict[str, str], block: float) -> Contender:
         kind, job, place, *more = words

@@ -9,6 +9,7 @@ from typing import Any
 
 OURS, SOL = "drivetrain", "SOL"
 CERTAIN = 0.95
+FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -59,10 +60,7 @@ def row_table(result: dict[str, Any]) -> str:
             "" if name == OURS else shown(found["ratio"]), f"{found['efficiency']:.0%}" if found.get("efficiency") else "",
             f"{found['peak'] / 2**30:.1f} GiB", f"{whole:.1f} s" if whole else "", f"{accuracy:.2f} |" if accuracy else " |",
         )))  # fmt: skip
-    gemm = ", ".join(
-        f"{name.removesuffix('oat32') if name == 'float32' else name} {value / 1e9:,.0f}"
-        for name, value in result["gemm"].items()
-    )
+    gemm = ", ".join(f"{FORMATS[name]} {value / 1e9:,.0f}" for name, value in result["gemm"].items())
     lines += ["", f"{result['rounds']} rounds on {result['date']}; GEMM in GFLOP/s: {gemm}; plan settled in "
               f"{result['settled']:.0f} s; SOL and the tuned peers compute in {result['precision']}. "
               f"Plan: {', '.join(f'{name} {value}' for name, value in result['plan'].items())}."]  # fmt: skip
@@ -97,5 +95,5 @@ def summary(results: Sequence[dict[str, Any]]) -> str:
         cells.append(f"{own:.0f} s, {others[fastest]:.0f} s ({fastest})" if own and fastest else "")
         lines.append(f"| {' | '.join(cells)} |")
     means = [f"{mean(columns[key]):.2f}" if key in columns else "" for key in ("default", "tuned", SOL)]
-    lines.append(f"| geometric mean of {len(results)} rows | {' | '.join(means)} | |")
+    lines.append(f"| geometric mean, rows: {len(results)} | {' | '.join(means)} | |")
     return "\n".join(lines)

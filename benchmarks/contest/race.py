@@ -47,21 +47,37 @@ class Contender:
     """Bytes at most of the process and its workers."""
     count: int = 1
 
-    def start(self) -> dict[str, Any]:
-        """Let it stand, and size its blocks; its first answer.
-
-        Raises:
-            Failed: if it does not come so far.
-        """
+    def start(self) -> None:
+        """Let it get ready; others may do so at the same time."""
         with self.log.open("wb") as log:
             self.child = subprocess.Popen(
                 self.command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 process_group=0, preexec_fn=functools.partial(die_with, os.getpid()),
             )  # fmt: skip
+
+    def stand(self) -> dict[str, Any]:
+        """Wait until it stands; its first answer.
+
+        Raises:
+            Failed: if it does not come so far.
+        """
         first = self._answer()
-        self.count = max(1, round(self.seconds * first["steps"] / first["seconds"]))
         self._stop()
+        self._size()
         return first
+
+    def warm_up(self) -> None:
+        """A block that does not count, and from which the next ones get their size.
+
+        Raises:
+            Failed: if it has died.
+        """
+        self.block()
+        self.rates.clear()
+        self._size()
+
+    def _size(self) -> None:
+        self.count = max(1, round(self.seconds * self.told["steps"] / self.told["seconds"]))
 
     def block(self) -> None:
         """One block; its rate is kept.
