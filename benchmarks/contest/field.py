@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import statistics
@@ -24,6 +25,7 @@ from runtime import spec, supervise
 from runtime.detect import detect
 from runtime.files import write_json
 from runtime.hardware import Hardware
+from runtime.signals import die_with
 from runtime.table import machine as machine_line
 
 PLAIN = "drivetrain --plain"
@@ -99,7 +101,7 @@ class Field:
         command = [sys.executable, "-m", "runtime.bench.settle", str(folder), str(self.long)]
         log = folder.with_suffix(".log")
         with log.open("wb") as file:
-            done = subprocess.run(command, env=self._ours(first), stderr=file, check=False)
+            done = subprocess.run(command, env=self._ours(first), stderr=file, check=False, preexec_fn=_bound())
         if done.returncode:
             raise SystemExit(f"{self.row.name}: no plan: {last_words(log)}")
         return plans.load(folder / "plan.json")
@@ -225,7 +227,8 @@ class Field:
     def _run(self, command: list[str], environment: dict[str, str], name: str) -> str:
         log = self.scratch / f"{name}-whole.log"
         with log.open("wb") as file:
-            done = subprocess.run(command, env=environment, stderr=file, stdout=subprocess.PIPE, text=True, check=False)
+            done = subprocess.run(command, env=environment, stderr=file, stdout=subprocess.PIPE, text=True, check=False,
+                                  preexec_fn=_bound())  # fmt: skip
         if done.returncode:
             raise SystemExit(f"{self.row.name}: {name} ended with {done.returncode}: {last_words(log)}")
         return done.stdout
@@ -235,6 +238,11 @@ class Field:
 
     def _theirs(self) -> dict[str, str]:
         return supervise.surroundings({})
+
+
+def _bound() -> Callable[[], None]:
+    """In a child: end with this process, so that a measurement that is broken off leaves nothing behind."""
+    return functools.partial(die_with, os.getpid())
 
 
 def _torch(machine: Hardware) -> str | None:

@@ -103,8 +103,8 @@ class Row:
 
 
 ROWS = {row.name: row for row in (
-    Row("C1", "ResNet-18 at 64 from JPEG", IMAGES, "images", 800, 160, 64, 64, 2, 150, "name: resnet18, stem: large"),
-    Row("C1b", "small CNN at 64, same folder", IMAGES, "images", 800, 160, 64, 128, 4, 300, "name: small-cnn, width: 16"),
+    Row("C1", "ResNet-18 at 64 from JPEG", IMAGES, "images", 800, 160, 64, 64, 2, 60, "name: resnet18, stem: large"),
+    Row("C1b", "small CNN at 64, same folder", IMAGES, "images", 800, 160, 64, 128, 4, 100, "name: small-cnn, width: 16"),
     Row("C2", "ResNet-18 at 224 from JPEG", IMAGES, "images", 200, 40, 224, 16, 1, 80, "name: resnet18"),
     Row("C2b", "ResNet-18 at 224, all but the classifier frozen, 5 epochs", IMAGES, "images", 200, 40, 224, 32, 5, 80,
         'name: resnet18, freeze: {names: ["stem*", "stages*"]}', frozen=True),
