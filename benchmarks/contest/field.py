@@ -99,7 +99,7 @@ class Field:
         write_json(folder / "hardware.json", self.machine.to_json())
         write_json(folder / "plan.json", first.to_json())
         command = [sys.executable, "-m", "runtime.bench.settle", str(folder), str(self.long)]
-        log = folder.with_suffix(".log")
+        log = folder.with_name(f"{folder.name}-plan.log")
         with log.open("wb") as file:
             done = subprocess.run(command, env=self._ours(first), stderr=file, check=False, preexec_fn=_bound())
         if done.returncode:
