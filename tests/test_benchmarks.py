@@ -1,33 +1,10 @@
-"""The table against the peers: a row runs from data to table, and its figures are what follows from known blocks."""
+"""The table against the peers: its figures are what follows from known blocks."""
 
 from __future__ import annotations
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks.contest import figures
-
-ROOT = Path(__file__).parent.parent
-
-
-def test_a_row_runs_without_peers(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/peers.py", "C6", "--smoke", "--alone", "--folder", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-                          check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "C6.json").read_text())
-    assert list(result["contenders"]) == ["drivetrain", "SOL", "drivetrain --plain", "tutorial loop"]
-    for found in result["contenders"].values():
-        assert len(found["rates"]) == result["rounds"] == 2
-        assert min(found["rates"]) > 0
-        assert found["peak"] > 1 << 20
-    assert result["contenders"]["drivetrain"]["ratio"] == [1.0, 1.0, 1.0]
-    assert "**C6** MLP" in done.stdout
 
 
 @pytest.mark.parametrize(
