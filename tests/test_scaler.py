@@ -18,6 +18,9 @@ from tests import tiny
 from tests.test_numerics import Still, nan_input, rows
 
 
+torch.set_num_threads(1)
+
+
 def parameter(gradient: float) -> torch.nn.Parameter:
     made = torch.nn.Parameter(torch.ones(3))
     made.grad = torch.full((3,), gradient)
