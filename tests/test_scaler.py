@@ -17,7 +17,6 @@ from runtime.scaler import Scaler
 from tests import tiny
 from tests.test_numerics import Still, nan_input, rows
 
-
 torch.set_num_threads(1)
 
 
