@@ -104,7 +104,7 @@ def reports(folder: Path) -> None:
     """Texts of very different lengths."""
     from runtime.samples import texts
 
-    texts.write(folder, 3000, 0)
+    texts.write(folder, 500, 0)
 
 
 def own(name: str, factory_arguments: Mapping[str, Any], width: int = 256, threads: int = 0) -> dict[str, Any]:
@@ -117,15 +117,15 @@ CASES = {
     "images decoded again and again": Case(
         "optimize: {decode_cache", make=photos,
         spec={"task": "image-classification", "data": {"train": "photos", "validation": 0.2, "image_size": 64},
-              "train": {"epochs": 14, "batch_size": 16}, "optimize": {"decode_cache": False, "cpu_threads": 1}}),
+              "train": {"epochs": 10, "batch_size": 16}, "optimize": {"decode_cache": False, "cpu_threads": 1}}),
     "items that take their time": Case(
         "optimize: {loader_workers",
-        spec=own("slow", {}, 1024) | {"train": {"epochs": 6, "batch_size": 32}, "optimize": {"cpu_threads": 1}}),
+        spec=own("slow", {}, 1024) | {"train": {"epochs": 5, "batch_size": 32}, "optimize": {"cpu_threads": 1}}),
     "padding": Case(
         "optimize: {unpadding", make=reports,
         spec={"task": "text-classification",
               "data": {"train": "reports.csv", "validation": 0.1, "text": "descripcion", "labels": "causa"},
-              "model": {"name": "encoder", "layers": 2, "width": 96, "heads": 4, "dropout": 0.0},
+              "model": {"name": "encoder", "layers": 1, "width": 64, "dropout": 0.0},
               "train": {"epochs": 3, "batch_size": 32}, "optimize": {"unpadding": "off", "cpu_threads": 1}}),
     "saving too often": Case(
         "checkpoint: {every",

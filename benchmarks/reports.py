@@ -35,7 +35,7 @@ def main() -> int:
     print("| report | bytes | requests | console | wider than the window at |\n| --- | --- | --- | --- | --- |")
     worst, usual = 0, own(given.browser)
     for run in given.runs:
-        page = (run / "report.html").resolve()
+        page = (run if run.suffix == ".html" else run / "report.html").resolve(strict=True)
         opened = [(f"{width}-{theme}", look(given.browser, page, WIDTHS[width], theme, given.pictures, run.name))
                   for width in WIDTHS for theme in ("light", "dark")]  # fmt: skip
         asked = sorted({host for _, seen in opened for host in seen["requests"]} - usual)

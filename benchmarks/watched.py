@@ -46,11 +46,14 @@ def main() -> int:
     late = errors(readings)
     watching = {name: seconds / result["seconds"] for name, seconds in result["watching"].items()}
     end = readings["rows"][-1][0]
-    beyond = sum(error > 0.1 for error in late) / max(1, len(late))
-    print(f"{given.job.stem}: {end:.0f} s of training; time left after a minute, off by {statistics.median(late):.1%} (median), "
-          f"{max(late):.1%} (worst), over 10 % in {beyond:.0%} of {len(late)} readings; "
-          + ", ".join(f"{name} {part:.2%}" for name, part in watching.items()) + " of the run")  # fmt: skip
-    return int(max(late) > 0.1 or sum(watching.values()) > 0.01)
+    judged = "too short to judge the time left"
+    if late:
+        beyond = sum(error > 0.1 for error in late) / len(late)
+        judged = (f"time left after a minute, off by {statistics.median(late):.1%} (median), {max(late):.1%} (worst), "
+                  f"over 10 % in {beyond:.0%} of {len(late)} readings")  # fmt: skip
+    took = ", ".join(f"{name} {part:.2%}" for name, part in watching.items())
+    print(f"{given.job.stem}: {end:.0f} s of training; {judged}; {took} of the run")
+    return int(max(late, default=0.0) > 0.1 or sum(watching.values()) > 0.01)
 
 
 def trained(options: list[str]) -> None:

@@ -7,7 +7,7 @@ container: a private namespace shows the own group as `/`, other setups show the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -38,7 +38,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class _Group:
+class Group:
     """One controller's group of this process: its folder and its visible ancestors, innermost first."""
 
     version: int
@@ -47,24 +47,27 @@ class _Group:
 
 def read_limits(root: Path) -> Limits:
     """Read the limits below the file-system root `root`; what cannot be read is no limit."""
-    groups = {name: group for name, group in _groups(root).items() if group.folders}
-    none = _Group(0, ())
-    levels = list(_memory_levels(groups.get("memory", none)))
-    limited = [(limit, used) for limit, used in levels if limit is not None]
+    groups = {name: group for name, group in groups_of(root).items() if group.folders}
+    none = Group(0, ())
+    memory, used, room = lowest(memory_levels(groups.get("memory", none)))
     return Limits(
         version=min((group.version for group in groups.values()), default=0),
         cpuset=_cpuset(groups.get("cpuset", none)),
         quota=min(_quotas(groups.get("cpu", none)), default=None),
-        memory=min(limited)[0] if limited else None,
-        used=min(limited)[1] if limited else next((used for _, used in levels), None),
-        room=min((max(limit - used, 0) for limit, used in limited), default=None),
+        memory=memory,
+        used=used,
+        room=room,
         swap=_swap(groups.get("memory", none)),
     )
 
 
 def throttled_seconds(root: Path) -> float | None:
     """Seconds that the quota has held our group back so far; None without the counter."""
-    group = _groups(root)["cpu"]
+    return throttled(groups_of(root)["cpu"])
+
+
+def throttled(group: Group) -> float | None:
+    """The same of a group that is known."""
     for folder in group.folders[:1]:
         stat = dict(line.split()[:2] for line in text(folder / "cpu.stat").splitlines() if " " in line)
         nanoseconds, microseconds = number(stat.get("throttled_time", "")), number(stat.get("throttled_usec", ""))
@@ -75,7 +78,7 @@ def throttled_seconds(root: Path) -> float | None:
 
 def oom_kills(root: Path) -> int | None:
     """How often the kernel has killed a process of our group for memory; None without the counter."""
-    group = _groups(root)["memory"]
+    group = groups_of(root)["memory"]
     name = {1: "memory.oom_control", 2: "memory.events"}.get(group.version, "")
     for folder in group.folders[:1]:
         rows = dict(line.split()[:2] for line in text(folder / name).splitlines() if " " in line)
@@ -85,7 +88,7 @@ def oom_kills(root: Path) -> int | None:
 
 def peak(root: Path) -> int | None:
     """The most memory that our group has used, in bytes; None without the counter."""
-    group = _groups(root)["memory"]
+    group = groups_of(root)["memory"]
     name = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}.get(group.version, "")
     return number(text(group.folders[0] / name)) if group.folders else None
 
@@ -114,16 +117,26 @@ def cpu_list(value: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def _groups(root: Path) -> dict[str, _Group]:
+def lowest(levels: Iterable[tuple[int | None, int]]) -> tuple[int | None, int | None, int | None]:
+    """Of levels as `memory_levels` gives them: the lowest limit, what its group uses, and the least room of any."""
+    found = list(levels)
+    limited = [(limit, used) for limit, used in found if limit is not None]
+    if not limited:
+        return None, next((used for _, used in found), None), None
+    return *min(limited), min(max(limit - used, 0) for limit, used in limited)
+
+
+def groups_of(root: Path) -> dict[str, Group]:
+    """The groups of this process by controller."""
     paths, mounts = _paths(root), _mounts(root)
     return {name: _group(root, name, paths, mounts) for name in _CONTROLLERS}
 
 
-def _group(root: Path, name: str, paths: dict[str, str], mounts: dict[str, list[tuple[str, str]]]) -> _Group:
+def _group(root: Path, name: str, paths: dict[str, str], mounts: dict[str, list[tuple[str, str]]]) -> Group:
     """A controller that version 1 holds is lost to version 2, so look there first."""
     version, key = (1, name) if name in mounts else (2, "")
     folders = [_folders(root, mounted, point, paths.get(key, "/")) for mounted, point in mounts.get(key, [])]
-    return _Group(version, max(folders, key=len, default=()))
+    return Group(version, max(folders, key=len, default=()))
 
 
 def _paths(root: Path) -> dict[str, str]:
@@ -181,7 +194,7 @@ def _search(root: Path, top: Path, above: int, group: PurePosixPath) -> tuple[st
     return ()
 
 
-def _cpuset(group: _Group) -> int | None:
+def _cpuset(group: Group) -> int | None:
     effective = {1: "cpuset.effective_cpus", 2: "cpuset.cpus.effective"}.get(group.version, "")
     for folder in group.folders:  # an empty set means: the same as the parent's
         for name in (effective, "cpuset.cpus"):
@@ -190,7 +203,7 @@ def _cpuset(group: _Group) -> int | None:
     return None
 
 
-def _quotas(group: _Group) -> Iterator[float]:
+def _quotas(group: Group) -> Iterator[float]:
     for folder in group.folders:
         if group.version == 2:
             words = [*text(folder / "cpu.max").split(), "", ""]
@@ -201,7 +214,7 @@ def _quotas(group: _Group) -> Iterator[float]:
             yield quota / (period or _PERIOD_US)
 
 
-def _memory_levels(group: _Group) -> Iterator[tuple[int | None, int]]:
+def memory_levels(group: Group) -> Iterator[tuple[int | None, int]]:
     """(limit, use) of each group, innermost first."""
     names = {
         1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -218,7 +231,7 @@ def _memory_levels(group: _Group) -> Iterator[tuple[int | None, int]]:
             yield limit, max((use or 0) - (number(stat.get(reclaimable, "")) or 0), 0)
 
 
-def _swap(group: _Group) -> bool:
+def _swap(group: Group) -> bool:
     """False where a group's limit for memory and swap together leaves no room for swap."""
     for folder in group.folders:
         if group.version == 2 and number(text(folder / "memory.swap.max")) == 0:

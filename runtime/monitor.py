@@ -18,8 +18,9 @@ from typing import Any
 import psutil
 import torch
 
-from runtime import cgroup
+from runtime import family
 from runtime.hardware import Gpu
+from runtime.own_group import OwnGroup
 from runtime.run import Run
 from runtime.sensors import Sensors
 
@@ -47,7 +48,7 @@ class Monitor:
         self.spent = 0.0
         """CPU seconds of the sampling thread so far."""
         self.samples: list[Sample] = []
-        self.process = psutil.Process()
+        self.process, self.group = psutil.Process(), OwnGroup()
         self.progress = _progress(run) if run else dict
         self.sensors = Sensors((run.hardware.gpus if run else ()) if gpus is None else gpus)
         self.stop = threading.Event()
@@ -87,29 +88,19 @@ class Monitor:
             self.spent = time.thread_time()
 
     def _sample(self) -> Sample:
-        rss = self._rss()
+        rss = family.resident()
         self.peak = max(self.peak, rss)
-        limits = cgroup.read_limits(Path("/"))
+        limit, used = self.group.memory()
         return {
             "seconds": round(time.monotonic() - self.start, 3),
             "rss": rss,
-            "memory_used": limits.used,
-            "memory_limit": limits.memory,
+            "memory_used": used,
+            "memory_limit": limit,
             "cpu_percent": self.process.cpu_percent(),
-            "throttled_seconds": cgroup.throttled_seconds(Path("/")),
+            "throttled_seconds": self.group.throttled(),
             **self.sensors.read(),
             **self.progress(),
         }
-
-    def _rss(self) -> int:
-        """Resident memory of this process and its children, in bytes."""
-        total = 0
-        for process in (self.process, *self.process.children(recursive=True)):
-            try:
-                total += process.memory_info().rss
-            except psutil.NoSuchProcess:
-                continue
-        return int(total)
 
 
 def _shown(sample: Sample) -> dict[str, float]:

@@ -28,6 +28,8 @@ LINE_EVERY = 5.0
 """Seconds between two plain lines."""
 PAINT_EVERY = 1.0
 """Seconds between two pictures: as often as the sensors are read."""
+PAINT_SHARE, PAINT_LEAST = 0.005, 10.0
+"""What painting may take of the time of a CPU, and the most seconds between two pictures that follow from it."""
 EVALUATION_SHARE = 1 / 3
 """What a batch costs in an evaluation, in steps, until one was timed: it goes forward only."""
 
@@ -104,8 +106,11 @@ class Live:
 
     def _work(self) -> None:
         try:
-            while not self.stop.wait(PAINT_EVERY):
+            rest = PAINT_EVERY
+            while not self.stop.wait(rest):
+                before = self.spent
                 self._paint()
+                rest = pause(self.spent - before)
             self._paint()
         except Exception as error:
             # The picture shows the run, it is not the run: that goes on, with its lines.
@@ -120,6 +125,11 @@ class Live:
         self.stop.set()
         self.thread.join()
         self.painter.leave()
+
+
+def pause(cost: float) -> float:
+    """Seconds until the next picture, where the last one took so many of CPU time: a busy machine is painted less often."""
+    return min(PAINT_LEAST, max(PAINT_EVERY, cost / PAINT_SHARE))
 
 
 def live_terminal() -> bool:

@@ -24,7 +24,7 @@ from runtime.curve import KEPT, Curve
 from runtime.errors import CheckpointError
 from runtime.follow import Follower, Tail, View
 from runtime.painter import Painter
-from runtime.progress import Progress
+from runtime.progress import Progress, pause
 from runtime.run import Run
 from runtime.screen import left_text, line, screen
 from tests.report_folder import ROOT, change, make, metrics, rows, telemetry
@@ -234,6 +234,11 @@ def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[2] == "epoch 1/4  validation/loss 0.5000  best"
     ahead = json.loads((tmp_path / "progress.json").read_text())
     assert ahead == {"steps": 40, "steps_per_epoch": 10, "evaluation_steps": 1.0}
+
+
+@pytest.mark.parametrize(("cost", "seconds"), [(0.0, 1.0), (0.003, 1.0), (0.02, 4.0), (1.0, 10.0)])
+def test_a_dear_picture_is_painted_less_often(cost: float, seconds: float) -> None:
+    assert pause(cost) == pytest.approx(seconds)
 
 
 def test_a_folder_that_takes_no_file_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,47 @@
+"""Family: this process and all that it has started, and the memory they hold, read without a look at other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import psutil
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident() -> int:
+    """Resident memory of the family, in bytes."""
+    return sum(map(_resident, members()))
+
+
+def members() -> list[int]:
+    """The ids of this process and of all below it."""
+    own = os.getpid()
+    if os.path.exists(f"/proc/{own}/task/{own}/children"):
+        return [own, *_below(own)]
+    # A kernel that does not list children: all processes of the machine are asked for their parent.
+    return [own, *(child.pid for child in psutil.Process().children(recursive=True))]
+
+
+def _below(process: int) -> Iterator[int]:
+    """A child belongs to the thread that started it; what ends meanwhile is left out."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            for child in map(int, _text(f"/proc/{process}/task/{thread}/children").split()):
+                yield child
+                yield from _below(child)
+
+
+def _resident(process: int) -> int:
+    words = _text(f"/proc/{process}/statm").split()
+    return int(words[1]) * _PAGE if len(words) > 1 else 0
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read()
+    except OSError:
+        return ""

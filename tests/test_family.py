@@ -1,0 +1,65 @@
+"""The family of a process: all below it are found, by the kernel's lists and without them, and their memory is counted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from runtime import family
+from runtime.own_group import OwnGroup
+
+CODE = (
+    "import subprocess, sys; data = bytearray(40 << 20); data[::4096] = b'x' * len(data[::4096]);"
+    "child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); sys.stdin.read(); child.kill()"
+)
+
+
+@pytest.fixture
+def child() -> Iterator[tuple[int, int]]:
+    """A child of 40 MiB, started by another thread than the one that asks, and its own child."""
+    started: list[subprocess.Popen[str]] = []
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    thread = threading.Thread(target=lambda: started.append(subprocess.Popen([sys.executable, "-c", CODE], **pipes)))  # type: ignore[call-overload]
+    thread.start()
+    thread.join()
+    made = started[0]
+    assert made.stdout
+    yield made.pid, int(made.stdout.readline())
+    made.communicate()
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_all_below_are_members(child: tuple[int, int], listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not listed:
+        monkeypatch.setattr(family.os.path, "exists", lambda path: False)
+    assert {os.getpid(), *child} <= set(family.members())
+
+
+def test_their_memory_is_counted(child: tuple[int, int]) -> None:
+    own = psutil.Process().memory_info().rss
+    assert family.resident() > own + (40 << 20)
+
+
+def test_who_has_ended_counts_nothing() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert family._resident(ended.pid) == 0
+    assert list(family._below(ended.pid)) == []
+
+
+def test_a_group_that_is_looked_up_once_tells_the_same() -> None:
+    from pathlib import Path
+
+    from runtime import cgroup
+
+    limits, group = cgroup.read_limits(Path("/")), OwnGroup()
+    limit, used = group.memory()
+    assert limit == limits.memory
+    assert (used is None) == (limits.used is None)
+    assert (group.throttled() is None) == (cgroup.throttled_seconds(Path("/")) is None)
