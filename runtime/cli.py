@@ -60,14 +60,15 @@ def facts(given: argparse.Namespace) -> int:
 
 def plan(given: argparse.Namespace) -> int:
     """Show every decision."""
-    from runtime import gpus, hardware, spec
+    from runtime import evidence, gpus, hardware, spec
     from runtime import plan as plans
     from runtime.detect import detect
     from runtime.table import console, render
 
     job = spec.load(given.job, given.set)
     machine = gpus.used(hardware.load(given.hardware) if given.hardware else detect(Path("runs")), job.limits.gpus)
-    made = plans.resolve(job, machine, plain=given.plain)
+    known = {} if given.hardware else evidence.started(machine, job)
+    made = plans.resolve(job, machine, plain=given.plain, measured=known)
     if given.json:
         print(json.dumps(made.to_json(), indent=1))
     else:

@@ -9,6 +9,7 @@
     ├── StorageError      7    a folder cannot be written
     ├── PeerError         8    another process is lost or hung
     ├── DeviceError       9    the device cannot be used: wrong image, lost GPU, no engine
+    ├── Replanned        10    a new plan needs another process; the supervisor starts it, so nobody else sees this
     └── Stopped          75    stopped early, nothing committed was lost, run me again
 
 Every message has three parts: what was given, what is possible here, what to do.
@@ -112,6 +113,12 @@ class DeviceError(DrivetrainError):
     """The device cannot be used: wrong image, lost GPU, no engine."""
 
     exit_code = 9
+
+
+class Replanned(DrivetrainError):
+    """Measuring has changed what is fixed when a process starts; the supervisor starts another under the new plan."""
+
+    exit_code = 10
 
 
 class Stopped(DrivetrainError):

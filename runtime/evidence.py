@@ -16,6 +16,7 @@ from typing import Any
 from runtime import __version__
 from runtime.files import read_json, write_json
 from runtime.hardware import Hardware
+from runtime.job import Job
 from runtime.optimizations import Value
 from runtime.workload import Workload
 
@@ -45,13 +46,30 @@ def key(hardware: Hardware, workload: Workload, batch_size: int, structure: Mapp
         structure: names and shapes of all weights and inputs.
         fixed: settings of the job that change what a step computes.
     """
-    machine = {
+    return _name([__version__, _machine(hardware), workload.to_json(), batch_size, dict(structure), fixed])
+
+
+def early(hardware: Hardware, job: Job) -> str:
+    """A name for one spec on one machine: what the supervisor knows of a job, which loads neither data nor network."""
+    spec = {key: value for key, value in job.dumped().items() if key not in ("name", "checkpoint")}
+    return _name([__version__, _machine(hardware), spec])
+
+
+def started(hardware: Hardware, job: Job) -> dict[str, Measured]:
+    """What an earlier run of this spec has measured of how a process starts; empty if the spec measures nothing."""
+    return {} if job.optimize.get("measure") == "off" else load(hardware, early(hardware, job))
+
+
+def _machine(hardware: Hardware) -> dict[str, Any]:
+    return {
         "cpu": [hardware.cpu.model, hardware.cpu.flags, hardware.cpu.budget, hardware.cpu.quota],
         "gpus": [[gpu.name, gpu.driver] for gpu in hardware.gpus],
         "torch": asdict(hardware.torch) if hardware.torch else None,
         "libraries": asdict(hardware.libraries),
     }
-    parts = [__version__, machine, workload.to_json(), batch_size, dict(structure), fixed]
+
+
+def _name(parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

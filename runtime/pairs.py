@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-BLOCK = 0.25
-"""Seconds of one block of steps; shorter ones drown in noise."""
-ROUNDS = 8
-EARLY = ((3, 0.6, 1.6), (5, 0.9, 1.15))
-"""(pairs, below, above): a verdict is taken early when so many pairs all lie below or all above. A neighbour that takes
-a core for a while makes a block half as slow again, so three pairs must show more than that."""
+BLOCK = 0.12
+"""Seconds of one block of steps: short, so that it fits between what others do."""
+ROUNDS = 20
+CALM = 3
+"""The calmest one in so many pairs counts: a neighbour makes blocks slower, never faster."""
+FEWEST = 4
+"""Pairs that count at least."""
+EARLY = ((4, 0.6, 1.6), (6, 0.85, 1.2), (10, 0.98, 1.03))
+"""(pairs, below, above): a verdict is taken early when so many were taken and all that count lie below or all above; of
+the first so many all count."""
+CLEAR = 14
+"""Pairs from which on it is enough that three in four of those that count agree."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +53,37 @@ def compare(incumbent: Callable[[int], float], challenger: Callable[[int], float
         incumbent, challenger: run a number of steps and tell the seconds.
         step: seconds of one step, to size the blocks.
         seconds: what may be spent; at least one pair is run.
+
+    Returns:
+        The calmest pairs, which are chosen by how slow either side was against its own best, never by the ratio.
     """
     count = max(1, math.ceil(BLOCK / step))
-    ratios: list[float] = []
+    taken: list[tuple[float, float]] = []
     start = time.monotonic()
     for round_ in range(ROUNDS):
-        sides = (incumbent, challenger) if round_ % 2 == 0 else (challenger, incumbent)
-        times = [side(count) for side in sides]
-        ratios.append(times[0] / times[1] if round_ % 2 == 0 else times[1] / times[0])
-        clear = (len(ratios) >= pairs and (max(ratios) < below or min(ratios) > above) for pairs, below, above in EARLY)
-        if any(clear) or time.monotonic() - start > seconds:
+        if round_ % 2 == 0:
+            before = incumbent(count)
+            taken.append((before, challenger(count)))
+        else:
+            after = challenger(count)
+            taken.append((incumbent(count), after))
+        if _clear(taken) or time.monotonic() - start > seconds:
             break
-    return Pair(tuple(ratios))
+    return Pair(calmest(taken))
+
+
+def calmest(taken: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """The ratios of the pairs in which the slower side was nearest to its own best."""
+    best = [min(times) for times in zip(*taken, strict=True)]
+    order = sorted(taken, key=lambda pair: max(pair[0] / best[0], pair[1] / best[1]))
+    return tuple(pair[0] / pair[1] for pair in order[: max(FEWEST, round(len(taken) / CALM))])
+
+
+def _clear(taken: Sequence[tuple[float, float]]) -> bool:
+    """Whether more pairs would hardly change the verdict."""
+    ratios = tuple(a / b for a, b in taken) if len(taken) == EARLY[0][0] else calmest(taken)
+    for pairs, below, above in EARLY:
+        if len(taken) >= pairs and (max(ratios) < below or min(ratios) > above):
+            return True
+    low, high = Pair(ratios).middle()
+    return len(taken) >= CLEAR and (high < 1 or low > EARLY[-1][2])

@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runtime import batch_size, cgroup, guard, processes, signals, spec
+from runtime import batch_size, cgroup, evidence, guard, processes, signals, spec
 from runtime import folder as folders
 from runtime import plan as plans
 from runtime.detect import detect
-from runtime.errors import OutOfMemory, PeerError, Stopped
+from runtime.errors import OutOfMemory, PeerError, Replanned, Stopped
 from runtime.events import Events
 from runtime.files import read_json, write_json
 from runtime.hardware import Hardware, size
@@ -64,11 +64,11 @@ def train(request: Request) -> int:
         if code:
             return code
         job = spec.load(request.spec, request.assignments)
-    stored = plans.load(run.path / "plan.json") if run.resumes and (run.path / "plan.json").exists() else None
+    stored = plans.load(run.path / "plan.json") if run.resumes and _begun(run.path) else None
     if stored:
         # A resumed run keeps its plan: other threads or layouts would mean other bits.
         replay = plans.replayed(stored)
-    plan = plans.resolve(job, machine, plain=request.plain, replay=replay)
+    plan = plans.resolve(job, machine, plain=request.plain, replay=replay, measured=evidence.started(machine, job))
     if stored:
         plan = plans.carried(plan, stored)
     console().print(render(plan, job, machine))
@@ -95,6 +95,11 @@ def _sized(request: Request, job: Job, machine: Hardware, run: folders.RunFolder
     return 0, replace(request, assignments=[*request.assignments, f"train.batch_size={found['batch_size']}"])
 
 
+def _begun(run: Path) -> bool:
+    """Whether a run has bits to keep: one that was stopped while it was measured is planned and measured anew."""
+    return (run / "plan.json").exists() and any((run / "checkpoints").glob("step-*"))
+
+
 def _run(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder) -> int:
     state: dict[str, Any] = {
         "status": "running", "exit_code": None, "source": str(request.spec), "set": list(request.assignments),
@@ -113,11 +118,15 @@ def _run(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: f
 
 def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder) -> int:
     """Run the trainer; after a kill for memory again, from its last checkpoint, with half the micro-batch."""
+    words: list[str] = []
     with signals.forwarding() as forward:
         while True:
             write_json(run.path / "plan.json", plan.to_json())
             before = cgroup.oom_kills(Path("/"))
-            code = _trainers(request, processes.wanted(job, machine), plan.environment(machine), forward, run)
+            code = _trainers(request, processes.wanted(job, machine), plan.environment(machine), forward, run, words)
+            if code == Replanned.exit_code:
+                plan, words = plans.load(run.path / "plan.json"), ["--measured"]
+                continue
             after = cgroup.oom_kills(Path("/"))
             if code not in (137, PeerError.exit_code) or before is None or after is None or after <= before:
                 return code
@@ -133,15 +142,16 @@ def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, r
 
 
 def _trainers(
-    request: Request, count: int, environment: dict[str, str], forward: signals.Forward, run: folders.RunFolder
+    request: Request, count: int, environment: dict[str, str], forward: signals.Forward, run: folders.RunFolder,
+    words: Sequence[str] = (),
 ) -> int:  # fmt: skip
     """Run the trainer, with those that train beside it; the leader's exit code."""
 
     def start(folder: Path, more: dict[str, str], log: int) -> subprocess.Popen[bytes]:
-        return _started(_command(request, folder), environment | more, output=log)
+        return _started([*_command(request, folder), *words], environment | more, output=log)
 
     with processes.followers(count, run.path, start) as (more, others):
-        return child(_command(request, run.path), environment | more, forward, [run.lock], others)
+        return child([*_command(request, run.path), *words], environment | more, forward, [run.lock], others)
 
 
 def measure(

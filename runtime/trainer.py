@@ -1,6 +1,6 @@
 """The trainer: the supervisor's child that imports torch, assembles the run and drives the loop.
 
-python -m runtime.trainer RUN SPEC [--set key=value ...]
+python -m runtime.trainer RUN SPEC [--set key=value ...] [--trace] [--measured]
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runtime import guard, hardware, notice, optimizations, processes, spec
+from runtime import apart, final, guard, hardware, notice, processes, spec
 from runtime import plan as plans
 from runtime.clock import Clock, since_start
-from runtime.errors import DrivetrainError, Stopped
+from runtime.errors import DrivetrainError, Replanned, Stopped
 from runtime.files import read_json, write_json
 from runtime.job import Job
 from runtime.job.values import duration_seconds
@@ -29,17 +28,23 @@ def main() -> int:
     arguments.add_argument("spec", type=Path)
     arguments.add_argument("--set", action="append", default=[])
     arguments.add_argument("--trace", action="store_true")
+    arguments.add_argument("--measured", action="store_true")
     given = arguments.parse_args()
     try:
         with stopping():
-            signals = Signals()
-            return train(given.run, spec.load(given.spec, given.set), signals, trace=given.trace)
+            signals, source = Signals(), apart.Source(given.spec, given.set)
+            return train(given.run, spec.load(given.spec, given.set), signals, source, trace=given.trace,
+                         settled=given.measured)  # fmt: skip
+    except Replanned:
+        return Replanned.exit_code
     except DrivetrainError as error:
         print("\n".join(error.lines()) if error.given else error, file=sys.stderr, flush=True)
         return error.exit_code
 
 
-def train(folder: Path, job: Job, signals: Signals, *, trace: bool = False) -> int:
+def train(
+    folder: Path, job: Job, signals: Signals, source: apart.Source, *, trace: bool = False, settled: bool = False
+) -> int:  # fmt: skip
     """Assemble and train one run; returns 0, or raises what ended it."""
     clock = Clock()
     with clock.phase("import"):
@@ -49,7 +54,7 @@ def train(folder: Path, job: Job, signals: Signals, *, trace: bool = False) -> i
     leads = os.environ.get(processes.NUMBER, "0") == "0"
     try:
         with guarded(job), notice.watched(job.checkpoint.notice if leads else None, folder):
-            conduct(assembled(folder, job, signals, clock), trace=trace)
+            conduct(assembled(folder, job, signals, clock, source, settled=settled), trace=trace)
     except RuntimeError as error:
         raise lost.meaning(error) from None
     return 0
@@ -119,26 +124,38 @@ def _begun(run: Any, *, trace: bool) -> Any:
     return saver
 
 
-def assembled(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
-    """The Run of a folder that holds hardware.json and plan.json: data loaded, plan settled, applied and recorded."""
+def assembled(
+    folder: Path, job: Job, signals: Signals, clock: Clock, source: apart.Source | None = None, *,
+    settled: bool = False,
+) -> Any:  # fmt: skip
+    """The Run of a folder that holds hardware.json and plan.json: data loaded, plan settled, applied and recorded.
+
+    With a source, children may measure threads, OpenMP runtime and allocator; `settled`, everything is measured already.
+
+    Raises:
+        Replanned: if another process is needed, for the plan that the folder now holds.
+    """
     from runtime import checkpoint, seen, tune
     from runtime import run as runs
     from runtime.progress import say
 
     fitting = prepared(folder, job, signals, clock)
-    machine, dataset, network, final = fitting.hardware, fitting.dataset, fitting.network, fitting.plan
+    machine, dataset, network, plan = fitting.hardware, fitting.dataset, fitting.network, fitting.plan
     stored = plans.load(folder / "plan.json")
     if processes.wanted(job, machine) > 1:
         say("tune: off, since several processes train together; nor is micro_batch searched")
-    elif not checkpoint.steps(folder / "checkpoints"):
+    elif not settled and not checkpoint.steps(folder / "checkpoints"):
         with clock.phase("tune"):
             fits = fitting.measured()
             if fits:
-                final = _settle(job, machine, stored, fitting.facts, say, fits)
-            found = tune.measured(job, machine, final, dataset, network, folder, signals, say)
+                plan = final.settle(job, machine, stored, fitting.facts, say, fits)
+            found = tune.measured(job, machine, plan, dataset, network, folder, signals, say, source)
         if found:
-            final = _settle(job, machine, stored, fitting.facts, say, found | fits)
-    run = runs.assemble(job, machine, final, folder, dataset, network, signals, clock)
+            plan = final.settle(job, machine, stored, fitting.facts, say, found | fits)
+        if source and any(plan.value(name) != stored.value(name) for name in apart.names()):
+            write_json(folder / "plan.json", plan.to_json())
+            raise Replanned("what was measured needs another process")
+    run = runs.assemble(job, machine, plan, folder, dataset, network, signals, clock)
     if run.ranks.count > 1:
         alone = ", each normalizes its own part of a batch" * fitting.facts.has("BatchNorm")
         say(f"processes: {run.ranks.count} train together, each on its part of every batch{alone}")
@@ -168,31 +185,8 @@ def prepared(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     facts = runs.workload(dataset, network.module)
     if gradient_checkpointing.doubtful(job, machine, facts):
         facts = activations.counted(facts, network.module, dataset)
-    plan = _settle(job, machine, plans.load(folder / "plan.json"), facts, say)
+    plan = final.settle(job, machine, plans.load(folder / "plan.json"), facts, say)
     return Fitting(job, machine, plan, dataset, network, facts, folder, signals, say)
-
-
-def _settle(
-    job: Job, machine: hardware.Hardware, stored: plans.Plan, workload: Any, say: Any, measured: Any = None
-) -> plans.Plan:
-    """The final plan: rows that were provisional are decided again now that model and data are known."""
-    values = {d.name: d.value for d in stored.decisions if not d.provisional and d.source != "job"}
-    plain = all(d.source == "plain" for d in stored.decisions)
-    fresh = plans.resolve(job, machine, workload, plain=plain, replay=values, measured=measured)
-    before = {d.name: d for d in stored.decisions}
-    rows = []
-    for row in fresh.decisions:
-        old = before[row.name]
-        if row.source == "file" and old.value == row.value:
-            row = replace(row, source=old.source, reason=old.reason, evidence=old.evidence)
-        if old.value != row.value:
-            say(f"plan: {row.name} is {plans.written(row.value)}, not {plans.written(old.value)}: {row.reason}")
-        rows.append(old if old.source == "memory" else row)
-    off = {o.name: o.off for o in optimizations.every()}
-    changing = [r.name for r in rows if r.effect == optimizations.Effect.TRAINING and r.value != off[r.name]]
-    if changing:
-        say(f"plan: {', '.join(changing)} changes what is learned here (BatchNorm), as the job asks")
-    return replace(fresh, decisions=tuple(rows))
 
 
 def record_seen(run: Any, machine: hardware.Hardware, seen: Any, say: Any) -> None:

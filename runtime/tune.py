@@ -1,9 +1,10 @@
 """Tune: measure the contested decisions on the user's own network and batches, before the first step.
 
-Each candidate value trains a copy of the network for a few real steps, in turn with the incumbent (A B A B); the ratio
-of each pair of blocks is one observation, so a noisy neighbour hits both sides. Before its speed counts, its numbers
-do: losses and gradient norms of the first steps against everything off, in fp32, over the same batches and draws. A
-value outside what its effect declares is vetoed however fast it is. What wins is the next one's incumbent.
+Each candidate value trains a copy of the network for a few real steps, in turn with the incumbent (A B A B) and on the
+same batches; the ratio of each pair of blocks is one observation, so a noisy neighbour hits both sides. Before its speed
+counts, its numbers do: losses and gradient norms of the first steps against everything off, in fp32, over the same
+batches and draws. A value outside what its effect declares is vetoed however fast it is. What wins is the next one's
+incumbent; what lost narrowly is tried again beside a winner that it may go well with.
 
 The run itself is not touched: every arm has its own copy, and every draw is a function of (seed, step).
 """
@@ -13,14 +14,14 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from runtime import evidence, optimizations
+from runtime import apart, arms, evidence, optimizations
+from runtime.arms import Arm, Numbers, Verdict
 from runtime.clock import Clock
+from runtime.contest import Contest
 from runtime.data.dataset import Batch, Dataset
 from runtime.errors import StorageError
 from runtime.evidence import Measured
@@ -40,41 +41,11 @@ SHARE = 0.02
 FULL = 120.0
 """Seconds that `measure: full` may take at least."""
 COMPILING = 60.0
-"""Seconds that must be left before a compiled network is tried: the compiler cannot be told when to stop."""
-MARGIN = 1.02
-"""A value must win by this much, and in three of four pairs, to replace what we would do anyway."""
+"""Seconds that must be left before a network is compiled: the compiler cannot be told when to stop."""
 SETTLED = ("job", "file", "memory", "measured")
 """Sources of decisions that are not contested any more."""
-CHECKED = 4
-"""Steps over which numbers are compared."""
-TOLERANCE = {Effect.EXACT: 1e-6, Effect.ROUNDING: 1e-3}
-SHORT_FORMAT = 5e-2
-"""Relative difference of loss that a format of 8 to 11 bits of mantissa may show over the checked steps."""
-
-
-@dataclass
-class Arm:
-    """One plan in use: a copy of the network that trains on its own."""
-
-    run: Run
-    batches: Iterator[Batch]
-
-    def steps(self, count: int) -> float:
-        """Seconds of `count` steps."""
-        start = time.perf_counter()
-        for _ in range(count):
-            self.step()
-        if self.run.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    def step(self) -> tuple[float, float]:
-        """One step; its loss and gradient norm."""
-        run, batch = self.run, next(self.batches)
-        run.set_rate()
-        outcome = run.step(run.mixed(run.prepared(batch, 0)), run.step_seed())
-        run.counters.step += 1
-        return outcome.loss, outcome.grad_norm
+BATCHES = 8
+"""Batches that all arms go through again and again."""
 
 
 class Tuner:
@@ -85,11 +56,19 @@ class Tuner:
         dataset: its data.
         network: its network, with the first weights.
         say: where progress is told.
+        source: the spec, if children may be started for what is fixed when a process starts.
     """
 
-    def __init__(self, made: Run, dataset: Dataset, network: Model, say: Callable[[str], None]) -> None:
-        self.made, self.dataset, self.network, self.say = made, dataset, network, say
+    def __init__(
+        self, made: Run, dataset: Dataset, network: Model, say: Callable[[str], None],
+        source: apart.Source | None = None,
+    ) -> None:  # fmt: skip
+        self.made, self.dataset, self.network, self.say, self.source = made, dataset, network, say, source
         self.initial = copy.deepcopy(network.module.state_dict())
+        self.facts = workload(dataset, network.module)
+        self.given: dict[Value, list[Batch]] = {}
+        self.plain: dict[bool, Numbers] = {}
+        self.compiling = COMPILING
 
     def arm(self, plan: Plan) -> Arm:
         """A fresh copy of the network under a plan, at the first batch."""
@@ -97,10 +76,22 @@ class Tuner:
         module = copy.deepcopy(self.network.module)
         module.load_state_dict(self.initial)
         network = replace(self.network, module=module)
+        kept = dict(self.dataset.kept)
         run = assemble(made.job, made.hardware, plan, made.folder, self.dataset, network, made.signals, Clock())
+        if kept:
+            # What the incumbent's frozen prefix gave would be lost to the run if it made room for a challenger's.
+            self.dataset.kept.clear()
+            self.dataset.kept.update(kept)
         run.train_mode()
-        epochs = itertools.count()
-        return Arm(run, (batch for epoch in epochs for batch in run.batches.epoch(epoch)))
+        return Arm(run, self._batches(run))
+
+    def _batches(self, run: Run) -> Iterator[Batch]:
+        """The same few batches for all arms; two sides that begin with the first one stay together."""
+        # These two give other tensors for the same samples.
+        kind = f"{run.plan.value('feature_cache')} {run.plan.value('gpu_resident_data')}"
+        if kind not in self.given:
+            self.given[kind] = list(itertools.islice(run.batches.epoch(0), BATCHES))
+        return itertools.cycle(self.given[kind])
 
     def predicted(self, arm: Arm) -> tuple[float, float]:
         """Seconds of one step, and of the whole run, from a few warm steps."""
@@ -114,137 +105,133 @@ class Tuner:
         Args:
             budget: seconds that measuring may take; None decides by the predicted length of the run.
         """
-        start, plan, found = time.monotonic(), self.made.plan, dict[str, Measured]()
-        incumbent = self.arm(plan)
-        step, total = self.predicted(incumbent)
+        start, plan = time.monotonic(), self.made.plan
+        contest = Contest(plan, self.arm(plan))
+        step, total = self.predicted(contest.incumbent)
         if budget is None:
             if total < WORTH_FROM:
                 self.say(f"tune: about {total:.0f} s of training, too short to measure anything")
-                return found
+                return {}
             budget = SHARE * total
         self.say(f"tune: about {total:.0f} s of training, {budget:.0f} s to measure what is contested")
-        reference = self._numbers(self.arm(_all_off(plan)))
-        for optimization, value in self._contested(plan):
+        rivals = (
+            apart.contested(self.made.job, self.made.hardware, plan) if self.source and budget >= apart.FROM else []
+        )
+        own = budget / 2 if rivals else budget
+        late = set[str]()
+        while (case := self._next(contest)) is not None:
+            self._measure(contest, *case, step, own - (time.monotonic() - start), late)
+        if rivals and self.source:
             left = budget - (time.monotonic() - start)
-            if left < (COMPILING if optimization.stage is Stage.COMPILE else 4 * BLOCK):
+            contest.found |= apart.measured(
+                self.source, self.made.hardware, contest.plan, rivals, total, left, self.say
+            )
+        return contest.found
+
+    def _measure(
+        self, contest: Contest, optimization: Optimization, value: Value, step: float, left: float, late: set[str]
+    ) -> None:  # fmt: skip
+        """One value against the incumbent, if there is time."""
+        challenger = arms.changed(contest.plan, optimization.name, value)
+        compiles = challenger.value("compile") is not False
+        if left < (self.compiling if compiles else max(4 * BLOCK, 10 * step)):
+            contest.tried.setdefault((optimization.name, value), []).extend([(0.0, contest.plan)] * 2)
+            if f"{optimization.name} {value}" not in late:
+                late.add(f"{optimization.name} {value}")
                 self.say(f"tune: {optimization.name} {written(value)} not measured, the budget is spent")
-                continue
-            challenger = _with(plan, optimization.name, value)
-            verdict = self._verdict(optimization, value, incumbent, challenger, reference, step, left)
-            previous = found.get(optimization.name)
-            text = f"{written(value)} {verdict.text}"
-            kept = value if verdict.wins else plan.value(optimization.name)
-            joined = f"{previous.text}; {text}" if previous else text
-            found[optimization.name] = Measured(kept, joined, evidence.today())
-            self.say(f"tune: {optimization.name} {text}{', taken' if verdict.wins else ''}")
-            if verdict.wins:
-                plan, incumbent = challenger, self.arm(challenger)
-                incumbent.steps(2)
-        return found
+            return
+        verdict = self._verdict(optimization, contest.incumbent, challenger, step, left)
+        text = contest.take(optimization.name, value, verdict)
+        self.say(f"tune: {optimization.name} {text}")
+        if verdict.wins:
+            contest.incumbent = self.arm(contest.plan)
+            contest.incumbent.steps(2)
+
+    def _next(self, contest: Contest) -> tuple[Optimization, Value] | None:
+        """The most promising value that is still to be measured beside what is taken now."""
+        cases = [case for case in self._contested(contest.plan) if contest.due(case[0].name, case[1])]
+        return min(cases, key=lambda case: contest.rank(case[0].name, case[1]), default=None)
 
     def _contested(self, plan: Plan) -> Iterator[tuple[Optimization, Value]]:
         job, hardware = self.made.job, self.made.hardware
-        facts = workload(self.dataset, self.network.module)
         for optimization in optimizations.every():
             settled = next(d for d in plan.decisions if d.name == optimization.name).source in SETTLED
             if settled or optimization.stage in (Stage.PROCESS, Stage.LOADER):
                 continue
-            for value in optimization.candidates(job, hardware, facts):
-                if value != plan.value(optimization.name) and optimization.effect(facts) is not Effect.TRAINING:
+            for value in optimization.candidates(job, hardware, self.facts):
+                if value != plan.value(optimization.name) and optimization.effect(self.facts) is not Effect.TRAINING:
                     yield optimization, value
 
-    def _numbers(self, arm: Arm) -> list[tuple[float, float]]:
-        return [arm.step() for _ in range(CHECKED)]
+    def _reference(self, quiet: bool) -> Numbers:
+        """Numbers with everything off."""
+        if quiet not in self.plain:
+            self.plain[quiet] = self.arm(arms.all_off(self.made.plan)).numbers(quiet)
+        return self.plain[quiet]
 
-    def _verdict(
-        self, optimization: Optimization, value: Value, incumbent: Arm, plan: Plan,
-        reference: list[tuple[float, float]], step: float, left: float,
-    ) -> Verdict:  # fmt: skip
-        start = time.monotonic()
+    def _verdict(self, optimization: Optimization, incumbent: Arm, plan: Plan, step: float, left: float) -> Verdict:
+        quiet = arms.redraws(optimization, self.facts, self.made.device.type == "cuda")
+        reference, start = self._reference(quiet), time.monotonic()
         challenger = self.arm(plan)
-        numbers = self._numbers(challenger)
+        numbers = challenger.numbers(quiet)
         first = time.monotonic() - start
-        wrong = _differs(numbers, reference, _tolerance(optimization, value))
+        wrong = arms.differs(numbers, reference, arms.tolerance(plan))
         if wrong:
             return Verdict(False, f"vetoed: {wrong}")
-        cost = max(0.0, first - (CHECKED + 1) * step) if optimization.stage is Stage.COMPILE else 0.0
-        pair = compare(incumbent.steps, challenger.steps, step, left - first)
-        text = f"{pair.spread()}, loss ok"
-        if cost:
-            text += f", {cost:.0f} s to compile"
-        saved = self.made.total_steps * step * (1 - 1 / pair.median)
-        return Verdict(pair.median >= MARGIN and pair.middle()[0] > 1 and saved > cost, text)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a value replaces the incumbent, and what was seen."""
-
-    wins: bool
-    text: str
-
-
-def _differs(numbers: list[tuple[float, float]], reference: list[tuple[float, float]], tolerance: float) -> str | None:
-    """Where losses are further from the reference than allowed, and by how much; gradients may be off ten times that."""
-    for number, ((loss, norm), (true_loss, true_norm)) in enumerate(zip(numbers, reference, strict=True), start=1):
-        loss_off = abs(loss - true_loss) / max(abs(true_loss), 1e-6)
-        norm_off = abs(norm - true_norm) / max(abs(true_norm), 1e-6)
-        if not loss_off <= tolerance:
-            return f"loss {loss:.4g} at step {number}, {true_loss:.4g} with everything off"
-        if not norm_off <= 10 * tolerance:
-            return f"gradient norm {norm:.4g} at step {number}, {true_norm:.4g} with everything off"
-    return None
-
-
-def _tolerance(optimization: Optimization, value: Value) -> float:
-    short = optimization.name == "precision" and value in ("bf16", "fp16", "tf32")
-    return SHORT_FORMAT if short else TOLERANCE[Effect.ROUNDING]
-
-
-def _with(plan: Plan, name: str, value: Value) -> Plan:
-    rows = [replace(row, value=value) if row.name == name else row for row in plan.decisions]
-    return replace(plan, decisions=tuple(rows))
-
-
-def _all_off(plan: Plan) -> Plan:
-    """Everything off that can still be switched in this process; other parts of a batch would draw other dropout."""
-    off = {o.name: o.off for o in optimizations.every() if o.stage is not Stage.PROCESS and o.name != "unpadding"}
-    rows = [replace(row, value=off.get(row.name, row.value)) for row in plan.decisions]
-    return replace(plan, decisions=tuple(rows))
+        cost = max(0.0, first - (arms.CHECKED + 1) * step) if optimization.stage is Stage.COMPILE else 0.0
+        self.compiling = min(self.compiling, 2 * cost) if cost else self.compiling
+        for side in (incumbent, challenger):
+            side.batches = self._batches(side.run)
+        pair = compare(incumbent.steps, challenger.steps, step, (left - first) / 2)
+        return arms.judged(pair, cost, self.made.total_steps * step)
 
 
 def measured(
     job: Job, hardware: Hardware, plan: Plan, dataset: Dataset, network: Model, folder: Path, signals: Signals,
-    say: Callable[[str], None],
+    say: Callable[[str], None], source: apart.Source | None = None,
 ) -> dict[str, Measured]:  # fmt: skip
     """What is known of the contested decisions: from the cache, else measured now if that is worth it.
 
     `measure: off` knows nothing, `auto` spends 2 % of a run that is predicted to take five minutes or more, `full`
-    measures whatever the length.
+    measures whatever the length. With a `source`, threads, OpenMP runtime and allocator are measured too.
     """
     mode = job.optimize.get("measure", "auto")
     open_ = [row.name for row in plan.decisions if row.source in ("choice", "profile")]
     if mode == "off" or not open_:
         return {}
-    shapes = {name: list(value.shape) for name, value in network.module.state_dict().items()}
-    train = job.train
-    fixed = [train.optimizer.name, train.deterministic, str(train.loss), str(getattr(job.data, "augment", None)), mode]
-    name = evidence.key(hardware, workload(dataset, network.module), train.batch, shapes, fixed)
+    name = _key(job, hardware, dataset, network, source is not None)
     known = evidence.load(hardware, name)
     if known:
         say(f"tune: measured before, on {next(iter(known.values())).date}; nothing to measure again")
         return known
     copied = replace(network, module=copy.deepcopy(network.module))
     made = assemble(job, hardware, plan, folder, dataset, copied, signals, Clock())
-    tuner = Tuner(made, dataset, network, say)
-    budget = None
-    if mode == "full":
-        arm = tuner.arm(plan)
-        budget = max(FULL, SHARE * tuner.predicted(arm)[1])
+    tuner = Tuner(made, dataset, network, say, source)
+    budget = max(FULL, SHARE * tuner.predicted(tuner.arm(plan))[1]) if mode == "full" else None
     found = tuner.tune(budget)
     if found:
-        try:
-            evidence.store(hardware, name, found)
-        except (OSError, StorageError) as error:
-            say(f"tune: what was measured is not kept: {error}")
+        _keep(job, hardware, name, found, say)
     return found
+
+
+def _key(job: Job, hardware: Hardware, dataset: Dataset, network: Model, apart_too: bool) -> str:
+    """Under which name the evidence is kept; a run of twice the length may afford, and gain, what a short one cannot."""
+    train = job.train
+    shapes = {name: list(value.shape) for name, value in network.module.state_dict().items()}
+    steps = -(-len(dataset.train) // train.batch) * train.epochs
+    fixed = [train.optimizer.name, train.deterministic, str(train.loss), str(getattr(job.data, "augment", None)),
+             sorted((key, str(value)) for key, value in job.optimize.items()),
+             min(steps, train.steps or steps).bit_length(), apart_too]  # fmt: skip
+    return evidence.key(hardware, workload(dataset, network.module), train.batch, shapes, fixed)
+
+
+def _keep(
+    job: Job, hardware: Hardware, name: str, found: Mapping[str, Measured], say: Callable[[str], None]
+) -> None:  # fmt: skip
+    """Keep what was found; what is fixed when a process starts also where the supervisor finds it, without torch."""
+    started = {key: row for key, row in found.items() if key in apart.names()}
+    try:
+        evidence.store(hardware, name, found)
+        if started:
+            evidence.store(hardware, evidence.early(hardware, job), started)
+    except (OSError, StorageError) as error:
+        say(f"tune: what was measured is not kept: {error}")

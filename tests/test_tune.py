@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime import evidence, pairs, plan, run, tune
+from runtime import arms, evidence, pairs, plan, run, tune
 from runtime.hardware import Hardware
 from runtime.models.build import build
 from tests import tiny
@@ -30,12 +30,17 @@ def test_known_delays_under_a_noisy_neighbour(seed: int, incumbent: float, chall
     noise = [1 + 0.5 * (draws.random() < 0.3) + 0.05 * draws.random() for _ in range(100)]
     stream = itertools.cycle(noise)
     pair = pairs.compare(side(incumbent, lambda: next(stream)), side(challenger, lambda: next(stream)), 0.1, 1e9)
-    assert (pair.median >= tune.MARGIN) == (challenger < incumbent)
+    assert arms.judged(pair, 0.0, 1e9).wins == (challenger < incumbent)
+
+
+def test_the_calmest_pairs_count_whatever_their_ratio() -> None:
+    taken = [(1.0, 1.0), (1.5, 1.0), (1.0, 1.4), (1.01, 1.0), (1.0, 1.02), (1.6, 1.6), (1.2, 1.0), (1.0, 1.01)]
+    assert sorted(pairs.calmest(taken)) == sorted([1.0, 1.01, 1.0 / 1.02, 1.0 / 1.01])
 
 
 def test_clear_verdicts_are_taken_early() -> None:
     pair = pairs.compare(side(0.1, lambda: 1.0), side(0.2, lambda: 1.0), 0.1, 1e9)
-    assert len(pair.ratios) == 3
+    assert len(pair.ratios) == 4
     assert pair.spread() == "0.50x [0.50-0.50]"
 
 
@@ -50,7 +55,7 @@ def test_clear_verdicts_are_taken_early() -> None:
     ],
 )
 def test_numbers_count_before_speed(numbers: list[tuple[float, float]], expected: str | None) -> None:
-    found = tune._differs(numbers, [(1.0, 2.0), (0.9, 1.9)], 1e-3)
+    found = arms.differs(numbers, [(1.0, 2.0), (0.9, 1.9)], 1e-3)
     assert found is None if expected is None else expected in (found or "")
 
 
@@ -97,7 +102,7 @@ def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(pairs, "BLOCK", 0.01)
     real = tune.Tuner.arm
 
-    def wrong(self: tune.Tuner, made: plan.Plan) -> tune.Arm:
+    def wrong(self: tune.Tuner, made: plan.Plan) -> arms.Arm:
         arm = real(self, made)
         if made.value("channels_last") != self.made.plan.value("channels_last"):
             step = arm.run.step
@@ -105,7 +110,7 @@ def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pyte
         return arm
 
     monkeypatch.setattr(tune.Tuner, "arm", wrong)
-    monkeypatch.setattr(tune, "_all_off", lambda made: made)
+    monkeypatch.setattr(arms, "all_off", lambda made: made)
     said: list[str] = []
     found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
     assert "vetoed: " in found["channels_last"].text

@@ -26,8 +26,8 @@ from runtime.files import read_json
 from runtime.signals import Signals, stopping
 
 if TYPE_CHECKING:
+    from runtime.arms import Arm
     from runtime.job import Job
-    from runtime.tune import Arm
 
 CHECKED = 4
 """Steps over which losses are compared."""
@@ -65,9 +65,9 @@ def stand(folder: Path, plan: plans.Plan, job: Job, signals: Signals) -> Arm:
     import itertools
 
     from runtime import run as runs
+    from runtime.arms import Arm
     from runtime.data.load import load
     from runtime.models.build import build
-    from runtime.tune import Arm
 
     dataset = load(job)
     machine = hardware.from_json(read_json(folder / "hardware.json"))

@@ -10,9 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from runtime import spec, trainer
+from runtime import apart, spec, trainer
 from runtime.clock import Clock
-from runtime.errors import DrivetrainError
+from runtime.errors import DrivetrainError, Replanned
 from runtime.signals import Signals, stopping
 
 
@@ -27,7 +27,10 @@ def main() -> int:
     os.dup2(2, 1)
     try:
         with stopping():
-            trainer.assembled(given.folder, spec.load(given.spec, given.set), Signals(), Clock())
+            source = apart.Source(given.spec, given.set)
+            trainer.assembled(given.folder, spec.load(given.spec, given.set), Signals(), Clock(), source)
+    except Replanned:
+        return 0  # the plan that it leaves is the one
     except DrivetrainError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,9 +97,13 @@ class Workshop:
         scratch: a folder that holds hardware.json, for plans and logs.
         spec: the job.
         assignments: values that override it.
+        keep: whether arms use the compile cache of all runs, and not an empty one.
     """
 
-    def __init__(self, machine: Hardware, scratch: Path, spec: Path, assignments: Sequence[str]) -> None:
+    def __init__(
+        self, machine: Hardware, scratch: Path, spec: Path, assignments: Sequence[str], *, keep: bool = False
+    ) -> None:
+        self.keep = keep
         self.machine, self.scratch, self.spec, self.assignments = machine, scratch, spec, assignments
         self.sides: list[Side] = []
         self.compiled: str | None = None
@@ -114,11 +119,11 @@ class Workshop:
         if self.compiled:
             shutil.rmtree(self.compiled, ignore_errors=True)
 
-    def side(self, plan: Plan, assignments: Sequence[str] = ()) -> Side:
+    def side(self, plan: Plan, assignments: Sequence[str] = (), patience: float | None = None) -> Side:
         """An arm that stands, its first steps done.
 
         Raises:
-            Failed: if it does not come so far.
+            Failed: if it does not come so far, or not within so many seconds.
         """
         name = f"arm-{len(self.sides)}"
         write_json(self.scratch / f"{name}.json", plan.to_json())
@@ -132,19 +137,24 @@ class Workshop:
                 command, env=supervise.surroundings(self._environment(plan)), stdin=subprocess.PIPE, stderr=file,
                 stdout=subprocess.PIPE, process_group=0, preexec_fn=functools.partial(signals.die_with, os.getpid()),
             )  # fmt: skip
+        late = threading.Timer(patience or 0.0, child.kill)
+        if patience is not None:
+            late.start()
         try:
             side = Side(child, log)
         except BaseException:
             child.kill()
             child.wait()
             raise
+        finally:
+            late.cancel()
         self.sides.append(side)
         return side
 
     def _environment(self, plan: Plan) -> dict[str, str]:
         """The plan's, with a compile cache that starts empty: what compiling costs should not hang on earlier runs."""
         environment = plan.environment(self.machine)
-        if "TORCHINDUCTOR_CACHE_DIR" in environment:
+        if not self.keep and "TORCHINDUCTOR_CACHE_DIR" in environment:
             self.compiled = self.compiled or tempfile.mkdtemp(prefix="bench-", dir=self.machine.storage.cache)
             environment["TORCHINDUCTOR_CACHE_DIR"] = self.compiled
         return environment

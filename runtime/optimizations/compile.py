@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from runtime.optimizations import Choice, Effect, Stage, Value
@@ -61,6 +62,13 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
 
 def apply(run: Any, value: Value) -> None:
     """Compile the forward pass; the network itself, and so its saved weights, stay as they are."""
+    # A network that is compiled by way of trial is compiled in a process whose plan did not say so.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", run.hardware.storage.cache)
+    if run.device.type == "cpu":
+        from torch._inductor import config
+
+        # The compiler's own generator is scalar code on a CPU; with torch's, dropout draws the same as without compiling.
+        config.fallback_random = True
     run.step.compile()
 
 

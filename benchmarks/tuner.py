@@ -1,0 +1,269 @@
+"""The tuner itself: what it picks against every combination, with its price; and known delays beside a busy neighbour.
+
+    python benchmarks/tuner.py grid JOB [--budget 72] [--rounds 10] [--folder DIR]
+    python benchmarks/tuner.py delays JOB [--times 20] [--folder DIR]
+
+JOB is C1b (a small CNN on a folder of JPEG images at 64), C3 (a 6-layer encoder of 384 on texts) or C5 (a CNN-LSTM on
+windows), on generated data. `grid` lets the tuner decide with the budget of a run of one hour, then sets every
+combination of layout, precision and compile beside its choice, in pairs. Regret is how many times faster the best of
+them is, measured again once it is known to be the best; 1 if the choice is the best. `delays` slows one side of a real
+decision down by a known share while another process computes without a pause, and counts the right verdicts.
+
+With ONEDNN_MAX_CPU_ISA=AVX2 and ATEN_CPU_CAPABILITY=avx2 the same commands show a machine without short formats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+HOUR = 3600.0
+SWITCHED = ("channels_last", "precision", "compile")
+JOBS = {
+    "C1b": ("images", 3000, """
+name: c1b
+task: image-classification
+data: {{train: {folder}, validation: 0.1, image_size: 64, augment: {{flip: true}}}}
+model: {{name: small-cnn, width: 32}}
+train: {{epochs: {epochs}, batch_size: 128, optimizer: {{name: adamw, lr: 1e-3}}}}
+"""),
+    "C3": ("texts", 3000, """
+name: c3
+task: text-classification
+data:
+  {{train: {folder}/reports.csv, validation: 0.1, text: descripcion, labels: {{modo: 0.5, causa: 0.5}}, max_length: 128}}
+model: {{name: encoder, layers: 6, width: 384}}
+train: {{epochs: {epochs}, batch_size: 32, optimizer: {{name: adamw, lr: 3e-4}}}}
+"""),
+    "C5": ("series", 64000, """
+name: c5
+task: series-classification
+data:
+  {{train: {folder}/train.csv, time: time, group: machine, label: regime, window: 128, stride: 8, validation: 0.2,
+   features: [vibration_x, vibration_y, temperature, pressure, current, flow]}}
+model: {{name: cnn-lstm, cnn_channels: [64], kernel: 5, lstm_hidden: 128}}
+train: {{epochs: {epochs}, batch_size: 256, optimizer: {{name: adamw, lr: 3e-3}}}}
+"""),
+}  # fmt: skip
+
+
+def main() -> int:
+    """Measure, print, write; 0 if the goal is met."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("data", "grid", "delays"))
+    parser.add_argument("job", choices=tuple(JOBS))
+    parser.add_argument("--budget", type=float, default=0.02 * HOUR, help="seconds that the tuner may take")
+    parser.add_argument("--rounds", type=int, default=10, help="pairs of each comparison of the grid")
+    parser.add_argument("--times", type=int, default=20, help="decisions with known delays")
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/drivetrain-tuner"))
+    given = parser.parse_args()
+    data = generated(given.job, given.folder)
+    if given.what == "data":
+        return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        tuner = ready(given.job, data, Path(scratch))
+        result = grid(tuner, given) if given.what == "grid" else delays(tuner, given)
+    told = {"job": given.job, **machine(tuner), **result}
+    path = given.folder / f"{given.what}-{given.job}-{told['cap'] or 'free'}.json"
+    path.write_text(json.dumps(told, indent=1))
+    print(f"written to {path}")
+    return 0 if result["met"] else 1
+
+
+def generated(name: str, folder: Path) -> Path:
+    """The data of a job; made if they are not there."""
+    from runtime import samples
+
+    kind, size, _ = JOBS[name]
+    target = folder / kind
+    if not target.exists():
+        target.mkdir(parents=True)
+        samples.write(kind, target, size, 0)
+    return target
+
+
+def ready(name: str, data: Path, scratch: Path) -> Any:
+    """A tuner for a run of one hour."""
+    from runtime import plan as plans
+    from runtime import run as runs
+    from runtime import spec
+    from runtime.clock import Clock
+    from runtime.data.load import load
+    from runtime.detect import detect
+    from runtime.models.build import build
+    from runtime.signals import Signals
+    from runtime.tune import Tuner
+
+    here, signals = detect(scratch), Signals()
+    path = scratch / "job.yaml"
+
+    def made(epochs: int) -> Tuner:
+        path.write_text(JOBS[name][2].format(folder=data, epochs=epochs))
+        job = spec.load(path)
+        dataset = load(job)
+        network = build(job, dataset)
+        plan = plans.resolve(job, here, runs.workload(dataset, network.module))
+        run = runs.assemble(job, here, plan, scratch, dataset, network, signals, Clock())
+        return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True))
+
+    first = made(1)
+    _, total = first.predicted(first.arm(first.made.plan))
+    return made(max(1, round(HOUR / total)))
+
+
+def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
+    """The tuner's choice against every combination."""
+    from runtime import arms
+
+    start = time.perf_counter()
+    found = tuner.tune(given.budget)
+    spent = time.perf_counter() - start
+    plan = tuner.made.plan
+    for name, row in found.items():
+        plan = arms.changed(plan, name, row.value)
+    choice = {name: plan.value(name) for name in SWITCHED}
+    chosen = warm(tuner, plan)
+    rows = {}
+    for values in combinations(tuner):
+        if values != choice:
+            other = plan
+            for name, value in values.items():
+                other = arms.changed(other, name, value)
+            ratios = paired(chosen, warm(tuner, other), given.rounds)
+            rows[words(values)] = (statistics.median(ratios), values)
+            print(f"  {words(values)}: {statistics.median(ratios):.3f}x the speed of {words(choice)}", flush=True)
+    best, values = max(rows.values(), key=lambda row: row[0], default=(1.0, choice))
+    regret, low, high = 1.0, 1.0, 1.0
+    if best > 1:
+        other = plan
+        for name, value in values.items():
+            other = arms.changed(other, name, value)
+        ratios = paired(chosen, warm(tuner, other), 2 * given.rounds)
+        regret, (low, high) = max(1.0, statistics.median(ratios)), interval(ratios)
+    print(f"{given.job}: takes {words(choice)}; regret {regret:.3f} [{low:.3f}-{high:.3f}]; "
+          f"{spent:.0f} s of {given.budget:.0f} s spent")  # fmt: skip
+    return {
+        "choice": choice, "regret": regret, "interval": [low, high], "spent": spent, "budget": given.budget,
+        "against": {name: row[0] for name, row in rows.items()}, "evidence": {n: r.text for n, r in found.items()},
+        "met": high <= 1.05 and spent <= max(5.0, given.budget),
+    }  # fmt: skip
+
+
+def combinations(tuner: Any) -> Iterator[dict[str, Any]]:
+    """Every combination of what can be had here."""
+    from runtime import optimizations
+
+    values = []
+    for name in SWITCHED:
+        optimization = next(o for o in optimizations.every() if o.name == name)
+        values.append(optimization.candidates(tuner.made.job, tuner.made.hardware, tuner.facts))
+    return (dict(zip(SWITCHED, each, strict=True)) for each in itertools.product(*values))
+
+
+def warm(tuner: Any, plan: Any) -> Any:
+    """An arm that has seen every batch once, so that whatever is compiled is compiled."""
+    from runtime.tune import BATCHES
+
+    arm = tuner.arm(plan)
+    arm.steps(BATCHES)
+    return arm
+
+
+def paired(chosen: Any, other: Any, rounds: int) -> list[float]:
+    """How many times faster the other is, by pairs of blocks over the same batches."""
+    step = chosen.steps(2) / 2
+    count, ratios = max(1, round(0.4 / step)), []
+    for number in range(rounds):
+        sides = (chosen, other) if number % 2 == 0 else (other, chosen)
+        times = {id(side): side.steps(count) for side in sides}
+        ratios.append(times[id(chosen)] / times[id(other)])
+    return ratios
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """95 % interval of the median, by bootstrap."""
+    draws = random.Random(0)
+    medians = sorted(statistics.median(draws.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return medians[50], medians[1949]
+
+
+def words(values: dict[str, Any]) -> str:
+    """`channels_last true, precision bf16, compile false`."""
+    return ", ".join(f"{name} {str(value).lower()}" for name, value in values.items())
+
+
+def delays(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
+    """Decisions where one side is slowed down by a known share, a neighbour computing all the while."""
+    right = []
+    neighbours = [multiprocessing.Process(target=busy, daemon=True) for _ in range(1)]
+    for neighbour in neighbours:
+        neighbour.start()
+    try:
+        for number in range(given.times):
+            slower = number % 2 == 0
+            right.append(decided(tuner, slower) is not slower)
+            print(f"  {number + 1}: the value is {'slower' if slower else 'faster'} by a quarter: "
+                  f"{'right' if right[-1] else 'WRONG'}", flush=True)  # fmt: skip
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+    print(f"{given.job}: {sum(right)} of {len(right)} decided right, with a neighbour at work")
+    return {"right": sum(right), "of": len(right), "met": all(right)}
+
+
+def decided(tuner: Any, slower: bool) -> bool:
+    """Whether a value is taken that does the same work with a known delay, on its own side or on the incumbent's."""
+    from runtime import arms
+    from runtime.pairs import compare
+
+    plan = tuner.made.plan
+    incumbent, challenger = tuner.arm(plan), tuner.arm(plan)
+    step, _ = tuner.predicted(incumbent)
+    challenger.steps(5)
+    delayed(challenger if slower else incumbent, 0.25)
+    return arms.judged(compare(incumbent.steps, challenger.steps, step, 30.0), 0.0, HOUR).wins
+
+
+def delayed(arm: Any, share: float) -> None:
+    """Make every step of an arm longer by a share of itself."""
+    plain = arm.step
+
+    def step() -> tuple[float, float]:
+        start = time.perf_counter()
+        found: tuple[float, float] = plain()
+        end = time.perf_counter() + share * (time.perf_counter() - start)
+        while time.perf_counter() < end:
+            pass
+        return found
+
+    arm.step = step
+
+
+def busy() -> None:
+    """A neighbour that computes without a pause."""
+    while True:
+        sum(range(10000))
+
+
+def machine(tuner: Any) -> dict[str, Any]:
+    """Where and when."""
+    cpu = tuner.made.hardware.cpu
+    return {"cpu": cpu.model, "cpus": cpu.budget, "torch": tuner.made.hardware.torch.version, "cap": cpu.capped,
+            "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Arms: a plan in use on a copy of the network, its numbers against plain arithmetic, and the verdict on a pair of arms."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from runtime import optimizations
+from runtime.data.dataset import Batch
+from runtime.optimizations import Effect, Optimization, Stage, Value
+from runtime.pairs import Pair
+from runtime.plan import Plan
+from runtime.run import Run
+from runtime.workload import Workload
+
+MARGIN = 1.02
+"""A value must win by this much, and in three of four pairs, to replace what we would do anyway."""
+CHECKED = 4
+"""Steps over which numbers are compared."""
+TOLERANCE = {Effect.EXACT: 1e-6, Effect.ROUNDING: 1e-3}
+SHORT_FORMAT = 5e-2
+"""Relative difference of loss that a format of 8 to 11 bits of mantissa may show over the checked steps."""
+SHORT = ("bf16", "fp16", "tf32")
+Numbers = Sequence[tuple[float, float]]
+"""Loss and gradient norm of each step."""
+
+
+@dataclass
+class Arm:
+    """One plan in use: a copy of the network that trains on its own."""
+
+    run: Run
+    batches: Iterator[Batch]
+
+    def steps(self, count: int) -> float:
+        """Seconds of `count` steps."""
+        start = time.perf_counter()
+        for _ in range(count):
+            self.step()
+        if self.run.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def step(self) -> tuple[float, float]:
+        """One step; its loss and gradient norm."""
+        run, batch = self.run, next(self.batches)
+        run.set_rate()
+        outcome = run.step(run.mixed(run.prepared(batch, 0)), run.step_seed())
+        run.counters.step += 1
+        return outcome.loss, outcome.grad_norm
+
+    def numbers(self, quiet: bool) -> Numbers:
+        """Numbers of the next steps; `quiet` without dropout, where two ways would draw it differently."""
+        run = self.run
+        for module in run.model.modules() if quiet else ():
+            # BatchNorm would take its stored statistics, and cuDNN's recurrent kernels go backward in training only.
+            if not isinstance(module, nn.RNNBase | nn.modules.batchnorm._BatchNorm):
+                module.training = False
+        found = [self.step() for _ in range(CHECKED)]
+        run.train_mode()
+        return found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a value replaces the incumbent, and what was seen."""
+
+    wins: bool
+    text: str
+    ratio: float = 0.0
+    """How many times faster; 0 for a value that computes wrong numbers or could not be measured."""
+
+
+def judged(pair: Pair, cost: float, spent: float) -> Verdict:
+    """The verdict on a value whose numbers are right.
+
+    Args:
+        pair: challenger against incumbent.
+        cost: seconds that it takes once.
+        spent: seconds that the whole run takes with the incumbent.
+    """
+    text = f"{pair.spread()}, loss ok" + (f", {cost:.0f} s to compile" if cost else "")
+    pays = spent * (1 - 1 / pair.median) > cost
+    return Verdict(pair.median >= MARGIN and pair.middle()[0] > 1 and pays, text, pair.median)
+
+
+def differs(numbers: Numbers, reference: Numbers, tolerance: float, against: str = "everything off") -> str | None:
+    """Where losses are further from the reference than allowed, and by how much; gradients may be off ten times that."""
+    for number, ((loss, norm), (true_loss, true_norm)) in enumerate(zip(numbers, reference, strict=True), start=1):
+        loss_off = abs(loss - true_loss) / max(abs(true_loss), 1e-6)
+        norm_off = abs(norm - true_norm) / max(abs(true_norm), 1e-6)
+        if not loss_off <= tolerance:
+            return f"loss {loss:.4g} at step {number}, {true_loss:.4g} with {against}"
+        if not norm_off <= 10 * tolerance:
+            return f"gradient norm {norm:.4g} at step {number}, {true_norm:.4g} with {against}"
+    return None
+
+
+def tolerance(plan: Plan) -> float:
+    """How far a plan's numbers may be from everything off: by its number format, as all that come by themselves round."""
+    return SHORT_FORMAT if plan.value("precision") in SHORT else TOLERANCE[Effect.ROUNDING]
+
+
+def redraws(optimization: Optimization, facts: Workload, on_gpu: bool) -> bool:
+    """Whether it draws other dropout from the same distribution, so that numbers can only be compared without."""
+    drops = facts.has("Dropout") or facts.has("LSTM") or facts.has("GRU")
+    return drops and (optimization.name == "micro_batch" or (optimization.stage is Stage.COMPILE and on_gpu))
+
+
+def changed(plan: Plan, name: str, value: Value) -> Plan:
+    """The plan with one other value."""
+    rows = [replace(row, value=value) if row.name == name else row for row in plan.decisions]
+    return replace(plan, decisions=tuple(rows))
+
+
+def all_off(plan: Plan) -> Plan:
+    """Everything off that can still be switched in this process; other parts of a batch would draw other dropout."""
+    off = {o.name: o.off for o in optimizations.every() if o.stage is not Stage.PROCESS and o.name != "unpadding"}
+    rows = [replace(row, value=off.get(row.name, row.value)) for row in plan.decisions]
+    return replace(plan, decisions=tuple(rows))

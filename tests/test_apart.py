@@ -1,0 +1,237 @@
+"""Threads, OpenMP runtime and allocator: measured in children, decided right, taken by a new process, ended by a signal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from runtime import apart, evidence, plan, spec, supervise, tune
+from runtime.bench.calm import Block
+from runtime.bench.side import Failed, Ready
+from runtime.data.load import load
+from runtime.detect import detect
+from runtime.hardware import Hardware, Libraries
+from runtime.models.build import build
+from tests import tiny
+
+ROOT = Path(__file__).parent.parent
+NUMBERS = [(1.0, 2.0), (0.9, 1.9), (0.8, 1.8), (0.7, 1.7)]
+
+
+def machine() -> Hardware:
+    here = tiny.machine()
+    cpu = replace(here.cpu, host=2, affinity=2, cores=2, budget=2, cpuset=None, quota=None)
+    return replace(here, cpu=cpu, libraries=Libraries(iomp5="/lib/libiomp5.so", tcmalloc="/lib/libtcmalloc.so"))
+
+
+def test_what_may_gain_most_comes_first_and_what_the_job_asks_for_is_not_contested() -> None:
+    here = machine()
+    found = apart.contested(tiny.job(), here, plan.resolve(tiny.job(), here))
+    assert [(o.name, value) for o, value in found] == [
+        ("cpu_threads", 1),
+        ("allocator", "off"),
+        ("openmp_runtime", "off"),
+    ]
+    asked = tiny.job(optimize="cpu_threads: 2, allocator: off")
+    found = apart.contested(asked, here, plan.resolve(asked, here))
+    assert [(o.name, value) for o, value in found] == [("openmp_runtime", "off")]
+
+
+@dataclass
+class Sided:
+    """A child of known speed and numbers."""
+
+    seconds: float
+    numbers: Sequence[tuple[float, float]] = tuple(NUMBERS)
+    closed: bool = False
+
+    @property
+    def ready(self) -> Ready:
+        return Ready(list(self.numbers), self.seconds, self.seconds, 16.0, [])
+
+    def steps(self, count: int) -> Block:
+        return Block(count, count * self.seconds, 0.0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Shop:
+    """A workshop whose sides are as slow as a table says."""
+
+    def __init__(self, table: dict[str, Any]) -> None:
+        self.table, self.sides = table, list[Sided]()
+
+    def __call__(self, *given: object, **words: object) -> Shop:
+        return self
+
+    def __enter__(self) -> Shop:
+        return self
+
+    def __exit__(self, *given: object) -> None:
+        pass
+
+    def side(self, made: plan.Plan, patience: float | None = None) -> Sided:
+        assert patience is not None
+        side = Sided(0.1)
+        for name, value in ((row.name, row.value) for row in made.decisions):
+            known = self.table.get(f"{name} {value}")
+            if isinstance(known, Exception):
+                raise known
+            if isinstance(known, list):
+                side.numbers = known
+            elif known:
+                side.seconds *= known
+        self.sides.append(side)
+        return side
+
+
+@pytest.mark.parametrize(
+    ("table", "values", "text"),
+    [
+        ({"cpu_threads 1": 0.8}, {"cpu_threads": 1}, "1 1.25x [1.25-1.25], loss ok"),
+        ({"cpu_threads 1": 1.3, "allocator off": 1.1}, {}, "1 0.77x [0.77-0.77], loss ok"),
+        ({"cpu_threads 1": 1.01}, {}, "1 0.99x [0.99-0.99], loss ok"),
+        ({"cpu_threads 1": 0.8, "allocator off": 0.9}, {"cpu_threads": 1, "allocator": "off"}, "1 1.25x"),
+        ({"cpu_threads 1": [(1.0, 2.0), (0.95, 1.9), (0.8, 1.8), (0.7, 1.7)]}, {}, "1 vetoed: loss 0.95 at step 2"),
+        ({"cpu_threads 1": Failed("Illegal instruction")}, {}, "1 failed: Illegal instruction"),
+    ],
+)
+def test_children_of_known_speed(
+    monkeypatch: pytest.MonkeyPatch, table: dict[str, Any], values: dict[str, object], text: str
+) -> None:
+    here, shop, said = machine(), Shop(table), list[str]()
+    monkeypatch.setattr(apart, "Workshop", shop)
+    made = plan.resolve(tiny.job(), here)
+    rivals = apart.contested(tiny.job(), here, made)
+    found = apart.measured(apart.Source(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, said.append)
+    before = {name: made.value(name) for name in found}
+    assert {name: row.value for name, row in found.items()} == before | values
+    assert found["cpu_threads"].text.startswith(text)
+    assert sum(not side.closed for side in shop.sides) == 1  # the workshop ends the last one
+
+
+def test_an_exact_setting_must_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = machine()
+    near = [(loss * (1 + 1e-5), norm) for loss, norm in NUMBERS]
+    monkeypatch.setattr(apart, "Workshop", Shop({"cpu_threads 1": near, "allocator off": near}))
+    made = plan.resolve(tiny.job(), here)
+    found = apart.measured(apart.Source(Path("tiny.yaml")), here, made, apart.contested(tiny.job(), here, made), 3e3,
+                           60.0, lambda text: None)  # fmt: skip
+    assert "loss ok" in found["cpu_threads"].text
+    assert "vetoed: " in found["allocator"].text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "own", "expected"),
+    [(3.0, 1, "the budget is spent"), (60.0, 1 << 60, "do not fit into")],
+)
+def test_without_time_or_memory_no_child_is_started(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, own: int, expected: str
+) -> None:
+    here, shop, said = machine(), Shop({}), list[str]()
+    monkeypatch.setattr(apart, "Workshop", shop)
+    process = psutil.Process()
+    memory = process.memory_info()._replace(rss=own)
+    monkeypatch.setattr(apart.psutil, "Process", lambda: type("P", (), {"memory_info": lambda self: memory})())
+    made = plan.resolve(tiny.job(), here)
+    rivals = apart.contested(tiny.job(), here, made)
+    assert not apart.measured(apart.Source(Path("tiny.yaml")), here, made, rivals, 3e3, seconds, said.append)
+    assert expected in said[0]
+    assert not shop.sides
+
+
+TEXT = """
+name: tiny
+task: image-classification
+data: {train: images.npz, validation: 0.25}
+model: {name: small-cnn, width: 4}
+train: {epochs: 2, batch_size: 16}
+optimize: {compile: false, precision: fp32, channels_last: false, micro_batch: off, allocator: off, openmp_runtime: off}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    labels = np.arange(160) % 3
+    images = (np.random.default_rng(0).random((160, 8, 8)) * 120).astype(np.uint8)
+    np.savez(tmp_path / "images.npz", images=images, labels=labels)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def started(job: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "runtime", "train", str(job), "--runs", str(job.parent / "runs"), *options]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def rows(job: Path, number: int) -> dict[str, dict[str, Any]]:
+    data = json.loads((job.parent / "runs" / f"tiny-{number:03}" / "plan.json").read_text())
+    return {row["name"]: row for row in data["decisions"]} | {"seen": data["seen"]}
+
+
+needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: threads are not contested")
+
+
+@needs_two
+def test_evidence_of_another_way_to_start_is_taken_by_a_new_process(job: Path) -> None:
+    asked, here = spec.load(job), detect(job.parent)
+    data = load(asked)
+    name = tune._key(asked, here, data, build(asked, data), True)
+    evidence.store(here, name, {"cpu_threads": evidence.Measured(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")})
+    output, _ = started(job).communicate(timeout=120)
+    assert "tune: measured before, on 2026-11-21" in output
+    assert "plan: cpu_threads is 1, not 2: measured on 2026-11-21" in output
+    found = rows(job, 1)
+    assert (found["cpu_threads"]["source"], found["cpu_threads"]["evidence"]) == (
+        "measured",
+        "1 1.25x [1.2-1.3], loss ok",
+    )
+    assert found["seen"]["cpu_threads"] == {"asked": 1, "seen": 1, "same": True, "cause": None}
+    # Known by the spec, the next run starts right away as it should; no torch is needed to know.
+    evidence.store(here, evidence.early(here, asked), evidence.load(here, name))
+    assert plan.resolve(asked, here, measured=evidence.started(here, asked)).value("cpu_threads") == 1
+    off = spec.load(job, ["optimize.measure=off"])
+    assert not evidence.started(here, off)
+
+
+def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    found = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in found if "runtime.bench.arm" in child.cmdline()]
+
+
+@needs_two
+def test_a_signal_ends_the_children_and_the_run_is_planned_anew(job: Path) -> None:
+    first = started(job, "--set", "optimize.measure=full")
+    end = time.monotonic() + 90
+    while not (found := children(first)) and first.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    first.send_signal(signal.SIGTERM)
+    output, _ = first.communicate(timeout=60)
+    assert first.returncode == 75, output
+    assert found
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in found)
+    assert not supervise._begun(job.parent / "runs" / "tiny-001")
+
+
+@needs_two
+@pytest.mark.nightly
+def test_threads_are_measured_in_children_and_the_run_goes_on(job: Path) -> None:
+    output, _ = started(job, "--set", "optimize.measure=full").communicate(timeout=300)
+    assert "tune: cpu_threads 1 " in output
+    assert "loss ok" in rows(job, 1)["cpu_threads"]["evidence"]

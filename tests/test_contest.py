@@ -1,0 +1,179 @@
+"""The tuner's decisions on arms of known speed: right under noise, in an order that finds what goes well together."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from runtime import arms, hardware, pairs, plan, run, tune
+from runtime.clock import Clock
+from runtime.models.build import build
+from runtime.optimizations import Value
+from tests import tiny
+
+Cost = Callable[[plan.Plan], float]
+GOOD = [(1.0, 2.0), (0.9, 1.9), (0.8, 1.8), (0.7, 1.7)]
+FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+BIG = "precision: auto, compile: false, measure: full"
+
+
+@dataclass
+class Known:
+    """An arm whose steps take a known time."""
+
+    run: Any
+    cost: Callable[[], float]
+    batches: Any = None
+
+    def steps(self, count: int) -> float:
+        return count * self.cost()
+
+    def numbers(self, quiet: bool) -> list[tuple[float, float]]:
+        return GOOD
+
+
+def machine(flags: tuple[str, ...] = FLAGS) -> hardware.Hardware:
+    here = tiny.machine()
+    return replace(here, cpu=replace(here.cpu, flags=flags), compiler=None)
+
+
+def tuner(folder: Path, made: hardware.Hardware, cost: Cost, noise: Iterator[float], said: list[str]) -> tune.Tuner:
+    """A tuner whose arms take a time by their plan."""
+    job, data = tiny.job(optimize=BIG), tiny.dataset()
+    network = build(job, data)
+    decided = plan.resolve(job, made, run.workload(data, network.module))
+    assembled = run.assemble(job, made, decided, folder, data, network, tiny.Quiet(), Clock())
+
+    class Tuned(tune.Tuner):
+        def arm(self, under: plan.Plan) -> Any:
+            return Known(SimpleNamespace(plan=under), lambda: cost(under) * next(noise))
+
+        def _batches(self, made: Any) -> Any:
+            return iter(())
+
+    return Tuned(assembled, data, network, said.append)
+
+
+def taken(found: dict[str, Any]) -> dict[str, Value]:
+    return {name: row.value for name, row in found.items()}
+
+
+def noisy(seed: int) -> Iterator[float]:
+    """A neighbour that makes a third of all blocks half as slow again, and five percent beside."""
+    draws = random.Random(seed)
+    while True:
+        yield 1 + 0.5 * (draws.random() < 0.3) + 0.05 * draws.random()
+
+
+def calm() -> Iterator[float]:
+    return itertools.repeat(1.0)
+
+
+def table(**factors: float) -> Cost:
+    """Seconds of a step: a tenth, times what each value of a plan makes of it (`precision_bf16=0.7`)."""
+
+    def cost(under: plan.Plan) -> float:
+        seconds = 0.1
+        for row in under.decisions:
+            seconds *= factors.get(f"{row.name}_{str(row.value).lower()}", 1.0)
+        return seconds
+
+    return cost
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        ({"precision_bf16": 0.75, "channels_last_false": 1.3}, {"precision": "bf16", "channels_last": True}),
+        ({"precision_bf16": 1.3, "channels_last_false": 0.75}, {"precision": "fp32", "channels_last": False}),
+    ],
+)
+def test_known_delays_are_decided_right_under_a_noisy_neighbour(
+    tmp_path: Path, seed: int, factors: dict[str, float], expected: dict[str, Value]
+) -> None:
+    found = tuner(tmp_path, machine(), table(**factors), noisy(seed), []).tune(1e9)
+    assert taken(found) == expected
+
+
+def test_what_lost_narrowly_is_tried_again_beside_what_was_taken(tmp_path: Path) -> None:
+    """bf16 pays in the plain layout only, and that layout only a little by itself."""
+
+    def cost(under: plan.Plan) -> float:
+        plain, short = under.value("channels_last") is False, under.value("precision") == "bf16"
+        return {(False, False): 0.1, (False, True): 0.11, (True, False): 0.095, (True, True): 0.05}[plain, short]
+
+    said: list[str] = []
+    found = tuner(tmp_path, machine(), cost, calm(), said).tune(1e9)
+    assert taken(found) == {"precision": "bf16", "channels_last": False}
+    assert found["precision"].text == (
+        "bf16 0.91x [0.91-0.91], loss ok; bf16 1.90x [1.90-1.90], loss ok beside what was taken"
+    )
+    assert [line.split(",")[0] for line in said[1:]] == [
+        "tune: precision bf16 0.91x [0.91-0.91]",
+        "tune: channels_last false 1.05x [1.05-1.05]",
+        "tune: precision bf16 1.90x [1.90-1.90]",
+        "tune: channels_last true 0.45x [0.45-0.45]",
+    ]
+
+
+def test_a_clear_loser_is_not_tried_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    tuner(tmp_path, machine(), table(precision_bf16=1.5, channels_last_false=0.8), calm(), said).tune(1e9)
+    assert sum("precision bf16" in line for line in said) == 1
+
+
+@pytest.mark.parametrize("flags", [("avx2", "fma"), ("avx2", "avx512f")])
+def test_a_short_format_that_is_capped_is_never_taken_however_fast(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    said: list[str] = []
+    found = tuner(tmp_path, machine(flags), table(precision_bf16=0.1), calm(), said).tune(1e9)
+    assert "precision" not in found
+    assert not any("bf16" in line for line in said)
+
+
+def test_without_budget_nothing_is_measured_and_that_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert not tuner(tmp_path, machine(), table(), calm(), said).tune(0.0)
+    assert "tune: precision bf16 not measured, the budget is spent" in said
+    assert "tune: channels_last false not measured, the budget is spent" in said
+
+
+def busy() -> None:
+    while True:
+        sum(range(10000))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("slower", [True, False] * 10)
+def test_known_delays_beside_a_process_that_computes_without_a_pause(slower: bool) -> None:
+    """Real arithmetic, a quarter more of it on one side."""
+    matrix = torch.randn(256, 256)
+
+    def side(times: int) -> Callable[[int], float]:
+        def steps(count: int) -> float:
+            start = time.perf_counter()
+            for _ in range(count * times):
+                torch.mm(matrix, matrix)
+            return time.perf_counter() - start
+
+        return steps
+
+    neighbour = multiprocessing.get_context("spawn").Process(target=busy, daemon=True)
+    neighbour.start()
+    try:
+        step = side(8)(20) / 20
+        pair = pairs.compare(side(8), side(10), step, 60.0) if slower else pairs.compare(side(10), side(8), step, 60.0)
+    finally:
+        neighbour.kill()
+        neighbour.join()
+    assert arms.judged(pair, 0.0, 3600.0).wins is not slower
