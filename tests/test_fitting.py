@@ -148,6 +148,28 @@ def test_blocks_are_recomputed_where_not_even_the_smallest_part_fits(tmp_path: P
     assert "without it not even the smallest micro-batch fits" in found["gradient_checkpointing"].text
 
 
+def test_blocks_are_recomputed_where_batchnorm_then_sees_the_whole_batch(tmp_path: Path, limited: Any) -> None:
+    limited(20)
+    found = fitted(job("{name: resnet18, width: 2}"), tmp_path)
+    assert (found["micro_batch"].value, found["gradient_checkpointing"].value) == ("off", True)
+    assert found["gradient_checkpointing"].text.endswith("so BatchNorm sees the whole batch")
+    limited(6)  # 24 at a time with recomputed blocks
+    assert set(fitted(job("{name: resnet18, width: 2}"), tmp_path)) == {"micro_batch"}
+
+
+@pytest.mark.parametrize(
+    ("without", "with_it", "normed", "why"),
+    [
+        ({4: 100.0}, {8: 104.0}, 0, ""),
+        ({4: 100.0}, {8: 106.0, 4: 90.0}, 0, "106 samples/s with it, 100 in smaller parts without"),
+        ({}, {}, 20, ""),
+        ({}, {}, 32, "with it all 32 samples go through at once, so BatchNorm sees the whole batch"),
+    ],
+)
+def test_when_recomputing_pays(without: dict[int, float], with_it: dict[int, float], normed: int, why: str) -> None:
+    assert fitting.recomputing_pays(without, with_it, normed, 32) == why
+
+
 @pytest.mark.parametrize(
     ("model", "optimize"),
     [("{name: small-cnn, width: 4}", ""), ("{name: resnet18, width: 2}", ", gradient_checkpointing: false")],
