@@ -28,7 +28,7 @@ from gpu_rows import ROWS  # noqa: E402
 
 from runtime import gpus, plan, spec  # noqa: E402
 from runtime.detect import detect  # noqa: E402
-from runtime.errors import DrivetrainError  # noqa: E402
+from runtime.errors import SpecError  # noqa: E402
 from runtime.hardware import Hardware  # noqa: E402
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -81,8 +81,8 @@ def left(
     if arm == "plan":
         try:
             environ |= plan.resolve(spec.load(job), machine).environment(machine)
-        except DrivetrainError as error:
-            return {"missing": f"cannot be had: {error}".splitlines()[0]}
+        except SpecError as error:
+            return {"missing": f"cannot be had: {error.problems[0].possible}"}
     told = f"{name} {arm} {optimize}"
     print(f"{time.monotonic() - start:5.0f} s  {told}", file=sys.stderr, flush=True)
     try:

@@ -57,7 +57,7 @@ def main() -> int:
         try:
             made = plan.resolve(job, machine, run.workload(dataset, network.module))
         except SpecError as error:
-            print(json.dumps({"impossible": str(error).splitlines()[1].strip().removeprefix("possible: ")}))
+            print(json.dumps({"impossible": error.problems[0].possible}))
             return 0
         whole = run.assemble(job, machine, made, folder, dataset, network, Signals(), Clock())
         found["plan"] = {row.name: row.value for row in made.decisions}

@@ -66,7 +66,7 @@ def measured(search: Search, most: int) -> tuple[dict[int, float], int]:
         if now in ladder.peaks:
             speeds |= search.speeds([now])
     if not speeds:
-        raise OutOfMemory(f"train.batch_size: auto: {batch_size.FIRST} samples do not fit",
+        raise OutOfMemory(f"train.batch_size: auto: {ladder.least} samples do not fit",
                           f"{readable(ladder.ceiling)} may be used", "give a number, and optimize.micro_batch: auto")  # fmt: skip
     for size in speeds:  # once more, as a neighbour may have hit one of them alone
         search.sized(size)

@@ -82,16 +82,28 @@ class Fitting:
         """The sizes that fit, and samples per second of the best of them where there is a choice."""
         recompute = self.plan.value("gradient_checkpointing") is True
         with torch.random.fork_rng():
-            search = self.search(recompute)
-            found = search.climb()
-            open_ = self._source("gradient_checkpointing") in OPEN
-            if recompute_needed(found, open_, gradient_checkpointing.refuse(self.job, self.hardware, self.facts, True)):
-                del search
+            found, speeds = self._climbed(recompute)
+            open_ = self._source("gradient_checkpointing") in OPEN and not recompute
+            if not open_ or gradient_checkpointing.refuse(self.job, self.hardware, self.facts, True):
+                return found, speeds
+            if found.largest == 0:
                 self.say(f"fit: {found.tried_in_vain()}; again with gradient_checkpointing")
-                search = self.search(True)
-                found = replace(search.climb(), forced=True)
-            choice = found.largest > 1 and not self._splits_norm and search.run.total_steps >= WORTH_FROM
-            return found, search.speeds(found.sizes()[:3]) if choice else {}
+                found, speeds = self._climbed(True)
+                return replace(found, why="without it not even the smallest micro-batch fits"), speeds
+            batch = min(self.job.train.batch, len(self.dataset.train))
+            if found.largest < batch and (speeds or self._splits_norm):
+                self.say(f"fit: {batch} samples do not fit at once; again with gradient_checkpointing")
+                other, others = self._climbed(True)
+                if why := recomputing_pays(speeds, others, other.largest if self._splits_norm else 0, batch):
+                    return replace(other, why=why), others
+            return found, speeds
+
+    def _climbed(self, recompute: bool) -> tuple[Found, dict[int, float]]:
+        """The sizes that fit, and samples per second of the best of them if that may decide something."""
+        search = self.search(recompute)
+        found = search.climb()
+        choice = found.largest > 1 and not self._splits_norm and search.run.total_steps >= WORTH_FROM
+        return found, search.speeds(found.sizes()[:3]) if choice else {}
 
     def search(self, recompute: bool) -> Search:
         """A search with a copy of the network, everything as planned but for what is to be found."""
@@ -139,9 +151,20 @@ class Fitting:
             self.say(f"fit: what was measured is not kept: {error}")
 
 
-def recompute_needed(found: Found, open_: bool, obstacle: str | None) -> bool:
-    """Whether to try again with recomputed blocks: not even the smallest size fits, and nobody has decided."""
-    return found.largest == 0 and not found.recompute and open_ and obstacle is None
+def recomputing_pays(without: Mapping[int, float], with_it: Mapping[int, float], normed: int, batch: int) -> str:
+    """Why larger parts with recomputed blocks are better than smaller ones as they are; empty if they are not.
+
+    Args:
+        without: samples per second by size, as the network is.
+        with_it: the same with recomputed blocks.
+        normed: samples that BatchNorm would see at a time with recomputed blocks; 0 if it sees none.
+        batch: the whole batch.
+    """
+    if normed == batch:
+        return f"with it all {batch} samples go through at once, so BatchNorm sees the whole batch"
+    if without and with_it and max(with_it.values()) > FASTER * max(without.values()):
+        return f"{max(with_it.values()):.0f} samples/s with it, {max(without.values()):.0f} in smaller parts without"
+    return ""
 
 
 def chosen(found: Found, speeds: Mapping[int, float], alone: Callable[[int], bool] = lambda count: False) -> Value:
@@ -172,8 +195,8 @@ def worded(
     if speeds:
         text += "; samples/s: " + ", ".join(f"{count}: {speed:.0f}" for count, speed in speeds.items())
     result = {"micro_batch": Measured(value, text, today)}
-    if found.forced:
-        result["gradient_checkpointing"] = Measured(True, "without it not even the smallest micro-batch fits", today)
+    if found.why:
+        result["gradient_checkpointing"] = Measured(True, found.why, today)
     return result
 
 

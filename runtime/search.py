@@ -59,8 +59,8 @@ class Found:
     """Held whatever the size, moments and gradients among it."""
     above: int = 0
     """What one size more would take, by prediction: the whole batch, or twice the largest."""
-    forced: bool = False
-    """Whether blocks were recomputed because nothing fits without."""
+    why: str = ""
+    """Why blocks were recomputed, if that was found out here."""
 
     def peak(self, size: int) -> int:
         """The peak of a size that fits."""

@@ -199,7 +199,9 @@ class Step:
 
         def forward(*inputs: Tensor) -> Any:
             try:
-                return _kept(recorded(*inputs)) if recorded and not self.micro_batch else compiled(*inputs)
+                if recorded is not None and not self.micro_batch:
+                    return _kept(recorded(*inputs))
+                return compiled(*inputs)
             except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
                 self.forward = self.plain
                 self.compile_error = str(error).strip().splitlines()[0][:200]

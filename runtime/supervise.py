@@ -78,7 +78,8 @@ def train(request: Request) -> int:
 def _sized(request: Request, job: Job, machine: Hardware, run: folders.RunFolder) -> tuple[int, Request]:
     """The request with a number for `train.batch_size: auto`, measured once for a run; and an exit code."""
     path = run.path / batch_size.FILE
-    if not path.exists():
+    found = read_json(path)
+    if found is None:
         if processes.wanted(job, machine) > 1:
             batch_size.fixed(job, "a run of several processes")
         plan = plans.resolve(job, machine, plain=request.plain)
@@ -89,8 +90,8 @@ def _sized(request: Request, job: Job, machine: Hardware, run: folders.RunFolder
         signals.stop_early()
         if code:
             return code, request
-    found = read_json(path) or {}
-    if not run.resumes or not run.state():
+        found = read_json(path)
+        assert found is not None, "the child has just written it"
         Events(run.path).add("batch_size", f"{found['text']}. {batch_size.consequence(job, found['batch_size'])}")
     return 0, replace(request, assignments=[*request.assignments, f"train.batch_size={found['batch_size']}"])
 

@@ -52,6 +52,7 @@ def test_a_run_measures_it_once_and_goes_on_with_it(tmp_path: Path) -> None:
     done = drivetrain(tmp_path, "train", spec)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "batch_size: measured" not in done.stdout
+    assert (run / "events.jsonl").read_text().count("train.optimizer.lr stays") == 1
     assert json.loads((run / "state.json").read_text())["set"][-1] == f"train.batch_size={found['batch_size']}"
     assert "batch_size: auto" in (run / "job.yaml").read_text()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

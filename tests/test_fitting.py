@@ -148,6 +148,26 @@ def test_blocks_are_recomputed_where_not_even_the_smallest_part_fits(tmp_path: P
     assert "without it not even the smallest micro-batch fits" in found["gradient_checkpointing"].text
 
 
+def test_blocks_are_recomputed_where_batchnorm_then_sees_the_whole_batch(tmp_path: Path, limited: Any) -> None:
+    limited(20)
+    found = fitted(job("{name: resnet18, width: 2}"), tmp_path)
+    assert (found["micro_batch"].value, found["gradient_checkpointing"].value) == ("off", True)
+    assert found["gradient_checkpointing"].text.endswith("so BatchNorm sees the whole batch")
+
+
+@pytest.mark.parametrize(
+    ("without", "with_it", "normed", "why"),
+    [
+        ({4: 100.0}, {8: 104.0}, 0, ""),
+        ({4: 100.0}, {8: 106.0, 4: 90.0}, 0, "106 samples/s with it, 100 in smaller parts without"),
+        ({}, {}, 20, ""),
+        ({}, {}, 32, "with it all 32 samples go through at once, so BatchNorm sees the whole batch"),
+    ],
+)
+def test_when_recomputing_pays(without: dict[int, float], with_it: dict[int, float], normed: int, why: str) -> None:
+    assert fitting.recomputing_pays(without, with_it, normed, 32) == why
+
+
 @pytest.mark.parametrize(
     ("model", "optimize"),
     [("{name: small-cnn, width: 4}", ""), ("{name: resnet18, width: 2}", ", gradient_checkpointing: false")],
@@ -222,7 +242,7 @@ def test_training_is_that_of_naming_the_size_and_a_resume_keeps_it(
 ) -> None:
     limited(7)  # of which the copy of a checkpoint takes a part
     monkeypatch.chdir(tmp_path)
-    text = "train: {{epochs: 2, batch_size: 16}}\noptimize: {{measure: off, micro_batch: {}}}\n"
+    text = "train: {{epochs: 2, batch_size: 16}}\noptimize: {{measure: off, gradient_checkpointing: false, micro_batch: {}}}\n"
     auto = settled(tmp_path / "auto", case(tmp_path, "image arrays", text.format("auto")))
     row = next(d for d in auto.plan.decisions if d.name == "micro_batch")
     assert (row.value, row.source, row.effect) == (6, "measured", "training")

@@ -26,8 +26,9 @@ def test_tried_out(tmp_path: Path) -> None:
     (path,) = (tmp_path / "out").glob("gpu-cpu-*.json")
     found = json.loads(path.read_text())
     one, two = found["rows"]["mlp"]["tutorial"], found["rows"]["mlp"]["plan"]
-    assert one["losses"] == pytest.approx(two["losses"], rel=1e-3)
-    assert len(one["losses"]) >= 20
+    both = min(len(one["losses"]), len(two["losses"]))  # how far each gets is a matter of time
+    assert both >= 20
+    assert one["losses"][:both] == pytest.approx(two["losses"][:both], rel=1e-3)
     assert two["plan"]["precision"] == "fp32"
     assert one["samples_per_second"] > 0
     assert "TF32 is a format of NVIDIA GPUs" in found["precisions"]["tf32"]["missing"]

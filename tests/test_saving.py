@@ -176,10 +176,8 @@ class Saves:
 @pytest.fixture(scope="module")
 def saves() -> Iterator[Saves]:
     made = Saves()
-    yield made
-    assert made.server.stdin is not None
-    made.server.stdin.close()
-    made.server.wait()
+    with made.server:  # whose end closes both pipes; the server goes with its input
+        yield made
 
 
 @pytest.fixture(scope="module")

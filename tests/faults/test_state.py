@@ -204,6 +204,7 @@ CHANGED: dict[tuple[str, ...], Any] = {
     ("state", "numerics", "bad"): [],
     ("state", "numerics", "ids"): [0],
     ("state", "numerics", "scaler_skips"): 19,
+    ("state", "scaler", "good"): 1,
     ("state", "numerics", "recent"): [1.0],
     ("state", "watch", "stopping", "metric"): "validation/loss",
     ("state", "watch", "plateau", "metric"): "validation/accuracy",

@@ -32,7 +32,7 @@ def train(container: Run, job: Path, *options: str, settings: tuple[str, ...] = 
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("size", ["1m", "64m"])
+@pytest.mark.parametrize("size", ["1m", pytest.param("64m", marks=pytest.mark.nightly)])
 def test_little_shared_memory(container: Run, job: Path, size: str) -> None:
     """By itself it trains without workers; workers that it has no room for are refused, and those that fit are used."""
     code, log = train(container, job, f"--shm-size={size}")
@@ -46,6 +46,7 @@ def test_little_shared_memory(container: Run, job: Path, size: str) -> None:
     assert code == (2 if size == "1m" else 0), log
 
 
+@pytest.mark.nightly
 def test_shared_memory_that_cannot_be_written(container: Run, job: Path) -> None:
     read_only = "--tmpfs=/dev/shm:ro,size=64m"
     code, log = train(container, job, read_only, settings=("optimize.loader_workers=1",))
