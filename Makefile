@@ -20,8 +20,8 @@ train-gpu: .venv/host ## train JOB in a container on this machine's NVIDIA GPU; 
 setup: ## make the local environment with everything: training, tests, linters
 	@PYTHON=$(PYTHON) scripts/setup check && touch .venv/host .venv/check
 
-test: .venv/check ## all tests; those of the images where an engine answers
-	@$(python) -m pytest -rs $(ARGS)
+test: .venv/check ## all tests, two files at a time; those of the images where an engine answers
+	@$(python) -m pytest -rs -n 2 --dist loadgroup $(ARGS)
 
 test-faults: .venv/check ## the long faults: 200 kills, 100 stops, 1,000 broken specs, an error at every write (hours)
 	@$(python) -m pytest -m nightly -s tests/faults tests/images tests/job $(ARGS)

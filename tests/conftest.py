@@ -1,0 +1,24 @@
+"""Which tests run side by side: files do, but the tests of a file share what is costly to make, and images the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Group tests for `--dist loadgroup`; the group that takes longest begins."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=lambda item: _group(item) != "images")
+
+
+def _group(item: pytest.Item) -> str:
+    path = item.path.relative_to(ROOT)
+    return "images" if path.parts[0] == "images" else str(path.with_suffix(""))
