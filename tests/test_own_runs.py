@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import answers, artifact, folder, inference, plan, spec, trainer, user_code
+from runtime import answers, apart, artifact, folder, inference, plan, spec, trainer, user_code
 from runtime.data import example, new
 from runtime.data.load import load
 from runtime.errors import CheckpointError, DataError, SpecError
@@ -41,7 +41,7 @@ def trained(path: Path, *assignments: str) -> Path:
     write_json(place.path / "hardware.json", here.to_json())
     write_json(place.path / "plan.json", plan.resolve(made, here).to_json())
     write_json(place.path / "state.json", {"status": "running", "source": str(path)})
-    assert trainer.train(place.path, made, Quiet()) == 0
+    assert trainer.train(place.path, made, Quiet(), apart.Source(path, assignments)) == 0
     write_json(place.path / "state.json", {"status": "done", "source": str(path)})
     return place.path
 
