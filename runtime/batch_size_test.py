@@ -60,7 +60,7 @@ def measured(search: Search, most: int) -> tuple[dict[int, float], int]:
         search.sized(now)
         first = not ladder.peaks
         peak, _ = search.tried(now, ladder.ceiling)
-        ladder.note(now, None if peak is None else max(peak, search.evaluated(now)))
+        ladder.note(now, None if peak is None else max(peak, search.made, search.evaluated(now)))
         if first:
             ladder.base = search.held_anyway()
         if now in ladder.peaks:

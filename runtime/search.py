@@ -90,6 +90,8 @@ class Search:
         self.sized(self.batch_size)
         self.trained = int(sum(p.numel() * p.element_size() for p in run.step.parameters))
         self.warm = False
+        self.made = self.beside = 0
+        """Bytes: the most that making a batch takes, and what is held beside a step on it; whatever the size."""
         run.step.tell = lambda text: None
 
     def sized(self, batch_size: int) -> None:
@@ -114,7 +116,7 @@ class Search:
             ladder.note(now, peak)
             if predicted is None:
                 ladder.base = self.held_anyway()
-            fits = peak if now in ladder.peaks else None
+            fits = max(ladder.peaks[now], self.made) if now in ladder.peaks else None
             found.tries.append(Try(now, predicted, fits, min(2 * now, self.batch_size) / seconds))
         found.largest, found.held = ladder.largest, ladder.base
         found.above = ladder.predicted(min(2 * max(1, ladder.largest), ladder.most))
@@ -127,14 +129,18 @@ class Search:
         """The peak of a training step in parts of `count` samples, None if it does not fit; and its seconds."""
         step, seconds = self.run.step, 0.0
         step.micro_batch = count
-        self.gauge.begin()
-        if self.gauge.used() + self._coming() > ceiling:
-            return None, float("inf")
         try:
-            with self.gauge.guarded(lambda: ceiling - self._coming()):
-                # Only from the second step on are the moments there while activations are at their peak.
-                for _ in range(1 if self.warm else 2):
-                    seconds = self._step(2 * count)
+            # Only from the second step on are the moments there while activations are at their peak.
+            for _ in range(1 if self.warm else 2):
+                self.gauge.begin()
+                batch = self._batch()
+                self.made = self.gauge.peak()
+                self.gauge.begin()
+                self.beside = self.gauge.used()
+                if max(self.made, self.beside + self._coming()) > ceiling:
+                    return None, float("inf")
+                with self.gauge.guarded(lambda: ceiling - self._coming()):
+                    seconds = self._step(batch, 2 * count)
         except (OutOfMemory, HalfUpdated, MemoryError):
             return None, float("inf")
         if step.micro_batch != count:
@@ -148,11 +154,14 @@ class Search:
         gradients = self.run.step.parameters[0].grad is None
         return self.trained * (gradients + 2 * (not self.warm))
 
-    def _step(self, count: int) -> float:
+    def _batch(self) -> Batch:
+        """A whole batch, ready for a step."""
+        return self.run.mixed(self.run.prepared(next(self.feed), 0))
+
+    def _step(self, batch: Batch, count: int) -> float:
         """Seconds of a training step on the first `count` samples, while the whole batch is there."""
         run = self.run
         run.train_mode()
-        batch = run.mixed(run.prepared(next(self.feed), 0))
         start = time.perf_counter()
         run.step(next(batch.split(count)), run.step_seed())
         if run.device.type == "cuda":
@@ -164,9 +173,10 @@ class Search:
         """The peak of an evaluation of `count` samples."""
         run = self.run
         run.model.eval()
+        batch = next(self.held)
         self.gauge.begin()
         with run.ema.swapped_in(run.model) if run.ema else contextlib.nullcontext():
-            ready = run.prepared(next(next(self.held).split(count)), None)
+            ready = run.prepared(next(batch.split(count)), None)
             run.step.outputs(ready.inputs)
         return self.gauge.peak()
 
@@ -176,13 +186,12 @@ class Search:
         for _ in range(ROUNDS):
             for size in sizes:
                 self.run.step.micro_batch = size
-                found[size] = max(found[size], self.batch_size / self._step(self.batch_size))
+                found[size] = max(found[size], self.batch_size / self._step(self._batch(), self.batch_size))
         return found
 
     def held_anyway(self) -> int:
-        """What a step holds whatever its size: all that is held now, the optimizer's moments among it, and gradients."""
-        self.gauge.begin()
-        return self.gauge.used() + self.trained
+        """What a step holds whatever its size: network, moments and the whole batch, as after a try, and gradients."""
+        return self.beside + self.trained
 
     def limit(self) -> int:
         """The most that a step may hold."""

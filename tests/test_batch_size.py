@@ -115,7 +115,7 @@ class Narrow:
     """A search in which so many samples fit, with a peak of ten bytes each."""
 
     def __init__(self, fits: int) -> None:
-        self.fits, self.size, self.tries = fits, 0, list[int]()
+        self.fits, self.size, self.made, self.tries = fits, 0, 0, list[int]()
         self.gauge = self
 
     def begin(self) -> None: ...

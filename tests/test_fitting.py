@@ -20,7 +20,7 @@ from runtime.fitting import Fitting
 from runtime.job import Job
 from runtime.job.document import parse
 from runtime.models.build import build
-from runtime.search import Found, Try
+from runtime.search import Found, Search, Try
 from runtime.step import Step
 from tests import tiny
 from tests.trained import CASES
@@ -36,15 +36,21 @@ class Scale:
     limit: int
     """MiB above the base."""
     most: int = 0
+    batch: int = 0
+    """Bytes while a whole batch is there; making it takes as much again."""
+    there: int = 0
 
     def used(self) -> int:
-        return BASE
+        return BASE + self.there
 
     def begin(self) -> None:
         self.most = 0
 
     def peak(self) -> int:
-        return BASE + self.most
+        return self.used() + self.most
+
+    def make(self) -> None:
+        self.there, self.most = self.batch, self.batch
 
     def ceiling(self) -> int:
         return BASE + (self.limit << 20)
@@ -73,6 +79,47 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(gauge, "of", lambda device: scale)
 
     return limit
+
+
+@pytest.fixture
+def large_batches(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the MiB that may be held, and those of a whole batch, which lies there during its step."""
+
+    def limit(room: int, batch: int) -> None:
+        scale, outputs, made, done = Scale(room, batch=batch << 20), Step.outputs, Search._batch, Search._step
+
+        def counted(self: Step, inputs: Any) -> Any:
+            scale.pass_(self, len(inputs[0]))
+            return outputs(self, inputs)
+
+        def making(self: Search) -> Any:
+            scale.make()
+            return made(self)
+
+        def step(self: Search, *given: Any) -> float:
+            try:
+                return done(self, *given)
+            finally:
+                scale.most, scale.there = scale.most + scale.there, 0
+
+        monkeypatch.setattr(Step, "outputs", counted)
+        monkeypatch.setattr(Search, "_batch", making)
+        monkeypatch.setattr(Search, "_step", step)
+        monkeypatch.setattr(gauge, "of", lambda device: scale)
+
+    return limit
+
+
+def test_making_a_batch_is_no_sample_s_share(tmp_path: Path, large_batches: Any) -> None:
+    """It takes 40 MiB and lies there with 20, so 30 samples find room; by proportion one would have taken all."""
+    large_batches(50, 20)
+    found = fitted(job(optimize=", gradient_checkpointing: false"), tmp_path)
+    assert found["micro_batch"].value == 28
+
+
+def test_a_batch_that_cannot_be_made_fits_in_no_part(tmp_path: Path, large_batches: Any) -> None:
+    large_batches(30, 20)
+    assert "does not fit" in fitted(job(), tmp_path)["micro_batch"].text
 
 
 def job(model: str = "{name: small-cnn, width: 4}", optimize: str = "") -> Job:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from runtime.data.dataset import Dataset
 from runtime.job import Job
 from runtime.job.job import ImageJob
@@ -17,6 +19,14 @@ def load(job: Job) -> Dataset:
     Raises:
         DataError: if it cannot be used.
     """
+    dataset = _read(job)
+    if "pyarrow" in sys.modules:
+        # Its allocator keeps what parsing took, several times the data, for the next file.
+        sys.modules["pyarrow"].default_memory_pool().release_unused()
+    return dataset
+
+
+def _read(job: Job) -> Dataset:
     if isinstance(job, ImageJob):
         from runtime.data import images
 
