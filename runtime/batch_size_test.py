@@ -18,7 +18,7 @@ from runtime.errors import DrivetrainError, OutOfMemory
 from runtime.files import write_json
 from runtime.hardware import size as readable
 from runtime.ladder import Ladder
-from runtime.signals import Signals, stopping
+from runtime.signals import Signals, ending, stopping
 
 if TYPE_CHECKING:
     from runtime.search import Search
@@ -33,7 +33,7 @@ def main() -> int:
     arguments.add_argument("--set", action="append", default=[])
     given = arguments.parse_args()
     try:
-        with stopping():
+        with stopping(), ending():
             job = spec.load(given.spec, given.set)
             fitting = trainer.prepared(given.folder, job, Signals(), Clock())
             search = fitting.search(fitting.plan.value("gradient_checkpointing") is True)

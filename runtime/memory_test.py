@@ -20,7 +20,7 @@ from runtime.clock import Clock
 from runtime.errors import DrivetrainError
 from runtime.files import storage_error, write_json
 from runtime.hardware import size
-from runtime.signals import Signals, stopping
+from runtime.signals import Signals, ending, stopping
 
 if TYPE_CHECKING:
     from runtime.fitting import Fitting
@@ -49,7 +49,7 @@ def main() -> int:
     arguments.add_argument("--set", action="append", default=[])
     given = arguments.parse_args()
     try:
-        with stopping():
+        with stopping(), ending():
             fitting = trainer.prepared(given.folder, spec.load(given.spec, given.set), Signals(), Clock())
             ceiling, found = climbed(fitting)
         report(found, ceiling, given.folder)

@@ -23,7 +23,7 @@ from runtime import spec, trainer
 from runtime.clock import Clock
 from runtime.errors import DrivetrainError, NumericsError
 from runtime.files import storage_error, write_json
-from runtime.signals import Signals, stopping
+from runtime.signals import Signals, ending, stopping
 
 if TYPE_CHECKING:
     from runtime.data.dataset import Batch
@@ -61,7 +61,7 @@ def main() -> int:
     arguments.add_argument("--set", action="append", default=[])
     given = arguments.parse_args()
     try:
-        with stopping():
+        with stopping(), ending():
             signals = Signals()
             run = trainer.assembled(given.folder, spec.load(given.spec, given.set), signals, Clock())
             rates, losses = sweep(run, given.lowest, given.highest, given.steps)

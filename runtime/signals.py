@@ -87,6 +87,15 @@ def stopping() -> Iterator[None]:
         raise Stopped(str(why), "", "run the same command again") from None
 
 
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """After the block signals are ignored: all is done, and Python would let one kill the process on its last steps."""
+    try:
+        yield
+    finally:
+        _install(signal.SIG_IGN)
+
+
 def forget() -> None:
     """In a loader worker: a signal ends it as it ends any process."""
     for number in WATCHED:

@@ -18,7 +18,7 @@ from runtime.errors import DrivetrainError, Replanned, Stopped
 from runtime.files import read_json, write_json
 from runtime.job import Job
 from runtime.job.values import duration_seconds
-from runtime.signals import Signals, stopping
+from runtime.signals import Signals, ending, stopping
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     arguments.add_argument("--measured", action="store_true")
     given = arguments.parse_args()
     try:
-        with stopping():
+        with stopping(), ending():
             signals, source = Signals(), apart.Source(given.spec, given.set)
             return train(given.run, spec.load(given.spec, given.set), signals, source, trace=given.trace,
                          settled=given.measured)  # fmt: skip

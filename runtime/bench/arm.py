@@ -23,7 +23,7 @@ from runtime import plan as plans
 from runtime.clock import Clock
 from runtime.errors import DrivetrainError
 from runtime.files import read_json
-from runtime.signals import Signals, stopping
+from runtime.signals import Signals, ending, stopping
 
 if TYPE_CHECKING:
     from runtime.arms import Arm
@@ -51,7 +51,7 @@ def main() -> int:
         print(json.dumps(data), file=answers, flush=True)
 
     try:
-        with stopping():
+        with stopping(), ending():
             signals = Signals()
             serve(stand(given.folder, plans.load(given.plan), spec.load(given.spec, given.set), signals), answer)
     except DrivetrainError as error:

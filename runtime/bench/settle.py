@@ -13,7 +13,7 @@ from pathlib import Path
 from runtime import apart, spec, trainer
 from runtime.clock import Clock
 from runtime.errors import DrivetrainError, Replanned
-from runtime.signals import Signals, stopping
+from runtime.signals import Signals, ending, stopping
 
 
 def main() -> int:
@@ -26,7 +26,7 @@ def main() -> int:
     # What is told on the way is no result: standard output is left to the table, or to JSON.
     os.dup2(2, 1)
     try:
-        with stopping():
+        with stopping(), ending():
             source = apart.Source(given.spec, given.set)
             trainer.assembled(given.folder, spec.load(given.spec, given.set), Signals(), Clock(), source)
     except Replanned:

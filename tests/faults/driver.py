@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,10 @@ def trainer(arguments: list[str]) -> int:
 def install(only: str) -> None:
     """Hook the fault in if it is one for this process."""
     text = os.environ.get("FAULT", "")
-    if not text or text.startswith("runtime.supervise:") != (only == "runtime.supervise"):
+    if text == "last steps" and not only:
+        sys.modules["last steps"] = Last("last steps")
+        return
+    if not text or text == "last steps" or text.startswith("runtime.supervise:") != (only == "runtime.supervise"):
         return
     module, name, number, action = text.split(":")
     owner: Any = importlib.import_module(module)
@@ -64,6 +68,13 @@ def install(only: str) -> None:
     for part in path:
         owner = getattr(owner, part)
     setattr(owner, last, faulty(getattr(owner, last), int(number), action))
+
+
+class Last(types.ModuleType):
+    """Goes when the interpreter takes itself apart, where Python no longer handles signals."""
+
+    def __del__(self, kill: Any = os.kill, own: int = os.getpid()) -> None:
+        kill(own, 15)
 
 
 def faulty(plain: Callable[..., Any], number: int, action: str) -> Callable[..., Any]:

@@ -97,6 +97,14 @@ def test_a_signal_while_the_trainer_starts(tmp_path: Path, calm: Path) -> None:
     go_on(job, calm)
 
 
+def test_a_signal_on_the_last_steps_of_the_trainer(tmp_path: Path, calm: Path) -> None:
+    """All is done and saved, so it changes nothing."""
+    job = trained.written(tmp_path, **SHORT)
+    trained.finish(job, FAULT="last steps")
+    assert trained.status(job) == "done"
+    assert trained.differences(calm, trained.run(job)) == []
+
+
 needs_compiler = pytest.mark.skipif(
     subprocess.run(["sh", "-c", "command -v g++"], capture_output=True, check=False).returncode != 0,
     reason="g++ is not installed",
