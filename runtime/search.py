@@ -176,8 +176,8 @@ class Search:
         batch = next(self.held)
         self.gauge.begin()
         with run.ema.swapped_in(run.model) if run.ema else contextlib.nullcontext():
-            ready = run.prepared(next(batch.split(count)), None)
-            run.step.outputs(ready.inputs)
+            for part in run.step.parts(run.prepared(next(batch.split(count)), None)):
+                run.step.outputs(part.inputs)
         return self.gauge.peak()
 
     def speeds(self, sizes: Sequence[int]) -> dict[int, float]:
