@@ -273,6 +273,16 @@ def test_texts_are_tried_at_their_longest(tmp_path: Path, monkeypatch: Any) -> N
     assert batch.inputs[0].shape == (8, int(data.train.lengths.max()))  # type: ignore[attr-defined]
 
 
+def test_texts_cut_by_tokens_fit_whatever_the_batch(tmp_path: Path, limited: Any, monkeypatch: Any) -> None:
+    """Training and evaluation compute a few texts at a time, so the batch is not what takes memory."""
+    limited(4)
+    monkeypatch.chdir(tmp_path)
+    for unpadding, fits in (("16", "off"), ("off", 3)):
+        optimize = f"optimize: {{micro_batch: auto, unpadding: {unpadding}, gradient_checkpointing: false}}\n"
+        asked = case(tmp_path, "one text head", "train: {epochs: 1, batch_size: 16}\n" + optimize)
+        assert fitted(asked, tmp_path, data=load(asked))["micro_batch"].value == fits
+
+
 def settled(folder: Path, asked: Job, replay: Any = None) -> run.Run:
     """A run as the trainer assembles it, with the plan in its folder."""
     folder.mkdir(exist_ok=True)
