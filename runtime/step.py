@@ -58,7 +58,8 @@ class Step:
         self.micro_batch: int | None = None
         self.cut: Callable[[Batch, int], Iterable[Batch]] = Batch.split
         """How a batch is cut into parts of at most so many samples."""
-        self.memory_format: torch.memory_format | None = None
+        self.memory_format = torch.contiguous_format
+        """Of images on their way into the network, however they were read: kernels round by layout."""
         self.dtype: torch.dtype | None = None
         self.scaler = Scaler()
         self.plain: Callable[..., Any] = model
@@ -175,8 +176,6 @@ class Step:
 
     def laid_out(self, inputs: Inputs) -> Inputs:
         """The inputs in this step's memory format."""
-        if self.memory_format is None:
-            return inputs
         return tuple(x.contiguous(memory_format=self.memory_format) if x.ndim == 4 else x for x in inputs)
 
     def autocast(self, dtype: torch.dtype, scaler: Scaler | None = None) -> None:

@@ -191,6 +191,8 @@ def test_losses_and_metrics_are_the_same_bits(tmp_path: Path, monkeypatch: pytes
     plain, ours = assembled(tmp_path, False, tmp_path / "c"), assembled(tmp_path, True, tmp_path / "c")
     assert not decode_cache.seen(plain)
     assert decode_cache.seen(ours)
+    layouts = [run.step.laid_out(next(run.batches.epoch(0)).inputs)[0].stride() for run in (plain, ours)]
+    assert layouts[0] == layouts[1]
     assert tiny.losses(ours, 6) == tiny.losses(plain, 6)
     assert evaluate(ours) == evaluate(plain)
     seen = opened(monkeypatch)
