@@ -86,6 +86,8 @@ class Metrics:
 
     def close(self) -> None:
         """Write the rest and stop the writer."""
-        self.flush()
-        os.close(self.handle)
-        self.board.close()
+        try:
+            self.flush()
+        finally:
+            os.close(self.handle)
+            self.board.close()

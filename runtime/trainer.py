@@ -70,7 +70,14 @@ def conduct(run: Any, *, trace: bool = False) -> str:
     from runtime.monitor import Monitor
     from runtime.progress import Progress, say
 
-    folder, saver = run.folder, _begun(run, trace=trace)
+    folder = run.folder
+    try:
+        saver = _begun(run, trace=trace)
+    except BaseException:
+        # The thread that draws for TensorBoard, inside of torch when Python takes itself apart, would abort the process.
+        if run.metrics:
+            run.metrics.close()
+        raise
     progress = Progress(run.total_steps, run.counters.step)
     with Monitor(folder, run, duration_seconds(run.job.monitor.every)) as monitor:
         try:

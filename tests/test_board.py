@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from runtime import showcase
+from runtime import checkpoint, showcase, trainer
 from runtime.board import Board
+from runtime.errors import StorageError
 from runtime.metrics import Metrics
 from runtime.monitor import Monitor
 from tests import tiny
@@ -46,6 +48,19 @@ def test_a_run_shows_numbers_plan_batch_and_confusion(job: Path) -> None:
     assert tags["tensors"] == ["plan"]
     text = board.Tensors("plan")[0].tensor_proto.string_val[0].decode()
     assert "| cpu_threads | 1 | job |" in text
+
+
+def test_a_run_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that draws while Python takes itself apart aborts the process: exit 134 instead of the error's own."""
+
+    def full(*given: object) -> None:
+        raise StorageError("no space", "some", "make some")
+
+    made = tiny.assembled(tmp_path, tiny.job())
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(StorageError):
+        trainer.conduct(made)
+    assert [thread.name for thread in threading.enumerate() if thread.name in ("tensorboard", "monitor")] == []
 
 
 def test_the_hardware_is_shown_beside(tmp_path: Path) -> None:
