@@ -24,7 +24,7 @@ from runtime.hardware import Hardware, size
 from runtime.job import Job
 from runtime.optimizations import Effect, Optimization, Stage, Value
 from runtime.pairs import compare
-from runtime.plan import Plan, written
+from runtime.plan import OPEN, Plan, written
 
 if TYPE_CHECKING:
     from runtime import arms
@@ -60,7 +60,7 @@ def contested(job: Job, hardware: Hardware, plan: Plan) -> list[Rival]:
     found = [
         (optimization, value)
         for optimization in optimizations.every()
-        if optimization.stage is Stage.PROCESS and rows[optimization.name].source in ("choice", "profile")
+        if optimization.stage is Stage.PROCESS and rows[optimization.name].source in OPEN
         for value in optimization.candidates(job, hardware, None)
         if value != rows[optimization.name].value
     ]

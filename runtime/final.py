@@ -9,11 +9,8 @@ from runtime import optimizations
 from runtime.evidence import Measured
 from runtime.hardware import Hardware
 from runtime.job import Job
-from runtime.plan import Plan, resolve, written
+from runtime.plan import OPEN, Plan, resolve, written
 from runtime.workload import Workload
-
-OPEN = ("choice", "profile")
-"""Sources of decisions that measuring may change."""
 
 
 def settle(

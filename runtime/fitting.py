@@ -22,14 +22,12 @@ from runtime.hardware import Hardware, size
 from runtime.job import Job
 from runtime.models.build import Model
 from runtime.optimizations import Effect, Value, gradient_checkpointing, micro_batch
-from runtime.plan import Plan, written
+from runtime.plan import OPEN, Plan, written
 from runtime.run import assemble
 from runtime.search import Found, Search
 from runtime.signals import Signals
 from runtime.workload import Workload
 
-OPEN = ("choice", "profile")
-"""Sources of decisions that may still change."""
 FASTER = 1.05
 """A smaller size must be faster by this much than the largest."""
 WORTH_FROM = 50

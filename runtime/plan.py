@@ -22,6 +22,9 @@ from runtime.optimizations import Choice, Optimization, Value
 from runtime.profiles import profile
 from runtime.workload import Workload
 
+OPEN = ("choice", "profile")
+"""Sources of decisions that measuring may change."""
+
 
 @dataclass(frozen=True)
 class Decision:

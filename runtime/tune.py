@@ -30,7 +30,7 @@ from runtime.job import Job
 from runtime.models.build import Model
 from runtime.optimizations import Effect, Optimization, Stage, Value
 from runtime.pairs import BLOCK, compare
-from runtime.plan import Plan, written
+from runtime.plan import OPEN, Plan, written
 from runtime.run import Run, assemble, workload
 from runtime.signals import Signals
 
@@ -195,7 +195,7 @@ def measured(
     measures whatever the length. With a `source`, threads, OpenMP runtime and allocator are measured too.
     """
     mode = job.optimize.get("measure", "auto")
-    open_ = [row.name for row in plan.decisions if row.source in ("choice", "profile")]
+    open_ = [row.name for row in plan.decisions if row.source in OPEN]
     if mode == "off" or not open_:
         return {}
     name = _key(job, hardware, dataset, network, source is not None)
