@@ -102,7 +102,8 @@ def differs(numbers: Numbers, reference: Numbers, tolerance: float, against: str
 
 def tolerance(plan: Plan) -> float:
     """How far a plan's numbers may be from everything off: by its number format, as all that come by themselves round."""
-    return SHORT_FORMAT if plan.value("precision") in SHORT else TOLERANCE[Effect.ROUNDING]
+    shortened = {plan.value("precision"), plan.value("prefix_precision")} & set(SHORT)
+    return SHORT_FORMAT if shortened else TOLERANCE[Effect.ROUNDING]
 
 
 def redraws(optimization: Optimization, facts: Workload, on_gpu: bool) -> bool:

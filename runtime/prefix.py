@@ -148,7 +148,7 @@ def keep(run: Run, place: str) -> None:
     with division.evaluating(run.model), torch.no_grad():
         shown = found.prefix(*inputs)
     # What the tuner has computed under the same settings serves the run too: the dataset is the same object.
-    key = f"{run.step.memory_format} {run.plan.value('precision')}"
+    key = f"{run.step.memory_format} {run.plan.value('precision')} {run.plan.value('prefix_precision')}"
     if key not in data.kept:
         data.kept.clear()
         data.kept[key] = [_rows(run, split, shown, place) for split in (data.train, data.validation)]
@@ -185,8 +185,10 @@ def _kept(run: Run, split: Split, found: Division, rows: Rows) -> Activations:
 
 
 def _computed(run: Run, split: Split, prepare: Prepare, found: Division, ids: Ids) -> Inputs:
-    """The prefix for a group, in fp32 whatever the precision of a step."""
-    with run.clock.phase("features"), torch.no_grad(), torch.autocast(run.device.type, enabled=False):
+    """The prefix for a group, in its own precision whatever that of a step."""
+    short = run.prefix_dtype
+    cast = torch.autocast(run.device.type, short or torch.bfloat16, enabled=short is not None)
+    with run.clock.phase("features"), torch.no_grad(), cast:
         inputs = prepare(tuple(x.to(run.device) for x in split.gather(ids)), ids, None)
         return found.prefix(*run.step.laid_out(inputs))
 

@@ -88,6 +88,8 @@ class Run:
     """What the bits depend on beside spec and plan."""
     ranks: Ranks = ALONE
     """This process among those that train together."""
+    prefix_dtype: torch.dtype | None = None
+    """Short format in which a frozen prefix is computed once; None for fp32."""
 
     @property
     def total_steps(self) -> int:

@@ -18,7 +18,7 @@ from runtime.data.load import load
 from runtime.evaluate import evaluate
 from runtime.job import Job
 from runtime.models.build import build
-from runtime.optimizations import Value, feature_cache
+from runtime.optimizations import Value, feature_cache, prefix_precision
 from runtime.resume import PROMISE
 from runtime.workload import Workload
 from tests import reports, test_train, tiny
@@ -257,3 +257,42 @@ def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Pat
     assert "computed once for" in resumed.stdout
     assert test_train.same(tmp_path / "runs/tiny-001", run_folder)
     assert test_train.rows(tmp_path / "runs/tiny-001") == test_train.rows(run_folder)
+
+
+LARGE = replace(ENCODED, prefix_work=1e5)
+
+
+@pytest.mark.parametrize(
+    ("machine", "optimize", "facts", "value", "reason"),
+    [
+        ("amx", "", LARGE, "bf16", "matrix units for bf16 (AMX)"),
+        ("amx", "", None, "bf16", "matrix units for bf16 (AMX)"),
+        ("amx", "", replace(ENCODED, prefix_work=10.0), "fp32", "as fast as their outputs are read"),
+        ("amx", "", replace(LARGE, prefix_bytes=1 << 16), "fp32", "takes no time worth saving"),
+        ("amx", "precision: fp32", LARGE, "fp32", "optimize.precision is fp32"),
+        ("amx", "feature_cache: false", LARGE, "fp32", "optimize.feature_cache is false"),
+        ("avx512", "", LARGE, "fp32", "without matrix units for bf16 it is often slower"),
+        ("avx2", "", LARGE, "fp32", "no bf16 instructions"),
+    ],
+)
+def test_the_prefix_is_computed_in_bf16_where_units_for_it_are(
+    machine: str, optimize: str, facts: Workload | None, value: str, reason: str
+) -> None:
+    flags = {"amx": ("avx512_bf16", "amx_bf16"), "avx512": ("avx512f", "avx512_bf16"), "avx2": ("avx2",)}[machine]
+    here = tiny.machine()
+    here = replace(here, cpu=replace(here.cpu, flags=flags), memory=replace(here.memory, available=1 << 30))
+    asked = tiny.job(model="freeze: {names: [features]}", optimize=optimize)
+    choice = prefix_precision.choose(asked, here, facts)
+    assert (choice.value, reason in choice.reason) == (value, True), choice
+
+
+@pytest.mark.parametrize("name", ["encoder, one layer of two", "resnet18"])
+def test_in_bf16_the_activations_are_near_those_in_fp32(tmp_path: Path, name: str) -> None:
+    asked = job(tmp_path, name)
+    exact, short = (made(tmp_path, asked, True, {"prefix_precision": value}) for value in ("fp32", "bf16"))
+    expected, found = gradient(exact), gradient(short)
+    kept = [one.dataset.train.rows.flat for one in (exact, short)]  # type: ignore[attr-defined]
+    assert prefix_precision.seen(short) == "bf16"
+    off = float(np.linalg.norm(kept[1] - kept[0]) / np.linalg.norm(kept[0]))
+    assert 0 < off < 2e-2
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-2 * float(expected.abs().max()))

@@ -1,7 +1,8 @@
 """Computes a frozen prefix of the network once for every sample and trains only the rest, on what it gave.
 
-The prefix runs in fp32 and in evaluation mode, as frozen parts do, so its outputs are the same in every epoch; they are
-kept in fp32. What changes is the rounding: they are computed in other groups of samples than the batches.
+The prefix runs in evaluation mode, as frozen parts do, so its outputs are the same in every epoch; they are kept in fp32
+(`prefix_precision` says in which format they are computed). What changes is the rounding: they are computed in other
+groups of samples than the batches.
 """
 
 from __future__ import annotations
