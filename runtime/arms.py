@@ -24,6 +24,8 @@ CHECKED = 4
 TOLERANCE = {Effect.EXACT: 1e-6, Effect.ROUNDING: 1e-3}
 SHORT_FORMAT = 5e-2
 """Relative difference of loss that a format of 8 to 11 bits of mantissa may show over the checked steps."""
+DRAWS = ("unpadding", "packed_dropout")
+"""Optimizations that draw other dropout; plain arithmetic is compared with the same draws."""
 SHORT = ("bf16", "fp16", "tf32")
 Numbers = Sequence[tuple[float, float]]
 """Loss and gradient norm of each step."""
@@ -120,6 +122,6 @@ def changed(plan: Plan, name: str, value: Value) -> Plan:
 
 def all_off(plan: Plan) -> Plan:
     """Everything off that can still be switched in this process; other parts of a batch would draw other dropout."""
-    off = {o.name: o.off for o in optimizations.every() if o.stage is not Stage.PROCESS and o.name != "unpadding"}
+    off = {o.name: o.off for o in optimizations.every() if o.stage is not Stage.PROCESS and o.name not in DRAWS}
     rows = [replace(row, value=off.get(row.name, row.value)) for row in plan.decisions]
     return replace(plan, decisions=tuple(rows))

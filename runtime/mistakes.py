@@ -81,7 +81,7 @@ def write(run: Run) -> None:
 
 
 def _shown(run: Run, classes: list[str], row: dict[str, Any]) -> dict[str, Any]:
-    split = run.dataset.validation
+    split = run.readable.validation
     names = {key: classes[row[key]] for key in ("truth", "answer")}
     shown = {"title": split.title(row["sample"]), **names, "probability": row["probability"]}
     if run.job.task.startswith("image"):

@@ -154,7 +154,7 @@ def keep(run: Run, place: str) -> None:
         data.kept[key] = [_rows(run, split, shown, place) for split in (data.train, data.validation)]
     train, held = (_kept(run, split, found, rows)
                    for split, rows in zip((data.train, data.validation), data.kept[key], strict=True))  # fmt: skip
-    run.dataset = replace(data, train=train, validation=held, prepare=as_it_is, mixable=False)
+    run.replaced, run.dataset = data, replace(data, train=train, validation=held, prepare=as_it_is, mixable=False)
     run.batches.split = train
     run.step.plain = run.step.forward = found.rest
 

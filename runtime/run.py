@@ -88,6 +88,8 @@ class Run:
     """What the bits depend on beside spec and plan."""
     ranks: Ranks = ALONE
     """This process among those that train together."""
+    replaced: Dataset | None = None
+    """The dataset as it was read, where what a frozen prefix gives has taken its place."""
     prefix_dtype: torch.dtype | None = None
     """Short format in which a frozen prefix is computed once; None for fp32."""
 
@@ -105,6 +107,11 @@ class Run:
     def checkpoints(self) -> Path:
         """The folder of the checkpoints."""
         return self.folder / "checkpoints"
+
+    @property
+    def readable(self) -> Dataset:
+        """The dataset whose samples can be shown to people."""
+        return self.replaced or self.dataset
 
     def train_mode(self) -> None:
         """Training mode, except for frozen parts."""

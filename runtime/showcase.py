@@ -14,6 +14,7 @@ from torch import Tensor
 
 from runtime.board import Picture, Shown
 from runtime.data.batches import fetch
+from runtime.data.dataset import Batch
 from runtime.plan import Plan, written
 from runtime.run import Run
 
@@ -48,9 +49,11 @@ def plan_text(plan: Plan) -> str:
 def _batch(run: Run) -> dict[str, Shown]:
     if run.counters.step or not run.job.task.startswith("image"):
         return {}
-    raw = next(iter(fetch(run.batches.split, run.batches.order(0)[:1])))
+    data = run.readable
+    batch = next(iter(fetch(data.train, run.batches.order(0)[:1]))).to(run.device)
     with torch.no_grad():
-        seen = run.mixed(run.prepared(raw, 0)).inputs[0][:SAMPLES].float().cpu()
+        ready = Batch(batch.ids, data.prepare(batch.inputs, batch.ids, 0), batch.targets)
+        seen = run.mixed(ready).inputs[0][:SAMPLES].float().cpu()
     scale = run.dataset.preprocessing
     return {"batch/as the network sees it": partial(grid, seen, scale.get("mean"), scale.get("std"))}
 

@@ -90,7 +90,7 @@ class Step:
         self._remember()
         over = self._denominators(batch)
         while True:
-            torch.manual_seed(seed)
+            self._seed(seed)
             try:
                 with self.released():
                     loss = self._gradients(batch, over)
@@ -111,6 +111,12 @@ class Step:
                 self._rewind()
                 self._halve(len(batch), error)
                 raise memory.HalfUpdated("memory ran out in the middle of an update") from None
+
+    def _seed(self, seed: int) -> None:
+        """Start this step's draws; `torch.manual_seed` does it for devices that are not there, with a stack trace each."""
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def _denominators(self, batch: Batch) -> dict[str, Tensor]:
         """What the whole batch weighs, in all processes together."""

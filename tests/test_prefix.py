@@ -17,6 +17,7 @@ from runtime.clock import Clock
 from runtime.data.load import load
 from runtime.evaluate import evaluate
 from runtime.job import Job
+from runtime.mistakes import FILE
 from runtime.models.build import build
 from runtime.optimizations import Value, feature_cache, prefix_precision
 from runtime.resume import PROMISE
@@ -296,3 +297,13 @@ def test_in_bf16_the_activations_are_near_those_in_fp32(tmp_path: Path, name: st
     off = float(np.linalg.norm(kept[1] - kept[0]) / np.linalg.norm(kept[0]))
     assert 0 < off < 2e-2
     torch.testing.assert_close(found, expected, rtol=0, atol=5e-2 * float(expected.abs().max()))
+
+
+def test_the_report_shows_pictures_and_not_activations(tmp_path: Path) -> None:
+    job(tmp_path, "resnet18", "optimize: {cpu_threads: 1, feature_cache: true}\n")
+    done = test_train.train(tmp_path / "job.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "not shown" not in done.stdout + done.stderr
+    mistakes = json.loads((tmp_path / "runs/cached-001" / FILE).read_text())
+    assert mistakes[""]
+    assert all(row["picture"] for row in mistakes[""])

@@ -107,7 +107,7 @@ ROWS = {row.name: row for row in (
     Row("C1", "ResNet-18 at 64 from JPEG", IMAGES, "images", 800, 160, 64, 64, 2, 250, "name: resnet18, stem: large"),
     Row("C1b", "small CNN at 64, same folder", IMAGES, "images", 800, 160, 64, 128, 4, 800, "name: small-cnn, width: 16"),
     Row("C2", "ResNet-18 at 224 from JPEG", IMAGES, "images", 200, 40, 224, 16, 1, 80, "name: resnet18"),
-    Row("C2b", "ResNet-18 at 224, all but the classifier frozen, 5 epochs", IMAGES, "images", 200, 40, 224, 32, 5, 80,
+    Row("C2b", "ResNet-18 at 224, all but the classifier frozen, 5 epochs", IMAGES, "images", 800, 160, 224, 32, 5, 80,
         'name: resnet18, freeze: {names: ["stem*", "stages*"]}', frozen=True),
     Row("C3", "encoder of 6 layers of 384, two heads", TEXTS, "texts", 1500, 80, 128, 16, 1, 60,
         "name: encoder, layers: 6, width: 384, heads: 6", labels="causa: 0.6, prioridad: 0.4"),

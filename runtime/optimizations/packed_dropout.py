@@ -1,0 +1,64 @@
+"""Draws the random bits of dropout four elements at a time, where torch draws a number for each element on a CPU.
+
+The distribution is the same (rates to 1/65536, the scale to match), the draws are others, as with another seed. Only
+`nn.Dropout` layers, and only calls from 32,768 elements on; functional dropout and that inside of recurrent and
+attention kernels stay torch's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from runtime.optimizations import Choice, Effect, Stage, Value
+
+if TYPE_CHECKING:
+    from runtime.hardware import Hardware
+    from runtime.job import Job
+    from runtime.workload import Workload
+
+STAGE = Stage.MODEL
+EFFECT = Effect.ROUNDING
+OFF = False
+Values = bool
+
+
+def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
+    """On for every CPU: small calls stay torch's, so nothing is lost."""
+    obstacle = refuse(job, hardware, workload, True)
+    if obstacle:
+        return Choice(False, obstacle)
+    return Choice(True, "random bits for four elements at a time; same distribution, other draws")
+
+
+def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
+    """There must be dropout, and a CPU that draws it."""
+    if not value:
+        return None
+    if hardware.gpu is not None:
+        return "a GPU draws dropout's numbers side by side"
+    if workload is not None and not workload.has("Dropout"):
+        return "no dropout layer"
+    return None
+
+
+def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
+    """Not contested: with other draws, no two runs of it could be compared step by step."""
+    return [choose(job, hardware, workload).value]
+
+
+def apply(run: Any, value: Value) -> None:
+    """Let the network's dropout layers draw that way."""
+    from torch import nn
+
+    from runtime.dropout import DropoutFromBits
+
+    for module in run.model.modules():
+        if type(module) is nn.Dropout:
+            module.__class__ = DropoutFromBits
+
+
+def seen(run: Any) -> Value:
+    """Whether dropout layers draw that way."""
+    from runtime.dropout import DropoutFromBits
+
+    return any(isinstance(module, DropoutFromBits) for module in run.model.modules())

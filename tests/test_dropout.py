@@ -1,0 +1,122 @@
+"""Tests for dropout from packed bits: its distribution, its gradient, its seed, and where torch's is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from runtime import hardware, optimizations
+from runtime.dropout import ENOUGH, DropoutFromBits
+from runtime.optimizations import packed_dropout
+from runtime.workload import Workload
+from tests import tiny
+
+MACHINES = Path(__file__).parent / "machines"
+
+
+def drawn(rate: float, shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    torch.manual_seed(seed)
+    result: torch.Tensor = DropoutFromBits(rate)(torch.ones(shape, dtype=dtype))
+    return result
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.25, 0.5, 0.9])
+def test_rate_mean_and_neighbours_are_those_of_dropout(rate: float) -> None:
+    """Within five standard errors; elements four apart share a 64-bit number, so lags 1 to 8 must show nothing."""
+    count = 1 << 21
+    x = drawn(rate, (count,))
+    kept = (x != 0).double()
+    error = (rate * (1 - rate) / count) ** 0.5
+    assert abs(float(kept.mean()) - (1 - rate)) < 5 * error + 1 / 65536
+    assert float(x.max()) == pytest.approx(1 / (1 - rate), rel=1e-4)
+    assert abs(float(x.double().mean()) - 1) < 5 * error / (1 - rate)
+    centred = kept - kept.mean()
+    for lag in range(1, 9):
+        together = float((centred[lag:] * centred[:-lag]).mean() / centred.var())
+        assert abs(together) < 5 / count**0.5, f"lag {lag}: {together}"
+
+
+def test_a_kept_unit_is_scaled_by_what_was_drawn_with() -> None:
+    """The rate is rounded to 1/65536, and the scale with it, so that the mean does not move."""
+    kept = round(0.9 * 65536)
+    assert float(drawn(0.1, (ENOUGH,), dtype=torch.float64).max()) == 65536 / kept
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(ENOUGH,), (1, ENOUGH + 3), (7, 1023, 5), (2, 64, 19, 23)])
+def test_shape_type_and_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.ones(shape, dtype=dtype).requires_grad_()
+    y = DropoutFromBits(0.3)(x)
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, y.detach())
+    assert 0.6 < float((y != 0).float().mean()) < 0.8
+
+
+def test_the_seed_says_everything() -> None:
+    one, same, other = drawn(0.5, (ENOUGH,), 1), drawn(0.5, (ENOUGH,), 1), drawn(0.5, (ENOUGH,), 2)
+    assert torch.equal(one, same)
+    assert 0.45 < float((one == other).float().mean()) < 0.55
+    torch.manual_seed(1)
+    layer = DropoutFromBits(0.5)
+    assert not torch.equal(layer(torch.ones(ENOUGH)), layer(torch.ones(ENOUGH)))
+
+
+def test_what_is_computed_again_draws_the_same() -> None:
+    """Gradient checkpointing runs the forward pass twice."""
+    torch.manual_seed(0)
+    layer, x = DropoutFromBits(0.5), torch.ones(ENOUGH, requires_grad=True)
+    y = checkpoint(layer, x, use_reentrant=False)
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, y.detach())
+
+
+@pytest.mark.parametrize(
+    ("layer", "x", "training"),
+    [
+        (DropoutFromBits(0.3), torch.randn(ENOUGH - 1), True),
+        (DropoutFromBits(0.0), torch.randn(ENOUGH), True),
+        (DropoutFromBits(1.0), torch.randn(ENOUGH), True),
+        (DropoutFromBits(1e-6), torch.randn(ENOUGH), True),
+        (DropoutFromBits(0.3, inplace=True), torch.randn(ENOUGH), True),
+        (DropoutFromBits(0.3), torch.randn(ENOUGH), False),
+    ],
+)
+def test_elsewhere_it_is_torchs(layer: nn.Dropout, x: torch.Tensor, training: bool) -> None:
+    layer.train(training)
+    torch.manual_seed(3)
+    found = layer(x.clone())
+    torch.manual_seed(3)
+    assert torch.equal(found, nn.functional.dropout(x, layer.p, training))
+
+
+@pytest.mark.parametrize(
+    ("machine", "facts", "value", "reason"),
+    [
+        ("laptop", Workload(layers={"Dropout": 2}), True, "same distribution, other draws"),
+        ("laptop", None, True, "same distribution"),
+        ("laptop", Workload(layers={"Linear": 2}), False, "no dropout layer"),
+        ("t4", Workload(layers={"Dropout": 2}), False, "a GPU draws dropout's numbers side by side"),
+    ],
+)
+def test_it_is_chosen_on_cpus_with_dropout(machine: str, facts: Workload | None, value: bool, reason: str) -> None:
+    choice = packed_dropout.choose(tiny.job(), hardware.load(MACHINES / f"{machine}.json"), facts)
+    assert (choice.value, reason in choice.reason) == (value, True), choice
+
+
+def test_layers_are_switched_in_place(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, tiny.job())
+    made = replace(made, model=nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Dropout2d(0.5)))
+    assert packed_dropout.seen(made) is False
+    packed_dropout.apply(made, True)
+    assert [type(m) for m in made.model] == [nn.Linear, DropoutFromBits, nn.Dropout2d]  # type: ignore[attr-defined]
+    assert packed_dropout.seen(made) is True
+    assert next(o for o in optimizations.every() if o.name == "packed_dropout").off is False
