@@ -132,10 +132,12 @@ class Step:
     def _gradients(self, batch: Batch, over: dict[str, Tensor]) -> Tensor:
         """The loss of this process's part of the batch; its gradients are left on the parameters."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for part in self.parts(batch):
-            share = self.objective(self.outputs(part.inputs), part.targets, over)
-            self.scaler.scaled(share).backward()  # type: ignore[no-untyped-call]
-            loss += share.detach()
+        # The outermost autocast keeps the weights it has cast: one for all parts, and off again but for the forward pass.
+        with self._cast(), torch.autocast(self.device.type, enabled=False):
+            for part in self.parts(batch):
+                share = self.objective(self.outputs(part.inputs), part.targets, over)
+                self.scaler.scaled(share).backward()  # type: ignore[no-untyped-call]
+                loss += share.detach()
         return loss
 
     def parts(self, batch: Batch) -> Iterable[Batch]:
@@ -175,10 +177,12 @@ class Step:
 
     def outputs(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs under this step's precision and memory format."""
-        cast = torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()
-        with cast:
+        with self._cast():
             result: Tensor | Mapping[str, Tensor] = self.forward(*self.laid_out(inputs))
         return result
+
+    def _cast(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()
 
     def laid_out(self, inputs: Inputs) -> Inputs:
         """The inputs in this step's memory format."""

@@ -197,7 +197,7 @@ class Field:
         return {
             "row": self.row.name, "title": self.row.title, "date": datetime.now(UTC).date().isoformat(),
             "machine": machine_line(self.machine), "cpu": self.machine.cpu.model, "torch": _torch(self.machine),
-            "smoke": self.smoke, "precision": self.precision, "gemm": {k: gemm.told[k] for k in ("float32", "bfloat16")},
+            "smoke": self.smoke, "texts": "text-" in self.row.spec, "precision": self.precision, "gemm": {k: gemm.told[k] for k in ("float32", "bfloat16")},
             "plan": {row.name: row.value for row in plan.decisions if row.value not in (False, "off")},
             "reasons": {row.name: row.evidence or row.reason for row in plan.decisions}, "contenders": found,
         }  # fmt: skip

@@ -48,7 +48,7 @@ def shown(found: Sequence[float]) -> str:
 def row_table(result: dict[str, Any]) -> str:
     """All contenders of a row."""
     lines = [f"### {result['row']}: {result['title']}", "",
-             "| | samples/s | ours / it [95 %] | of the GEMM | peak memory | command to model | accuracy |",
+             f"| | {'tokens' if result['texts'] else 'samples'}/s | ours / it [95 %] | of the GEMM | peak memory | command to model | accuracy |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
     for name, found in result["contenders"].items():
         if "failed" in found:

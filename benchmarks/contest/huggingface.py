@@ -47,7 +47,7 @@ def accelerated(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(model.parameters(), CLIP)
             optimizer.step()
-            pace.step(len(labels))
+            pace.step(task.amount(inputs, labels))
         epoch += 1
         if not pace.live:
             accuracy = task.score(model, held)
@@ -60,9 +60,10 @@ class Network(nn.Module):
 
     def __init__(self, task: Task) -> None:
         super().__init__()
-        self.network, self.task = task.network(), task
+        self.network, self.task, self.tokens = task.network(), task, 0
 
     def forward(self, input_ids: Any, attention_mask: Any, labels: Any) -> dict[str, Any]:
+        self.tokens = int(attention_mask.sum())
         outputs = self.network(input_ids, attention_mask)
         found = torch.stack([x.argmax(1) for x in outputs.values()], dim=1)
         return {"loss": self.task.loss(outputs, labels), "logits": found}
@@ -88,7 +89,7 @@ def trainer(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
 
     class Stops(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            pace.step(task.batch)
+            pace.step(network.tokens)
 
     def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
         names = "input_ids", "attention_mask", "labels"
@@ -105,8 +106,9 @@ def trainer(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
         output_dir=str(folder), per_device_train_batch_size=task.batch, num_train_epochs=task.epochs, learning_rate=RATE,
         lr_scheduler_type="constant", max_grad_norm=CLIP, use_cpu=True, report_to="none", **more,
     )  # fmt: skip
+    network = Network(task)
     made = transformers.Trainer(
-        Network(task), settings, collate, Reports(task.samples(task.data.train)),
+        network, settings, collate, Reports(task.samples(task.data.train)),
         Reports(task.samples(task.data.validation)), callbacks=[Stops()],
         compute_metrics=lambda found: {"accuracy": float((found.predictions == found.label_ids).mean())},
     )  # fmt: skip

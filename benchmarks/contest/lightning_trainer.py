@@ -53,17 +53,17 @@ class Module(lightning.LightningModule):
 class Stops(lightning.Callback):
     """Hands the end of each step to the pace."""
 
-    def __init__(self, pace: Pace) -> None:
-        self.pace = pace
+    def __init__(self, task: Task, pace: Pace) -> None:
+        self.task, self.pace = task, pace
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
-        self.pace.step(len(batch[-1]))
+        self.pace.step(self.task.amount(batch[:-1], batch[-1]))
 
 
 def train(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
     """Train; the validation accuracy."""
     settings: dict[str, Any] = {"max_epochs": FOREVER if pace.live else task.epochs, "accelerator": "cpu",
-                                "gradient_clip_val": CLIP, "default_root_dir": folder, "callbacks": [Stops(pace)]}  # fmt: skip
+                                "gradient_clip_val": CLIP, "default_root_dir": folder, "callbacks": [Stops(task, pace)]}  # fmt: skip
     if pace.live or tuned:
         settings["enable_checkpointing"] = False
     if tuned:

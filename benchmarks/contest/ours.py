@@ -8,12 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.contest.pace import Pace
 from runtime import hardware, spec, trainer
 from runtime import plan as plans
 from runtime import run as runs
 from runtime.clock import Clock
+from runtime.data.dataset import Split
 from runtime.data.load import load
+from runtime.draws import Ids
 from runtime.files import read_json
 from runtime.models.build import build
 from runtime.signals import Signals
@@ -26,7 +30,8 @@ class Stops(Signals):
         super().__init__()
         self.pace = pace
         self.run: Any = None
-        self.step = self.samples = 0
+        self.step = 0
+        self.counts: dict[int, list[int]] = {}
 
     def check(self) -> None:
         """As in any run; after a step, hand over to the pace."""
@@ -34,8 +39,25 @@ class Stops(Signals):
         if self.run is None or self.run.counters.step == self.step:
             return
         counters, phases = self.run.counters, self.run.clock.phases
-        count, self.step, self.samples = counters.samples - self.samples, counters.step, counters.samples
-        self.pace.step(count, phases.get("evaluate", 0.0) + phases.get("checkpoint", 0.0))
+        self.step = counters.step
+        self.pace.step(
+            self._amount(counters.epoch, counters.batch - 1),
+            phases.get("evaluate", 0.0) + phases.get("checkpoint", 0.0),
+        )
+
+    def _amount(self, epoch: int, batch: int) -> int:
+        """What a batch counts; the order of an epoch is drawn once, not within a step that is timed."""
+        train, batches = self.run.dataset.train, self.run.batches
+        if not hasattr(train, "lengths"):
+            return int(batches.size(batch))
+        if epoch not in self.counts:
+            self.counts = {epoch: [amount(train, ids) for ids in batches.order(epoch)]}
+        return self.counts[epoch][batch]
+
+
+def amount(split: Split, ids: Ids) -> int:
+    """Samples, or tokens of texts."""
+    return int(split.lengths[ids].sum()) if hasattr(split, "lengths") else len(ids)
 
 
 def steps(job: Path, folder: Path, paced: Callable[[int], Pace]) -> None:
@@ -48,7 +70,7 @@ def steps(job: Path, folder: Path, paced: Callable[[int], Pace]) -> None:
 
 
 def work(job_file: Path, folder: Path) -> Callable[[], int]:
-    """A whole run, data loaded: assembling, training, validation, records, the finished model; its samples."""
+    """A whole run, data loaded: assembling, training, validation, records, the finished model; what its steps count."""
     job = spec.load(job_file)
     data, machine = load(job), hardware.from_json(read_json(folder / "hardware.json"))
 
@@ -60,6 +82,6 @@ def work(job_file: Path, folder: Path) -> Callable[[], int]:
             plan = plans.load(folder / "plan.json")
             made = runs.assemble(job, machine, plan, Path(scratch), data, build(job, data), Signals(), Clock())
             trainer.conduct(made)
-            return int(made.counters.samples)
+            return amount(data.train, np.arange(len(data.train))) * made.counters.epoch
 
     return run

@@ -27,10 +27,10 @@ class Pace:
     """Whether there are orders; without them the loop runs to its end."""
 
     def step(self, samples: int, aside: float = 0.0) -> None:
-        """After a step of `samples` samples.
+        """After a step.
 
         Args:
-            samples: of the step.
+            samples: of the step; for texts, their tokens.
             aside: seconds so far in this process that are no training: evaluation, checkpoints.
         """
 

@@ -46,6 +46,10 @@ class Ready:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def amount(self, ids: Tensor) -> int:
+        """Samples, or tokens of texts."""
+        return len(ids) if self.lengths is None else int(self.lengths[ids.numpy()].sum())
+
     def parts(self, ids: Tensor) -> Iterator[Part]:
         """The parts of a batch."""
         if self.lengths is None:
@@ -87,7 +91,7 @@ class Loop:
         """One pass in random order."""
         for ids in torch.randperm(len(ready)).split(self.task.batch):
             self.step(ready, ids)
-            after(len(ids))
+            after(ready.amount(ids))
 
     def score(self, ready: Ready) -> float:
         """Accuracy, mean over the heads."""
@@ -115,11 +119,11 @@ def quicker(task: Task, ready: Ready) -> str:
 
 
 def operations(task: Task, ready: Ready) -> float:
-    """Floating-point operations of a sample's training step, as torch counts them."""
+    """Floating-point operations of a sample or token in a training step, as torch counts them."""
     loop, ids = Loop(task, "fp32"), torch.randperm(len(ready))[: 2 * task.batch]
     with FlopCounterMode(display=False) as counter:
         loop.step(ready, ids)
-    return counter.get_total_flops() / len(ids)
+    return counter.get_total_flops() / ready.amount(ids)
 
 
 def steps(task: Task, ready: Ready, pace: Pace) -> None:
@@ -130,8 +134,8 @@ def steps(task: Task, ready: Ready, pace: Pace) -> None:
 
 
 def whole(task: Task, train: Ready, held: Ready, cached: bool) -> int:
-    """A whole run, with the pass that computes a frozen prefix; the samples of its steps."""
-    loop = Loop(task, task.precision)
+    """A whole run, with the pass that computes a frozen prefix; what its steps count."""
+    loop, count = Loop(task, task.precision), train.amount(torch.arange(len(train))) * task.epochs
     if cached:
         train, held = (_computed(loop, ready) for ready in (train, held))
     for _ in range(task.epochs):
@@ -139,7 +143,7 @@ def whole(task: Task, train: Ready, held: Ready, cached: bool) -> int:
         loop.epoch(train, lambda count: None)
         loop.model.eval()
         loop.score(held)
-    return len(train) * task.epochs
+    return count
 
 
 def _computed(loop: Loop, ready: Ready) -> Ready:

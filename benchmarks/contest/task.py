@@ -170,6 +170,10 @@ class Task:
         more = {"num_workers": WORKERS, "persistent_workers": True} if tuned else {}
         return DataLoader(samples, batch_size=self.batch, shuffle=train, **more)
 
+    def amount(self, inputs: Sequence[Tensor], labels: Tensor) -> int:
+        """What a batch counts: samples, or for texts their tokens without padding, as some order texts by length."""
+        return int(inputs[-1].sum()) if self.texts else len(labels)
+
     def loss(self, outputs: Any, labels: Tensor) -> Tensor:
         """The job's loss: cross entropy, weighted over the heads."""
         if isinstance(outputs, Tensor):

@@ -28,7 +28,7 @@ def train(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
             optimizer.step()
             running += loss.item()
-            pace.step(len(labels))
+            pace.step(task.amount(inputs, labels))
         epoch += 1
         if not pace.live:
             accuracy = task.score(model, held)
