@@ -24,8 +24,6 @@ CHECKED = 4
 TOLERANCE = {Effect.EXACT: 1e-6, Effect.ROUNDING: 1e-3}
 SHORT_FORMAT = 5e-2
 """Relative difference of loss that a format of 8 to 11 bits of mantissa may show over the checked steps."""
-DRAWS = ("unpadding", "packed_dropout")
-"""Optimizations that draw other dropout; plain arithmetic is compared with the same draws."""
 SHORT = ("bf16", "fp16", "tf32")
 Numbers = Sequence[tuple[float, float]]
 """Loss and gradient norm of each step."""
@@ -57,14 +55,19 @@ class Arm:
 
     def numbers(self, quiet: bool) -> Numbers:
         """Numbers of the next steps; `quiet` without dropout, where two ways would draw it differently."""
-        run = self.run
-        for module in run.model.modules() if quiet else ():
-            # BatchNorm would take its stored statistics, and cuDNN's recurrent kernels go backward in training only.
-            if not isinstance(module, nn.RNNBase | nn.modules.batchnorm._BatchNorm):
-                module.training = False
+        if quiet:
+            hush(self.run)
         found = [self.step() for _ in range(CHECKED)]
-        run.train_mode()
+        self.run.train_mode()
         return found
+
+
+def hush(run: Run) -> None:
+    """No dropout until the next `train_mode`."""
+    for module in run.model.modules():
+        # BatchNorm would take its stored statistics, and cuDNN's recurrent kernels go backward in training only.
+        if not isinstance(module, nn.RNNBase | nn.modules.batchnorm._BatchNorm):
+            module.training = False
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,6 @@ def changed(plan: Plan, name: str, value: Value) -> Plan:
 
 def all_off(plan: Plan) -> Plan:
     """Everything off that can still be switched in this process; other parts of a batch would draw other dropout."""
-    off = {o.name: o.off for o in optimizations.every() if o.stage is not Stage.PROCESS and o.name not in DRAWS}
+    off = {o.name: o.off for o in optimizations.every() if o.stage is not Stage.PROCESS and not o.redraws}
     rows = [replace(row, value=off.get(row.name, row.value)) for row in plan.decisions]
     return replace(plan, decisions=tuple(rows))

@@ -34,6 +34,10 @@ FORMS = {"tutorial loop": ("tutorial", "default"), "Lightning": ("lightning", "d
          "Hugging Face, tuned": ("huggingface", "tuned")}  # fmt: skip
 """Peers: kind and form."""
 GEMM = "gemm"
+FEWEST = 2
+"""Rounds of a row however long they take: where a block is a whole run, six would take too long."""
+LONG = 4
+"""So many times its seconds may a row take until it has the fewest rounds that are wanted."""
 Maker = tuple[str, list[str], dict[str, str]]
 """Name, words of the command, environment."""
 
@@ -117,10 +121,11 @@ class Field:
             (GEMM, ["gemm", str(self.short), "gemm"], self._ours(plan)),
             *((name, [kind, str(self.short), name], self._theirs()) for name, (kind, _) in self._peers()),
         ]  # fmt: skip
-        # SOL comes first: it tells in which format the tuned peers compute. The others get ready side by side.
-        made, failed = self._stood(makers[:1], block), dict[str, str]()
-        self.precision = made[0].told["precision"]
-        for contender in self._started(makers[1:], block):
+        made, failed = list[Contender](), dict[str, str]()
+        # One after another: threads that wait for threads of others make warm steps ten times as long. SOL comes first,
+        # it tells in which format the tuned peers compute.
+        for maker in makers:
+            contender = self._contender(*maker, block)
             try:
                 contender.stand()
                 made.append(contender)
@@ -128,24 +133,13 @@ class Field:
                 contender.close()
                 failed[contender.name] = str(why)
                 self.tell(f"{self.row.name}: {why}")
-        if OURS in failed or GEMM in failed:
+            self.precision = made[0].told["precision"] if made else self.precision
+        if {SOL, OURS, GEMM} & set(failed):
             raise SystemExit(f"{self.row.name}: {failed}")
         for contender in made:
             if "--cached" not in contender.command:
                 contender.warm_up()
         return sorted(made, key=lambda one: one.name != OURS), failed
-
-    def _started(self, makers: list[Maker], block: float) -> list[Contender]:
-        found = [self._contender(*maker, block) for maker in makers]
-        for contender in found:
-            contender.start()
-        return found
-
-    def _stood(self, makers: list[Maker], block: float) -> list[Contender]:
-        found = self._started(makers, block)
-        for contender in found:
-            contender.stand()
-        return found
 
     def _contender(self, name: str, words: list[str], environment: dict[str, str], block: float) -> Contender:
         kind, job, place, *more = words
@@ -166,7 +160,7 @@ class Field:
     def _rounds(self, contenders: list[Contender], seconds: float, rounds: tuple[int, int]) -> int:
         """Blocks in turn; who begins changes from round to round."""
         start, count = time.monotonic(), 0
-        while count < rounds[0] or (count < rounds[1] and time.monotonic() - start < seconds):
+        while count < FEWEST or (count < rounds[1] and time.monotonic() - start < seconds * (LONG if count < rounds[0] else 1)):
             first = count % len(contenders)
             for contender in (*contenders[first:], *contenders[:first]):
                 contender.block()

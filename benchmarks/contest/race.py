@@ -47,20 +47,17 @@ class Contender:
     """Bytes at most of the process and its workers."""
     count: int = 1
 
-    def start(self) -> None:
-        """Let it get ready; others may do so at the same time."""
+    def stand(self) -> dict[str, Any]:
+        """Start it and wait until it stands; its first answer.
+
+        Raises:
+            Failed: if it does not come so far.
+        """
         with self.log.open("wb") as log:
             self.child = subprocess.Popen(
                 self.command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 process_group=0, preexec_fn=functools.partial(die_with, os.getpid()),
             )  # fmt: skip
-
-    def stand(self) -> dict[str, Any]:
-        """Wait until it stands; its first answer.
-
-        Raises:
-            Failed: if it does not come so far.
-        """
         first = self._answer()
         self._stop()
         self._size()

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime import batch_size, guard, signals, spec, supervise
+from runtime import batch_size, guard, optimizations, signals, spec, supervise
 from runtime import plan as plans
 from runtime.bench import show
-from runtime.bench.ladder import climb
+from runtime.bench.ladder import climb, steps_of
 from runtime.bench.side import Workshop
 from runtime.detect import detect
 from runtime.errors import SpecError
@@ -68,10 +68,17 @@ def _measured(request: Request, job: Job, machine: Hardware, output: Path, scrat
         return code
     tell = _told_aside if request.json else _told
     with Workshop(machine, scratch, request.spec, request.assignments) as shop:
+        shop.quiet = _redrawn(plan)
         ladder = climb(plan, shop.side, request.rounds, tell, request.against)
     show.write(ladder, plan, job, machine, request, output)
     show.printed(ladder, plan, job, machine, output, as_json=request.json)
     return 0
+
+
+def _redrawn(plan: plans.Plan) -> bool:
+    """Whether arms draw other dropout; not where one compiles: what is compiled without dropout is compiled again with it."""
+    names = {row.name for row in steps_of(plan)}
+    return "compile" not in names and any(one.redraws for one in optimizations.every() if one.name in names)
 
 
 def _settled(request: Request, job: Job, machine: Hardware, scratch: Path) -> tuple[int, plans.Plan | None]:

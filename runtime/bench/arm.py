@@ -42,6 +42,7 @@ def main() -> int:
     arguments.add_argument("plan", type=Path)
     arguments.add_argument("spec", type=Path)
     arguments.add_argument("--set", action="append", default=[])
+    arguments.add_argument("--quiet", action="store_true", help="compare losses without dropout")
     given = arguments.parse_args()
     # The pipe is for answers alone; whatever else is printed goes to the log.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -53,7 +54,11 @@ def main() -> int:
     try:
         with stopping(), ending():
             signals = Signals()
-            serve(stand(given.folder, plans.load(given.plan), spec.load(given.spec, given.set), signals), answer)
+            serve(
+                stand(given.folder, plans.load(given.plan), spec.load(given.spec, given.set), signals),
+                answer,
+                given.quiet,
+            )
     except DrivetrainError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
@@ -77,8 +82,9 @@ def stand(folder: Path, plan: plans.Plan, job: Job, signals: Signals) -> Arm:
     return Arm(run, (batch for epoch in epochs for batch in run.batches.epoch(epoch)))
 
 
-def serve(arm: Arm, answer: Callable[[dict[str, Any]], None]) -> None:
-    """The first steps with their numbers, then what is ordered."""
+def serve(arm: Arm, answer: Callable[[dict[str, Any]], None], quiet: bool = False) -> None:
+    """The first steps with their numbers, `quiet` ones without dropout, then what is ordered."""
+    from runtime.arms import hush
     from runtime.models.own import guarded
 
     run = arm.run
@@ -86,9 +92,12 @@ def serve(arm: Arm, answer: Callable[[dict[str, Any]], None]) -> None:
     run.step.tell = notes.append
     with guarded(run.job):
         start = time.perf_counter()
+        if quiet:
+            hush(run)
         numbers = [arm.step()]
         first = time.perf_counter() - start
         numbers += [arm.step() for _ in range(CHECKED - 1)]
+        run.train_mode()
         step = arm.steps(WARM) / WARM
     if run.step.compile_error:
         notes.append(f"compile failed: {run.step.compile_error}")

@@ -107,6 +107,8 @@ class Workshop:
         self.machine, self.scratch, self.spec, self.assignments = machine, scratch, spec, assignments
         self.sides: list[Side] = []
         self.compiled: str | None = None
+        self.quiet = False
+        """Whether the losses that are compared are those without dropout."""
 
     def __enter__(self) -> Workshop:
         return self
@@ -131,6 +133,7 @@ class Workshop:
                    str(self.spec)]  # fmt: skip
         for assignment in [*self.assignments, *assignments]:
             command += ["--set", assignment]
+        command += ["--quiet"] * self.quiet
         log = self.scratch / f"{name}.log"
         with log.open("wb") as file:
             child = subprocess.Popen(

@@ -75,6 +75,8 @@ class Optimization:
     apply: Callable[[Any, Value], None]
     seen: Callable[[Any], Value]
     environment: Callable[[Hardware, Value], dict[str, str]]
+    redraws: bool
+    """Whether dropout draws other numbers with it, so that steps can only be compared without dropout."""
 
 
 def _constant(effect: Effect, workload: Workload | None) -> Effect:
@@ -95,6 +97,7 @@ def _from(module: ModuleType) -> Optimization:
         apply=module.apply,
         seen=module.seen,
         environment=getattr(module, "environment", lambda hardware, value: {}),
+        redraws=getattr(module, "REDRAWS", False),
     )
 
 

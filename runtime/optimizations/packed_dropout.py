@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING
 OFF = False
+REDRAWS = True
 Values = bool
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 STAGE = Stage.STEP
 OFF = "off"
+REDRAWS = True
 Values = Annotated[int, Field(ge=16)] | Literal["off"]
 
 TOKENS = 512
