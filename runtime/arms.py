@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from runtime import optimizations
+from runtime.blocks import Recomputed
 from runtime.data.dataset import Batch
 from runtime.optimizations import Effect, Optimization, Stage, Value
 from runtime.pairs import Pair
@@ -66,7 +67,8 @@ def hush(run: Run) -> None:
     """No dropout until the next `train_mode`."""
     for module in run.model.modules():
         # BatchNorm would take its stored statistics, and cuDNN's recurrent kernels go backward in training only.
-        if not isinstance(module, nn.RNNBase | nn.modules.batchnorm._BatchNorm):
+        # A block that is recomputed would keep its activations.
+        if not isinstance(module, nn.RNNBase | nn.modules.batchnorm._BatchNorm | Recomputed):
             module.training = False
 
 
@@ -107,8 +109,8 @@ def differs(numbers: Numbers, reference: Numbers, tolerance: float, against: str
 
 def tolerance(plan: Plan) -> float:
     """How far a plan's numbers may be from everything off: by its number format, as all that come by themselves round."""
-    shortened = {plan.value("precision"), plan.value("prefix_precision")} & set(SHORT)
-    return SHORT_FORMAT if shortened else TOLERANCE[Effect.ROUNDING]
+    prefix = plan.value("prefix_precision") if plan.value("feature_cache") else None
+    return SHORT_FORMAT if {plan.value("precision"), prefix} & set(SHORT) else TOLERANCE[Effect.ROUNDING]
 
 
 def redraws(optimization: Optimization, facts: Workload, on_gpu: bool) -> bool:

@@ -23,3 +23,11 @@ def tf32_allowed() -> bool:
     if hasattr(matmul, "fp32_precision"):
         return bool(matmul.fp32_precision == "tf32")
     return bool(matmul.allow_tf32)
+
+
+def casts_keep_gradients() -> bool:
+    """Whether a weight that autocast has cast under `no_grad` gets its gradient when the cast is used again.
+
+    Not so in older versions (pytorch issue 158232), where a block recomputed in the backward pass would stay untrained.
+    """
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 13)

@@ -20,7 +20,7 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
-from runtime import batch_size, callers, seen, spec, trainer, tune
+from runtime import batch_size, callers, dropout, seen, spec, trainer, tune
 from runtime import folder as folders
 from runtime import plan as plans
 from runtime import run as running
@@ -122,6 +122,8 @@ def _listening(job: CallersJob, model: nn.Module, data: tuple[Any, Any], loss: A
                 return _trained(job, network, dataset, signals, runs, new, source)
         except Stopped as stop:
             raise Stopped(stop.given, stop.possible, "call runtime.train again with the same name to go on") from None
+        finally:
+            dropout.as_before(model)
 
 
 def _told(loss: Any) -> Any:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from runtime import memory
+from runtime import compat, memory
 from runtime.data.dataset import Batch, Inputs
 from runtime.losses import Objective
 from runtime.ranks import ALONE
@@ -116,7 +116,8 @@ class Step:
         """Start this step's draws; `torch.manual_seed` does it for devices that are not there, with a stack trace each."""
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+            with torch.cuda.device(self.device):
+                torch.cuda.manual_seed(seed)
 
     def _denominators(self, batch: Batch) -> dict[str, Tensor]:
         """What the whole batch weighs, in all processes together."""
@@ -132,8 +133,7 @@ class Step:
     def _gradients(self, batch: Batch, over: dict[str, Tensor]) -> Tensor:
         """The loss of this process's part of the batch; its gradients are left on the parameters."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        # The outermost autocast keeps the weights it has cast: one for all parts, and off again but for the forward pass.
-        with self._cast(), torch.autocast(self.device.type, enabled=False):
+        with self._casts_kept():
             for part in self.parts(batch):
                 share = self.objective(self.outputs(part.inputs), part.targets, over)
                 self.scaler.scaled(share).backward()  # type: ignore[no-untyped-call]
@@ -183,6 +183,16 @@ class Step:
 
     def _cast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _casts_kept(self) -> Iterator[None]:
+        """The outermost autocast keeps the weights it has cast: here for all parts, and off but for the forward pass."""
+        several = self.micro_batch is not None or self.cut is not Batch.split
+        if self.dtype is None or not several or not compat.casts_keep_gradients():
+            yield
+            return
+        with self._cast(), torch.autocast(self.device.type, enabled=False):
+            yield
 
     def laid_out(self, inputs: Inputs) -> Inputs:
         """The inputs in this step's memory format."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from runtime import losses, plan, run, spec
+from runtime import compat, losses, plan, run, spec
 from runtime.data.dataset import Batch, Head
 from runtime.data.load import load
 from runtime.job.train import CrossEntropy, Focal, Huber
@@ -125,6 +127,43 @@ def test_parts_have_the_gradient_of_the_whole(
         assert float((parts - whole).norm() / whole.norm()) <= limit
 
 
+class Again(nn.Module):
+    """A block that is computed again in the backward pass, the older way: its first pass is without gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.block, self.first(x), use_reentrant=True))  # type: ignore[no-any-return]
+
+
+def test_parts_share_the_weights_that_autocast_has_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And have the gradients of parts that do not, all of them."""
+    monkeypatch.setitem(NETWORKS, "again", (Again, lambda n: (_normal(n, 6),), {"": CLASSES},
+                                            CrossEntropy(name="cross-entropy")))  # fmt: skip
+    casts: list[int] = []
+    kept = int(compat.casts_keep_gradients())
+    real = Step._cast
+    monkeypatch.setattr(Step, "_cast", lambda self: casts.append(1) or real(self))
+    monkeypatch.setattr(Step, "__init__", _in_bf16(Step.__init__))
+    shared = gradient("again", torch.float32, 16, 4, False)
+    entered = len(casts)
+    monkeypatch.setattr(compat, "casts_keep_gradients", lambda: False)
+    apart = gradient("again", torch.float32, 16, 4, False)
+    assert torch.equal(shared, apart)
+    assert (shared != 0).float().mean() > 0.5
+    assert entered == len(casts) - entered + kept, "one around all parts"
+
+
+def _in_bf16(begin: Any) -> Any:
+    def started(self: Step, *given: Any) -> None:
+        begin(self, *given)
+        self.autocast(torch.bfloat16)
+
+    return started
+
+
 def test_with_batchnorm_parts_are_another_training(tmp_path: Path) -> None:
     """Which is why the plan calls the split `training` there, and does it only when asked."""
     made = [assembled(tmp_path, job(optimize=f"micro_batch: {n}"), plain=False) for n in (16, 4)]
@@ -158,3 +197,15 @@ def test_a_split_with_batchnorm_is_warned_of(name: str, warned: bool, tmp_path: 
     done = train(path)
     assert done.returncode == 0, done.stderr
     assert ("plan: micro_batch changes what is learned here (BatchNorm), as the job asks" in done.stdout) is warned
+
+
+def test_a_step_seeds_the_device_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.cuda.manual_seed` takes the current device, which is the first one in every process."""
+    at: list[Any] = []
+    seeded: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext(at.append(device)))
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeded.append)
+    step = Step.__new__(Step)
+    step.device = torch.device("cuda:1")
+    step._seed(7)
+    assert (at, seeded) == ([torch.device("cuda:1")], [7])

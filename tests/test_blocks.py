@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 import weakref
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime import blocks, hardware, plan, run, seen, spec
+from runtime import arms, blocks, hardware, plan, run, seen, spec
 from runtime.errors import SpecError
 from runtime.job.document import parse
 from runtime.models import images, series, tables, texts
@@ -222,3 +223,12 @@ def test_compile_is_refused_beside_it() -> None:
         plan.resolve(job, machine)
     alone = plan.resolve(tiny.job(optimize="gradient_checkpointing: true"), machine)
     assert (alone.value("compile"), alone.value("gradient_checkpointing")) == (False, True)
+
+
+def test_a_comparison_without_dropout_still_recomputes() -> None:
+    """Else its peak of memory would be that of a network that keeps everything."""
+    network, _ = encoder()
+    blocks.recompute(network)
+    arms.hush(types.SimpleNamespace(model=network))  # type: ignore[arg-type]
+    training = {type(module).__mro__[1].__name__ for module in network.modules() if module.training}
+    assert training == {"Recomputed"}

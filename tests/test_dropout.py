@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from runtime import hardware, optimizations
-from runtime.dropout import ENOUGH, DropoutFromBits
+from runtime.dropout import ENOUGH, DropoutFromBits, as_before
 from runtime.optimizations import packed_dropout
 from runtime.workload import Workload
 from tests import tiny
@@ -104,6 +104,7 @@ def test_elsewhere_it_is_torchs(layer: nn.Dropout, x: torch.Tensor, training: bo
         ("laptop", Workload(layers={"Dropout": 2}), True, "same distribution, other draws"),
         ("laptop", None, True, "same distribution"),
         ("laptop", Workload(layers={"Linear": 2}), False, "no dropout layer"),
+        ("laptop", Workload(layers={"Dropout2d": 2}), False, "no dropout layer"),
         ("t4", Workload(layers={"Dropout": 2}), False, "a GPU draws dropout's numbers side by side"),
     ],
 )
@@ -120,3 +121,24 @@ def test_layers_are_switched_in_place(tmp_path: Path) -> None:
     assert [type(m) for m in made.model] == [nn.Linear, DropoutFromBits, nn.Dropout2d]  # type: ignore[attr-defined]
     assert packed_dropout.seen(made) is True
     assert next(o for o in optimizations.every() if o.name == "packed_dropout").off is False
+
+
+def test_a_compiled_network_draws_as_torch_does() -> None:
+    asked = tiny.job(optimize="compile: true")
+    choice = packed_dropout.choose(asked, tiny.machine(), Workload(layers={"Dropout": 2}))
+    assert (choice.value, "draws dropout as torch does" in choice.reason) == (False, True)
+
+
+def test_what_only_looks_like_a_tensor_is_torchs() -> None:
+    layer = DropoutFromBits(0.5)
+    found = torch.vmap(layer, randomness="different")(torch.ones(3, ENOUGH))
+    assert 0.4 < float((found == 0).float().mean()) < 0.6
+    nested = torch.nested.nested_tensor([torch.ones(200, 100), torch.ones(300, 100)], layout=torch.jagged)
+    assert layer(nested).is_nested
+
+
+def test_the_callers_network_is_given_back_as_it_was() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+    network[1].__class__ = DropoutFromBits
+    as_before(network)
+    assert type(network[1]) is nn.Dropout

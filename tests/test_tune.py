@@ -7,11 +7,13 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from runtime import arms, evidence, pairs, plan, run, tune
+from runtime.clock import Clock
 from runtime.hardware import Hardware
 from runtime.models.build import build
 from tests import tiny
@@ -115,6 +117,26 @@ def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pyte
     found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
     assert "vetoed: " in found["channels_last"].text
     assert found["channels_last"].value is True
+
+
+def test_what_is_compiled_is_compared_with_torchs_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled network does not draw packed bits; with others its loss would be off, and every compile vetoed."""
+    seen: list[Any] = []
+    monkeypatch.setattr(tune.Tuner, "arm", lambda self, made: seen.append(made) or _Silent())
+    here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
+    network = build(asked, data)
+    first = plan.resolve(asked, here, run.workload(data, network.module))
+    first = arms.changed(first, "packed_dropout", True)
+    made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), Clock())
+    tuner = tune.Tuner(made, data, network, lambda line: None)
+    for compiled in (False, True, True, False):
+        tuner._reference(False, compiled)
+    assert [one.value("packed_dropout") for one in seen] == [True, False]
+
+
+class _Silent:
+    def numbers(self, quiet: bool) -> list[tuple[float, float]]:
+        return [(1.0, 1.0)]
 
 
 def test_the_plan_takes_what_was_measured_after_the_job_and_before_our_choice() -> None:

@@ -129,11 +129,11 @@ class Field:
             try:
                 contender.stand()
                 made.append(contender)
+                self.precision = contender.told.get("precision", self.precision)
             except Failed as why:
                 contender.close()
                 failed[contender.name] = str(why)
                 self.tell(f"{self.row.name}: {why}")
-            self.precision = made[0].told["precision"] if made else self.precision
         if {SOL, OURS, GEMM} & set(failed):
             raise SystemExit(f"{self.row.name}: {failed}")
         for contender in made:

@@ -67,7 +67,7 @@ def apply(run: Any, value: Value) -> None:
     if run.device.type == "cpu":
         from torch._inductor import config
 
-        # The compiler's own generator is scalar code on a CPU; with torch's, dropout draws the same as without compiling.
+        # The compiler's own generator is scalar code on a CPU; with torch's, dropout draws as torch's layers do.
         config.fallback_random = True
     run.step.compile()
 

@@ -37,7 +37,9 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return None
     if hardware.gpu is not None:
         return "a GPU draws dropout's numbers side by side"
-    if workload is not None and not workload.has("Dropout"):
+    if job.optimize.get("compile") is True:
+        return "a compiled network draws dropout as torch does (optimize.compile)"
+    if workload is not None and not {"Dropout", "DropoutFromBits"} & set(workload.layers):
         return "no dropout layer"
     return None
 

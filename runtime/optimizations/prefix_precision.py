@@ -30,6 +30,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     obstacle = refuse(job, hardware, workload, "bf16")
     if obstacle:
         return Choice("fp32", obstacle)
+    kept = feature_cache.choose(job, hardware, workload)
+    if job.optimize.get("feature_cache", "auto") == "auto" and not kept.value:
+        return Choice("fp32", f"nothing is computed once and kept: {kept.reason}")
     asked = job.optimize.get("precision", "auto")
     if asked not in ("auto", "bf16"):
         return Choice("fp32", f"optimize.precision is {asked}")
@@ -49,17 +52,14 @@ def _unit(hardware: Hardware) -> str | None:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """There must be outputs that are kept, and a chip that has the format."""
+    """There must be outputs that can be kept, and a chip that has the format."""
     if value == OFF:
         return None
-    asked = job.optimize.get("feature_cache", "auto")
-    kept = (
-        feature_cache.choose(job, hardware, workload)
-        if asked == "auto"
-        else Choice(bool(asked), "optimize.feature_cache is false")
-    )
-    if not kept.value:
-        return f"nothing is computed once and kept: {kept.reason}"
+    # Not whether the cache would be chosen: that hangs on the memory that is free when a run goes on.
+    off = job.optimize.get("feature_cache") is False
+    obstacle = "optimize.feature_cache is false" if off else feature_cache.refuse(job, hardware, workload, True)
+    if obstacle:
+        return f"nothing is computed once and kept: {obstacle}"
     return precision.refuse(job, hardware, workload, value)
 
 
