@@ -42,4 +42,4 @@ def as_before(network: nn.Module) -> None:
     """Torch's own dropout again, in place."""
     for module in network.modules():
         if type(module) is DropoutFromBits:
-            module.__class__ = nn.Dropout
+            module.__class__ = nn.Dropout  # type: ignore[assignment]
