@@ -104,7 +104,7 @@ def reports(folder: Path) -> None:
     """Texts of very different lengths."""
     from runtime.samples import texts
 
-    texts.write(folder, 500, 0)
+    texts.write(folder, 2000, 0)
 
 
 def own(name: str, factory_arguments: Mapping[str, Any], width: int = 256, threads: int = 0) -> dict[str, Any]:
@@ -126,7 +126,7 @@ CASES = {
         spec={"task": "text-classification",
               "data": {"train": "reports.csv", "validation": 0.1, "text": "descripcion", "labels": "causa"},
               "model": {"name": "encoder", "layers": 1, "width": 64, "dropout": 0.0},
-              "train": {"epochs": 3, "batch_size": 32}, "optimize": {"unpadding": "off", "cpu_threads": 1}}),
+              "train": {"epochs": 6, "batch_size": 32}, "optimize": {"unpadding": "off", "cpu_threads": 1}}),
     "saving too often": Case(
         "checkpoint: {every",
         spec=own("arrays", {"samples": 8000}, 1400) | {

@@ -66,6 +66,11 @@ def test_waiting_for_input(run: Path) -> None:
     assert (one.why, one.gain) == ("the network waited 20.8 s for input", "up to 50 % less time")
 
 
+def test_a_worker_that_needs_longer_than_the_network_hides_the_network(run: Path) -> None:
+    phases(run, input=31.2, train=4.0)
+    assert given(run)[0].gain == "up to 25 % less time"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "line"),
     [("decode_cache", False, "optimize: {decode_cache: true}"), ("loader_workers", 1, "limits: {cpus: 3}")],
