@@ -123,7 +123,8 @@ def _listening(job: CallersJob, model: nn.Module, data: tuple[Any, Any], loss: A
         except Stopped as stop:
             raise Stopped(stop.given, stop.possible, "call runtime.train again with the same name to go on") from None
         finally:
-            dropout.as_before(model)
+            if isinstance(model, nn.Module):  # else the mistake has been told
+                dropout.as_before(model)
 
 
 def _told(loss: Any) -> Any:
