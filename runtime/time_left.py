@@ -67,15 +67,18 @@ class TimeLeft:
 
     def step_seconds(self) -> float | None:
         """Seconds of a step by now; None until a few stretches were seen."""
-        inside = [s for s in self.stretches if not s.evaluations]
-        # Epochs shorter than a stretch: steps and evaluations cannot be told apart, and need not be.
-        seen = inside if len(inside) >= 3 else list(self.stretches)
-        if len(seen) < 3:
+        if len(self.stretches) < 3:
             return None
-        most = OUTLIER * _median([(s.seconds / s.steps, float(s.steps)) for s in seen])
-        weights: list[float] = [0.5 ** ((seen[-1].end - s.end) / HALF_LIFE) for s in seen]
-        seconds = sum(w * min(s.seconds, most * s.steps) for w, s in zip(weights, seen, strict=True))
-        return seconds / sum(w * s.steps for w, s in zip(weights, seen, strict=True))
+        every, newest = list(self.stretches), self.stretches[-1].end
+        counts = [s.steps * 0.5 ** ((newest - s.end) / HALF_LIFE) for s in every]
+        inside = sum(count for count, s in zip(counts, every, strict=True) if not s.evaluations)
+        # Epochs shorter than a stretch: steps and evaluations cannot be told apart, and need not be. A few stretches
+        # within epochs, of a time when steps were slow, must not stand for all.
+        apart = inside >= sum(counts) / 2
+        seen = [(s, count) for s, count in zip(every, counts, strict=True) if not (apart and s.evaluations)]
+        most = OUTLIER * _median([(s.seconds / s.steps, float(s.steps)) for s, _ in seen])
+        seconds = sum(count * min(s.seconds / s.steps, most) for s, count in seen)
+        return float(seconds / sum(count for _, count in seen))
 
     def evaluation_seconds(self) -> float:
         """Seconds of an evaluation: the median of those seen, else a guess from `evaluation_steps`."""

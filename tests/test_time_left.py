@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,22 @@ def made(step: Callable[[int], float], evaluation: float, epochs: int = 20, per_
         trace.append((now, number))
         now += evaluation if number % per_epoch == 0 else 0.0
     return [*trace, (now, epochs * per_epoch)]
+
+
+def test_a_slow_beginning_is_forgotten_where_epochs_are_short() -> None:
+    """Read once a second, an epoch of half a second has no stretch within it but while it was slow."""
+    per_epoch, left = 25, None
+    steps = [0.06] * 300 + [0.02] * 15_000
+    times = list(accumulate(steps))
+    estimate, reading = TimeLeft(len(steps), per_epoch), 1.0
+    for number, now in enumerate(times, start=1):
+        if now >= reading:
+            estimate.add(now, number)
+            reading = now + 1.0
+            if now > 150:
+                left = estimate.left(now)
+                assert left == pytest.approx(times[-1] - now, rel=0.1, abs=3), f"at {now:.0f} s"
+    assert left is not None
 
 
 def noisy(seed: int) -> Callable[[int], float]:
