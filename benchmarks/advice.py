@@ -135,7 +135,7 @@ CASES = {
     "a setting that does nothing": Case(
         "optimize: {cpu_threads: auto",
         spec=own("arrays", {"samples": 20000}, 1024, threads=1) | {
-            "train": {"epochs": 8, "batch_size": 64}, "optimize": {"cpu_threads": 2}}),
+            "train": {"epochs": 16, "batch_size": 64}, "optimize": {"cpu_threads": 2}}),
     "more threads than the quota": Case(
         "optimize: {cpu_threads: 1", contained=True,
         spec=own("arrays", {"samples": 20000}, 1024) | {

@@ -156,7 +156,7 @@ def _start(engine: Any, request: Request, job: Job, word: str, variables: Mappin
     _refuse_if_running(engine, project)
     caches = _caches(engine, variables["DRIVETRAIN_UID"])
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as override:
-        json.dump(_override(request, job) | {"volumes": caches}, override)
+        json.dump(_override(request, job) | {"volumes": caches, "networks": {"default": _network(engine)}}, override)
         override.flush()
         files = [str(PROJECT / "compose" / name) for name in ("base.yaml", f"{word}.yaml")]
         options = [part for file in (*files, override.name) for part in ("--file", file)]
@@ -190,6 +190,15 @@ def _caches(engine: Any, uid: str) -> dict[str, Any]:
         engine.volumes.create(name, labels=labels)
         caches[short] = {"name": name, "external": True}
     return caches
+
+
+def _network(engine: Any) -> dict[str, Any]:
+    """The network that all jobs share: an engine has room for about thirty, and one for each job would stay behind."""
+    name = "drivetrain_default"
+    if name not in {network.name for network in engine.networks.list(names=[name])}:
+        labels = {"com.docker.compose.project": "drivetrain", "com.docker.compose.network": "default"}
+        engine.networks.create(name, driver="bridge", labels=labels)
+    return {"name": name, "external": True}
 
 
 def _containers(engine: Any, project: str, service: str) -> list[Any]:

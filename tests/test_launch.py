@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -263,3 +264,16 @@ def test_an_overlay_holds_only_the_difference(word: str) -> None:
 def test_no_gpu_by_default() -> None:
     text = (ROOT / "compose.yaml").read_text() + (ROOT / "compose/base.yaml").read_text()
     assert not [word for word in ("ampere", "legacy", "nvidia", "devices") if word in text]
+
+
+def test_all_jobs_share_one_network() -> None:
+    """An engine has room for about thirty; with one for each name of a job, the next launch failed."""
+    made: list[str] = []
+    networks = SimpleNamespace(
+        list=lambda names: [SimpleNamespace(name=name) for name in [*made, "drivetrain_default_of_another"]],
+        create=lambda name, **_: made.append(name),
+    )
+    engine = SimpleNamespace(networks=networks)
+    for _ in range(3):
+        assert launch._network(engine) == {"name": "drivetrain_default", "external": True}
+    assert made == ["drivetrain_default"]
