@@ -2,7 +2,8 @@
 
 tests/traces/*.json were recorded second by second from real runs of the example jobs on one thread. Their clock is the
 CPU time of the trainer, from the sensors' `cpu_percent`: the machine had other work, and by the wall clock the same steps
-took up to three times as long from one minute to the next, which nobody can foresee.
+took up to three times as long from one minute to the next, which nobody can foresee. That of `images-wall-clock` is the
+wall clock, on a machine that had nothing else to do.
 """
 
 from __future__ import annotations

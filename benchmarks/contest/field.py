@@ -159,12 +159,13 @@ class Field:
 
     def _rounds(self, contenders: list[Contender], seconds: float, rounds: tuple[int, int]) -> int:
         """Blocks in turn; who begins changes from round to round."""
-        start, count = time.monotonic(), 0
-        while count < FEWEST or (count < rounds[1] and time.monotonic() - start < seconds * (LONG if count < rounds[0] else 1)):
+        start, count, longest = time.monotonic(), 0, LONG * seconds
+        while count < FEWEST or (count < rounds[1] and time.monotonic() - start < longest):
             first = count % len(contenders)
             for contender in (*contenders[first:], *contenders[:first]):
                 contender.block()
             count += 1
+            longest = LONG * seconds if count < rounds[0] else seconds
         self.tell(f"{self.row.name}: {count} rounds in {time.monotonic() - start:.0f} s")
         return count
 
@@ -191,7 +192,8 @@ class Field:
         return {
             "row": self.row.name, "title": self.row.title, "date": datetime.now(UTC).date().isoformat(),
             "machine": machine_line(self.machine), "cpu": self.machine.cpu.model, "torch": _torch(self.machine),
-            "smoke": self.smoke, "texts": "text-" in self.row.spec, "precision": self.precision, "gemm": {k: gemm.told[k] for k in ("float32", "bfloat16")},
+            "smoke": self.smoke, "texts": "text-" in self.row.spec, "precision": self.precision,
+            "gemm": {k: gemm.told[k] for k in ("float32", "bfloat16")},
             "plan": {row.name: row.value for row in plan.decisions if row.value not in (False, "off")},
             "reasons": {row.name: row.evidence or row.reason for row in plan.decisions}, "contenders": found,
         }  # fmt: skip
