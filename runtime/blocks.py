@@ -52,7 +52,6 @@ class Recomputed(nn.Module):
         SpecError: if the block changes its inputs.
     """
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if not (torch.is_grad_enabled() and self.training):
             return super().forward(*inputs, **named)
@@ -69,7 +68,9 @@ class Recomputed(nn.Module):
 @cache
 def _recomputed(kind: Any) -> Any:
     # A class of its own and not a new `forward` on the instance: a copy of the network would call the original's.
-    return type(kind.__name__, (Recomputed, kind), {"__module__": kind.__module__})
+    # Kept from the compiler here and not where it is defined: that imports the compiler, as long as torch itself.
+    forward = torch.compiler.disable(Recomputed.forward)  # type: ignore[no-untyped-call]
+    return type(kind.__name__, (Recomputed, kind), {"__module__": kind.__module__, "forward": forward})
 
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -53,7 +53,7 @@ def as_found() -> Iterator[None]:
     """Settings of torch, and random numbers, are afterwards as they were. TF32 on a GPU stays allowed."""
     drawn = random.getstate(), np.random.get_state()
     threads, flushing = torch.get_num_threads(), bool(denormals.seen(None))
-    exact, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    exact = torch.get_deterministic_debug_mode()
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     racing, kernels = torch.backends.cudnn.benchmark, attention.allowed()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
@@ -67,7 +67,7 @@ def as_found() -> Iterator[None]:
             torch.set_flush_denormal(flushing)
             torch.backends.cudnn.benchmark = racing
             attention.allow(*kernels)
-            torch.use_deterministic_algorithms(exact, warn_only=warn)
+            torch.set_deterministic_debug_mode(exact)
             torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
 
 

@@ -12,7 +12,8 @@ from runtime.optimizations import attention
 
 def begin(job: Job, hardware: Hardware, device: torch.device) -> None:
     """What the job asks of torch, and for the rest what torch comes with; optimizations change it afterwards."""
-    torch.use_deterministic_algorithms(job.train.deterministic, warn_only=True)
+    # The same as torch.use_deterministic_algorithms, which also imports the compiler: as long as torch itself.
+    torch.set_deterministic_debug_mode("warn" if job.train.deterministic else "default")
     # Filling fresh memory is a debugging aid: nothing here reads what it has not written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -23,8 +27,19 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
 def build(spec: Adam | Sgd, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer that the spec names."""
     parameters = groups(model, spec.weight_decay)
+    made: torch.optim.Optimizer
     if isinstance(spec, Sgd):
-        return torch.optim.SGD(parameters, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov,
-                               dampening=spec.dampening)  # fmt: skip
-    kind = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=spec.lr, betas=spec.betas, eps=spec.eps, amsgrad=spec.amsgrad)
+        made = _light(torch.optim.SGD)(parameters, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov,
+                                       dampening=spec.dampening)  # fmt: skip
+    else:
+        kind = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
+        made = _light(kind)(parameters, lr=spec.lr, betas=spec.betas, eps=spec.eps, amsgrad=spec.amsgrad)
+    return made
+
+
+@cache
+def _light(kind: Any) -> Any:
+    # torch marks these methods for its compiler, and the marks import it at the first call: it takes as long as torch
+    # itself, in every run that compiles nothing. An optimizer is never compiled here.
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in ("step", "zero_grad", "add_param_group")}
+    return type(kind.__name__, (kind,), methods | {"step": torch.no_grad()(methods["step"])})

@@ -56,11 +56,13 @@ def test_a_run_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeyp
     def full(*given: object) -> None:
         raise StorageError("no space", "some", "make some")
 
+    before = set(threading.enumerate())
     made = tiny.assembled(tmp_path, tiny.job())
     monkeypatch.setattr(checkpoint, "save", full)
     with pytest.raises(StorageError):
         trainer.conduct(made)
-    assert [thread.name for thread in threading.enumerate() if thread.name in ("tensorboard", "monitor")] == []
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert [name for name in left if name in ("tensorboard", "monitor")] == []
 
 
 def test_the_hardware_is_shown_beside(tmp_path: Path) -> None:

@@ -62,8 +62,12 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
 
 def apply(run: Any, value: Value) -> None:
     """Compile the forward pass; the network itself, and so its saved weights, stay as they are."""
+    import torch
+
     # A network that is compiled by way of trial is compiled in a process whose plan did not say so.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", run.hardware.storage.cache)
+    # Tells the compiler too, which then chooses no kernel by racing.
+    torch.use_deterministic_algorithms(run.job.train.deterministic, warn_only=True)
     if run.device.type == "cpu":
         from torch._inductor import config
 

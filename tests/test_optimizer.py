@@ -1,0 +1,57 @@
+"""The optimizer: torch's own to the bit, and no import of torch's compiler on its account."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from runtime import optimizer
+from tests import tiny
+
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "{name: adamw, lr: 0.01}": (torch.optim.AdamW, {}),
+    "{name: adam, lr: 0.01, amsgrad: true}": (torch.optim.Adam, {"amsgrad": True}),
+    "{name: sgd, lr: 0.01, momentum: 0.9, nesterov: true}": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("spec", KINDS)
+def test_same_bits_as_torch(spec: str, fused: bool) -> None:
+    asked = tiny.job(train=f"optimizer: {spec}").train.optimizer
+    kind, settings = KINDS[spec]
+    ours, theirs = nn.Linear(5, 3), nn.Linear(5, 3)
+    theirs.load_state_dict(ours.state_dict())
+    made = optimizer.build(asked, ours)
+    like = kind(optimizer.groups(theirs, asked.weight_decay), lr=0.01, **settings)
+    assert type(made).__name__ == kind.__name__
+    assert isinstance(made, kind)
+    for group in (*made.param_groups, *like.param_groups):
+        group["fused"] = fused
+    for _ in range(5):
+        inputs = torch.randn(7, 5)
+        for network, steps in ((ours, made), (theirs, like)):
+            network(inputs).square().sum().backward()
+            steps.step()
+            steps.zero_grad(set_to_none=True)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
+        assert one.grad is None
+
+
+def test_what_compiles_nothing_does_not_import_the_compiler(tmp_path: Path) -> None:
+    """Importing it takes as long as importing torch."""
+    code = (
+        "import sys; from pathlib import Path; from tests import tiny; from runtime import trainer;"
+        "trainer.conduct(tiny.assembled(Path(sys.argv[1]), tiny.job()));"
+        "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
