@@ -139,19 +139,13 @@ def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
     rows = {}
     for values in combinations(tuner):
         if values != choice:
-            other = plan
-            for name, value in values.items():
-                other = arms.changed(other, name, value)
-            ratios = paired(chosen, warm(tuner, other), given.rounds)
+            ratios = paired(chosen, warm(tuner, with_values(plan, values)), given.rounds)
             rows[words(values)] = (statistics.median(ratios), values)
             print(f"  {words(values)}: {statistics.median(ratios):.3f}x the speed of {words(choice)}", flush=True)
     best, values = max(rows.values(), key=lambda row: row[0], default=(1.0, choice))
     regret, low, high = 1.0, 1.0, 1.0
     if best > 1:
-        other = plan
-        for name, value in values.items():
-            other = arms.changed(other, name, value)
-        ratios = paired(chosen, warm(tuner, other), 2 * given.rounds)
+        ratios = paired(chosen, warm(tuner, with_values(plan, values)), 2 * given.rounds)
         regret, (low, high) = max(1.0, statistics.median(ratios)), interval(ratios)
     print(f"{given.job}: takes {words(choice)}; regret {regret:.3f} [{low:.3f}-{high:.3f}]; "
           f"{spent:.0f} s of {given.budget:.0f} s spent")  # fmt: skip
@@ -162,14 +156,29 @@ def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def combinations(tuner: Any) -> Iterator[dict[str, Any]]:
-    """Every combination of what can be had here."""
-    from runtime import optimizations
+def with_values(plan: Any, values: dict[str, Any]) -> Any:
+    """The plan with a combination; texts that are compiled are cut into parts, as rows of them are not compiled."""
+    from runtime import arms
+    from runtime.optimizations import unpadding
 
+    if values["compile"] and plan.value("unpadding") == unpadding.PACKED:
+        plan = arms.changed(plan, "unpadding", unpadding.TOKENS)
+    for name, value in values.items():
+        plan = arms.changed(plan, name, value)
+    return plan
+
+
+def combinations(tuner: Any) -> Iterator[dict[str, Any]]:
+    """Every combination of what can be had here, also where it takes texts in parts."""
+    from runtime import optimizations
+    from runtime.optimizations import unpadding
+
+    made = tuner.made.job
+    job = made.model_copy(update={"optimize": {**made.optimize, "unpadding": unpadding.TOKENS}})
     values = []
     for name in SWITCHED:
         optimization = next(o for o in optimizations.every() if o.name == name)
-        values.append(optimization.candidates(tuner.made.job, tuner.made.hardware, tuner.facts))
+        values.append(optimization.candidates(job, tuner.made.hardware, tuner.facts))
     return (dict(zip(SWITCHED, each, strict=True)) for each in itertools.product(*values))
 
 

@@ -28,7 +28,7 @@ def measured(run: Run) -> dict[str, float] | None:
     None where they would mean little: if a part of the network is frozen or kept, nothing is counted, or the run was
     too short.
     """
-    if run.frozen or run.step.plain is not run.model or run.clock.seconds < SHORT:
+    if run.frozen or run.replaced is not None or run.clock.seconds < SHORT:
         return None
     try:
         operations = 3 * _forward(run)

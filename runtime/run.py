@@ -24,6 +24,7 @@ from runtime.hardware import Hardware
 from runtime.job import Job
 from runtime.job.values import duration_seconds
 from runtime.metrics import Metrics
+from runtime.models import packed
 from runtime.models.build import Model
 from runtime.numerics import Numerics
 from runtime.plan import Plan
@@ -249,6 +250,7 @@ def workload(dataset: Dataset, model: nn.Module) -> Workload:
         decoded=dataset.decoded,
         blocks=len(blocks.repeated(model)),
         ragged=hasattr(dataset.train, "lengths"),
+        token_bytes=packed.token_bytes(model),
         prefix=saving.name if saving else "",
         prefix_ragged=saving.ragged if saving else False,
         prefix_bytes=prefix.total(dataset, saving) if saving else 0,

@@ -30,6 +30,8 @@ class Workload:
     """Likewise at the most, if blocks keep their inputs only."""
     ragged: bool = False
     """Whether samples have different lengths."""
+    token_bytes: int = 0
+    """Bytes that a token keeps for the backward pass where texts stand in one row; 0 if they cannot."""
     prefix: str = ""
     """The frozen part that is computed before anything trained, in words; empty if there is none."""
     prefix_ragged: bool = False

@@ -114,7 +114,7 @@ def test_saving_too_often(run: Path) -> None:
 
 PADDING = (
     "padding: 70% of a batch if filled up to max_length, 40% as filled up to the longest of each batch, "
-    "4% if cut into parts of 512 tokens (optimize.unpadding)"
+    "4% if cut into parts of 512 tokens, none if packed (optimize.unpadding)"
 )
 
 

@@ -51,11 +51,12 @@ def gradient(done: run.Run, size: int = 24) -> tuple[Outcome, torch.Tensor]:
 
 
 @pytest.mark.parametrize("micro", [None, 3])
-@pytest.mark.parametrize("tokens", [16, 128, 4096])
+@pytest.mark.parametrize("tokens", [16, 128, 4096, "packed"])
 @pytest.mark.parametrize("model", ["}", ", pooling: cls}", ", freeze: {embeddings: true, layers: 1}}"])
 def test_loss_gradients_and_metrics_are_those_of_the_whole_batch(
-    tmp_path: Path, model: str, tokens: int, micro: int | None
+    tmp_path: Path, model: str, tokens: int | str, micro: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(unpadding, "ROW", 200)
     reports.write(tmp_path)
     labels = "{modo: 0.1, causa: {weight: 0.6, class_weights: balanced}, prioridad: 0.3}"
     asked = reports.job(tmp_path, model=STILL + model, labels=labels)
@@ -63,14 +64,19 @@ def test_loss_gradients_and_metrics_are_those_of_the_whole_batch(
     ours = made(tmp_path, asked, "freeze" in model, {"unpadding": tokens, "micro_batch": micro or "off"})
     assert unpadding.seen(ours) == tokens
     assert unpadding.seen(whole) == "off"
-    widths: list[tuple[int, ...]] = []
+    widths: list[tuple[int, int, int]] = []
     forward = ours.step.forward
-    ours.step.forward = lambda *inputs: [widths.append(tuple(inputs[-1].shape)), forward(*inputs)][1]
+    ours.step.forward = lambda *inputs: [widths.append((*inputs[-1].shape, int(inputs[-1].sum()))), forward(*inputs)][1]
     (want, wanted), (got, found) = gradient(whole), gradient(ours)
     assert got.loss == pytest.approx(want.loss, rel=1e-5)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
-    assert sum(rows for rows, _ in widths) == 24
-    assert all(rows <= (micro or 24) and (rows * width <= tokens or rows == 1) for rows, width in widths)
+    assert sum(rows for rows, _, _ in widths) == 24
+    assert all(rows <= (micro or 24) for rows, _, _ in widths)
+    if tokens == "packed":
+        assert all(real <= 200 or rows == 1 for rows, _, real in widths)
+        assert len(widths) > 1
+    else:
+        assert all(rows * width <= int(tokens) or rows == 1 for rows, width, _ in widths)
     assert evaluate(ours)[0] == pytest.approx(evaluate(whole)[0], rel=1e-4, abs=1e-5)
 
 
@@ -86,20 +92,24 @@ def test_less_is_computed_and_every_token_once(tmp_path: Path) -> None:
         assert part.inputs[1].sum(dim=1).max() == part.inputs[1].shape[1]
 
 
-def test_with_dropout_a_step_again_is_the_same_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [64, "packed"])
+def test_with_dropout_a_step_again_is_the_same_step(tmp_path: Path, value: int | str) -> None:
     reports.write(tmp_path)
     asked = reports.job(tmp_path)
-    first, again, other = (made(tmp_path, asked, False, {"unpadding": 64}) for _ in range(3))
+    first, again, other = (made(tmp_path, asked, False, {"unpadding": value}) for _ in range(3))
     assert tiny.losses(first, 4) == tiny.losses(again, 4)
     other.counters.step = 1
-    assert tiny.losses(other, 1) != tiny.losses(made(tmp_path, asked, False, {"unpadding": 64}), 1)
+    assert tiny.losses(other, 1) != tiny.losses(made(tmp_path, asked, False, {"unpadding": value}), 1)
 
 
 @pytest.mark.parametrize(
     ("task", "facts", "gpu", "value", "reason"),
     [
-        ("text", None, False, 512, "without the padding between them"),
-        ("text", Workload(ragged=True), False, 512, "without the padding between them"),
+        ("text", None, False, "packed", "in one row"),
+        ("text", Workload(ragged=True, token_bytes=9), False, "packed", "in one row"),
+        ("text", Workload(ragged=True), False, 512, "not packed: in this encoder tokens have more to do with each"),
+        ("text", Workload(ragged=True, token_bytes=1 << 24), False, 512, "not packed: a row takes up to 32.0 GiB"),
+        ("compiled", Workload(ragged=True, token_bytes=9), False, 512, "not packed: the job asks for compile"),
         ("text", Workload(ragged=True), True, "off", "on a GPU more passes cost more"),
         ("text", Workload(ragged=True, layers={"BatchNorm1d": 1}), False, "off", "BatchNorm would see other batches"),
         ("text", Workload(ragged=False), False, "off", "samples have one size"),
@@ -112,6 +122,13 @@ def test_with_dropout_a_step_again_is_the_same_step(tmp_path: Path) -> None:
             "one vector of each",
         ),
         ("frozen", Workload(ragged=True, prefix="x", prefix_ragged=True, prefix_work=9e9), False, 512, "like length"),
+        (
+            "frozen",
+            Workload(ragged=True, prefix="x", prefix_ragged=True, prefix_work=9e9, token_bytes=9),
+            False,
+            "packed",
+            "in one row",
+        ),
     ],
 )
 def test_it_is_chosen_for_texts_on_a_cpu(
@@ -120,6 +137,8 @@ def test_it_is_chosen_for_texts_on_a_cpu(
     reports.write(tmp_path)
     model = reports.ENCODER[:-1] + (", freeze: {names: [encoder]}}" if task == "frozen" else "}")
     asked = tiny.job() if task == "image" else reports.job(tmp_path, model=model)
+    if task == "compiled":
+        asked = asked.model_copy(update={"optimize": {"compile": True}})
     name = "t4" if gpu else "vm-2core-cgroup1"
     here = tiny.hardware.load(Path(__file__).parent / "machines" / f"{name}.json")
     choice = unpadding.choose(asked, here, facts)

@@ -35,6 +35,26 @@ def cut(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
                     {name: y[index] for name, y in batch.targets.items()})  # fmt: skip
 
 
+def rows(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
+    """Parts of a batch as its texts lie, with so many real tokens and samples at most; a longer text is one of its own."""
+    if len(batch.inputs) == 1 or not len(batch):
+        yield from batch.split(most)
+        return
+    first, held = 0, 0
+    lengths = batch.inputs[-1].sum(dim=1).tolist()
+    for place, length in enumerate(lengths):
+        if place > first and (held + length > tokens or place - first == most):
+            yield _between(batch, first, place, max(lengths[first:place]))
+            first, held = place, 0
+        held += length
+    yield _between(batch, first, len(lengths), max(lengths[first:]))
+
+
+def _between(batch: Batch, first: int, end: int, longest: int) -> Batch:
+    return Batch(batch.ids[first:end], tuple(x[first:end, :longest] for x in batch.inputs),
+                 {name: y[first:end] for name, y in batch.targets.items()})  # fmt: skip
+
+
 def pieces(lengths: Lengths, most: int, tokens: int) -> list[Lengths]:
     """Which rows come together: neighbours in the order of length, cut where fewest tokens and passes are computed.
 

@@ -114,12 +114,13 @@ def saving(model: nn.Module, division: Division, inputs: Inputs) -> Saving:
 
 @torch.no_grad()
 def _like_the_whole(model: nn.Module, division: Division, inputs: Inputs) -> bool:
-    whole, parts = (_tensors(outputs) for outputs in (model(*inputs), division.rest(*division.prefix(*inputs))))
+    whole, parts = (tensors(outputs) for outputs in (model(*inputs), division.rest(*division.prefix(*inputs))))
     return all(float((one - two).abs().max()) <= CLOSE * max(1.0, float(one.abs().max()))
                for one, two in zip(whole, parts, strict=True))  # fmt: skip
 
 
-def _tensors(outputs: Outputs) -> list[Tensor]:
+def tensors(outputs: Outputs) -> list[Tensor]:
+    """The outputs of a network, one for each head."""
     return [outputs] if isinstance(outputs, Tensor) else list(outputs.values())
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from runtime.models import tail
+from runtime.models import packed, tail
 from runtime.models.division import Division
 from runtime.pretrained import ENCODERS, Pretrained, quiet
 
@@ -49,6 +50,12 @@ class TextNetwork(nn.Module):
         outputs: dict[str, Tensor] = {name: head(vector) for name, head in zip(self.names, self.heads, strict=True)}
         return outputs.get("", outputs)
 
+    def packed(self, ids: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        """What `forward` gives, from layers that see the real tokens alone."""
+        assert isinstance(self.layers, nn.ModuleList), "tried before, where the layers are counted"
+        upper = Upper(self, tail.tail(self.encoder, self.embeddings, self.layers, 0))
+        return upper.packed(tail.entering(self.encoder, self.layers[0], ids, mask), mask)
+
     def divided(self, ids: Tensor, mask: Tensor) -> Division | None:
         """Frozen embeddings and layers before those that are trained; a frozen encoder is its vectors alone."""
         encoder, layers, embeddings = self.encoder, self.layers, self.embeddings
@@ -58,13 +65,10 @@ class TextNetwork(nn.Module):
         count = tail.untrained(encoder, layers, ids, mask) if isinstance(layers, nn.ModuleList) else 0
         if not count or not isinstance(layers, nn.ModuleList) or count == len(layers):
             return None
-        upper = tail.tail(encoder, embeddings, layers, count)
         return Division(
             f"the embeddings and {count} of {len(layers)} layers",
             lambda ids, mask: (tail.entering(encoder, layers[count], ids, mask), mask),
-            lambda hidden, mask: self.outputs(
-                self.pooled(upper(inputs_embeds=hidden, attention_mask=mask).last_hidden_state, mask)
-            ),
+            Upper(self, tail.tail(encoder, embeddings, layers, count)).padded,
         )
 
     @property
@@ -79,6 +83,25 @@ class TextNetwork(nn.Module):
         count = getattr(self.encoder.config, "num_hidden_layers", 0)
         lists = (part for part in self.encoder.modules() if isinstance(part, nn.ModuleList))
         return next((part for part in lists if len(part) == count), None)
+
+
+@dataclass(frozen=True)
+class Upper:
+    """The layers of a network from one on, and its heads; takes what enters that layer, and the mask."""
+
+    network: TextNetwork
+    layers: Callable[..., Any]
+
+    def padded(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        """The outputs, from hidden states (N, tokens, width) as they lie."""
+        return self._outputs(self.layers(inputs_embeds=hidden, attention_mask=mask).last_hidden_state, mask)
+
+    def packed(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        """The outputs, from the real tokens alone."""
+        return self._outputs(packed.through(self.layers, self.network.encoder.config, hidden, mask), mask)
+
+    def _outputs(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        return self.network.outputs(self.network.pooled(hidden, mask))
 
 
 def build(*, config: Mapping[str, Any], outputs: Mapping[str, int], pooling: str, dropout: float) -> nn.Module:

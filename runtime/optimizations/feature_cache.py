@@ -99,4 +99,4 @@ def apply(run: Any, value: Value) -> None:
 
 def seen(run: Any) -> Value:
     """Whether the step computes the rest alone."""
-    return run.step.plain is not run.model
+    return run.replaced is not None

@@ -44,8 +44,12 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 def doubtful(job: Job, hardware: Hardware, workload: Workload) -> bool:
     """Whether activations should be counted, as memory is so short that one sample might not fit."""
     asked = job.optimize.get("gradient_checkpointing", "auto")
-    left = room(job, hardware) - _fixed(job, workload)
-    return asked == "auto" and workload.blocks > 1 and 0 < left < PLENTY
+    return asked == "auto" and workload.blocks > 1 and 0 < spare(job, hardware, workload) < PLENTY
+
+
+def spare(job: Job, hardware: Hardware, workload: Workload) -> int:
+    """Bytes left for activations once weights, gradients and moments have theirs; below 0 if those do not fit."""
+    return room(job, hardware) - _fixed(job, workload)
 
 
 def needed(job: Job, workload: Workload) -> int:

@@ -1,6 +1,8 @@
-"""Cuts a batch of texts by length into parts of so many tokens: padding is hardly computed, the loss is the batch's own.
+"""Leaves out the padding of texts: tokens in one row, or a batch cut into parts of like length; the batch's own loss.
 
-With dropout the parts draw other numbers than the whole batch would, from the same distribution.
+`packed` lets all layers see the real tokens of a batch in one row; only attention goes text by text. A number cuts the
+batch by length into parts of so many tokens, of which a little is padding. With dropout both draw other numbers than the
+whole batch would, from the same distribution.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache, micro_batch
+from runtime.hardware import size
+from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache, gradient_checkpointing, micro_batch
 
 if TYPE_CHECKING:
     from runtime.hardware import Hardware
@@ -19,10 +22,13 @@ if TYPE_CHECKING:
 STAGE = Stage.STEP
 OFF = "off"
 REDRAWS = True
-Values = Annotated[int, Field(ge=16)] | Literal["off"]
+PACKED = "packed"
+Values = Annotated[int, Field(ge=16)] | Literal["off", "packed"]
 
 TOKENS = 512
 """Tokens of a part on a CPU: enough for its matrix kernels, and little padding."""
+ROW = 2048
+"""Tokens of a row at most: what a pass costs whatever it computes hardly counts any more."""
 
 
 def EFFECT(workload: Workload | None) -> Effect:
@@ -31,7 +37,7 @@ def EFFECT(workload: Workload | None) -> Effect:
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On for texts on a CPU; a GPU computes a little padding faster than it starts more kernels."""
+    """On for texts on a CPU: packed where encoder and memory allow; a GPU computes padding faster than more kernels."""
     obstacle = refuse(job, hardware, workload, TOKENS)
     if obstacle:
         return Choice(OFF, obstacle)
@@ -39,11 +45,22 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(OFF, "BatchNorm would see other batches, which changes what is learned; by request")
     if hardware.gpu is not None:
         return Choice(OFF, "on a GPU more passes cost more than the padding that is left; by request")
-    return Choice(TOKENS, "texts of like length together, without the padding between them")
+    why = refuse(job, hardware, workload, PACKED) or _too_large(job, hardware, workload)
+    if why:
+        return Choice(TOKENS, f"texts of like length together; not packed: {why}")
+    return Choice(PACKED, "the tokens of all texts in one row, without any padding between them")
+
+
+def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
+    """Whether rows might take more than half of the memory that is left."""
+    if workload is None:
+        return None
+    need, left = ROW * workload.token_bytes, gradient_checkpointing.spare(job, hardware, workload)
+    return f"a row takes up to {size(need)}, {size(max(0, left))} may be used" if need > left / 2 else None
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Only texts of different lengths are padded."""
+    """Only texts of different lengths are padded; only some encoders can be packed, and not when compiled."""
     if value == OFF:
         return None
     if not job.task.startswith("text") or (workload is not None and not workload.ragged):
@@ -51,24 +68,36 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if workload is not None and workload.prefix and not workload.prefix_ragged \
             and feature_cache.choose(job, hardware, workload).value:  # fmt: skip
         return "feature_cache leaves one vector of each text"
+    if value == PACKED and job.optimize.get("compile") is True:
+        return "the job asks for compile, and a row has another shape in every step"
+    if value == PACKED and workload is not None and not workload.token_bytes:
+        return "in this encoder tokens have more to do with each other than attention"
     return None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not contested: the padding that is not computed is counted, not guessed."""
-    return [choose(job, hardware, workload).value]
+    """Packed against parts where both can be had; the padding that neither computes is counted, not guessed."""
+    chosen = choose(job, hardware, workload).value
+    return [PACKED, TOKENS] if chosen == PACKED else [chosen]
 
 
 def apply(run: Any, value: Value) -> None:
-    """Let the step cut its batches by length."""
+    """Let the step cut its batches by length, or into rows that go through the network packed."""
     from functools import partial
 
     from runtime.data import pieces
 
-    run.step.cut = partial(pieces.cut, tokens=int(value))
+    if value == PACKED:
+        run.step.cut = partial(pieces.rows, tokens=ROW)
+        whole = getattr(run.step.plain, "__self__", run.step.plain)
+        run.step.plain = run.step.forward = whole.packed
+    else:
+        run.step.cut = partial(pieces.cut, tokens=int(value))
 
 
 def seen(run: Any) -> Value:
-    """Tokens of a part, as the step cuts its batches."""
+    """Tokens of a part as the step cuts its batches, or that its forward pass is a packed one."""
+    if getattr(run.step.plain, "__name__", "") == PACKED:
+        return PACKED
     found: Value = getattr(run.step.cut, "keywords", {}).get("tokens", OFF)
     return found

@@ -130,7 +130,7 @@ def test_padding_is_counted_over_the_batches_of_an_epoch() -> None:
     note = lengths.padding(sizes, 10, 3, 7)
     assert note == (f"padding: {1 - 34 / 70:.0%} of a batch if filled up to max_length, "
                     f"{1 - 34 / filled:.0%} as filled up to the longest of each batch, "
-                    f"{1 - 34 / filled:.0%} if cut into parts of 512 tokens (optimize.unpadding)")  # fmt: skip
+                    f"{1 - 34 / filled:.0%} if cut into parts of 512 tokens, none if packed (optimize.unpadding)")  # fmt: skip
 
 
 def test_sample_texts_are_skewed_and_the_same_for_a_seed(tmp_path: Path) -> None:

@@ -1,0 +1,151 @@
+"""Packed: outputs and gradients of padded texts, from the real tokens alone; recomputed, in short formats, with dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from runtime import blocks
+from runtime.dropout import DropoutFromBits
+from runtime.models import packed, texts
+from tests import reports
+
+LENGTHS = [3, 40, 7, 7, 1, 25]
+FAMILIES = reports.FAMILIES | dict.fromkeys(("camembert", "xlm-roberta"), reports.SIZES)
+FAMILIES |= {"electra": reports.SIZES | {"embedding_size": 16}, "electra that widens": reports.FAMILIES["electra"]}
+RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
+
+
+def network(family: str = "bert", pooling: str = "mean", dropout: float = 0.0) -> texts.TextNetwork:
+    torch.manual_seed(0)
+    config = {"model_type": family.split()[0], "vocab_size": 50, **FAMILIES[family], **dict.fromkeys(RATES, dropout)}
+    made = texts.build(config=config, outputs={"one": 3, "two": 2}, pooling=pooling, dropout=dropout)
+    assert isinstance(made, texts.TextNetwork)
+    return made.train()
+
+
+def batch(lengths: list[int] = LENGTHS) -> tuple[Tensor, Tensor]:
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    torch.manual_seed(1)
+    return torch.randint(5, 50, mask.shape) * mask, mask
+
+
+def learned(made: nn.Module, call: Any, given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """All outputs, and the gradient of a loss over them."""
+    made.zero_grad()
+    torch.manual_seed(2)
+    outputs = torch.cat(list(call(*given).values()), dim=1)
+    outputs.float().square().sum().backward()
+    return outputs.detach(), torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None])
+
+
+def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], off: float = 1e-5) -> None:
+    for ours, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=off, atol=off * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("lengths", [LENGTHS, [5, 5], [9], [60] * 12])
+@pytest.mark.parametrize("family", packed.KINDS)
+def test_outputs_and_gradients_are_those_of_padded_texts(family: str, lengths: list[int], pooling: str) -> None:
+    made, given = network(family, pooling), batch(lengths)
+    padded = learned(made, made, given)
+    same(learned(made, made.packed, given), padded)
+    same(learned(made, made, given), padded)
+
+
+def test_frozen_layers_below_do_not_matter() -> None:
+    made, given = network(), batch()
+    for part in (made.embeddings, made.layers[0]):  # type: ignore[index]
+        part.requires_grad_(False)
+    division = made.divided(*given)
+    assert division
+    entering = division.prefix(*given)
+    upper = division.rest.__self__  # type: ignore[attr-defined]
+    same(learned(made, lambda *_: upper.packed(*entering), given), learned(made, made, given))
+
+
+@pytest.mark.parametrize("family", ["albert", "t5", "electra that widens"])
+def test_what_cannot_be_packed_is_found_out(family: str) -> None:
+    assert packed.token_bytes(network(family)) == 0
+    assert packed.token_bytes(nn.Linear(2, 2)) == 0
+
+
+def test_an_encoder_that_computes_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = network()
+    assert packed.token_bytes(made) > 0
+    monkeypatch.setattr(packed, "_taken", lambda rows, index: rows[index.flip(0)])
+    assert packed.token_bytes(made) == 0
+
+
+def test_the_trial_leaves_nothing_behind() -> None:
+    made = network(dropout=0.5)
+    made.heads.eval()
+    state = torch.get_rng_state()
+    packed.token_bytes(made)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert made.encoder.training
+    assert not made.heads.training
+    assert all(p.grad is None for p in made.parameters())
+
+
+def test_bytes_of_a_token() -> None:
+    """Against what a long row keeps."""
+    made, kept = network(dropout=0.1), {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    own = {p.untyped_storage()._cdata for p in made.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        made.packed(*batch([32] * 64))
+    held = sum(x.untyped_storage().nbytes() for key, x in kept.items() if key not in own)
+    # Attention keeps the square of each text beside, which is what the short texts of the trial have little of.
+    assert 0.4 < packed.token_bytes(made) / (held / 2048) < 1.1
+
+
+def test_a_row() -> None:
+    found = packed.row(batch([2, 4, 4])[1])
+    assert found.index.tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 0, 1]
+    assert found.size == 64
+    (group,) = found.groups
+    assert (group.start, group.end, group.texts, group.longest) == (0, 10, 3, 4)
+    assert group.index.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert group.real is not None
+    assert group.real[:, 0, 0].tolist() == [[True] * 4, [True] * 4, [True, True, False, False]]
+    assert packed.row(batch([4] * 40)[1]).groups[0].real is None
+
+
+def test_recomputed_layers_are_the_same() -> None:
+    given = batch()
+    plain, again = network(dropout=0.3), network(dropout=0.3)
+    blocks.recompute(again)
+    one, other = (learned(made, made.packed, given) for made in (plain, again))
+    assert torch.equal(one[0], other[0])
+    assert torch.equal(one[1], other[1])
+
+
+def test_in_bf16() -> None:
+    made, given = network(dropout=0.0), batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = (learned(made, call, given) for call in (made.packed, made))
+    same(ours, theirs, 0.03)
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout, DropoutFromBits])
+@pytest.mark.parametrize("real", [None, [[True] * 5, [True, True, True, False, False]]])
+def test_dropout_of_attention_has_the_mean_of_none(kind: Any, real: list[list[bool]] | None) -> None:
+    torch.manual_seed(0)
+    module, group = nn.Module(), torch.tensor(real)[:, None, None] if real else None
+    module.dropout = kind(0.25)
+    query, key, value = (torch.randn(2, 200, 5, 8) for _ in range(3))
+    wanted = functional.scaled_dot_product_attention(query, key, value, group)
+    drawn = torch.stack([packed._dropping(module, query, key, value, group, 0.25, None) for _ in range(400)])
+    assert not torch.equal(drawn[0], drawn[1])
+    spread = drawn.std(dim=0) / 20
+    assert float(((drawn.mean(dim=0) - wanted) / spread.clamp(min=1e-6)).abs().mean()) < 1.0
