@@ -116,7 +116,8 @@ def tolerance(plan: Plan) -> float:
 def redraws(optimization: Optimization, facts: Workload, on_gpu: bool) -> bool:
     """Whether it draws other dropout from the same distribution, so that numbers can only be compared without."""
     drops = facts.has("Dropout") or facts.has("LSTM") or facts.has("GRU")
-    return drops and (optimization.name == "micro_batch" or (optimization.stage is Stage.COMPILE and on_gpu))
+    other = optimization.redraws or optimization.name == "micro_batch"
+    return drops and (other or (optimization.stage is Stage.COMPILE and on_gpu))
 
 
 def changed(plan: Plan, name: str, value: Value) -> Plan:
@@ -125,8 +126,8 @@ def changed(plan: Plan, name: str, value: Value) -> Plan:
     return replace(plan, decisions=tuple(rows))
 
 
-def all_off(plan: Plan) -> Plan:
-    """Everything off that can still be switched in this process; other parts of a batch would draw other dropout."""
-    off = {o.name: o.off for o in optimizations.every() if o.stage is not Stage.PROCESS and not o.redraws}
+def all_off(plan: Plan, quiet: bool) -> Plan:
+    """Everything off that can still be switched in this process; `quiet`, also what would draw other dropout."""
+    off = {o.name: o.off for o in optimizations.every() if o.stage is not Stage.PROCESS and (quiet or not o.redraws)}
     rows = [replace(row, value=off.get(row.name, row.value)) for row in plan.decisions]
     return replace(plan, decisions=tuple(rows))

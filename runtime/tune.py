@@ -67,7 +67,7 @@ class Tuner:
         self.initial = copy.deepcopy(network.module.state_dict())
         self.facts = workload(dataset, network.module)
         self.given: dict[Value, list[Batch]] = {}
-        self.plain: dict[tuple[bool, bool], Numbers] = {}
+        self.plain: dict[tuple[bool, tuple[Value, ...]], Numbers] = {}
         self.compiling = COMPILING
 
     def arm(self, plan: Plan) -> Arm:
@@ -162,18 +162,18 @@ class Tuner:
                 if value != plan.value(optimization.name) and optimization.effect(self.facts) is not Effect.TRAINING:
                     yield optimization, value
 
-    def _reference(self, quiet: bool, compiled: bool) -> Numbers:
-        """Numbers with everything off; dropout drawn as in what they are compared with."""
-        key = quiet, compiled
+    def _reference(self, quiet: bool, plan: Plan) -> Numbers:
+        """Numbers with everything off; dropout drawn as in the plan that they are compared with."""
+        off = arms.all_off(plan, quiet)
+        off = arms.changed(off, "packed_dropout", False) if plan.value("compile") is not False else off
+        key = quiet, tuple(off.value(one.name) for one in optimizations.every() if one.redraws)
         if key not in self.plain:
-            plan = arms.all_off(self.made.plan)
-            plan = arms.changed(plan, "packed_dropout", False) if compiled else plan
-            self.plain[key] = self.arm(plan).numbers(quiet)
+            self.plain[key] = self.arm(off).numbers(quiet)
         return self.plain[key]
 
     def _verdict(self, optimization: Optimization, incumbent: Arm, plan: Plan, step: float, left: float) -> Verdict:
         quiet = arms.redraws(optimization, self.facts, self.made.device.type == "cuda")
-        reference, start = self._reference(quiet, plan.value("compile") is not False), time.monotonic()
+        reference, start = self._reference(quiet, plan), time.monotonic()
         challenger = self.arm(plan)
         numbers = challenger.numbers(quiet)
         first = time.monotonic() - start

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import arms, evidence, pairs, plan, run, tune
+from runtime import arms, evidence, optimizations, pairs, plan, run, tune
 from runtime.clock import Clock
+from runtime.data.load import load
 from runtime.hardware import Hardware
 from runtime.models.build import build
-from tests import tiny
+from tests import reports, tiny
 
 
 def side(seconds: float, noise: Callable[[], float]) -> Callable[[int], float]:
@@ -112,7 +113,7 @@ def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pyte
         return arm
 
     monkeypatch.setattr(tune.Tuner, "arm", wrong)
-    monkeypatch.setattr(arms, "all_off", lambda made: made)
+    monkeypatch.setattr(arms, "all_off", lambda made, quiet: arms.changed(made, "channels_last", True))
     said: list[str] = []
     found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
     assert "vetoed: " in found["channels_last"].text
@@ -130,8 +131,30 @@ def test_what_is_compiled_is_compared_with_torchs_dropout(tmp_path: Path, monkey
     made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), Clock())
     tuner = tune.Tuner(made, data, network, lambda line: None)
     for compiled in (False, True, True, False):
-        tuner._reference(False, compiled)
+        tuner._reference(False, arms.changed(first, "compile", compiled))
     assert [one.value("packed_dropout") for one in seen] == [True, False]
+
+
+def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each draws dropout of its own: compared with the other's, one of them would be vetoed."""
+    monkeypatch.setattr(pairs, "BLOCK", 0.01)
+    monkeypatch.chdir(tmp_path)
+    reports.write(tmp_path)
+    asked = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, dropout: 0.3}}")
+    here, data = machine(tmp_path), load(asked)
+    network = build(asked, data)
+    first = plan.resolve(asked, here, run.workload(data, network.module))
+    assert first.value("unpadding") == "packed"
+    made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), Clock())
+    tuner = tune.Tuner(made, data, network, lambda line: None)
+    for value in (512, "off"):
+        row = next(o for o in optimizations.every() if o.name == "unpadding")
+        verdict = tuner._verdict(row, tuner.arm(first), arms.changed(first, "unpadding", value), 0.01, 5.0)
+        assert "loss ok" in verdict.text
+    parts = arms.changed(first, "unpadding", 512)
+    row = next(o for o in optimizations.every() if o.name == "fused_optimizer")
+    verdict = tuner._verdict(row, tuner.arm(parts), arms.changed(parts, "fused_optimizer", False), 0.01, 5.0)
+    assert "loss ok" in verdict.text
 
 
 class _Silent:

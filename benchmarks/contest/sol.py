@@ -1,13 +1,13 @@
 """SOL: a loop by hand, on tensors that are ready in memory, that does only the work the task needs.
 
-Images are normalized once and lie in the layout that convolutions like; texts are cut by length, so that hardly any
-padding is computed; what a frozen prefix gives is computed once. No records, no checks, no checkpoints.
+Images are normalized once and lie in the layout that convolutions like; texts stand in one row, so that no padding is
+computed; what a frozen prefix gives is computed once. No records, no checks, no checkpoints.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,18 +17,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.contest.pace import Pace
 from benchmarks.contest.task import CLIP, RATE, Task
-from runtime.data.pieces import pieces
 
-TOKENS = 512
-"""Tokens of a part of a batch: enough for matrix kernels on a CPU."""
 BETTER = 1.03
 """So much faster must bf16 be to be taken."""
 
-Part = tuple[tuple[Tensor, ...], Tensor]
-
 
 class Ready:
-    """A split as tensors; `parts` are the pieces of a batch that go through the network one after another."""
+    """A split as tensors."""
 
     def __init__(self, task: Task, split: Any) -> None:
         ids = np.arange(len(split))
@@ -50,15 +45,12 @@ class Ready:
         """Samples, or tokens of texts."""
         return len(ids) if self.lengths is None else int(self.lengths[ids.numpy()].sum())
 
-    def parts(self, ids: Tensor) -> Iterator[Part]:
-        """The parts of a batch."""
+    def batch(self, ids: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Inputs, no longer than the longest of them, and labels."""
         if self.lengths is None:
-            yield tuple(x.index_select(0, ids) for x in self.inputs), self.labels[ids]
-            return
-        lengths = self.lengths[ids.numpy()]
-        for rows in pieces(lengths, len(ids), TOKENS):
-            chosen, longest = ids[rows], int(lengths[rows].max())
-            yield tuple(x[chosen, :longest] for x in self.inputs), self.labels[chosen]
+            return tuple(x.index_select(0, ids) for x in self.inputs), self.labels[ids]
+        longest = int(self.lengths[ids.numpy()].max())
+        return tuple(x[ids, :longest] for x in self.inputs), self.labels[ids]
 
 
 class Loop:
@@ -72,17 +64,17 @@ class Loop:
         for module in self.model.modules():
             if list(module.parameters()) and not any(p.requires_grad for p in module.parameters()):
                 module.eval()
-        self.forward: Callable[..., Any] = self.model
+        self.forward: Callable[..., Any] = self.model.packed if task.texts else self.model  # type: ignore[assignment]
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=RATE, weight_decay=0.0, fused=True)
         self.cast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
 
     def step(self, ready: Ready, ids: Tensor) -> None:
         """One step."""
-        for inputs, labels in ready.parts(ids):
-            with self.cast:
-                loss = self.task.loss(self.forward(*inputs), labels)
-            (loss * (len(labels) / len(ids))).backward()
+        inputs, labels = ready.batch(ids)
+        with self.cast:
+            loss = self.task.loss(self.forward(*inputs), labels)
+        loss.backward()
         nn.utils.clip_grad_norm_(self.trained, CLIP)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -98,8 +90,8 @@ class Loop:
         right = 0.0
         with torch.no_grad(), self.cast:
             for ids in torch.arange(len(ready)).split(self.task.batch):
-                for inputs, labels in ready.parts(ids):
-                    right += self.task.right(self.forward(*inputs), labels)
+                inputs, labels = ready.batch(ids)
+                right += self.task.right(self.forward(*inputs), labels)
         return right / len(ready)
 
 
@@ -148,7 +140,7 @@ def whole(task: Task, train: Ready, held: Ready, cached: bool) -> int:
 
 def _computed(loop: Loop, ready: Ready) -> Ready:
     """The samples as what the frozen prefix gives for them; the loop then computes the rest alone."""
-    first = next(ready.parts(torch.arange(1)))[0]
+    first, _ = ready.batch(torch.arange(1))
     loop.model.eval()
     division: Any = loop.model.divided(*first)  # type: ignore[operator]
     made = Ready.__new__(Ready)
@@ -166,5 +158,5 @@ def _computed(loop: Loop, ready: Ready) -> Ready:
         made.hold((torch.stack(found),), ready.labels, False)
     else:
         made.hold((nn.utils.rnn.pad_sequence(found, batch_first=True), ready.inputs[-1]), ready.labels, True)
-    loop.forward = division.rest
+    loop.forward = division.rest if lengths is None else division.rest.__self__.packed
     return made
