@@ -5,7 +5,8 @@
 
 JOB is C1b (a small CNN on a folder of JPEG images at 64), C3 (a 6-layer encoder of 384 on texts) or C5 (a CNN-LSTM on
 windows), on generated data. `grid` lets the tuner decide with the budget of a run of one hour, then sets every
-combination of layout, precision and compile beside its choice, in pairs. Regret is how many times faster the best of
+combination of layout, precision and compile beside its choice, in pairs (threads, OpenMP runtime and allocator are
+measured too, within the budget, but stay as they are in this process). Regret is how many times faster the best of
 them is, measured again once it is known to be the best; 1 if the choice is the best. `delays` slows one side of a real
 decision down by a known share while another process computes without a pause, and counts the right verdicts.
 
@@ -97,9 +98,9 @@ def generated(name: str, folder: Path) -> Path:
 
 def ready(name: str, data: Path, scratch: Path) -> Any:
     """A tuner for a run of one hour."""
+    from runtime import apart, spec
     from runtime import plan as plans
     from runtime import run as runs
-    from runtime import spec
     from runtime.clock import Clock
     from runtime.data.load import load
     from runtime.detect import detect
@@ -117,7 +118,7 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
         network = build(job, dataset)
         plan = plans.resolve(job, here, runs.workload(dataset, network.module))
         run = runs.assemble(job, here, plan, scratch, dataset, network, signals, Clock())
-        return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True))
+        return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), apart.Source(path))
 
     first = made(1)
     _, total = first.predicted(first.arm(first.made.plan))
@@ -126,14 +127,16 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
 
 def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
     """The tuner's choice against every combination."""
-    from runtime import arms
+    from runtime import apart, arms, deadline
 
     start = time.perf_counter()
     found = tuner.tune(given.budget)
     spent = time.perf_counter() - start
     plan = tuner.made.plan
-    for name, row in found.items():
-        plan = arms.changed(plan, name, row.value)
+    for name in found.keys() - apart.names():
+        plan = arms.changed(plan, name, found[name].value)
+    if deadline.broken_off():
+        print("  the compiler was broken off in this process; what is compiled now may fail for that", flush=True)
     choice = {name: plan.value(name) for name in SWITCHED}
     chosen = warm(tuner, plan)
     rows = {}

@@ -116,7 +116,7 @@ class DeviceError(DrivetrainError):
 
 
 class Replanned(DrivetrainError):
-    """Measuring has changed what is fixed when a process starts; the supervisor starts another under the new plan."""
+    """Measuring has changed what is fixed when a process starts, or was broken off; the supervisor starts another."""
 
     exit_code = 10
 

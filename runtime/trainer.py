@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from runtime import apart, final, guard, hardware, notice, processes, spec
+from runtime import apart, deadline, final, guard, hardware, notice, processes, spec
 from runtime import plan as plans
 from runtime.clock import Clock, since_start
 from runtime.errors import DrivetrainError, Replanned, Stopped
@@ -159,9 +159,10 @@ def assembled(
             found = tune.measured(job, machine, plan, dataset, network, folder, signals, say, source)
         if found:
             plan = final.settle(job, machine, stored, fitting.facts, say, found | fits)
-        if source and any(plan.value(name) != stored.value(name) for name in apart.names()):
+        other = any(plan.value(name) != stored.value(name) for name in apart.names())
+        if source and (other or deadline.broken_off()):
             write_json(folder / "plan.json", plan.to_json())
-            raise Replanned("what was measured needs another process")
+            raise Replanned("what was measured needs another process, or has left this one in disorder")
     run = runs.assemble(job, machine, plan, folder, dataset, network, signals, clock)
     if run.ranks.count > 1:
         alone = ", each normalizes its own part of a batch" * fitting.facts.has("BatchNorm")

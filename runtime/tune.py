@@ -11,6 +11,7 @@ The run itself is not touched: every arm has its own copy, and every draw is a f
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import time
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from runtime import apart, arms, evidence, optimizations
+from runtime import apart, arms, deadline, evidence, optimizations
 from runtime.arms import Arm, Numbers, Verdict
 from runtime.clock import Clock
 from runtime.contest import Contest
@@ -34,6 +35,8 @@ from runtime.plan import OPEN, Plan, written
 from runtime.run import Run, assemble, workload
 from runtime.signals import Signals
 
+COMPARED = 0.7
+"""Share of the time left in which a network must be compiled, so that there is time to compare it."""
 WORTH_FROM = 300.0
 """Seconds a run must be predicted to take before anything is measured by itself."""
 SHARE = 0.02
@@ -41,7 +44,11 @@ SHARE = 0.02
 FULL = 120.0
 """Seconds that `measure: full` may take at least."""
 COMPILING = 60.0
-"""Seconds that must be left before a network is compiled: the compiler cannot be told when to stop."""
+"""Seconds that must be left before a network is compiled where the compiler cannot be broken off."""
+QUICKEST = 15.0
+"""Likewise where it can: in less hardly anything compiles."""
+OWN = 2 / 3
+"""Share of the budget for what is measured here, where processes are to be measured too; they get what is left."""
 SETTLED = ("job", "file", "memory", "measured")
 """Sources of decisions that are not contested any more."""
 BATCHES = 8
@@ -117,9 +124,9 @@ class Tuner:
         rivals = (
             apart.contested(self.made.job, self.made.hardware, plan) if self.source and budget >= apart.FROM else []
         )
-        own = budget / 2 if rivals else budget
+        own = OWN * budget if rivals else budget
         late = set[str]()
-        while (case := self._next(contest)) is not None:
+        while not deadline.broken_off() and (case := self._next(contest)) is not None:
             self._measure(contest, *case, step, own - (time.monotonic() - start), late)
         if rivals and self.source:
             left = budget - (time.monotonic() - start)
@@ -134,7 +141,8 @@ class Tuner:
         """One value against the incumbent, if there is time."""
         challenger = arms.changed(contest.plan, optimization.name, value)
         compiles = challenger.value("compile") is not False
-        if left < (self.compiling if compiles else max(4 * BLOCK, 10 * step)):
+        compiling = min(QUICKEST, self.compiling) if self.source else self.compiling
+        if left < (compiling if compiles else max(4 * BLOCK, 10 * step)):
             contest.tried.setdefault((optimization.name, value), []).extend([(0.0, contest.plan)] * 2)
             if f"{optimization.name} {value}" not in late:
                 late.add(f"{optimization.name} {value}")
@@ -175,7 +183,12 @@ class Tuner:
         quiet = arms.redraws(optimization, self.facts, self.made.device.type == "cuda")
         reference, start = self._reference(quiet, plan), time.monotonic()
         challenger = self.arm(plan)
-        numbers = challenger.numbers(quiet)
+        bounded = self.source and optimization.stage is Stage.COMPILE
+        try:
+            with deadline.within(COMPARED * left) if bounded else contextlib.nullcontext():
+                numbers = challenger.numbers(quiet)
+        except deadline.Late as late:
+            return Verdict(False, str(late))
         first = time.monotonic() - start
         wrong = arms.differs(numbers, reference, arms.tolerance(plan))
         if wrong:

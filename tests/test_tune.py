@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +18,14 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import arms, evidence, optimizations, pairs, plan, run, tune
+from runtime import arms, deadline, evidence, optimizations, pairs, plan, run, tune
 from runtime.clock import Clock
 from runtime.data.load import load
 from runtime.hardware import Hardware
 from runtime.models.build import build
 from tests import reports, tiny
+
+ROOT = Path(__file__).parent.parent
 
 
 def side(seconds: float, noise: Callable[[], float]) -> Callable[[int], float]:
@@ -155,6 +163,56 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
     row = next(o for o in optimizations.every() if o.name == "fused_optimizer")
     verdict = tuner._verdict(row, tuner.arm(parts), arms.changed(parts, "fused_optimizer", False), 0.01, 5.0)
     assert "loss ok" in verdict.text
+
+
+SLOW = """
+import sys
+from pathlib import Path
+from runtime import apart, deadline, plan, spec, trainer, tune
+from runtime.clock import Clock
+from runtime.errors import Replanned
+from runtime.files import write_json
+from tests import tiny
+from tests.test_tune import machine
+tune.FULL, tune.QUICKEST = 9.0, 2.0
+folder = Path(sys.argv[1])
+path = folder / "job.yaml"
+path.write_text(tiny.TEXT.format(model="", train="").replace("train: x", f"train: {sys.argv[2]}") +
+                "optimize: {measure: full, cpu_threads: 1, openmp_runtime: 'off', allocator: 'off'}")
+asked = spec.load(path)
+here = machine(folder)
+write_json(folder / "hardware.json", here.to_json())
+write_json(folder / "plan.json", plan.resolve(asked, here).to_json())
+try:
+    trainer.assembled(folder, asked, tiny.Quiet(), Clock(), apart.Source(path))
+except Replanned:
+    print("another process", deadline.broken_off(), plan.load(folder / "plan.json").value("compile"))
+"""
+
+
+def test_a_compiler_that_takes_too_long_is_broken_off_and_another_process_trains(tmp_path: Path) -> None:
+    """What it leaves behind in torch is not trained with."""
+    if machine(tmp_path).compiler is None:
+        pytest.skip("no C++ compiler is installed")
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\nsleep 60\n")
+    compiler.chmod(0o755)
+    paths = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", SLOW, str(tmp_path), str(ROOT / "jobs" / "data" / "digits.npz")], capture_output=True, text=True, check=False,
+                          env={**os.environ, **paths}, cwd=tmp_path)  # fmt: skip
+    assert "another process True False" in done.stdout, (done.stdout, done.stderr)
+    assert re.search(r"tune: compile true not done within \d+ s", done.stdout)
+
+
+def test_a_deadline_leaves_no_alarm_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "_broken", [])
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(deadline.Late, match="not done within 0 s"), deadline.within(0.05):
+        time.sleep(5)
+    with deadline.within(60):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) is before
 
 
 class _Silent:
