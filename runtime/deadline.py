@@ -13,7 +13,6 @@ from types import FrameType
 
 import psutil
 
-
 SWEEPS = 20
 """How often what threads go on to start is looked for."""
 

@@ -48,7 +48,7 @@ COMPILING = 60.0
 QUICKEST = 15.0
 """Likewise where it can: in less hardly anything compiles."""
 OWN = 2 / 3
-"""Share of the budget for what is measured here, where processes are to be measured too; they get what is left."""
+"""Share of the budget for what is measured here but compiling, where processes are to be measured too."""
 SETTLED = ("job", "file", "memory", "measured")
 """Sources of decisions that are not contested any more."""
 BATCHES = 8
@@ -124,10 +124,11 @@ class Tuner:
         rivals = (
             apart.contested(self.made.job, self.made.hardware, plan) if self.source and budget >= apart.FROM else []
         )
-        own = OWN * budget if rivals else budget
+        share = OWN if rivals else 1.0
         late = set[str]()
         while not deadline.broken_off() and (case := self._next(contest)) is not None:
-            self._measure(contest, *case, step, own - (time.monotonic() - start), late)
+            part = share if case[0].stage is not Stage.COMPILE else 1.0
+            self._measure(contest, *case, step, part * budget - (time.monotonic() - start), late)
         if rivals and self.source:
             left = budget - (time.monotonic() - start)
             contest.found |= apart.measured(
@@ -197,7 +198,7 @@ class Tuner:
         self.compiling = min(self.compiling, 2 * cost) if cost else self.compiling
         for side in (incumbent, challenger):
             side.batches = self._batches(side.run)
-        pair = compare(incumbent.steps, challenger.steps, step, (left - first) / 2)
+        pair = compare(incumbent.steps, challenger.steps, step, (left - first) / 3)
         return arms.judged(pair, cost, self.made.total_steps * step)
 
 
