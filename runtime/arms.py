@@ -113,11 +113,10 @@ def tolerance(plan: Plan) -> float:
     return SHORT_FORMAT if {plan.value("precision"), prefix} & set(SHORT) else TOLERANCE[Effect.ROUNDING]
 
 
-def redraws(optimization: Optimization, facts: Workload, on_gpu: bool) -> bool:
+def redraws(optimization: Optimization, plan: Plan, facts: Workload, on_gpu: bool) -> bool:
     """Whether it draws other dropout from the same distribution, so that numbers can only be compared without."""
     drops = facts.has("Dropout") or facts.has("LSTM") or facts.has("GRU")
-    other = optimization.redraws or optimization.name == "micro_batch"
-    return drops and (other or (optimization.stage is Stage.COMPILE and on_gpu))
+    return drops and (optimization.redraws or (plan.value("compile") is not False and on_gpu))
 
 
 def changed(plan: Plan, name: str, value: Value) -> Plan:

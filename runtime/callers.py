@@ -6,10 +6,12 @@ import contextlib
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,12 +50,17 @@ def listening() -> Iterator[CallersSignals]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
+def _compiler() -> Any:
+    """Settings of torch's compiler, if anything has imported it: that takes as long as importing torch."""
+    return sys.modules.get("torch._inductor.config")
+
+
 @contextlib.contextmanager
 def as_found() -> Iterator[None]:
     """Settings of torch, and random numbers, are afterwards as they were. TF32 on a GPU stays allowed."""
     drawn = random.getstate(), np.random.get_state()
     threads, flushing = torch.get_num_threads(), bool(denormals.seen(None))
-    exact = torch.get_deterministic_debug_mode()
+    exact, compiler = torch.get_deterministic_debug_mode(), getattr(_compiler(), "deterministic", False)
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     racing, kernels = torch.backends.cudnn.benchmark, attention.allowed()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
@@ -68,6 +75,8 @@ def as_found() -> Iterator[None]:
             torch.backends.cudnn.benchmark = racing
             attention.allow(*kernels)
             torch.set_deterministic_debug_mode(exact)
+            if hasattr(_compiler(), "deterministic"):
+                _compiler().deterministic = compiler
             torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
 
 

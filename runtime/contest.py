@@ -10,8 +10,8 @@ from runtime.evidence import Measured
 from runtime.optimizations import Value
 from runtime.plan import Plan, written
 
-PROMISING = ("precision", "channels_last", "micro_batch", "compile")
-"""What may gain most for a few steps comes first; what compiles comes last. Others follow in their own order."""
+PROMISING = ("precision", "channels_last", "unpadding", "micro_batch", "compile")
+"""What may gain most for a few steps comes first. Others follow in their own order."""
 HOPELESS = 0.85
 """A value that was slower than this is not tried again beside others."""
 

@@ -13,8 +13,12 @@ from types import FrameType
 
 import psutil
 
-SWEEPS = 20
-"""How often what threads go on to start is looked for."""
+SWEEPS, POLITE = 30, 10
+"""How often what threads go on to start is looked for, a tenth of a second apart; and how often it is asked to end."""
+
+
+AGAIN = 30.0
+"""Seconds to the next alarm: Python drops an exception that is raised while it takes something apart."""
 
 
 class Late(KeyboardInterrupt):
@@ -38,9 +42,9 @@ def within(seconds: float) -> Iterator[None]:
         _kill(others)
         raise Late(f"not done within {seconds:.0f} s")
 
-    others = set(psutil.Process().children())
+    others = set(psutil.Process().children(recursive=True))
     before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
     try:
         yield
     finally:
@@ -49,16 +53,25 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def _kill(others: set[psutil.Process]) -> None:
-    """End all children but these, and those that threads still start in their place."""
-    for _ in range(SWEEPS):
-        left = set(psutil.Process().children(recursive=True)) - others
-        for child in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        psutil.wait_procs(left, timeout=1)
-        time.sleep(0.1)
+    """End all children but these, and those that threads still start in their place.
+
+    Politely first: a compiler then removes what it has half written. They are left to be waited for by who started them.
+    """
+    for sweep in range(SWEEPS):
+        left = [child for child in psutil.Process().children(recursive=True) if child not in others and _runs(child)]
         if not left:
             return
+        for child in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.terminate() if sweep < POLITE else child.kill()
+        time.sleep(0.1)
+
+
+def _runs(child: psutil.Process) -> bool:
+    try:
+        return child.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def broken_off() -> bool:

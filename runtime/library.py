@@ -227,7 +227,7 @@ def _assembled(
             plan = callers.as_started(plans.resolve(job, machine, facts, measured=found), machine)
     console().print(render(plan, job, machine))
     run = running.assemble(job, machine, plan, place.path, dataset, network, signals, clock)
-    trainer.record_seen(run, machine, seen, say)
+    seen.record(run, say)
     return run
 
 

@@ -93,6 +93,8 @@ class Run:
     """The dataset as it was read, where what a frozen prefix gives has taken its place."""
     prefix_dtype: torch.dtype | None = None
     """Short format in which a frozen prefix is computed once; None for fp32."""
+    seen: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What was in force when it was last looked at, by decision."""
 
     @property
     def total_steps(self) -> int:

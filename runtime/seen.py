@@ -1,14 +1,16 @@
-"""What is really in force, read back after assembly and set beside what was asked."""
+"""What is really in force, read back after assembly and at the end, and set beside what was asked."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from threadpoolctl import threadpool_info
 
 from runtime import optimizations
+from runtime.files import write_json
 from runtime.hardware import Hardware, size
 from runtime.run import Run
 
@@ -19,6 +21,8 @@ CAUSES = {
     "cuda_graphs": "compile is off, of which it is a mode, or failed",
     "gpu_resident_data": "the samples did not fit; see events.jsonl",
     "compile": "the compiler failed; see events.jsonl",
+    "micro_batch": "memory ran out with more; see events.jsonl",
+    "precision": "numbers were not finite, or the network took none of it; see events.jsonl",
 }
 
 
@@ -32,6 +36,37 @@ def seen(run: Run) -> dict[str, dict[str, Any]]:
         cause = None if same else CAUSES.get(optimization.name, "the network or torch did not take the setting")
         rows[optimization.name] = {"asked": asked, "seen": real, "same": same, "cause": cause}
     return rows
+
+
+def record(run: Run, say: Callable[[str], None]) -> None:
+    """Tell what is in force, and write it into the run's plan.json."""
+    run.seen = seen(run)
+    say(first_line(run, run.hardware))
+    total = sum(p.numel() for p in run.model.parameters())
+    trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
+    say(f"model: {trained:,} of {total:,} parameters are trained")
+    _warn(run.seen, say)
+    _write(run)
+
+
+def record_changes(run: Run, say: Callable[[str], None]) -> None:
+    """Tell, and write, what is not in force any more: a network's own code, a compiler or memory may have seen to that."""
+    before, now = run.seen, seen(run)
+    changed = {name: now[name] for name, row in before.items() if row["same"] and not now[name]["same"]}
+    if changed:
+        run.seen = before | changed
+        _warn(changed, say)
+        _write(run)
+
+
+def _write(run: Run) -> None:
+    write_json(run.folder / "plan.json", run.plan.to_json() | {"seen": run.seen | {"libraries": libraries()}})
+
+
+def _warn(rows: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]) -> None:
+    for name, row in rows.items():
+        if not row["same"]:
+            say(f"warning: {name} is {row['seen']}, asked for {row['asked']}: {row['cause']}")
 
 
 def libraries() -> dict[str, str]:

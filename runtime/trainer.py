@@ -66,7 +66,7 @@ def conduct(run: Any, *, trace: bool = False) -> str:
     Raises:
         Stopped: on a signal, after a checkpoint if there is progress.
     """
-    from runtime import artifact, loop, mistakes
+    from runtime import artifact, loop, mistakes, seen
     from runtime.monitor import Monitor
     from runtime.progress import Progress, say
 
@@ -88,6 +88,7 @@ def conduct(run: Any, *, trace: bool = False) -> str:
                     return reason
                 artifact.write(run)
                 mistakes.write(run)
+                seen.record_changes(run, say)
         except Stopped as stop:
             raise _stopped(run, saver, stop) from None
         finally:
@@ -167,7 +168,7 @@ def assembled(
     if run.ranks.count > 1:
         alone = ", each normalizes its own part of a batch" * fitting.facts.has("BatchNorm")
         say(f"processes: {run.ranks.count} train together, each on its part of every batch{alone}")
-    record_seen(run, machine, seen, say)
+    seen.record(run, say)
     return run
 
 
@@ -195,19 +196,6 @@ def prepared(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
         facts = activations.counted(facts, network.module, dataset)
     plan = final.settle(job, machine, plans.load(folder / "plan.json"), facts, say)
     return Fitting(job, machine, plan, dataset, network, facts, folder, signals, say)
-
-
-def record_seen(run: Any, machine: hardware.Hardware, seen: Any, say: Any) -> None:
-    rows = seen.seen(run)
-    say(seen.first_line(run, machine))
-    total = sum(p.numel() for p in run.model.parameters())
-    trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
-    say(f"model: {trained:,} of {total:,} parameters are trained")
-    for name, row in rows.items():
-        if not row["same"]:
-            say(f"warning: {name} is {row['seen']}, asked for {row['asked']}: {row['cause']}")
-    data = run.plan.to_json() | {"seen": rows | {"libraries": seen.libraries()}}
-    write_json(run.folder / "plan.json", data)
 
 
 def _stopped(run: Any, saver: Any, stop: Stopped) -> Stopped:

@@ -143,7 +143,7 @@ class Tuner:
         challenger = arms.changed(contest.plan, optimization.name, value)
         compiles = challenger.value("compile") is not False
         compiling = min(QUICKEST, self.compiling) if self.source else self.compiling
-        if left < (compiling if compiles else max(4 * BLOCK, 10 * step)):
+        if left < max(4 * BLOCK, 10 * step, compiling if compiles else 0.0):
             contest.tried.setdefault((optimization.name, value), []).extend([(0.0, contest.plan)] * 2)
             if f"{optimization.name} {value}" not in late:
                 late.add(f"{optimization.name} {value}")
@@ -180,13 +180,17 @@ class Tuner:
             self.plain[key] = self.arm(off).numbers(quiet)
         return self.plain[key]
 
+    def _bounded(self, plan: Plan, seconds: float) -> contextlib.AbstractContextManager[None]:
+        """Around steps in which a compiler may work, if another process can take over where it is broken off."""
+        compiles = plan.value("compile") is not False
+        return deadline.within(seconds) if self.source and compiles else contextlib.nullcontext()
+
     def _verdict(self, optimization: Optimization, incumbent: Arm, plan: Plan, step: float, left: float) -> Verdict:
-        quiet = arms.redraws(optimization, self.facts, self.made.device.type == "cuda")
+        quiet = arms.redraws(optimization, plan, self.facts, self.made.device.type == "cuda")
         reference, start = self._reference(quiet, plan), time.monotonic()
         challenger = self.arm(plan)
-        bounded = self.source and optimization.stage is Stage.COMPILE
         try:
-            with deadline.within(COMPARED * left) if bounded else contextlib.nullcontext():
+            with self._bounded(plan, COMPARED * left):
                 numbers = challenger.numbers(quiet)
         except deadline.Late as late:
             return Verdict(False, str(late))
@@ -198,7 +202,11 @@ class Tuner:
         self.compiling = min(self.compiling, 2 * cost) if cost else self.compiling
         for side in (incumbent, challenger):
             side.batches = self._batches(side.run)
-        pair = compare(incumbent.steps, challenger.steps, step, (left - first) / 3)
+        try:
+            with self._bounded(plan, max(1.0, left - first)):
+                pair = compare(incumbent.steps, challenger.steps, step, (left - first) / 3)
+        except deadline.Late as late:
+            return Verdict(False, str(late))
         return arms.judged(pair, cost, self.made.total_steps * step)
 
 

@@ -80,6 +80,16 @@ def test_loss_gradients_and_metrics_are_those_of_the_whole_batch(
     assert evaluate(ours)[0] == pytest.approx(evaluate(whole)[0], rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.parametrize("value", [128, "packed"])
+def test_vectors_of_a_frozen_encoder_are_trained_on_as_they_are(tmp_path: Path, value: int | str) -> None:
+    """There is nothing left to cut or to pack, even where a stored plan says so."""
+    reports.write(tmp_path)
+    asked = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, freeze: {{names: [encoder]}}}}")
+    ours = made(tmp_path, asked, True, {"unpadding": value})
+    whole = made(tmp_path, asked, True)
+    assert tiny.losses(ours, 2) == pytest.approx(tiny.losses(whole, 2), rel=1e-5)
+
+
 def test_less_is_computed_and_every_token_once(tmp_path: Path) -> None:
     reports.write(tmp_path)
     ours = made(tmp_path, reports.job(tmp_path, model=STILL + "}"), False, {"unpadding": 128})

@@ -60,6 +60,8 @@ def row(mask: Tensor) -> Row:
     index, groups, start = [], [], 0
     for texts in pieces.pieces(lengths, len(lengths), GROUP):
         longest, end = int(lengths[texts].max()), start + int(lengths[texts].sum())
+        if longest == 0:
+            break  # the rest is empty, too: they come by length
         real = np.arange(longest) < lengths[texts][:, None]
         index.append((texts[:, None] * width + np.arange(longest))[real])
         seen = None if real.all() else torch.from_numpy(real)[:, None, None].to(mask.device)
@@ -132,7 +134,8 @@ def _within(
     parts = [x[group.start : group.end] for x in flat]
     if group.real is not None:
         parts = [_put(x, group.index, group.texts * group.longest) for x in parts]
-    query, key, value = (x.view(group.texts, group.longest, heads, -1).transpose(1, 2) for x in parts)
+    shape = (group.texts, group.longest, heads, flat[0].shape[1] // heads)
+    query, key, value = (x.view(shape).transpose(1, 2) for x in parts)
     if dropout:
         found = _dropping(module, query, key, value, group.real, dropout, scaling)
     else:
@@ -193,25 +196,27 @@ def token_bytes(network: Any) -> int:
     Args:
         network: takes ids and mask, (N, tokens) both, and has `packed`, which takes the same.
     """
-    config = getattr(getattr(network, "encoder", None), "config", None)
-    if getattr(config, "model_type", None) not in KINDS:
+    config: Any = getattr(getattr(network, "encoder", None), "config", None)
+    if getattr(config, "model_type", None) not in KINDS or config.is_decoder:
         return 0
     device = next(network.parameters()).device
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], device=device)
+    own = [number for number in range(config.vocab_size) if number != config.pad_token_id][: mask.numel()]
+    ids = torch.tensor(own, device=device).view_as(mask).where(mask > 0, config.pad_token_id or 0)
     with evaluating(network), torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
-            return _kept(network, mask) if _alike(network, mask) else 0
+            return _kept(network, ids, mask) if _alike(network, ids, mask) else 0
         except Exception:  # a library's network that works otherwise may raise anything; padded, it still works
             return 0
 
 
 @torch.no_grad()
-def _alike(network: Any, mask: Tensor) -> bool:
-    pairs = zip(*(tensors(call(torch.ones_like(mask), mask)) for call in (network, network.packed)), strict=True)
+def _alike(network: Any, ids: Tensor, mask: Tensor) -> bool:
+    pairs = zip(*(tensors(call(ids, mask)) for call in (network, network.packed)), strict=True)
     return all(float((one - two).abs().max()) <= CLOSE * max(1.0, float(one.abs().max())) for one, two in pairs)
 
 
-def _kept(network: Any, mask: Tensor) -> int:
+def _kept(network: Any, ids: Tensor, mask: Tensor) -> int:
     kept: dict[int, Tensor] = {}
     own = {x.untyped_storage()._cdata for x in (*network.parameters(), *network.buffers())}
 
@@ -222,5 +227,5 @@ def _kept(network: Any, mask: Tensor) -> int:
 
     network.train()
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        network.packed(torch.ones_like(mask), mask)
+        network.packed(ids, mask)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) // row(mask).size

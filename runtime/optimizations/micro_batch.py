@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 STAGE = Stage.STEP
 OFF = "off"
+REDRAWS = True
 Values = Annotated[int, Field(ge=1)] | Literal["off"]
 
 

@@ -65,14 +65,18 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return None
     if not job.task.startswith("text") or (workload is not None and not workload.ragged):
         return "samples have one size, so nothing is padded"
-    if workload is not None and workload.prefix and not workload.prefix_ragged \
-            and feature_cache.choose(job, hardware, workload).value:  # fmt: skip
+    if workload is not None and workload.prefix and not workload.prefix_ragged and _kept(job, hardware, workload):
         return "feature_cache leaves one vector of each text"
     if value == PACKED and job.optimize.get("compile") is True:
         return "the job asks for compile, and a row has another shape in every step"
     if value == PACKED and workload is not None and not workload.token_bytes:
         return "in this encoder tokens have more to do with each other than attention"
     return None
+
+
+def _kept(job: Job, hardware: Hardware, workload: Workload) -> bool:
+    asked = job.optimize.get("feature_cache", "auto")
+    return bool(feature_cache.choose(job, hardware, workload).value if asked == "auto" else asked)
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
@@ -89,8 +93,9 @@ def apply(run: Any, value: Value) -> None:
 
     if value == PACKED:
         run.step.cut = partial(pieces.rows, tokens=ROW)
-        whole = getattr(run.step.plain, "__self__", run.step.plain)
-        run.step.plain = run.step.forward = whole.packed
+        rest = getattr(run.step.plain, "__self__", run.step.plain)
+        if run.replaced is None or rest is not run.model:
+            run.step.plain = run.step.forward = rest.packed
     else:
         run.step.cut = partial(pieces.cut, tokens=int(value))
 

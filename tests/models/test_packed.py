@@ -82,6 +82,23 @@ def test_an_encoder_that_computes_otherwise_is_found_out(monkeypatch: pytest.Mon
     assert packed.token_bytes(made) == 0
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_decoder_is_found_out(family: str) -> None:
+    """Its tokens see only those before them, which the words of a trial must be able to show."""
+    made = network(family)
+    assert packed.token_bytes(made) > 0
+    made.encoder.config.is_decoder = True  # type: ignore[union-attr]
+    assert packed.token_bytes(made) == 0
+
+
+def test_a_text_without_tokens_does_not_matter() -> None:
+    made, given = network(pooling="cls"), batch([3, 2, 0])
+    outputs = made.packed(*given)
+    assert isinstance(outputs, dict)
+    for name, found in made.packed(*(x[:2] for x in given)).items():  # type: ignore[union-attr]
+        torch.testing.assert_close(outputs[name][:2], found)
+
+
 def test_the_trial_leaves_nothing_behind() -> None:
     made = network(dropout=0.5)
     made.heads.eval()
