@@ -114,6 +114,12 @@ class Tuner:
         """
         start, plan = time.monotonic(), self.made.plan
         contest = Contest(plan, self.arm(plan))
+        if budget is None:
+            # The first step is the slowest; a short run should not pay for four more.
+            most = contest.incumbent.steps(1) * self.made.total_steps
+            if most < WORTH_FROM:
+                self.say(f"tune: at most {most:.0f} s of training, too short to measure anything")
+                return {}
         step, total = self.predicted(contest.incumbent)
         if budget is None:
             if total < WORTH_FROM:
