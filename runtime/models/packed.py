@@ -197,7 +197,7 @@ def token_bytes(network: Any) -> int:
         network: takes ids and mask, (N, tokens) both, and has `packed`, which takes the same.
     """
     config: Any = getattr(getattr(network, "encoder", None), "config", None)
-    if getattr(config, "model_type", None) not in KINDS or config.is_decoder:
+    if getattr(config, "model_type", None) not in KINDS or getattr(config, "is_decoder", False):
         return 0
     device = next(network.parameters()).device
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], device=device)
