@@ -76,15 +76,19 @@ class Batch:
         return Batch(self.ids[rows], tuple(x[onto(x.device, rows)] for x in self.inputs),
                      {name: y[onto(y.device, rows)] for name, y in self.targets.items()})  # fmt: skip
 
+    def between(self, start: int, end: int) -> Batch:
+        """The samples at these places."""
+        part = slice(start, end)
+        return Batch(self.ids[part], tuple(x[part] for x in self.inputs),
+                     {name: y[part] for name, y in self.targets.items()})  # fmt: skip
+
     def split(self, size: int) -> Iterator[Batch]:
         """Parts of at most `size` samples, in order."""
         if size >= len(self):
             yield self
             return
         for start in range(0, len(self), size):
-            part = slice(start, start + size)
-            yield Batch(self.ids[part], tuple(x[part] for x in self.inputs),
-                        {name: y[part] for name, y in self.targets.items()})  # fmt: skip
+            yield self.between(start, start + size)
 
 
 class Split(Protocol):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -40,19 +42,16 @@ def rows(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
     if len(batch.inputs) == 1 or not len(batch):
         yield from batch.split(most)
         return
-    first, held = 0, 0
+    first, held, ends = 0, 0, []
     lengths = batch.inputs[-1].sum(dim=1).tolist()
     for place, length in enumerate(lengths):
         if place > first and (held + length > tokens or place - first == most):
-            yield _between(batch, first, place, max(lengths[first:place]))
+            ends.append(place)
             first, held = place, 0
         held += length
-    yield _between(batch, first, len(lengths), max(lengths[first:]))
-
-
-def _between(batch: Batch, first: int, end: int, longest: int) -> Batch:
-    return Batch(batch.ids[first:end], tuple(x[first:end, :longest] for x in batch.inputs),
-                 {name: y[first:end] for name, y in batch.targets.items()})  # fmt: skip
+    for start, end in pairwise([0, *ends, len(lengths)]):
+        part, longest = batch.between(start, end), max(lengths[start:end])
+        yield replace(part, inputs=tuple(x[:, :longest] for x in part.inputs))
 
 
 def pieces(lengths: Lengths, most: int, tokens: int) -> list[Lengths]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from runtime.data import pieces
+from runtime.data.transfer import onto
 from runtime.models.division import CLOSE, evaluating, tensors
 
 NAME = "drivetrain_packed"
@@ -64,14 +65,10 @@ def row(mask: Tensor) -> Row:
             break  # the rest is empty, too: they come by length
         real = np.arange(longest) < lengths[texts][:, None]
         index.append((texts[:, None] * width + np.arange(longest))[real])
-        seen = None if real.all() else torch.from_numpy(real)[:, None, None].to(mask.device)
-        groups.append(Group(start, end, len(texts), longest, _index(np.flatnonzero(real), mask.device), seen))
+        seen = None if real.all() else onto(mask.device, real)[:, None, None]
+        groups.append(Group(start, end, len(texts), longest, onto(mask.device, np.flatnonzero(real)), seen))
         start = end
-    return Row(_index(np.concatenate(index), mask.device), -(-start // SIZES) * SIZES, tuple(groups))
-
-
-def _index(places: npt.NDArray[np.int64], device: torch.device) -> Tensor:
-    return torch.from_numpy(places.astype(np.int64, copy=False)).to(device)
+    return Row(onto(mask.device, np.concatenate(index)), -(-start // SIZES) * SIZES, tuple(groups))
 
 
 def through(layers: Callable[..., Any], config: Any, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -199,6 +196,16 @@ def token_bytes(network: Any) -> int:
     config: Any = getattr(getattr(network, "encoder", None), "config", None)
     if getattr(config, "model_type", None) not in KINDS or getattr(config, "is_decoder", False):
         return 0
+    if network not in _tried:
+        _tried[network] = _trial(network, config)
+    return _tried[network]
+
+
+_tried: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""A large encoder takes a third of a second to try, and several look at what a network is."""
+
+
+def _trial(network: Any, config: Any) -> int:
     device = next(network.parameters()).device
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], device=device)
     own = [number for number in range(config.vocab_size) if number != config.pad_token_id][: mask.numel()]

@@ -101,6 +101,12 @@ def _from(module: ModuleType) -> Optimization:
     )
 
 
+def wanted(job: Job, name: str, choice: Choice) -> Value:
+    """What the job asks for under this name, or else the choice."""
+    asked: Value = job.optimize.get(name, "auto")
+    return choice.value if asked == "auto" else asked
+
+
 @cache
 def every() -> tuple[Optimization, ...]:
     """All optimizations, in the order (stage, name)."""

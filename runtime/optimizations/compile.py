@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from runtime.optimizations import Choice, Effect, Stage, Value, unpadding
+from runtime.optimizations import Choice, Effect, Stage, Value, unpadding, wanted
 
 if TYPE_CHECKING:
     from runtime.hardware import Hardware
@@ -38,8 +38,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return None
     if job.optimize.get("gradient_checkpointing") is True:
         return "the job asks for gradient_checkpointing, whose blocks run outside of compiled code"
-    asked = job.optimize.get("unpadding", "auto")
-    if (unpadding.choose(job, hardware, workload).value if asked == "auto" else asked) == unpadding.PACKED:
+    if wanted(job, "unpadding", unpadding.choose(job, hardware, workload)) == unpadding.PACKED:
         return "unpadding puts texts in rows, of another shape in every step; with compile: true it cuts them instead"
     gpu, storage = hardware.gpu, hardware.storage
     if gpu is not None and gpu.capability < (7, 0):

@@ -39,7 +39,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(False, "one epoch computes nothing twice")
     if workload is None:
         return Choice(True, "frozen parts are computed once, if they come first and their outputs fit")
-    where = _place(hardware, workload)
+    where = _place(hardware, workload.prefix_bytes)
     assert where is not None
     if workload.prefix_work < WORK[where]:
         return Choice(False, f"{workload.prefix} are computed as fast as their outputs are read from {where}")
@@ -68,18 +68,18 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 def _no_room(hardware: Hardware, workload: Workload) -> str | None:
     if not workload.prefix:
         return "no frozen part of this network can be computed apart, before everything that is trained"
-    if _place(hardware, workload) is None:
+    if _place(hardware, workload.prefix_bytes) is None:
         free = hardware.storage.runs_free
         return (f"the outputs of {workload.prefix} take {size(workload.prefix_bytes)}, more than a quarter of the free "
                 f"memory ({size(hardware.memory.available)}) and of the free disk ({size(free)})")  # fmt: skip
     return None
 
 
-def _place(hardware: Hardware, workload: Workload) -> str | None:
-    """Where the outputs go: `memory`, `disk`, or nowhere."""
-    if workload.prefix_bytes * SHARE <= hardware.memory.available:
+def _place(hardware: Hardware, needed: int) -> str | None:
+    """Where so many bytes of outputs go: `memory`, `disk`, or nowhere."""
+    if needed * SHARE <= hardware.memory.available:
         return "memory"
-    return "disk" if workload.prefix_bytes * SHARE <= (hardware.storage.runs_free or 0) else None
+    return "disk" if needed * SHARE <= (hardware.storage.runs_free or 0) else None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
@@ -90,9 +90,10 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 def apply(run: Any, value: Value) -> None:
     """Put the activations in the place of the samples, and the rest in the place of the network."""
     from runtime import prefix
-    from runtime.run import workload
 
-    place = _place(run.hardware, workload(run.dataset, run.model))
+    saving = prefix.saving(run.dataset, run.model)
+    assert saving is not None, "refused where nothing can be computed apart"
+    place = _place(run.hardware, prefix.total(run.dataset, saving))
     assert place is not None, "refused where there is no room"
     prefix.keep(run, place)
 

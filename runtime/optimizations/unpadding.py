@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from runtime.hardware import size
-from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache, gradient_checkpointing, micro_batch
+from runtime.optimizations import (
+    Choice,
+    Effect,
+    Stage,
+    Value,
+    feature_cache,
+    gradient_checkpointing,
+    micro_batch,
+    wanted,
+)
 
 if TYPE_CHECKING:
     from runtime.hardware import Hardware
@@ -65,18 +74,14 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return None
     if not job.task.startswith("text") or (workload is not None and not workload.ragged):
         return "samples have one size, so nothing is padded"
-    if workload is not None and workload.prefix and not workload.prefix_ragged and _kept(job, hardware, workload):
+    if workload is not None and workload.prefix and not workload.prefix_ragged \
+            and wanted(job, "feature_cache", feature_cache.choose(job, hardware, workload)):  # fmt: skip
         return "feature_cache leaves one vector of each text"
     if value == PACKED and job.optimize.get("compile") is True:
         return "the job asks for compile, and a row has another shape in every step"
     if value == PACKED and workload is not None and not workload.token_bytes:
         return "in this encoder tokens have more to do with each other than attention"
     return None
-
-
-def _kept(job: Job, hardware: Hardware, workload: Workload) -> bool:
-    asked = job.optimize.get("feature_cache", "auto")
-    return bool(feature_cache.choose(job, hardware, workload).value if asked == "auto" else asked)
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:

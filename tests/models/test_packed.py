@@ -76,10 +76,9 @@ def test_what_cannot_be_packed_is_found_out(family: str) -> None:
 
 
 def test_an_encoder_that_computes_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = network()
-    assert packed.token_bytes(made) > 0
+    assert packed.token_bytes(network()) > 0
     monkeypatch.setattr(packed, "_taken", lambda rows, index: rows[index.flip(0)])
-    assert packed.token_bytes(made) == 0
+    assert packed.token_bytes(network()) == 0
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
