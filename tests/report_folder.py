@@ -101,3 +101,13 @@ def change(path: Path, edit: Callable[[Any], None]) -> None:
     data = json.loads(path.read_text(encoding="utf-8"))
     edit(data)
     path.write_text(json.dumps(data), encoding="utf-8")
+
+
+def running(folder: Path) -> Path:
+    """A run of 540 steps in 12 epochs that is half done and still runs."""
+    made = make(folder)
+    change(made / "state.json", lambda s: s.update(status="running", exit_code=None, ended=None))
+    rows(made / "metrics.jsonl", [row for row in metrics() if row["step"] <= 270])
+    rows(made / "telemetry.jsonl", telemetry()[:21])
+    (made / "progress.json").write_text(json.dumps({"steps": 540, "steps_per_epoch": 45, "evaluation_steps": 4.0}))
+    return made

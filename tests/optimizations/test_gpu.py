@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from runtime import fresh, gpus, hardware, plan, spec
-from runtime.data.ahead import ahead
-from runtime.data.batches import Batches, fetch
-from runtime.data.dataset import Batch, Dataset
-from runtime.data.load import load
-from runtime.data.resident import Resident, reside
 from runtime.errors import SpecError
 from runtime.hardware import Hardware
 from runtime.job import Job
@@ -25,7 +18,6 @@ from runtime.optimizations import allocator_segments, attention, cudnn_benchmark
 from runtime.step import Step
 from runtime.workload import Workload
 from tests import tiny
-from tests.trained import CASES
 
 MACHINES = Path(__file__).parent.parent / "machines"
 GPUS = ("gtx960", "gtx1650-4gb", "v100", "t4", "rtx3060-driver550", "a100", "h200")
@@ -193,110 +185,6 @@ def test_settings_of_the_process_are_those_of_the_plan(tmp_path: Path) -> None:
     other = tiny.assembled(tmp_path, tiny.job())
     assert (attention.seen(other), cudnn_benchmark.seen(other)) == ("auto", False)
     assert attention.allowed() == before
-
-
-def data(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Job, Dataset]:
-    """Each task on raw files."""
-    CASES[name].files(folder)
-    monkeypatch.chdir(folder)
-    asked = spec.check(parse(f"name: tiny\n{CASES[name].text}train: {{batch_size: 16}}\n", "tiny.yaml"))
-    return asked, load(asked)
-
-
-def same(one: Batch, two: Batch) -> None:
-    assert np.array_equal(one.ids, two.ids)
-    for x, y in zip((*one.inputs, *one.targets.values()), (*two.inputs, *two.targets.values()), strict=True):
-        assert x.dtype == y.dtype
-        assert torch.equal(x, y)
-
-
-FIXED = [name for name in CASES if "text" not in name]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("name", FIXED)
-def test_resident_samples_are_the_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, workers: int
-) -> None:
-    if workers and name != FIXED[0]:
-        pytest.skip("one kind is enough")
-    _, given = data(tmp_path, name, monkeypatch)
-    there = reside(replace(given, decoded=False), torch.device("cpu"), 4096, workers)
-    assert isinstance(there.train, Resident)
-    assert reside(there, torch.device("cpu"), 4096).train is there.train
-    for split, kept in ((given.train, there.train), (given.validation, there.validation)):
-        ids = np.arange(len(split))[::-1].copy()
-        (one,), (two,) = fetch(split, [ids]), fetch(kept, [ids])
-        same(one, two)
-        assert kept.title(0) == split.title(0)
-
-
-def test_images_stay_as_they_are_stored_and_losses_too(tmp_path: Path) -> None:
-    """`apply` as the trainer calls it, with the CPU for a GPU: the same batches, augmentation and losses."""
-    plain, kept = (tiny.assembled(tmp_path, tiny.job()) for _ in range(2))
-    gpu_resident_data.apply(kept, True)
-    assert gpu_resident_data.seen(kept)
-    assert not gpu_resident_data.seen(plain)
-    assert tiny.losses(kept, 8) == tiny.losses(plain, 8)
-
-
-def test_samples_that_do_not_fit_after_all_stay_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, plain = (tiny.assembled(tmp_path, tiny.job()) for _ in range(2))
-
-    def full(*given: Any, **named: Any) -> Any:
-        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty", full)
-        gpu_resident_data.apply(made, True)
-    assert not gpu_resident_data.seen(made)
-    assert made.dataset.kept == {}
-    assert "samples stay on the host: CUDA out of memory" in (tmp_path / "events.jsonl").read_text()
-    assert tiny.losses(made, 4) == tiny.losses(plain, 4)
-
-
-def test_batches_ahead_are_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[threading.Thread] = []
-    monkeypatch.setattr(Batch, "pin_memory", lambda self: (pinned.append(threading.current_thread()), self)[1])
-    given = Batches(tiny.dataset().train, 10, 0)
-    plain = list(given.epoch(1, 2))
-    given.pin = True
-    for one, two in zip(plain, given.epoch(1, 2), strict=True):
-        same(one, two)
-    assert len(pinned) == len(plain) == 5
-    assert threading.main_thread() not in pinned
-
-
-def test_the_loader_of_torch_pins_batches_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.utils.data._utils.pin_memory import pin_memory
-
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 1)
-    batch = Batch(np.arange(2), (torch.zeros(2), torch.ones(2)), {"": torch.zeros(2)})
-    pinned = pin_memory(batch)
-    assert [x.tolist() for x in (*pinned.inputs, *pinned.targets.values())] == [[1, 1], [2, 2], [1, 1]]
-    assert batch.inputs[0].tolist() == [0, 0]
-
-
-def test_what_is_raised_ahead_comes_when_its_batch_is_due() -> None:
-    def make(ids: Any) -> Any:
-        if ids[0] == 2:
-            raise ValueError("damaged")
-        return ids
-
-    found: list[int] = []
-    items = ahead(make, [np.array([n]) for n in range(9)])
-    with pytest.raises(ValueError, match="damaged"):
-        found.extend(int(item[0]) for item in items)  # type: ignore[call-overload]
-    assert found == [0, 1]
-
-
-def test_no_thread_is_left_of_an_epoch_that_was_broken_off() -> None:
-    made: list[int] = []
-    items = ahead(lambda ids: made.append(int(ids[0])) or ids, [np.array([n]) for n in range(100)])  # type: ignore[func-returns-value, arg-type, return-value]
-    next(items)
-    items.close()  # type: ignore[attr-defined]
-    assert len(made) <= 4
-    assert not [thread for thread in threading.enumerate() if "batches ahead" in thread.name]
 
 
 def test_graphs_are_recorded_for_whole_batches_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

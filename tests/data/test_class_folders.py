@@ -1,0 +1,91 @@
+"""A folder for each class as a data set: what is read, what is passed over, bad ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from runtime.data.images import load
+from tests.pictures import folder, job, message
+
+torch.set_num_threads(1)
+
+
+def test_folders_are_classes_in_sorted_order_and_nested_files_count(tmp_path: Path) -> None:
+    folder(tmp_path, wolf=4, cat=4)
+    (tmp_path / "cat" / "more" / "deep").mkdir(parents=True)
+    Image.new("L", (16, 16)).save(tmp_path / "cat" / "more" / "deep" / "x.PNG")
+    data = load(job(tmp_path))
+    assert data.heads[""].classes == ("cat", "wolf")
+    titles = {split.title(i) for split in (data.train, data.validation) for i in range(len(split))}
+    assert str(tmp_path / "cat/more/deep/x.PNG") in titles
+    assert len(titles) == 9
+    assert data.decoded is False
+    assert data.notes[0] == "7 training and 2 validation images, 2 classes"
+
+
+def test_what_is_passed_over_is_said(tmp_path: Path) -> None:
+    folder(tmp_path, a=4, b=4)
+    (tmp_path / "a" / ".hidden.png").touch()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a" / "notes.txt").touch()
+    (tmp_path / "b" / "Thumbs.db").touch()
+    (tmp_path / "b" / "README").touch()
+    (tmp_path / "loose.png").touch()
+    (tmp_path / "list.csv").touch()
+    (tmp_path / "b" / "again").symlink_to(tmp_path / "b")
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    data = load(job(tmp_path))
+    assert len(data.train) + len(data.validation) == 8
+    assert data.heads[""].classes == ("a", "b")
+    assert data.notes[1:5] == [
+        f"{tmp_path}: folders without images are no classes: empty",
+        f"{tmp_path}: 1 images outside of class folders are left out: loose.png",
+        f"{tmp_path}: files that are no images by their name are left out: 1 without extension, 1 .db, 1 .txt",
+        f"{tmp_path}: links that lead back to a folder above are not followed: a/up, b/again",
+    ]
+
+
+def test_a_linked_class_folder_is_followed(tmp_path: Path) -> None:
+    folder(tmp_path / "elsewhere", x=4)
+    folder(tmp_path / "data", a=4)
+    (tmp_path / "data" / "b").symlink_to(tmp_path / "elsewhere" / "x")
+    data = load(job(tmp_path / "data"))
+    assert torch.bincount(torch.cat([data.train.targets[""], data.validation.targets[""]])).tolist() == [4, 4]
+
+
+FOLDERS: dict[str, tuple[Any, str]] = {
+    "missing": (lambda root: None, "x does not exist"),
+    "empty": (lambda root: root.mkdir(), "has no images in class folders (0 images lie outside of them)"),
+    "flat": (lambda root: folder(root, sub=3) and (root / "sub").rename(root.with_name("y"))
+             and root.with_name("y").rename(root), "no images in class folders"),
+    "one class": (lambda root: folder(root, cat=4), "4 images of 1 class: cat"),
+    "parts": (lambda root: folder(root, train=4, val=4), "are parts of a data set, not classes: train, val"),
+    "no image can be used": (lambda root: (folder(root, a=30, b=30), (root / "c").mkdir(),
+                             (root / "c" / "x.png").touch()), "no image can be used of the classes c"),
+    "a text file": (lambda root: root.write_text("hello"), "is of no known kind"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_bad_folders(tmp_path: Path, case: str) -> None:
+    write, text = FOLDERS[case]
+    if case == "flat":
+        (tmp_path / "x").mkdir()
+        Image.new("L", (9, 9)).save(tmp_path / "x" / "1.png")
+        text = "has no images in class folders (1 images lie outside of them)"
+    else:
+        write(tmp_path / "x")
+    found = message(job(tmp_path / "x"))
+    assert found.startswith("data.train: ")
+    assert text in found
+
+
+def test_parts_are_named_in_the_advice(tmp_path: Path) -> None:
+    folder(tmp_path, valid=4, Train=4)
+    assert "name the parts: data.train: .../Train, data.validation: .../valid" in message(job(tmp_path))

@@ -1,0 +1,145 @@
+"""Every kind of bad image is found and named, and left out where the job allows that."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from runtime.data.images import load
+from runtime.errors import DataError
+from tests.pictures import SIDE, good, job, plain, truncated_jpeg
+
+torch.set_num_threads(1)
+
+
+def truncated_png(path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(buffer, "PNG")
+    path.write_bytes(buffer.getvalue()[:-2000])
+
+
+def damaged_png(path: Path) -> None:
+    """One bit of the compressed pixels is flipped, the length is right."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(buffer, "PNG")
+    content = bytearray(buffer.getvalue())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def unreadable(path: Path) -> None:
+    plain().save(path)
+    path.chmod(0)
+
+
+def claiming(width: int, height: int) -> Callable[[Path], None]:
+    """Writes a small file whose header claims so many pixels."""
+
+    def write(path: Path) -> None:
+        buffer = io.BytesIO()
+        Image.new("1", (8, 8)).save(buffer, "PNG")
+        content = bytearray(buffer.getvalue())
+        content[16:24] = struct.pack(">II", width, height)
+        content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+        path.write_bytes(content)
+
+    return write
+
+
+BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "truncated jpeg": ("x.jpg", truncated_jpeg, "image file is truncated"),
+    "truncated png": ("x.png", truncated_png, "image file is truncated"),
+    "damaged png": ("x.png", damaged_png, "broken PNG file|broken data stream"),
+    "empty": ("x.jpg", lambda path: path.touch(), "empty file"),
+    "text": ("x.png", lambda path: path.write_text("no image"), "none of JPEG, PNG, BMP, GIF, WEBP, TIFF"),
+    "other format": ("x.png", lambda path: plain().save(path, "ICO"), "none of JPEG, PNG, BMP, GIF, WEBP, TIFF"),
+    "float tiff": ("x.tiff", lambda path: Image.new("F", (9, 9)).save(path), "32-bit pixels, whose range is not known"),
+    "bomb": ("x.png", claiming(20000, 10000), "more than 89,478,485 pixels"),
+    "small bomb": ("x.png", claiming(10000, 10000), "more than 89,478,485 pixels"),
+    "broken link": ("x.png", lambda path: path.symlink_to("nowhere.png"), "no such file or directory"),
+    "link to itself": ("x.png", lambda path: path.symlink_to("x.png"), "too many levels of symbolic links"),
+    "pipe": ("x.png", os.mkfifo, "not a file"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_file_is_named_with_its_reason(tmp_path: Path, case: str) -> None:
+    name, write, reason = BAD[case]
+    path = good(tmp_path) / "a" / name
+    write(path)
+    with pytest.raises(DataError) as error:
+        load(job(tmp_path, bad_samples=0.0))
+    head, line, possible, action = str(error.value).splitlines()
+    assert head == "data.train: 1 of 17 samples cannot be used"
+    assert line.startswith(f"    {path}: ")
+    assert any(part in line for part in reason.split("|")), line
+    assert possible == "  possible: data.bad_samples allows a share of 0"
+    assert "raise data.bad_samples" in action
+    assert error.value.exit_code == 3
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_file_within_the_budget_is_left_out_with_a_note(tmp_path: Path, case: str) -> None:
+    name, write, reason = BAD[case]
+    path = good(tmp_path) / "a" / name
+    write(path)
+    data = load(job(tmp_path, bad_samples=0.1))
+    assert len(data.train) + len(data.validation) == 16
+    assert str(path) not in [split.title(i) for split in (data.train, data.validation) for i in range(len(split))]
+    assert "data.train: 1 of 17 samples cannot be used and is left out" in data.notes
+    (line,) = [note for note in data.notes if note.startswith(f"left out: {path}: ")]
+    assert any(part in line for part in reason.split("|"))
+    assert data.train.gather(np.arange(len(data.train)))[0].shape == (len(data.train), 1 + 2, SIDE, SIDE)
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Path]:
+    """A folder that an ordinary user may read; root would read a file without any rights."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        good(folder)
+        unreadable(folder / "b" / "secret.png")
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            if root:
+                os.seteuid(0)
+
+
+def test_file_without_the_right_to_read_it(as_nobody: Path) -> None:
+    with pytest.raises(DataError, match=r"b/secret\.png: permission denied"):
+        load(job(as_nobody, bad_samples=0.0))
+
+
+def test_only_twenty_are_listed_and_all_are_counted(tmp_path: Path) -> None:
+    good(tmp_path)
+    for i in range(25):
+        (tmp_path / "a" / f"bad{i:02}.png").touch()
+    with pytest.raises(DataError) as error:
+        load(job(tmp_path))
+    lines = str(error.value).splitlines()
+    assert lines[0] == "data.train: 25 of 41 samples cannot be used"
+    assert sum("empty file" in line for line in lines) == 20
+    assert lines[21] == "    and 5 more"
+    assert "data.bad_samples allows a share of 0.05" in lines[22]
+
+
+def test_file_lost_after_the_check(tmp_path: Path) -> None:
+    data = load(job(good(tmp_path)))
+    Path(data.train.title(3)).unlink()
+    with pytest.raises(DataError, match=r"(?s)\.png: no such file.*could be decoded when the run began.*restore"):
+        data.train.gather(np.arange(8))

@@ -1,0 +1,82 @@
+"""Samples that stay on the device: the same ones, the same losses, and the host where they do not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime import spec
+from runtime.data.batches import fetch
+from runtime.data.dataset import Batch, Dataset
+from runtime.data.load import load
+from runtime.data.resident import Resident, reside
+from runtime.job import Job
+from runtime.job.document import parse
+from runtime.optimizations import gpu_resident_data
+from tests import tiny
+from tests.trained import CASES
+
+
+def data(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Job, Dataset]:
+    """Each task on raw files."""
+    CASES[name].files(folder)
+    monkeypatch.chdir(folder)
+    asked = spec.check(parse(f"name: tiny\n{CASES[name].text}train: {{batch_size: 16}}\n", "tiny.yaml"))
+    return asked, load(asked)
+
+
+def same(one: Batch, two: Batch) -> None:
+    assert np.array_equal(one.ids, two.ids)
+    for x, y in zip((*one.inputs, *one.targets.values()), (*two.inputs, *two.targets.values()), strict=True):
+        assert x.dtype == y.dtype
+        assert torch.equal(x, y)
+
+
+FIXED = [name for name in CASES if "text" not in name]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", FIXED)
+def test_resident_samples_are_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, workers: int
+) -> None:
+    if workers and name != FIXED[0]:
+        pytest.skip("one kind is enough")
+    _, given = data(tmp_path, name, monkeypatch)
+    there = reside(replace(given, decoded=False), torch.device("cpu"), 4096, workers)
+    assert isinstance(there.train, Resident)
+    assert reside(there, torch.device("cpu"), 4096).train is there.train
+    for split, kept in ((given.train, there.train), (given.validation, there.validation)):
+        ids = np.arange(len(split))[::-1].copy()
+        (one,), (two,) = fetch(split, [ids]), fetch(kept, [ids])
+        same(one, two)
+        assert kept.title(0) == split.title(0)
+
+
+def test_images_stay_as_they_are_stored_and_losses_too(tmp_path: Path) -> None:
+    """`apply` as the trainer calls it, with the CPU for a GPU: the same batches, augmentation and losses."""
+    plain, kept = (tiny.assembled(tmp_path, tiny.job()) for _ in range(2))
+    gpu_resident_data.apply(kept, True)
+    assert gpu_resident_data.seen(kept)
+    assert not gpu_resident_data.seen(plain)
+    assert tiny.losses(kept, 8) == tiny.losses(plain, 8)
+
+
+def test_samples_that_do_not_fit_after_all_stay_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, plain = (tiny.assembled(tmp_path, tiny.job()) for _ in range(2))
+
+    def full(*given: Any, **named: Any) -> Any:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", full)
+        gpu_resident_data.apply(made, True)
+    assert not gpu_resident_data.seen(made)
+    assert made.dataset.kept == {}
+    assert "samples stay on the host: CUDA out of memory" in (tmp_path / "events.jsonl").read_text()
+    assert tiny.losses(made, 4) == tiny.losses(plain, 4)

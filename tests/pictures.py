@@ -1,0 +1,73 @@
+"""Small images as files and arrays, the jobs that read them, and what a job that cannot is told."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from runtime.data.images import load
+from runtime.errors import DataError
+from runtime.job.job import ImageJob
+
+torch.set_num_threads(1)
+
+SIDE = 32
+
+
+def job(train: Path, *, seed: int = 0, **data: object) -> ImageJob:
+    given = {"name": "t", "task": "image-classification", "data": {"train": str(train), "validation": 0.25, **data},
+             "train": {"seed": seed}}  # fmt: skip
+    return ImageJob.model_validate(given)
+
+
+def npz(path: Path, images: Any, labels: Any, **more: Any) -> Path:
+    np.savez_compressed(path, images=images, labels=labels, **more)
+    return path
+
+
+def noise(*shape: int, dtype: Any = np.uint8) -> Any:
+    return np.random.default_rng(0).integers(0, 256, shape).astype(dtype)
+
+
+def folder(root: Path, **classes: int) -> Path:
+    """So many small images of each class."""
+    for number, (name, count) in enumerate(classes.items()):
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            Image.new("L", (16, 16), 50 * number + i).save(root / name / f"{i:02}.png")
+    return root
+
+
+def message(wanted: ImageJob) -> str:
+    with pytest.raises(DataError) as error:
+        load(wanted)
+    assert error.value.exit_code == 3
+    assert "  possible: " in str(error.value)
+    assert "  do: " in str(error.value)
+    return str(error.value)
+
+
+def plain(colour: tuple[int, int, int] = (200, 40, 90), size: tuple[int, int] = (SIDE, SIDE)) -> Image.Image:
+    return Image.new("RGB", size, colour)
+
+
+def good(folder: Path, per_class: int = 8, classes: tuple[str, ...] = ("a", "b")) -> Path:
+    """A folder of good images: class a is dark, class b is bright."""
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(per_class):
+            plain((40 + 100 * number + i,) * 3).save(folder / name / f"{i}.png")
+    return folder
+
+
+def truncated_jpeg(path: Path) -> None:
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (128, 128, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(buffer, "JPEG")
+    path.write_bytes(buffer.getvalue()[: len(buffer.getvalue()) // 2])

@@ -1,0 +1,124 @@
+"""`watch`: of a run that goes on, has ended or was killed; on a terminal and in a log."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import watch_run
+from runtime.follow import Follower
+from tests.report_folder import ROOT, change, running
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return running(tmp_path / "digits-001")
+
+
+def watch(run: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "runtime", "watch", str(run)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60, **options)
+
+
+def test_watch_of_a_finished_run_in_a_log(run: Path) -> None:
+    change(run / "state.json", lambda s: s.update(status="done", exit_code=0))
+    done = watch(run)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("done at step 270, best validation/accuracy 0.9")
+    assert not CONTROL.search(done.stdout)
+
+
+def test_watch_loads_no_torch(run: Path) -> None:
+    change(run / "state.json", lambda s: s.update(status="done"))
+    code = (
+        "import sys; from pathlib import Path; from runtime.watch_run import watch\n"
+        f"watch(Path({str(run)!r})); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+def test_watch_of_a_run_whose_supervisor_was_killed(run: Path) -> None:
+    for name in ("job.yaml", "state.json", "telemetry.jsonl"):
+        os.utime(run / name, (1e9, 1e9))
+    done = watch(run)
+    assert (done.returncode, done.stdout.splitlines()[-1][:18]) == (0, "killed at step 270")
+
+
+def test_a_run_that_is_quiet_but_locked_is_alive(run: Path) -> None:
+    for name in ("job.yaml", "state.json", "telemetry.jsonl"):
+        os.utime(run / name, (1e9, 1e9))
+    import fcntl
+
+    with (run / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert watch_run.look(Follower(run)).status == "running"
+    assert watch_run.look(Follower(run)).status == "killed"
+
+
+def test_watch_of_nothing(tmp_path: Path) -> None:
+    done = watch(tmp_path / "nowhere")
+    assert done.returncode == 4
+    assert "is not there" in done.stderr
+
+
+def on_a_terminal(run: Path, **environment: str) -> tuple[subprocess.Popen[bytes], int]:
+    """`watch` on a pseudo terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
+    variables |= {"TERM": "xterm-256color", **environment}
+    command = [sys.executable, "-m", "runtime", "watch", str(run)]
+    started = subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=variables)
+    os.close(theirs)
+    return started, ours
+
+
+def everything(ours: int, until: str = "") -> str:
+    text = b""
+    while not until or until not in text.decode(errors="replace"):
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+        text += part
+    return text.decode(errors="replace")
+
+
+def test_watch_on_a_terminal_ends_with_the_run(run: Path) -> None:
+    started, ours = on_a_terminal(run)
+    text = everything(ours, until="of 4.0 GiB")
+    change(run / "state.json", lambda s: s.update(status="done", exit_code=0))
+    text += everything(ours)
+    assert started.wait(30) == 0
+    assert "\x1b[J" in text
+    assert "\x1b[?25l" not in text  # a cursor that is never hidden needs nobody to show it again
+    assert "done 0:20" in text.split("\x1b[J")[-1].replace("\x1b[0m", "").replace("\x1b[32m", "")
+
+
+def test_ctrl_c_leaves_quietly_and_the_run_alone(run: Path) -> None:
+    started, ours = on_a_terminal(run)
+    text = everything(ours, until="of 4.0 GiB")
+    started.send_signal(signal.SIGINT)
+    text += everything(ours)
+    assert started.wait(30) == 0
+    assert "Traceback" not in text
+    assert json.loads((run / "state.json").read_text())["status"] == "running"
+
+
+def test_no_color_means_plain_lines_even_on_a_terminal(run: Path) -> None:
+    change(run / "state.json", lambda s: s.update(status="done"))
+    started, ours = on_a_terminal(run, NO_COLOR="1")
+    text = everything(ours)
+    assert started.wait(30) == 0
+    assert "\x1b" not in text
+    assert "done at step 270" in text
