@@ -109,7 +109,7 @@ def _step(run: Run, batch: Batch, place: tuple[int, int], progress: Progress) ->
     if outcome.finite:
         if run.ema:
             run.ema.update(run.model)
-        word = run.numerics.good(outcome.loss)
+        word = run.numerics.good(outcome.loss, place, lambda: run.batches.order(*place)[0])
         if word:
             run.events.add("numbers", word, number)
     else:

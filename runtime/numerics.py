@@ -1,7 +1,8 @@
 """Numerics: what is done about numbers that are not finite.
 
 One bad step is skipped, weights unchanged. Three in a row, or a weight that is not finite when the run is saved: back
-to the last checkpoint, and the three batches are left out. The second time the run ends. An fp16 scaler that skips 20
+to the last checkpoint, and the three batches are left out. A loss that jumps, where the job asks for a rollback: back
+too, and that batch is left out. The second time the run ends. An fp16 scaler that skips 20
 steps in a row, or falls below its least scale, ends the run with advice, or goes back and on in fp32 if the job says so.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -57,24 +58,35 @@ class Numerics:
         self.first: float | None = None
         """The usual loss of the first steps."""
 
-    def good(self, loss: float) -> str | None:
-        """After a step with finite numbers; a word if the loss jumped.
+    def good(self, loss: float, place: tuple[int, int], ids: Callable[[], Ids]) -> str | None:
+        """After a step with finite numbers; a word if the loss jumped. The first 50 steps are what later ones are compared with.
+
+        Args:
+            loss: of the batch, before the update.
+            place: (epoch, batch).
+            ids: gives the samples of the batch.
 
         Raises:
             NotFinite: if the loss jumped and the job wants to go back.
         """
         self.bad, self.ids, self.scaler_skips = [], [], 0
-        usual = statistics.median(self.recent) if len(self.recent) == SPIKE_WINDOW else None
+        word = self._jump(loss)
         self.recent.append(loss)
-        if usual is None or self.on_spike == "ignore":
+        if word is None or self.on_spike != "rollback":
+            return word
+        self.bad = [place]
+        raise NotFinite(f"{word}; samples {ids().tolist()}")
+
+    def _jump(self, loss: float) -> str | None:
+        """What is said of a loss that jumped."""
+        if len(self.recent) < SPIKE_WINDOW or self.on_spike == "ignore":
             return None
+        usual = statistics.median(self.recent)
         self.first = usual if self.first is None else self.first
         if loss <= max(SPIKE_FACTOR * abs(usual), SPIKE_FLOOR * abs(self.first)):
             return None
-        word = f"the loss jumped to {loss:.4g}, {loss / usual:.0f} times its median of the last {SPIKE_WINDOW} steps"
-        if self.on_spike == "rollback":
-            raise NotFinite(word)
-        return word
+        times = f"{loss / usual:.0f} times its median" if usual > 0 else f"from a median of {usual:.4g}"
+        return f"the loss jumped to {loss:.4g}, {times} of the last {SPIKE_WINDOW} steps"
 
     def skipped(self, place: tuple[int, int], ids: Ids, scale: float | None) -> None:
         """After a step that was skipped.

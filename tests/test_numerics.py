@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from runtime import checkpoint, loop, run
-from runtime.errors import NumericsError
+from runtime.errors import NumericsError, Stopped
 from runtime.metrics import Metrics
 from runtime.numerics import NotFinite, Numerics
 from runtime.saving import Saver
@@ -27,9 +27,11 @@ class Still:
     def evaluation(self, made: run.Run, best: bool) -> None: ...
 
 
-def fit(folder: Path, spoil: Callable[[run.Run], None], train: str = "") -> tuple[run.Run, str]:
+def fit(
+    folder: Path, spoil: Callable[[run.Run], None], train: str = "", *, epochs: int = 3
+) -> tuple[run.Run, str]:  # fmt: skip
     """Train the tiny job after `spoil` has hooked something in."""
-    made = tiny.assembled(folder, tiny.job(train=train))
+    made = tiny.assembled(folder, tiny.job(train=train, epochs=epochs))
     made.metrics = Metrics(folder)
     saver = Saver(made)
     saver.final()
@@ -153,26 +155,109 @@ def test_a_buffer_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
     assert_all_finite(tmp_path)
 
 
+def good(numerics: Numerics, loss: float) -> str | None:
+    return numerics.good(loss, (0, 7), lambda: torch.arange(2).numpy())
+
+
 def test_spikes() -> None:
     warn, back, ignore = (Numerics(kind) for kind in ("warn", "rollback", "ignore"))
     for numerics in (warn, back, ignore):
         for _ in range(50):
-            assert numerics.good(1.0) is None
-    assert warn.good(11.0) == "the loss jumped to 11, 11 times its median of the last 50 steps"
-    assert ignore.good(11.0) is None
-    with pytest.raises(NotFinite, match="the loss jumped"):
-        back.good(11.0)
+            assert good(numerics, 1.0) is None
+    assert good(warn, 11.0) == "the loss jumped to 11, 11 times its median of the last 50 steps"
+    assert good(ignore, 11.0) is None
+    with pytest.raises(NotFinite, match=r"the loss jumped .* samples \[0, 1\]"):
+        good(back, 11.0)
+    back.roll_back(NotFinite("the loss jumped"))
+    assert back.skip == {(0, 7)}
 
 
 def test_a_jump_of_small_losses_is_no_spike() -> None:
     numerics = Numerics("warn")
     for loss in [2.0] * 50 + [0.01] * 60:
-        assert numerics.good(loss) is None
+        assert good(numerics, loss) is None
     again = Numerics("warn")
     again.load(numerics.state())
     for both in (numerics, again):
-        assert both.good(0.9) is None
-        assert both.good(1.1) == "the loss jumped to 1.1, 110 times its median of the last 50 steps"
+        assert good(both, 0.9) is None
+        assert good(both, 1.1) == "the loss jumped to 1.1, 110 times its median of the last 50 steps"
+
+
+@pytest.mark.parametrize(("usual", "word"), [(0.0, "from a median of 0"), (-2.0, "from a median of -2")])
+def test_a_jump_from_a_loss_that_is_not_above_zero(usual: float, word: str) -> None:
+    numerics = Numerics("warn")
+    for _ in range(50):
+        assert good(numerics, usual) is None
+    assert good(numerics, 30.0) == f"the loss jumped to 30, {word} of the last 50 steps"
+
+
+BACK = "loss_spike: rollback, schedule: constant"
+
+
+def outlier(*batches: tuple[int, int]) -> Callable[[run.Run], None]:
+    """Samples far away from all others in these batches, every time that they come."""
+
+    def spoil(made: run.Run) -> None:
+        def hook(module: torch.nn.Module, inputs: Any) -> Any:
+            place = (made.counters.epoch, made.counters.batch)
+            return (-inputs[0] * 50,) if module.training and place in batches else None
+
+        made.model.register_forward_pre_hook(hook)
+        for module in made.model.modules():  # without its statistics a batch is as large as it is
+            if isinstance(module, torch.nn.BatchNorm2d):
+                made.frozen.append(module)
+
+    return spoil
+
+
+def test_a_spike_goes_back_and_leaves_its_batch_out(tmp_path: Path) -> None:
+    made, reason = fit(tmp_path, outlier((15, 2)), BACK, epochs=20)
+    assert reason == "all 20 epochs are done"
+    assert (made.numerics.rollbacks, made.numerics.skip) == (1, {(15, 2)})
+    (text,) = [row["text"] for row in rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
+    assert "the loss jumped to" in text
+    assert text.endswith("; back to step-0, batches left out: epoch 16 batch 3")
+    ids = made.batches.order(15, 2)[0].tolist()
+    assert f"samples {ids}; back" in text
+    steps = [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
+    assert steps == [step for step in range(1, 81) if step != 63]
+
+
+def test_a_spike_is_seen_after_a_resume_too(tmp_path: Path) -> None:
+    """The window is in the checkpoint: stopped just before the spike, the run ends with the bits of one in peace."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    peace, _ = fit(tmp_path / "a", outlier((15, 2)), BACK, epochs=20)
+
+    def stop(made: run.Run) -> None:
+        outlier((15, 2))(made)
+        made.signals.check = lambda: _stop_at(made, 62)  # type: ignore[method-assign]
+
+    with pytest.raises(Stopped):
+        fit(tmp_path / "b", stop, BACK, epochs=20)
+    made = tiny.assembled(tmp_path / "b", tiny.job(train=BACK, epochs=20))
+    outlier((15, 2))(made)
+    loaded, _ = checkpoint.latest(tmp_path / "b" / "checkpoints")
+    assert loaded is not None
+    assert loaded.path.name == "step-62"
+    made.restore(loaded)
+    made.metrics = Metrics(tmp_path / "b", after=62, epoch=15)
+    loop.fit(made, Saver(made), Still())  # type: ignore[arg-type]
+    made.metrics.close()
+    assert "back to step-62, batches left out: epoch 16 batch 3" in rows(tmp_path / "b", "events.jsonl")[-1]["text"]
+    assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in peace.model.state_dict().items())
+
+
+def _stop_at(made: run.Run, step: int) -> None:
+    if made.counters.step == step:
+        Saver(made).final()
+        raise Stopped("a stop")
+
+
+def test_the_second_spike_is_the_end(tmp_path: Path) -> None:
+    with pytest.raises(NumericsError, match=r"the loss jumped .*, and the run has gone back once already"):
+        fit(tmp_path, outlier((15, 2), (17, 0)), BACK, epochs=20)
+    assert_all_finite(tmp_path)
 
 
 def test_the_scaler_collapses() -> None:

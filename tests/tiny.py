@@ -25,7 +25,7 @@ name: tiny
 task: image-classification
 data: {{train: x}}
 model: {{name: small-cnn, width: 4{model}}}
-train: {{epochs: 3, batch_size: 16{train}}}
+train: {{epochs: {epochs}, batch_size: 16{train}}}
 """
 
 
@@ -50,8 +50,8 @@ class Arrays:
         return f"sample {index}"
 
 
-def job(train: str = "", model: str = "", optimize: str = "") -> Job:
-    text = TEXT.format(train=train and f", {train}", model=model and f", {model}")
+def job(train: str = "", model: str = "", optimize: str = "", *, epochs: int = 3) -> Job:
+    text = TEXT.format(epochs=epochs, train=train and f", {train}", model=model and f", {model}")
     return spec.check(parse(f"{text}optimize: {{{optimize}}}\n", "tiny.yaml"))
 
 

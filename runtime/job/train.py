@@ -186,7 +186,8 @@ class Train(Spec):
     early_stopping: EarlyStopping | None = Field(None, description="stop when a metric no longer improves")
     loss_spike: Literal["ignore", "warn", "rollback"] = Field(
         "warn",
-        description="what follows when the loss jumps to ten times its usual value, and over half of its first one",
+        description="what follows when the loss jumps to ten times its median of the last 50 steps, and over half of its "
+        "first one; rollback: back to the last checkpoint, that batch left out, once in a run",
     )
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="decay of an average of the weights that is validated and stored beside them"
