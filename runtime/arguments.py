@@ -30,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
     made = with_job(add("plan", "every decision with its reason"))
     made.add_argument("--hardware", type=Path, metavar="FILE", help="decide for a recorded machine")
     made.add_argument("--plain", action="store_true", help="everything off")
+    made.add_argument("--all", action="store_true", help="also the decisions that do not apply to this machine and job")
     made.add_argument("--json", action="store_true", help="as JSON, the input of train --plan")
     made = with_job(add("train", "train, or resume an unfinished run"))
     made.add_argument("--plain", action="store_true", help="everything off: the honest baseline")

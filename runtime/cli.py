@@ -72,7 +72,7 @@ def plan(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(made.to_json(), indent=1))
     else:
-        console().print(render(made, job, machine))
+        console().print(render(made, job, machine, whole=given.all))
     return 0
 
 

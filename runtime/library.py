@@ -20,7 +20,7 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
-from runtime import batch_size, callers, dropout, seen, spec, trainer, tune
+from runtime import batch_size, callers, dropout, seen, shown, spec, trainer, tune
 from runtime import folder as folders
 from runtime import plan as plans
 from runtime import run as running
@@ -40,7 +40,6 @@ from runtime.models.build import Model
 from runtime.own_loss import OwnTerms
 from runtime.progress import say
 from runtime.signals import Interrupted, Signals, stopping
-from runtime.table import console, render
 
 Setting = bool | int | float | str
 
@@ -225,7 +224,7 @@ def _assembled(
         found = tune.measured(job, machine, plan, dataset, network, place.path, signals, say)
         if found:
             plan = callers.as_started(plans.resolve(job, machine, facts, measured=found), machine)
-    console().print(render(plan, job, machine))
+    shown.show(plan, job, machine, before, stored)
     run = running.assemble(job, machine, plan, place.path, dataset, network, signals, clock)
     seen.record(run, say)
     return run

@@ -205,9 +205,18 @@ def replayed(plan: Plan) -> dict[str, Value]:
 
 
 def carried(fresh: Plan, stored: Plan) -> Plan:
-    """The fresh plan with what running out of memory has taught: it stands above all, even above the job."""
-    learned = {row.name: row for row in stored.decisions if row.source == "memory"}
-    return replace(fresh, decisions=tuple(learned.get(row.name, row) for row in fresh.decisions))
+    """The fresh plan of a resumed run with what the stored one knows: why a value that stays was decided.
+
+    What running out of memory has taught stands above all, even above the job.
+    """
+    old = {row.name: row for row in stored.decisions}
+
+    def row(now: Decision) -> Decision:
+        before = old.get(now.name, now)
+        kept = before.source == "memory" or (now.source == "file" and now.value == before.value)
+        return before if kept else now
+
+    return replace(fresh, decisions=tuple(row(now) for now in fresh.decisions))
 
 
 def smaller(plan: Plan, batch_size: int, why: str) -> Plan | None:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runtime import batch_size, cgroup, evidence, guard, processes, signals, spec
+from runtime import batch_size, cgroup, evidence, guard, processes, shown, signals, spec
 from runtime import folder as folders
 from runtime import plan as plans
 from runtime.detect import detect
@@ -26,7 +26,6 @@ from runtime.events import Events
 from runtime.files import read_json, write_json
 from runtime.hardware import Hardware, size
 from runtime.job import Job
-from runtime.table import console, render
 
 STATUS = {0: "done", 75: "stopped"}
 STOPPED_REPORT = 4.0
@@ -71,7 +70,7 @@ def train(request: Request) -> int:
     plan = plans.resolve(job, machine, plain=request.plain, replay=replay, measured=evidence.started(machine, job))
     if stored:
         plan = plans.carried(plan, stored)
-    console().print(render(plan, job, machine))
+    shown.show(plan, job, machine, run.path / "plan.json", stored)
     return _run(request, job, machine, plan, run)
 
 

@@ -256,3 +256,13 @@ def test_the_example_script_trains(tmp_path: Path) -> None:
     assert float(last.split()[0]) >= 0.95
     assert last.endswith("everything else is in runs/circle-001")
     assert (tmp_path / "runs" / "circle-001" / "report.html").exists()
+
+
+def test_the_plan_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A notebook that trains again and again does not print a table each time."""
+    train(tmp_path, name="notebook")
+    assert "decision " in capsys.readouterr().out
+    train(tmp_path, name="notebook")
+    said = capsys.readouterr().out
+    assert "decision " not in said
+    assert "plan for notebook (python): unchanged, as in" in said

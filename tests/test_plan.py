@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
+from rich.console import Console
 
 from runtime import hardware, plan, spec
 from runtime.errors import SpecError
 from runtime.hardware import Hardware
 from runtime.job import Job
 from runtime.job.document import parse
+from runtime.table import render, render_changes
 
 MACHINES = Path(__file__).parent / "machines"
 TEXT = "name: a\ntask: image-classification\ndata: {train: x}\n"
@@ -183,3 +187,48 @@ def test_a_file_that_is_no_plan(tmp_path: Path, content: str, expected: str) -> 
     path.write_text(content)
     with pytest.raises(SpecError, match=expected):
         plan.load(path)
+
+
+def shown(*parts: object) -> str:
+    """What is printed, on lines of 100 columns, as one line without runs of spaces."""
+    screen = Console(file=io.StringIO(), width=100)
+    for part in parts:
+        screen.print(part)
+    return " ".join(cast(io.StringIO, screen.file).getvalue().split())
+
+
+def test_what_does_not_apply_is_one_line() -> None:
+    """On a CPU nobody reads about GPUs, unless the job asked for it or the reader asks for all."""
+    wanted, here = job(), machine()
+    made = plan.resolve(wanted, here)
+    text, whole = shown(render(made, wanted, here)), shown(render(made, wanted, here, whole=True))
+    for name in ("cuda_graphs", "pinned_transfer", "attention", "feature_cache", "unpadding"):
+        assert name not in text
+        assert name in whole
+    assert "9 more do not apply (no GPU: 6, nothing frozen: 2, no padding: 1): `drivetrain plan JOB --all`" in text
+    assert "do not apply" not in whole
+    assert all(row.name in whole for row in made.decisions)
+    asked = job("optimize: {cuda_graphs: false}")
+    assert "cuda_graphs false job" in shown(render(plan.resolve(asked, here), asked, here))
+    assert "cuda_graphs" in shown(render(plan.resolve(wanted, machine("t4")), wanted, machine("t4")))
+
+
+def test_a_plan_that_was_shown_is_not_shown_again() -> None:
+    wanted, here, file = job(), machine(), Path("runs/a-001/plan.json")
+    made = plan.resolve(wanted, here)
+    text = shown(render_changes(made, made, file, wanted, here))
+    assert text.startswith("plan for a (image-classification): unchanged, as in runs/a-001/plan.json")
+    assert "cpu_threads" not in text
+    other = plan.resolve(job("optimize: {cpu_threads: 1}"), here)
+    text = shown(render_changes(other, replace(made, notes=("old",)), file, wanted, here))
+    assert f"1 of {len(made.decisions)} decisions differ from runs/a-001/plan.json" in text
+    assert "cpu_threads 1 job" in text
+    assert "denormals" not in text
+
+
+def test_a_resumed_run_keeps_its_reasons() -> None:
+    """What is replayed stands in the plan with the source and reason of the first start."""
+    first = plan.resolve(job(), machine())
+    again = plan.resolve(job(), machine(), replay=plan.replayed(first))
+    assert {row.source for row in again.decisions} == {"file"}
+    assert plan.carried(again, first).decisions == first.decisions

@@ -9,7 +9,8 @@ The file name is the key under `optimize:`, the row in the plan, the line in the
     apply(run, value) -> None                           with `seen`, the only part that touches torch
     seen(run) -> value                                  what is really in force, read back after assembly
 
-and, for a setting that must stand before the process starts, environment(hardware, value) -> dict.
+and, for a setting that must stand before the process starts, environment(hardware, value) -> dict; for one that works
+on some machines or jobs only, lacks(job, hardware) -> str|None: what is missing here, in two or three words.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class Optimization:
     apply: Callable[[Any, Value], None]
     seen: Callable[[Any], Value]
     environment: Callable[[Hardware, Value], dict[str, str]]
+    lacks: Callable[[Job, Hardware], str | None]
+    """What this machine or job lacks that it could work on; None where there is something to decide."""
     redraws: bool
     """Whether dropout draws other numbers with it, so that steps can only be compared without dropout."""
 
@@ -97,6 +100,7 @@ def _from(module: ModuleType) -> Optimization:
         apply=module.apply,
         seen=module.seen,
         environment=getattr(module, "environment", lambda hardware, value: {}),
+        lacks=getattr(module, "lacks", lambda job, hardware: None),
         redraws=getattr(module, "REDRAWS", False),
     )
 

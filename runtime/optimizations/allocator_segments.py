@@ -30,6 +30,11 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     return Choice(True, "batches of different sizes leave no holes in the GPU's memory")
 
 
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """It works on GPUs only."""
+    return None if hardware.gpu else "no GPU"
+
+
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """It is a setting of CUDA's allocator."""
     if value and hardware.gpu is None:

@@ -47,6 +47,11 @@ def _attends(workload: Workload | None) -> bool:
     return workload is None or any("Attention" in layer for layer in workload.layers)
 
 
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """Only GPUs have several kernels."""
+    return None if hardware.gpu else "no GPU"
+
+
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Only GPUs have several kernels; flash starts at 8.0; a setting must have a layer to work on."""
     if value == OFF:

@@ -25,6 +25,11 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     return Choice(OFF, refuse(job, hardware, workload, True) or "by measurement for small networks, or by request")
 
 
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """It works on GPUs only."""
+    return None if hardware.gpu else "no GPU"
+
+
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """It is a mode of compile, on GPUs, for batches that go through the network whole."""
     if not value:

@@ -28,6 +28,11 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     return Choice(True, "all samples have one size, so each race is run once")
 
 
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """It works on GPUs only."""
+    return None if hardware.gpu else "no GPU"
+
+
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """A race has no certain winner, every new size is a race, and without a convolution there is none."""
     if not value:

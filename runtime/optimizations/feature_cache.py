@@ -15,6 +15,7 @@ from runtime.optimizations import Choice, Effect, Stage, Value
 if TYPE_CHECKING:
     from runtime.hardware import Hardware
     from runtime.job import Job
+    from runtime.job.model import Freeze
     from runtime.workload import Workload
 
 STAGE = Stage.MODEL
@@ -48,12 +49,17 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
                   f"{'of memory' if where == 'memory' else 'on the disk'}")  # fmt: skip
 
 
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """Only frozen parts have outputs that stay the same."""
+    return None if _frozen(job) else "nothing frozen"
+
+
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """There must be a frozen prefix in evaluation mode, inputs that do not change, and room."""
     if not value:
         return None
-    frozen = getattr(getattr(job, "model", None), "freeze", None)
-    if frozen is None or not (frozen.embeddings or frozen.layers or frozen.names):
+    frozen = _frozen(job)
+    if frozen is None:
         return "nothing of the network is frozen (model.freeze)"
     if frozen.train_mode:
         return "model.freeze.train_mode keeps dropout and BatchNorm of frozen parts changing"
@@ -63,6 +69,12 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if job.optimize.get("loader_workers", "auto") not in ("auto", 0):
         return "optimize.loader_workers prepares inputs in other processes, and there are none to prepare"
     return None if workload is None else _no_room(hardware, workload)
+
+
+def _frozen(job: Job) -> Freeze | None:
+    """What the job freezes; None if that is nothing."""
+    frozen: Freeze | None = getattr(getattr(job, "model", None), "freeze", None)
+    return frozen if frozen and (frozen.embeddings or frozen.layers or frozen.names) else None
 
 
 def _no_room(hardware: Hardware, workload: Workload) -> str | None:

@@ -52,6 +52,11 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
                   f"{size(gpus.room(hardware.gpu, job.limits.gpu_memory))}")  # fmt: skip
 
 
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """It works on GPUs only."""
+    return None if hardware.gpu else "no GPU"
+
+
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """There must be a GPU with room, samples of one size, and nobody who prepares them on the host."""
     if not value:

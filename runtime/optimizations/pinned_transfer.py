@@ -27,6 +27,11 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     return Choice(True, "the next batch is copied while the GPU computes this one")
 
 
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """It works on GPUs only."""
+    return None if hardware.gpu else "no GPU"
+
+
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Only what is copied to a GPU can be pinned for it."""
     if not value:

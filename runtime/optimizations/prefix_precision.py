@@ -51,6 +51,11 @@ def _unit(hardware: Hardware) -> str | None:
     return f"{hardware.gpu.name} has bf16 tensor cores" if hardware.gpu.capability >= (8, 0) else None
 
 
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """It is about the outputs that feature_cache keeps."""
+    return feature_cache.lacks(job, hardware)
+
+
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """There must be outputs that can be kept, and a chip that has the format."""
     if value == OFF:

@@ -68,6 +68,11 @@ def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str |
     return f"a row takes up to {size(need)}, {size(max(0, left))} may be used" if need > left / 2 else None
 
 
+def lacks(job: Job, hardware: Hardware) -> str | None:
+    """Only texts have different lengths."""
+    return None if job.task.startswith("text") else "no padding"
+
+
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Only texts of different lengths are padded; only some encoders can be packed, and not when compiled."""
     if value == OFF:
