@@ -79,17 +79,26 @@ class Ranks:
             flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in group])
             self._sum(flat)
             for p, part in zip(group, torch.split(flat, [p.numel() for p in group]), strict=True):
-                p.grad = part.view_as(p).clone()
+                # Fused kernels walk through parameter, gradient and moments by address: all must lie alike.
+                p.grad = torch.empty_like(p).copy_(part.view_as(p))
 
-    def lead(self, buffers: Iterable[Tensor]) -> None:
-        """Give every process the leader's buffers: BatchNorm's statistics are those of its part.
+    @torch.no_grad()
+    def lead(self, tensors: Iterable[Tensor]) -> None:
+        """Give every process the leader's values, in place: first weights, BatchNorm's statistics.
 
         Raises:
             PeerError: if another process is gone.
         """
-        if self.count > 1:
-            for buffer in buffers:
-                self._call(torch.distributed.broadcast, buffer, 0)
+        held = [tensor for tensor in tensors if tensor.numel()]
+        if self.count == 1 or not held:
+            return
+        # As bytes, of any type, and end to end: a collective takes only what lies in one piece.
+        sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in held])
+        self._call(torch.distributed.broadcast, sent, 0)
+        sizes = [tensor.numel() * tensor.element_size() for tensor in held]
+        for tensor, part in zip(held, torch.split(sent, sizes), strict=True):
+            # A part may begin anywhere, and a view as numbers only where such a number may.
+            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
 
     def barrier(self) -> None:
         """Wait until every process is here.
@@ -99,6 +108,11 @@ class Ranks:
         """
         if self.count > 1:
             self._sum(torch.zeros(1, device=self.device))
+
+    def leave(self) -> None:
+        """Part from the others once there is nothing more to exchange: a process that ends inside a group may abort."""
+        if self.count > 1 and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
     def _sum(self, flat: Tensor) -> None:
         self._call(torch.distributed.all_reduce, flat)

@@ -127,7 +127,7 @@ class Step:
     def _together(self, loss: Tensor) -> Tensor:
         """The loss of all processes' parts; the parameters then have their gradient."""
         self.ranks.gradients(self.parameters)
-        self.ranks.lead(self.buffers)
+        self.ranks.lead(self.model.buffers())
         return self.ranks.total([loss])[0]
 
     def _gradients(self, batch: Batch, over: dict[str, Tensor]) -> Tensor:

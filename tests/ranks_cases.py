@@ -1,0 +1,104 @@
+"""One process of several that trains small jobs one after another: python -m tests.ranks_cases FOLDER CASE [CASE ...].
+
+It writes the losses of each into FOLDER/<rank>.json. One start of torch serves all cases.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from runtime import plan, run
+from runtime.clock import Clock
+from runtime.job.model import Freeze
+from runtime.models.build import Model
+from runtime.optimizations import Value
+from runtime.ranks import Ranks
+from runtime.ranks import Ranks
+from tests import tiny
+
+ROOT = Path(__file__).parent.parent
+STEPS = 8
+BATCH = 16
+Losses = list[float]
+
+
+class Convolutions(nn.Module):
+    """Two convolutions, with BatchNorm or without, a four-dimensional buffer and a weight that lies transposed."""
+
+    def __init__(self, normed: bool) -> None:
+        super().__init__()
+        norms = [nn.BatchNorm2d(8), nn.BatchNorm2d(8)] if normed else [nn.Identity(), nn.Identity()]
+        self.body = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), norms[0], nn.ReLU(),
+                                  nn.Conv2d(8, 8, 3, padding=1, stride=2), norms[1], nn.ReLU())  # fmt: skip
+        self.head = nn.Linear(8, 3)
+        self.head.weight = nn.Parameter(torch.randn(8, 3).t())
+        self.register_buffer("scale", torch.ones(1, 8, 4, 4))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.scale.copy_(self.scale.clamp(max=0.9))
+        return self.head((self.body(images) * self.scale).mean(dim=(2, 3)))
+
+
+def convolutional(folder: Path, name: str) -> run.Run:
+    """A run in float64 of 64 images in batches of 16; the name lists what is on: norm, channels_last, fused, halves."""
+    on = name.split("+")
+    job = tiny.job("ema: 0.9, clip_norm: 1.0, optimizer: {name: adamw, lr: 0.03}").model_copy(update={"name": name})
+    data, here = tiny.dataset(), tiny.machine()
+    data.train.inputs = data.train.inputs.double()  # type: ignore[attr-defined]
+    torch.manual_seed(0)
+    network = Convolutions("norm" in on).double()
+    made = plan.resolve(job, here, run.workload(data, network), plain=True)
+    asked: dict[str, Value] = {"channels_last": "channels_last" in on, "fused_optimizer": "fused" in on}
+    rows = [replace(row, value=asked.get(row.name, row.value)) for row in made.decisions]
+    found = run.assemble(job, here, replace(made, decisions=tuple(rows)), folder, data,
+                         Model(network, "none", {}, Freeze()), tiny.Quiet(), Clock())  # fmt: skip
+    if "halves" in on:
+        found.step.micro_batch = BATCH // 2
+    return found
+
+
+KINDS: dict[str, Callable[[Path, str], run.Run]] = {"convolutional": convolutional}
+
+
+def trained(folder: Path, case: str) -> Losses:
+    """Losses of a case, `kind/name`, by step, and at last the sum of all its weights."""
+    kind, name = case.split("/")
+    made = KINDS[kind](folder, name)
+    losses = tiny.losses(made, STEPS)
+    return [*losses, sum(float(p.detach().double().sum()) for p in made.model.parameters())]
+
+
+def together(folder: Path, cases: Sequence[str], count: int) -> list[dict[str, Losses]]:
+    """The losses by case that each of so many processes saw."""
+    names = {"DRIVETRAIN_RANKS": str(count), "DRIVETRAIN_MEETING": str(folder / "store"), "GLOO_SOCKET_IFNAME": "lo",
+             "OMP_NUM_THREADS": "1"}  # fmt: skip
+    started = [
+        subprocess.Popen([sys.executable, "-m", "tests.ranks_cases", str(folder), *cases], cwd=ROOT,
+                         env={**os.environ, **names, "DRIVETRAIN_RANK": str(rank)}, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, text=True) for rank in range(count)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * count, "\n".join(said)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    found = {case: trained(folder, case) for case in sys.argv[2:]}
+    (folder / f"{os.environ['DRIVETRAIN_RANK']}.json").write_text(json.dumps(found))
+    Ranks(0, int(os.environ["DRIVETRAIN_RANKS"])).leave()
+    Ranks(0, int(os.environ["DRIVETRAIN_RANKS"])).leave()
+
+
+if __name__ == "__main__":
+    main()
