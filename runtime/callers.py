@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime import optimizations
+from runtime import optimizations, torch_settings
 from runtime.hardware import Hardware
-from runtime.optimizations import Effect, Stage, attention, denormals
+from runtime.optimizations import Effect, Stage
 from runtime.plan import Plan, written
 from runtime.signals import WATCHED, Signals
 
@@ -57,27 +57,19 @@ def _compiler() -> Any:
 
 @contextlib.contextmanager
 def as_found() -> Iterator[None]:
-    """Settings of torch, and random numbers, are afterwards as they were. TF32 on a GPU stays allowed."""
+    """Settings of torch, and random numbers, are afterwards as they were."""
     drawn = random.getstate(), np.random.get_state()
-    threads, flushing = torch.get_num_threads(), bool(denormals.seen(None))
-    exact, compiler = torch.get_deterministic_debug_mode(), getattr(_compiler(), "deterministic", False)
-    filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    racing, kernels = torch.backends.cudnn.benchmark, attention.allowed()
+    threads, compiler = torch.get_num_threads(), getattr(_compiler(), "deterministic", False)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), torch_settings.kept():
         try:
             yield
         finally:
             random.setstate(drawn[0])
             np.random.set_state(drawn[1])
             torch.set_num_threads(threads)
-            torch.set_flush_denormal(flushing)
-            torch.backends.cudnn.benchmark = racing
-            attention.allow(*kernels)
-            torch.set_deterministic_debug_mode(exact)
             if hasattr(_compiler(), "deterministic"):
                 _compiler().deterministic = compiler
-            torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
 
 
 def as_started(plan: Plan, hardware: Hardware) -> Plan:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from runtime import torch_settings
 from runtime.data.dataset import Prepare, Split
 from runtime.draws import Ids
 
@@ -34,10 +35,11 @@ def outputs(
         device: where to compute.
     """
     network.to(device)
-    for ids in groups(split, prepare):
-        raw = tuple(x.to(device) for x in split.gather(ids))
-        found = network(*prepare(raw, ids, None))
-        yield ids, {name: (found[name] if isinstance(found, Mapping) else found).float().cpu() for name in heads}
+    with torch_settings.plain():
+        for ids in groups(split, prepare):
+            raw = tuple(x.to(device) for x in split.gather(ids))
+            found = network(*prepare(raw, ids, None))
+            yield ids, {name: (found[name] if isinstance(found, Mapping) else found).float().cpu() for name in heads}
 
 
 def groups(split: Split, prepare: Prepare) -> Iterator[Ids]:

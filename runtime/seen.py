@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_info
 
-from runtime import optimizations
+from runtime import optimizations, torch_settings
 from runtime.files import write_json
 from runtime.hardware import Hardware, size
 from runtime.run import Run
@@ -70,7 +70,7 @@ def _warn(rows: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]) -> 
 
 
 def libraries() -> dict[str, str]:
-    """Versions and thread counts of what computes in this process."""
+    """Versions and thread counts of what computes in this process, and what torch is set to."""
     config = torch.__config__.show()
     found = {"torch": str(torch.__version__), "instruction set": str(torch.backends.cpu.get_cpu_capability())}
     for name, pattern in (("MKL", r"Math Kernel Library Version (\S+)"), ("oneDNN", r"(?:MKL-DNN|oneDNN) v(\S+)")):
@@ -79,6 +79,7 @@ def libraries() -> dict[str, str]:
     for pool in threadpool_info():
         name = " ".join(filter(None, (str(pool["internal_api"]), pool["version"])))
         found[str(pool["prefix"])] = f"{name}, {pool['num_threads']} threads"
+    found["torch settings"] = "; ".join(f"{name}: {value}" for name, value in torch_settings.state().items())
     return found
 
 

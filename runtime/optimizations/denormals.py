@@ -47,4 +47,4 @@ def seen(run: Any) -> Value:
     """Whether a denormal number times one is zero."""
     import torch
 
-    return bool((torch.full((1,), 1e-40) * 1.0).item() == 0.0)
+    return bool((torch.full((1,), 1e-40, dtype=torch.float32) * 1.0).item() == 0.0)

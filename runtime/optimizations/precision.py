@@ -79,11 +79,11 @@ def apply(run: Any, value: Value) -> None:
     """Autocast around the forward pass; TF32 for the rest of a GPU's arithmetic; a scaler for fp16."""
     import torch
 
-    from runtime.compat import allow_tf32
+    from runtime import torch_settings
     from runtime.scaler import Scaler
 
     if run.device.type == "cuda" and value in ("tf32", "bf16"):
-        allow_tf32()
+        torch_settings.set_tf32(True)
     if value == "bf16":
         run.step.autocast(torch.bfloat16)
     elif value == "fp16":
@@ -91,12 +91,12 @@ def apply(run: Any, value: Value) -> None:
 
 
 def seen(run: Any) -> Value:
-    """The type that autocast gives, and what fp32 products on a GPU use."""
+    """The type that autocast gives, or what fp32 kernels use; `mixed` where not all use the same."""
     import torch
 
-    from runtime.compat import tf32_allowed
+    from runtime import torch_settings
 
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     if run.step.dtype in names:
         return names[run.step.dtype]
-    return "tf32" if run.device.type == "cuda" and tf32_allowed() else OFF
+    return {None: "mixed", False: OFF, True: "tf32"}[torch_settings.tf32()]

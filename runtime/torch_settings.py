@@ -1,0 +1,162 @@
+"""Torch settings: every switch of the whole process that changes numbers or picks kernels, set and read in one place.
+
+Each of them outlives whoever set it. So a run begins with `reset`, optimizations change what the plan says, and a
+process that is not ours gets its own values back from `kept`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.backends import cuda, cudnn, mkldnn
+
+from runtime.optimizations import attention, denormals
+
+NEW = hasattr(torch._C, "_set_fp32_precision_setter")
+"""Whether this torch has a precision for each kind of kernel (2.9), beside the older switches."""
+_LEVELS = tuple((backend, "all") for backend in ("generic", "cuda", "mkldnn"))
+_KERNELS = tuple((backend, kind) for backend in ("cuda", "mkldnn") for kind in ("matmul", "conv", "rnn"))
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One setting of the process, and what a run begins with."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+    plain: Any
+
+
+def reset() -> None:
+    """All switches as a run begins: fp32 that is fp32, no race of kernels, every attention kernel allowed."""
+    for switch in _SWITCHES:
+        switch.write(switch.plain)
+    set_tf32(False)
+
+
+def set_tf32(on: bool) -> None:
+    """Let matrix products, convolutions and recurrent layers of GPUs use TF32, or none of them.
+
+    Torch refuses to read a mix of its older and newer switches, and its compiler reads both, so they are set alike.
+    """
+    if NEW:
+        for level in _LEVELS:
+            _set_precision(level, "none")
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    cudnn.allow_tf32 = on
+    if NEW:
+        for backend, kind in _KERNELS:
+            _set_precision((backend, kind), "tf32" if on and backend == "cuda" else "ieee")
+
+
+def tf32() -> bool | None:
+    """Whether fp32 kernels may use TF32; None if some of them may, or if those of a CPU may use a shorter format."""
+    used = {_uses_tf32(kind) for kind in ("matmul", "conv", "rnn")}
+    short = NEW and any(_precision(("mkldnn", kind)) not in ("none", "ieee") for kind in ("matmul", "conv", "rnn"))
+    return None if len(used) > 1 or short else used.pop()
+
+
+def state() -> dict[str, Any]:
+    """All switches as they are."""
+    found = {switch.name: switch.read() for switch in _SWITCHES}
+    if NEW:
+        found |= {f"{backend} {kind}": _precision((backend, kind)) for backend, kind in (*_LEVELS, *_KERNELS)}
+    with contextlib.suppress(RuntimeError):  # somebody has set newer switches only, of which these know nothing
+        found["float32_matmul_precision"] = torch.get_float32_matmul_precision()
+        found["cudnn allow_tf32"] = cudnn.allow_tf32
+    return found
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """All switches are afterwards as they were."""
+    before = state()
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+@contextlib.contextmanager
+def plain() -> Iterator[None]:
+    """Within, all switches as a run begins; afterwards as they were."""
+    with kept():
+        reset()
+        yield
+
+
+def _restore(before: dict[str, Any]) -> None:
+    for switch in _SWITCHES:
+        switch.write(before[switch.name])
+    # The older switches set the newer ones along with them, and the wider ones those below.
+    if "float32_matmul_precision" in before:
+        torch.set_float32_matmul_precision(before["float32_matmul_precision"])
+    if "cudnn allow_tf32" in before:
+        cudnn.allow_tf32 = before["cudnn allow_tf32"]
+    if NEW:
+        for level in (*_LEVELS, *_KERNELS):
+            _set_precision(level, before[" ".join(level)])
+
+
+def _set_precision(level: tuple[str, str], value: str) -> None:
+    torch._C._set_fp32_precision_setter(*level, value)
+
+
+def _precision(level: tuple[str, str]) -> str:
+    return str(torch._C._get_fp32_precision_getter(*level))
+
+
+def _uses_tf32(kind: str) -> bool:
+    if NEW:
+        return _precision(("cuda", kind)) == "tf32"
+    return bool(cuda.matmul.allow_tf32 if kind == "matmul" else cudnn.allow_tf32)
+
+
+def _attribute(owner: Any, name: str, plain: Any, title: str) -> list[Switch]:
+    """The switch that is an attribute; none in a torch that does not have it."""
+    if not hasattr(owner, name):
+        return []
+
+    def write(value: Any) -> None:
+        setattr(owner, name, value)
+
+    return [Switch(title, lambda: getattr(owner, name), write, plain)]
+
+
+def _reduction(name: str) -> Switch:
+    """Whether sums of a short format may be kept short; newer versions also say whether they may be split."""
+    split = f"{name}_split_k"
+
+    def read() -> tuple[bool, ...]:
+        own = bool(getattr(cuda.matmul, name))
+        return (own, bool(getattr(cuda.matmul, split))) if hasattr(cuda.matmul, split) else (own,)
+
+    def write(value: tuple[bool, ...]) -> None:
+        setattr(cuda.matmul, name, value if len(value) > 1 else value[0])
+
+    return Switch(f"matmul {name}", read, write, (True,))
+
+
+_SWITCHES: tuple[Switch, ...] = (
+    Switch("default_dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+    # The same as torch.use_deterministic_algorithms, which also imports the compiler: as long as torch itself.
+    Switch("deterministic", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+    # Filling fresh memory is a debugging aid: nothing here reads what it has not written.
+    *_attribute(torch.utils.deterministic, "fill_uninitialized_memory", False, "fill_uninitialized_memory"),
+    Switch("flush_denormal", lambda: bool(denormals.seen(None)), torch.set_flush_denormal, False),
+    Switch("attention", attention.allowed, lambda kernels: attention.allow(*kernels), (True, True, True)),
+    Switch("attention math", cuda.math_sdp_enabled, cuda.enable_math_sdp, True),
+    Switch("attention short sums", cuda.fp16_bf16_reduction_math_sdp_allowed,
+           cuda.allow_fp16_bf16_reduction_math_sdp, False),
+    *_attribute(cudnn, "benchmark", False, "cudnn benchmark"),
+    *_attribute(cudnn, "deterministic", False, "cudnn deterministic"),
+    *_attribute(mkldnn, "deterministic", False, "mkldnn deterministic"),
+    _reduction("allow_fp16_reduced_precision_reduction"),
+    _reduction("allow_bf16_reduced_precision_reduction"),
+    *_attribute(cuda.matmul, "allow_fp16_accumulation", False, "matmul allow_fp16_accumulation"),
+)  # fmt: skip

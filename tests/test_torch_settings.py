@@ -1,0 +1,146 @@
+"""Torch's settings of the whole process: set in one place at every assembly, read back, and given back to a caller."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.backends import cuda, cudnn
+
+import runtime
+from runtime import callers, inference, seen, torch_settings
+from runtime.optimizations import precision
+from runtime.step import Step
+from tests import tiny
+
+GPU_RUN = SimpleNamespace(
+    device=torch.device("cuda"), step=SimpleNamespace(dtype=None, autocast=lambda *given: None), job=tiny.job()
+)
+"""Enough of a run on a GPU for a precision to be applied to it, which sets switches that any build of torch has."""
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    with torch_settings.kept():
+        yield
+
+
+def spoil() -> None:
+    """What a program may have set before it calls us: everything other than a run begins with."""
+    torch.set_float32_matmul_precision("medium")
+    cudnn.allow_tf32 = True
+    cudnn.benchmark = cudnn.deterministic = True
+    cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    cuda.matmul.allow_fp16_accumulation = True
+    cuda.enable_flash_sdp(False)
+    cuda.enable_math_sdp(False)
+    cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    torch.set_flush_denormal(True)
+    torch.set_deterministic_debug_mode("error")
+
+
+def test_fp32_is_fp32_after_a_run_with_tf32(tmp_path: Path) -> None:
+    precision.apply(GPU_RUN, "tf32")
+    assert precision.seen(GPU_RUN) == "tf32"
+    made = tiny.assembled(tmp_path, tiny.job())
+    assert precision.seen(GPU_RUN) == precision.seen(made) == "fp32"
+    assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32, cuda.matmul.allow_tf32) == ("highest", False, False)
+
+
+def test_fp32_is_fp32_where_torch_comes_with_tf32_for_convolutions_and_recurrent_layers(tmp_path: Path) -> None:
+    cudnn.allow_tf32 = True  # as torch comes
+    tiny.assembled(tmp_path, tiny.job())
+    assert precision.seen(GPU_RUN) == "fp32"
+    assert not cudnn.allow_tf32
+
+
+def test_bf16_lets_every_fp32_kernel_use_tf32_and_older_switches_can_still_be_read(tmp_path: Path) -> None:
+    tiny.assembled(tmp_path, tiny.job())
+    precision.apply(GPU_RUN, "bf16")
+    assert precision.seen(GPU_RUN) == "tf32"
+    # The compiler reads these, and torch refuses to read them where newer ones say otherwise.
+    assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32, cuda.matmul.allow_tf32) == ("high", True, True)
+
+
+def test_where_only_some_kernels_use_tf32_it_is_seen(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, tiny.job())
+    cudnn.allow_tf32 = True  # a network's own code
+    assert seen.seen(made)["precision"] | {"cause": None} == {
+        "asked": "fp32", "seen": "mixed", "same": False, "cause": None
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(not torch_settings.NEW, reason="this torch has no precision for kernels of a CPU")
+def test_a_short_format_for_kernels_of_a_cpu_is_seen_and_taken_back(tmp_path: Path) -> None:
+    torch.set_float32_matmul_precision("medium")
+    assert precision.seen(GPU_RUN) == "mixed"
+    assert precision.seen(tiny.assembled(tmp_path, tiny.job())) == "fp32"
+
+
+def test_every_switch_is_set_at_every_assembly(tmp_path: Path) -> None:
+    tiny.assembled(tmp_path, tiny.job())
+    first = torch_settings.state()
+    spoil()
+    changed = {name for name, value in torch_settings.state().items() if value != first[name]}
+    assert len(changed) >= 12
+    tiny.assembled(tmp_path, tiny.job())
+    assert torch_settings.state() == first
+
+
+def test_a_caller_gets_its_own_values_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil()
+    torch.set_default_dtype(torch.float64)
+    before, during = torch_settings.state(), list[dict[str, object]]()
+
+    def watched(self: Step, *given: object) -> object:
+        during.append(torch_settings.state())
+        return stepped(self, *given)  # type: ignore[arg-type]
+
+    stepped = Step.__call__
+    monkeypatch.setattr(Step, "__call__", watched)
+    inputs, classes = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32), np.arange(16) % 2
+    network = nn.Linear(4, 2, dtype=torch.float32)
+    runtime.train(network, (inputs, classes), (inputs, classes), runs=tmp_path, epochs=1, batch_size=8)
+    assert torch_settings.state() == before
+    assert during[0]["float32_matmul_precision"] == "highest"
+    assert during[0]["default_dtype"] is torch.float32
+
+
+@pytest.mark.skipif(not torch_settings.NEW, reason="this torch has one switch for each")
+def test_a_caller_who_has_set_only_newer_switches_gets_these_back() -> None:
+    cuda.matmul.fp32_precision = "tf32"  # its older switch now says otherwise, and torch refuses to read that
+    before = torch_settings.state()
+    assert "float32_matmul_precision" not in before
+    with callers.as_found():
+        torch_settings.reset()
+        assert torch_settings.tf32() is False
+    assert {name: value for name, value in torch_settings.state().items() if name in before} == before
+
+
+def test_prediction_computes_in_fp32(tmp_path: Path) -> None:
+    data = tiny.dataset()
+    cudnn.allow_tf32 = True
+    found = list[bool | None]()
+
+    class Watching(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            found.append(torch_settings.tf32())
+            return images.flatten(1)[:, :3]
+
+    list(inference.outputs(Watching(), data.heads, data.validation, data.prepare, torch.device("cpu")))
+    assert found == [False]
+    assert cudnn.allow_tf32
+
+
+def test_what_torch_is_set_to_is_in_the_record(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, tiny.job())
+    seen.record(made, lambda line: None)
+    written = json.loads((tmp_path / "plan.json").read_text())["seen"]["libraries"]["torch settings"]
+    assert {"float32_matmul_precision: highest", "cudnn allow_tf32: False"} <= set(written.split("; "))
