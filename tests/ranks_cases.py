@@ -22,7 +22,6 @@ from runtime.job.model import Freeze
 from runtime.models.build import Model
 from runtime.optimizations import Value
 from runtime.ranks import Ranks
-from runtime.ranks import Ranks
 from tests import tiny
 
 ROOT = Path(__file__).parent.parent
