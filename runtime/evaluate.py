@@ -21,8 +21,8 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
     """
     weights = run.ema.swapped_in(run.model) if run.ema else contextlib.nullcontext()
     run.model.eval()
-    # Broken in the middle of a swap, the network would be neither.
-    with run.signals.held(), weights, run.signals.released():
+    # Broken in the middle of a swap, the network would be neither. Evaluating changes nothing of it, whatever it does.
+    with run.signals.held(), weights, run.step.buffers.unchanged(), run.signals.released():
         return _fitting(run)
 
 

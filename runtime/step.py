@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime import compat, memory
+from runtime.buffers import Buffers
 from runtime.data.dataset import Batch, Inputs
 from runtime.losses import Objective
 from runtime.ranks import ALONE
@@ -70,8 +71,7 @@ class Step:
         """Whether compiled kernels are recorded and replayed."""
         self.ranks = ALONE
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.buffers = [b for b in model.buffers() if b.numel()]
-        self.before = [b.clone() for b in self.buffers]
+        self.buffers = Buffers(model)
         self.tell: Callable[[str], None] = print
         self.uncompiled: Callable[[str], None] = print
         """Where it is told, once, that compiling failed."""
@@ -84,10 +84,12 @@ class Step:
         If memory runs out, the same batch is tried again in parts of half the size, from the same buffers and draws.
 
         Raises:
+            SpecError: if the network has a buffer in another shape than before training.
             OutOfMemory: if one sample at a time is too much.
             HalfUpdated: if it was the update that ran out; parts are half the size from now on.
         """
-        self._remember()
+        # A forward pass changes BatchNorm's statistics even if the step comes to nothing.
+        self.buffers.remember()
         over = self._denominators(batch)
         while True:
             self._seed(seed)
@@ -127,7 +129,7 @@ class Step:
     def _together(self, loss: Tensor) -> Tensor:
         """The loss of all processes' parts; the parameters then have their gradient."""
         self.ranks.gradients(self.parameters)
-        self.ranks.lead(self.model.buffers())
+        self.ranks.lead(self.buffers.now())
         return self.ranks.total([loss])[0]
 
     def _gradients(self, batch: Batch, over: dict[str, Tensor]) -> Tensor:
@@ -156,16 +158,8 @@ class Step:
             self._rewind()
         return outcome
 
-    @torch.no_grad()
-    def _remember(self) -> None:
-        """Keep the buffers: a forward pass changes BatchNorm's statistics even if the step comes to nothing."""
-        if self.buffers:
-            torch._foreach_copy_(self.before, self.buffers)
-
-    @torch.no_grad()
     def _rewind(self) -> None:
-        if self.buffers:
-            torch._foreach_copy_(self.buffers, self.before)
+        self.buffers.rewind()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _halve(self, size: int, error: BaseException) -> None:

@@ -111,6 +111,11 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "layers of torch alone": ({"my_model.py": "from torch import nn\ndef build():\n    return nn.Linear(3, 2)\n"}, {},
         f"{NETWORK}, called with inputs of shape (2, 4), raised RuntimeError: mat1 and mat2 shapes cannot be "
         "multiplied (2x4 and 3x2)\n  do:       correct these lines"),
+    "a buffer that a forward pass makes": (
+        network("return self.last", "self.register_buffer('seen', x.detach().mean(dim=0))\n        return self.last"), {},
+        f"{NETWORK}: seen is of shape (4,) after a forward pass and was not there before\n"
+        "  possible: parameters and buffers that are made in __init__, or by a lazy module\n"
+        "  do:       make it in __init__; register_buffer(..., persistent=False)"),
     "too many outputs": (network("Net(width, outputs)", "Net(width, 3)"), {}, f"{NETWORK} gives shape (2, 3) for 2 samples"),
     "a squeezed output": ({**loads("part = torch.zeros(3, 4), torch.zeros(3)\n    return part, part"),
         **network(".relu())", ".relu()).squeeze(1)")}, {}, f"{NETWORK} gives shape (2,) for 2 samples\n"

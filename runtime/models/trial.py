@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from runtime.blame import blamed
 from runtime.data.batches import in_order
@@ -33,6 +34,7 @@ def check(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> Non
         SpecError: if network, data and loss do not go together.
     """
     module.eval()
+    before = _saved(module)
     for split in (dataset.train, dataset.validation):
         batch = first(dataset, split)
         outputs = _outputs(module, batch, name, refuse)
@@ -41,6 +43,7 @@ def check(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> Non
             _check_output(found, head, len(batch), name, refuse)
             if isinstance(dataset.loss, OwnTerms):
                 dataset.loss.tried(found.float(), batch.targets[head.name])
+    _check_saved(before, _saved(module), name, refuse)
 
 
 def _outputs(module: nn.Module, batch: Batch, name: str, refuse: Refuse) -> Any:
@@ -53,6 +56,25 @@ def _check_trained(module: nn.Module, name: str, refuse: Refuse) -> None:
     if not any(p.requires_grad for p in module.parameters()):
         raise refuse(f"{name} has no parameter that can be trained", "parameters that need a gradient",
                      "assign layers to self in __init__, and leave requires_grad of some of them on")  # fmt: skip
+
+
+def _saved(module: nn.Module) -> dict[str, tuple[int, ...] | None]:
+    """The shape of all that a checkpoint holds; None for what waits for its shape."""
+    return {name: None if is_lazy(value) else tuple(value.shape)
+            for name, value in module.state_dict(keep_vars=True).items()}  # fmt: skip
+
+
+def _check_saved(
+    before: Mapping[str, tuple[int, ...] | None], after: Mapping[str, tuple[int, ...] | None], name: str, refuse: Refuse
+) -> None:  # fmt: skip
+    """A network is built anew for a resume and for `predict`, and has to be the one that was saved."""
+    for key in {**before, **after}:
+        if (key not in before or before[key] is not None) and before.get(key) != after.get(key):
+            found = f"of shape {after[key]}" if key in after else "gone"
+            was = f"was of shape {before[key]}" if key in before else "was not there"
+            raise refuse(f"{name}: {key} is {found} after a forward pass and {was} before",
+                         "parameters and buffers that are made in __init__, or by a lazy module",
+                         "make it in __init__; register_buffer(..., persistent=False) is for what no checkpoint needs")  # fmt: skip
 
 
 def _by_head(outputs: Any, heads: Mapping[str, Head], name: str, refuse: Refuse) -> list[tuple[Any, Head]]:

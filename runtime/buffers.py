@@ -1,0 +1,103 @@
+"""Buffers: the tensors that a forward pass changes by itself, such as BatchNorm's statistics, kept and put back.
+
+A network may fill a buffer in place or assign another tensor to its name, so buffers are found anew by module and name
+each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from runtime.errors import SpecError
+
+
+class Buffers:
+    """The buffers of a network, and what they were when they were last remembered."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.held: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
+        """Of each module that has any: its buffers by name, the very tensors."""
+        self.tensors: list[Tensor] = []
+        """Of these the different ones that hold something."""
+        self.before: list[Tensor] = []
+        """Copies of them."""
+
+    @functools.cached_property
+    def modules(self) -> list[nn.Module]:
+        """All modules as they are when the first step begins: walking through them takes ten times as long as looking."""
+        return list(self.model.modules())
+
+    @functools.cached_property
+    def saved(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of what checkpoints hold, by name, when the first step begins."""
+        return _saved(self.model)
+
+    def now(self) -> list[Tensor]:
+        """The buffers that hold something, each once."""
+        found = [b for module in self.modules for b in module._buffers.values() if b is not None and b.numel()]
+        return list({id(b): b for b in found}.values())
+
+    @torch.no_grad()
+    def remember(self) -> None:
+        """Keep what the buffers are and hold.
+
+        Raises:
+            SpecError: if one that checkpoints hold has come, gone or changed its shape since the network was built.
+        """
+        self.held = [(module, dict(module._buffers)) for module in self.modules if module._buffers]
+        found, known = self.now(), self.saved
+        if [id(b) for b in found] != [id(b) for b in self.tensors] or not _alike(found, self.before):
+            self._check(known)
+            self.tensors, self.before = found, [b.clone() for b in found]
+        elif found:
+            torch._foreach_copy_(self.before, found)
+
+    def _check(self, before: Mapping[str, tuple[int, ...]]) -> None:
+        now = _saved(self.model)
+        for name in {**before, **now}:
+            if before.get(name) != now.get(name):
+                was, become = (f"of shape {s[name]}" if name in s else "not there" for s in (before, now))
+                raise SpecError(f"the network's buffer {name} was {was} before the first step and is {become} now",
+                                "buffers in a checkpoint keep their names and shapes, or no run could go on from one",
+                                "register it in __init__ in its last shape; or with persistent=False, if no checkpoint "
+                                "needs it")  # fmt: skip
+
+    @torch.no_grad()
+    def rewind(self) -> None:
+        """Put all of it back: the same tensors under the same names, holding what they held."""
+        for module, buffers in self.held:
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        for tensor, before in zip(self.tensors, self.before, strict=True):
+            if tensor.shape != before.shape:
+                tensor.resize_(before.shape)
+        if self.tensors:
+            torch._foreach_copy_(self.tensors, self.before)
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """As they were before the `with` block, whatever happens in it."""
+        self.remember()
+        try:
+            yield
+        finally:
+            self.rewind()
+
+
+def _alike(some: list[Tensor], others: list[Tensor]) -> bool:
+    """Whether one set of tensors can be copied onto the other."""
+    return all(
+        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(some, others, strict=True)
+    )
+
+
+def _saved(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes of the buffers that a state_dict holds, by name."""
+    state = model.state_dict(keep_vars=True)
+    return {name: tuple(b.shape) for name, b in model.named_buffers(remove_duplicate=False) if name in state}
