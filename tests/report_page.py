@@ -9,7 +9,7 @@ from pathlib import Path
 class Page(HTMLParser):
     """Collects what a browser would load, run or show, and whether every element is closed in turn."""
 
-    VOID = ("meta", "br", "path", "use", "rect", "image")
+    VOID = ("meta", "br", "wbr", "path", "use", "rect", "image")
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if not self.open or self.open[-1] != "style":
-            self.text += f" {data}"
+            self.text += " " + data.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def page_of(run: Path) -> Page:

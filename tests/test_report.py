@@ -167,3 +167,39 @@ def test_command_needs_no_torch_and_no_home(run: Path) -> None:
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert (run / "report.html").exists()
+
+
+def test_a_number_stays_with_its_unit(finished: Path) -> None:
+    """Between the two is a space that no browser breaks, and a long name breaks where a word ends."""
+    source = (finished / "report.html").read_text(encoding="utf-8")
+    for text in (
+        "41.6\N{NO-BREAK SPACE}s",
+        "591\N{NO-BREAK SPACE}MiB",
+        "4.0\N{NO-BREAK SPACE}GiB",
+        "2\N{NO-BREAK SPACE}threads",
+    ):
+        assert text in source
+    assert "<dt>validation/<wbr>accuracy</dt>" in source
+    assert re.search(r"\.tiles dd \{[^}]*white-space: nowrap", source)
+
+
+def test_tables_break_between_words_and_scroll_where_they_do_not_fit(finished: Path) -> None:
+    source = (finished / "report.html").read_text(encoding="utf-8")
+    assert source.count("<table") == source.count('<div class="scroll"><table')
+    assert re.search(r"\.scroll \{[^}]*overflow-x: auto", source)
+    plan = source[source.index('<section id="plan">') :]
+    assert '<td class="short" data-name="value">' in plan
+    assert '<td data-name="reason">' in plan
+    assert "58%" not in source
+
+
+def test_no_sample_during_an_evaluation_is_no_speed(run: Path) -> None:
+    """The last reading is mostly taken during an evaluation; the legend shows the last speed of training."""
+    readings = [{"seconds": s, "step": s, "samples_per_second": speed} for s, speed in enumerate((480.0, 512.0, 0.0))]
+    rows(run / "telemetry.jsonl", readings)
+    write(run)
+    assert "samples/s 512" in re.sub(r"\s+", " ", page_of(run).text)
+    (run / "result.json").unlink()
+    change(run / "state.json", lambda s: s.update(status="stopped", exit_code=75))
+    rows(run / "telemetry.jsonl", [{"seconds": s, "samples_per_second": y} for s, y in enumerate((0.0, 300.0, 0.0))])
+    assert "| speed | 300 | samples/s |" in text_of(run)

@@ -89,6 +89,16 @@ def test_a_single_file_is_enough(run: Path, left: str) -> None:
     assert page_of(run).open == []
 
 
+@pytest.mark.parametrize(("status", "code"), [("stopped", 75), ("failed", 5), ("running", None)])
+def test_what_is_written_at_the_end_is_not_missing_before(run: Path, status: str, code: int | None) -> None:
+    (run / "result.json").unlink()
+    change(run / "state.json", lambda s: s.update(status=status, exit_code=code))
+    text = text_of(run)
+    assert "issing" not in text
+    assert "the numbers are from its logs, as the result is written at the end" in text
+    assert json.loads((run / "report.json").read_text(encoding="utf-8"))["gaps"] == []
+
+
 def test_without_a_result_the_logs_tell(run: Path) -> None:
     (run / "result.json").unlink()
     change(run / "state.json", lambda s: s.update(status="failed", exit_code=137))

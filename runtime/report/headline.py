@@ -20,7 +20,7 @@ def headline(record: Record, summary: Summary) -> Headline:
         what=f"{summary.job} · {summary.task}",
         status=summary.status,
         tone=_TONES.get(summary.status, Tone.WARN),
-        ending=ending(summary),
+        ending=ending(summary) + _source(record),
         value=number(best.value) if best else "no result",
         label=_label(summary),
         tiles=tuple(_tiles(summary, record)),
@@ -35,6 +35,12 @@ def ending(summary: Summary) -> str:
     code = "" if summary.exit_code is None else f"exit {summary.exit_code}: "
     reason = f"; {summary.stopped_because}" if summary.stopped_because else ""
     return f"{code}{summary.meaning()}{reason}"
+
+
+def _source(record: Record) -> str:
+    """Where the numbers of a run come from that did not get to its end."""
+    begun = record.state and not record.result and record.metrics
+    return "; the numbers are from its logs, as the result is written at the end" if begun else ""
 
 
 def alerts(record: Record) -> list[tuple[str, str]]:

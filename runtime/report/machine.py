@@ -113,7 +113,7 @@ def _charts(
     bound = ("allowed", allowed) if allowed else None
     limit = ("limit", summary.memory_limit / bytes_) if summary.memory_limit else None
     charts = [
-        Curves("Throughput, samples/s", axis, (line("samples_per_second", "samples/s"),), from_zero=True),
+        Curves("Throughput, samples/s", axis, (line("samples_per_second", "samples/s").positive(),), from_zero=True),
         Curves(f"Memory, {unit}", axis, memory, limit, from_zero=True),
         Curves("CPUs busy", axis, (line("cpu_percent", "CPUs", 0.01),), bound, from_zero=True),
         Curves("Waiting for input, %", axis, (line("input_wait", "waiting", 100.0),), from_zero=True),

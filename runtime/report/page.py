@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterator, Sequence
-from html import escape
 from itertools import groupby
 
 from runtime.report.blocks import (
@@ -26,6 +27,11 @@ from runtime.report.matrix import matrix
 from runtime.report.series import Series
 from runtime.report.style import STYLE
 from runtime.report.wording import number, share
+
+SHORT = 28
+"""Characters up to which the cells of a column stay on one line."""
+_UNITS = "%|s|ms|min|h|x|B|KiB|MiB|GiB|TiB|[kMGT]?FLOP|W|MHz|°C|degrees|CPUs?|cores?|threads?|samples/s|epochs?"
+_NUMBER = re.compile(rf"(?<=\d) (?=(?:{_UNITS})(?![\w/]))")
 
 # The browser itself then refuses whatever would leave the file.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -54,6 +60,11 @@ def page(headline: Headline, sections: Sequence[Section]) -> str:
 """
 
 
+def escape(text: str) -> str:
+    """Text as HTML; a number and its unit stay on one line."""
+    return html.escape(_NUMBER.sub("\N{NO-BREAK SPACE}", text))
+
+
 def _headline(headline: Headline, sections: Sequence[Section]) -> str:
     links = "".join(f'<a href="#{escape(s.anchor)}">{escape(s.title)}</a>' for s in sections)
     alerts = "".join(f'<li><a href="#{escape(anchor)}">{escape(text)}</a></li>' for text, anchor in headline.alerts)
@@ -75,7 +86,8 @@ def _tile(tile: Tile) -> str:
         width = min(100.0, 100 * tile.used)
         meter = f'<div class="meter{tight}"><i style="width:{width:.1f}%"></i></div>'
     remark = f"<small>{escape(tile.remark)}</small>" if tile.remark else ""
-    return f"<div><dt>{escape(tile.label)}</dt><dd>{escape(tile.value)} {remark}{meter}</dd></div>"
+    label = escape(tile.label).replace("/", "/<wbr>").replace("_", "_<wbr>")
+    return f"<div><dt>{label}</dt><dd>{escape(tile.value)} {remark}{meter}</dd></div>"
 
 
 def _section(section: Section) -> str:
@@ -129,15 +141,18 @@ def _legend(series: Series, shade: int) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    kind = "wide" if _wide(table) else "narrow"
+    lines = (table.columns, *table.rows)
+    short = [' class="short"' if max(map(len, cells)) <= SHORT else "" for cells in zip(*lines, strict=True)]
+    head = "".join(f"<th{mark}>{escape(column)}</th>" for column, mark in zip(table.columns, short, strict=True))
     rows = []
     for index, row in enumerate(table.rows):
-        named = zip(table.columns, row, strict=True)
-        cells = "".join(f'<td data-name="{escape(name)}">{escape(text)}</td>' for name, text in named)
+        named = zip(table.columns, short, row, strict=True)
+        cells = "".join(f'<td{mark} data-name="{escape(name)}">{escape(text)}</td>' for name, mark, text in named)
         rows.append(f'<tr class="{table.tones.get(index, Tone.PLAIN)}">{cells}</tr>')
     body = "\n".join(rows)
-    kind = "wide" if _wide(table) else "narrow"
-    return f'<table class="{kind}"><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
+    inner = f'<table class="{kind}"><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
+    return f'<div class="scroll">{inner}</div>'
 
 
 def _matrix(block: Matrix) -> str:

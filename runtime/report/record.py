@@ -15,6 +15,8 @@ from runtime.plan import Decision, Plan
 from runtime.report.series import Series, collect
 from runtime.report.wording import clean
 
+_AT_THE_END = "result.json"
+"""Written when a training is done: of a run that was stopped, or still runs, it is not missing."""
 _LOST = {
     "job.yaml": "the spec cannot be shown",
     "hardware.json": "the machine cannot be shown",
@@ -79,8 +81,9 @@ def read(run: Path) -> Record:
     record.metrics = collect(_rows(record, run / "metrics.jsonl"), "step")
     record.metrics.pop("epoch", None)
     record.telemetry = collect(_rows(record, run / "telemetry.jsonl"), "seconds", continues=True)
-    record.result = _object(record, run / "result.json")
     record.state = _object(record, run / "state.json")
+    if (run / _AT_THE_END).exists() or record.state.get("status", "done") == "done":
+        record.result = _object(record, run / _AT_THE_END)
     if (run / "events.jsonl").exists():  # a run without events writes none
         record.events = list(_rows(record, run / "events.jsonl"))
     if (run / "operators.json").exists():

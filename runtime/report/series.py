@@ -43,6 +43,11 @@ class Series:
         """The same values in other units."""
         return Series(name, array("d", (v * x for v in self.xs)), array("d", (v * y for v in self.ys)), self.broken)
 
+    def positive(self) -> Series:
+        """The values above zero: no sample is trained during an evaluation or a checkpoint."""
+        kept = [(x, y) for x, y in zip(self.xs, self.ys, strict=True) if y > 0]
+        return Series(self.name, array("d", (x for x, _ in kept)), array("d", (y for _, y in kept)), self.broken)
+
     def mapped(self, function: Callable[[float], float]) -> Series:
         """Each value put through a function."""
         return Series(self.name, array("d", self.xs), array("d", map(function, self.ys)), self.broken)

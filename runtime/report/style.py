@@ -37,10 +37,10 @@ a:hover { text-decoration: underline; }
 .good { color: var(--good); } .warn { color: var(--warn); } .bad { color: var(--bad); } .quiet { color: var(--muted); }
 .alerts { margin: 14px 0 0; padding: 10px 14px 10px 30px; background: var(--warn-soft); border-radius: 8px; }
 .alerts a { color: var(--warn); overflow-wrap: anywhere; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(124px, 1fr)); gap: 16px 18px; margin: 20px 0 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 16px 18px; margin: 20px 0 0; }
 .tiles dt { color: var(--muted); font-size: 13px; overflow-wrap: anywhere; }
-.tiles dd { margin: 0; font-size: 21px; font-weight: 600; font-variant-numeric: tabular-nums; }
-.tiles small { display: block; font-size: 13px; font-weight: 400; color: var(--muted); }
+.tiles dd { margin: 0; font-size: 21px; white-space: nowrap; font-weight: 600; font-variant-numeric: tabular-nums; }
+.tiles small { display: block; font-size: 13px; font-weight: 400; white-space: normal; color: var(--muted); }
 .meter { height: 5px; border-radius: 3px; background: var(--grid); margin-top: 4px; overflow: hidden; }
 .meter i { display: block; height: 100%; background: var(--line-1); }
 .meter.tight i { background: var(--bad); }
@@ -48,9 +48,7 @@ nav { display: flex; flex-wrap: wrap; gap: 4px 18px; margin-top: 18px; padding-t
   border-top: 1px solid var(--grid); }
 .frames { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 340px), 1fr)); gap: 20px 28px; }
 .frames + p { margin-top: 14px; }
-figure { margin: 0 0 14px; min-width: 0; }
-.frames .frames + p { margin-top: 14px; }
-figure { margin: 0; }
+figure { margin: 0; min-width: 0; }
 figcaption { font-size: 14px; }
 figcaption b { font-weight: 600; display: block; }
 figcaption > span { display: flex; flex-wrap: wrap; gap: 0 14px; color: var(--muted); font-size: 13px; }
@@ -82,18 +80,22 @@ figcaption > span { display: flex; flex-wrap: wrap; gap: 0 14px; color: var(--mu
   background: var(--soft); border-radius: 6px; }
 .gallery figcaption { display: block; margin-top: 6px; font-size: 13px; line-height: 1.35; overflow-wrap: anywhere; }
 .gallery i { color: var(--muted); font-style: normal; }
-table { border-collapse: collapse; font-size: 14px; margin: 0 0 16px; font-variant-numeric: tabular-nums; }
+.scroll { overflow-x: auto; max-width: 100%; margin: 0 0 16px;
+  background: linear-gradient(to right, var(--card) 12px, transparent) 0 0 / 36px 100% no-repeat local,
+    linear-gradient(to left, var(--card) 12px, transparent) 100% 0 / 36px 100% no-repeat local,
+    linear-gradient(to right, var(--grid), transparent) 0 0 / 12px 100% no-repeat scroll,
+    linear-gradient(to left, var(--grid), transparent) 100% 0 / 12px 100% no-repeat scroll; }
+table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
 table.wide { width: 100%; }
-table.narrow { display: block; max-width: 100%; overflow-x: auto; }
 th { text-align: left; font-weight: 500; color: var(--muted); font-size: 13px; padding: 4px 18px 4px 0; }
 td { padding: 6px 18px 6px 0; border-top: 1px solid var(--grid); vertical-align: top; overflow-wrap: anywhere; }
+td.short, th.short { white-space: nowrap; }
 table.narrow td { overflow-wrap: normal; }
 th:last-child, td:last-child { padding-right: 0; }
-table.wide td:last-child { width: 58%; }
-td:first-child { font-weight: 500; overflow-wrap: normal; }
+td:first-child { font-weight: 500; }
 tr.quiet td { color: var(--muted); }
 tr.warn td { background: var(--warn-soft); color: var(--warn); }
-tr.warn td:first-child { box-shadow: -8px 0 var(--warn-soft), inset 3px 0 var(--warn); padding-left: 10px; }
+tr.warn td:first-child { box-shadow: inset 3px 0 var(--warn); padding-left: 10px; }
 details { border-top: 1px solid var(--grid); padding-top: 10px; }
 summary { cursor: pointer; }
 pre { overflow-x: auto; background: var(--soft); padding: 14px; border-radius: 8px; font-size: 13px; line-height: 1.45;
@@ -105,14 +107,15 @@ pre { overflow-x: auto; background: var(--soft); padding: 14px; border-radius: 8
   .tiles { grid-template-columns: 1fr 1fr; gap: 12px; }
   table.wide thead { display: none; }
   table.wide tr { display: block; border-top: 1px solid var(--grid); padding: 8px 0; }
-  table.wide td, table.wide td:last-child { display: block; width: auto; border: 0; padding: 1px 0 1px 98px; }
+  table.wide td { display: block; white-space: normal; border: 0; padding: 1px 0 1px 98px; }
   table.wide td:first-child { padding-left: 0; font-weight: 600; }
   table.wide td:not(:first-child)::before { content: attr(data-name); color: var(--muted); font-size: 13px;
     float: left; margin-left: -98px; }
   table.wide td:empty { display: none; }
   table.wide tr.warn { background: var(--warn-soft); padding: 8px; }
   tr.warn td:first-child { box-shadow: none; }
-  table.narrow td, table.narrow th { padding-right: 10px; font-size: 13px; }
+  table.narrow td, table.narrow th { padding-right: 9px; font-size: 12.5px; }
+  table.narrow td.short { white-space: normal; }
 }
 @media print { body { background: none; } header, section { border: 0; break-inside: avoid; } }
 """

@@ -142,7 +142,7 @@ def _elapsed(state: Mapping[str, Any]) -> float | None:
 
 
 def _median(telemetry: Mapping[str, Series]) -> float | None:
-    series = telemetry.get("samples_per_second")
+    series = telemetry.get("samples_per_second", Series("")).positive()
     return sorted(series.ys)[len(series) // 2] if series else None
 
 
