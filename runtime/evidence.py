@@ -60,6 +60,11 @@ def started(hardware: Hardware, job: Job) -> dict[str, Measured]:
     return {} if job.optimize.get("measure") == "off" else load(hardware, early(hardware, job))
 
 
+def measures(job: Job) -> bool:
+    """Whether a trainer may measure anything before its first step."""
+    return job.optimize.get("measure") != "off" or job.optimize.get("micro_batch") == "auto"
+
+
 def _machine(hardware: Hardware) -> dict[str, Any]:
     return {
         "cpu": [hardware.cpu.model, hardware.cpu.flags, hardware.cpu.budget, hardware.cpu.quota],

@@ -36,9 +36,11 @@ def settle(
         old = before[row.name]
         if row.source == "file" and old.value == row.value:
             row = replace(row, source=old.source, reason=old.reason, evidence=old.evidence)
+        if old.source == "memory":
+            row = old
         if old.value != row.value:
             say(f"plan: {row.name} is {written(row.value)}, not {written(old.value)}: {row.reason}")
-        rows.append(old if old.source == "memory" else row)
+        rows.append(row)
     off = {o.name: o.off for o in optimizations.every()}
     changing = [r.name for r in rows if r.effect == optimizations.Effect.TRAINING and r.value != off[r.name]]
     if changing:

@@ -231,7 +231,7 @@ def smaller(plan: Plan, batch_size: int, why: str) -> Plan | None:
         else row
         for row in plan.decisions
     ]
-    return replace(plan, decisions=tuple(rows))
+    return replace(plan, decisions=tuple(rows), seen={})
 
 
 def written(value: Value) -> str:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runtime import batch_size, cgroup, evidence, guard, processes, shown, signals, spec
+from runtime import batch_size, cgroup, evidence, guard, in_force, processes, shown, signals, spec
 from runtime import folder as folders
 from runtime import plan as plans
 from runtime.detect import detect
@@ -63,7 +63,7 @@ def train(request: Request) -> int:
         if code:
             return code
         job = spec.load(request.spec, request.assignments)
-    stored = plans.load(run.path / "plan.json") if run.resumes and _begun(run.path) else None
+    stored = in_force.plan_of(run.path) if run.resumes and in_force.begun(run.path) else None
     if stored:
         # A resumed run keeps its plan: other threads or layouts would mean other bits.
         replay = plans.replayed(stored)
@@ -95,11 +95,6 @@ def _sized(request: Request, job: Job, machine: Hardware, run: folders.RunFolder
     return 0, replace(request, assignments=[*request.assignments, f"train.batch_size={found['batch_size']}"])
 
 
-def _begun(run: Path) -> bool:
-    """Whether a run has bits to keep: one that was stopped while it was measured is planned and measured anew."""
-    return (run / "plan.json").exists() and any((run / "checkpoints").glob("step-*"))
-
-
 def _run(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder) -> int:
     state: dict[str, Any] = {
         "status": "running", "exit_code": None, "source": str(request.spec), "set": list(request.assignments),
@@ -124,13 +119,19 @@ def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, r
             write_json(run.path / "plan.json", plan.to_json())
             before = cgroup.oom_kills(Path("/"))
             code = _trainers(request, processes.wanted(job, machine), plan.environment(machine), forward, run, words)
+            # The first plan is not what was trained with: the trainer has settled it, and may have measured.
+            plan = in_force.plan_of(run.path)
             if code == Replanned.exit_code:
-                plan, words = plans.load(run.path / "plan.json"), ["--measured"]
+                words = ["--measured"]
                 continue
             after = cgroup.oom_kills(Path("/"))
             if code not in (137, PeerError.exit_code) or before is None or after is None or after <= before:
                 return code
             why = f"killed at the memory limit of {size(machine.memory.limit)} (peak {size(cgroup.peak(Path('/')))})"
+            if not words and not in_force.begun(run.path) and evidence.measures(job):
+                Events(run.path).add("memory", f"the trainer was {why} before its first step; again without measuring")
+                words = ["--measured"]
+                continue
             again = plans.smaller(plan, job.train.batch, why)
             if again is None:
                 print(OutOfMemory(f"the trainer was {why} with one sample at a time", "a job that fits the limit",

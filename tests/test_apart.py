@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from runtime import apart, evidence, plan, spec, supervise, tune
+from runtime import apart, evidence, in_force, plan, spec, tune
 from runtime.bench.calm import Block
 from runtime.bench.side import Failed, Ready
 from runtime.data.load import load
@@ -226,7 +226,7 @@ def test_a_signal_ends_the_children_and_the_run_is_planned_anew(job: Path) -> No
     assert first.returncode == 75, output
     assert found
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in found)
-    assert not supervise._begun(job.parent / "runs" / "tiny-001")
+    assert not in_force.begun(job.parent / "runs" / "tiny-001")
 
 
 @needs_two

@@ -1,0 +1,142 @@
+"""The plan in force: what was settled and measured stays when the trainer is killed for memory and started again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import cgroup, final, in_force, plan, supervise
+from runtime.errors import Replanned
+from runtime.files import read_json, write_json
+from runtime.models.build import build
+from runtime.run import workload
+from tests import tiny
+
+KILLED = 137
+
+
+class Trainers:
+    """Stands in for the trainers of one run: each leaves a plan and a checkpoint behind, and ends as it is told."""
+
+    def __init__(self, run: Path, *ends: int, **settled: Any) -> None:
+        self.run, self.ends, self.settled = run, list(ends), settled
+        self.kills, self.smaller = 0, dict[int, int]()
+        """`smaller`: by attempt, the micro-batch that the trainer itself has gone down to."""
+        self.plans, self.words = list[plan.Plan](), list[list[str]]()
+        self.begins = True
+
+    def __call__(self, request: Any, count: int, environment: Any, forward: Any, run: Any, words: Sequence[str] = (),
+                 **more: Any) -> int:  # fmt: skip
+        given = plan.load(self.run / "plan.json")
+        self.plans.append(given)
+        self.words.append(list(words))
+        if len(self.plans) == 1 and self.begins:
+            rows = [replace(row, value=self.settled[row.name], source="measured") if row.name in self.settled else row
+                    for row in given.decisions]  # fmt: skip
+            given = replace(given, decisions=tuple(rows), seen={"micro_batch": {"asked": "off", "seen": "off"}})
+            write_json(self.run / "plan.json", given.to_json())
+        if self.begins:
+            folder = self.run / "checkpoints" / "step-4"
+            folder.mkdir(parents=True, exist_ok=True)
+            value = given.value("micro_batch")
+            left = self.smaller.get(len(self.plans), None if value == "off" else value)
+            write_json(folder / "state.json", {"micro_batch": left})
+        code = self.ends[len(self.plans) - 1]
+        self.kills += code == KILLED
+        return code
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.yaml").write_text("name: tiny\n")
+    run = tmp_path / "tiny-001"
+    run.mkdir()
+    return run
+
+
+def attempted(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: str = "") -> int:
+    machine, job = tiny.machine(), tiny.job(optimize=optimize)
+    monkeypatch.setattr(supervise, "_trainers", trainers)
+    monkeypatch.setattr(cgroup, "oom_kills", lambda root: trainers.kills)
+    run = supervise.folders.RunFolder(trainers.run, False, -1)
+    request = supervise.Request(trainers.run.parent / "tiny.yaml")
+    return supervise._attempts(request, job, machine, plan.resolve(job, machine), run)
+
+
+def row(of: plan.Plan, name: str) -> plan.Decision:
+    return next(row for row in of.decisions if row.name == name)
+
+
+def test_after_a_kill_for_memory_the_settled_plan_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainers = Trainers(folder, KILLED, 0, micro_batch=8, precision="bf16", channels_last=True)
+    assert attempted(trainers, monkeypatch) == 0
+    again = trainers.plans[1]
+    assert (again.value("micro_batch"), again.value("precision"), again.value("channels_last")) == (4, "bf16", True)
+    assert row(again, "precision").source == "measured"
+    assert row(again, "micro_batch").reason.endswith("with 8 at a time")
+    assert again.seen == {}
+
+
+def test_a_second_kill_halves_what_the_first_has_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainers = Trainers(folder, KILLED, KILLED, 0, micro_batch=8)
+    assert attempted(trainers, monkeypatch) == 0
+    assert [given.value("micro_batch") for given in trainers.plans] == ["off", 4, 2]
+
+
+def test_what_a_trainer_has_gone_down_to_by_itself_is_halved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainers = Trainers(folder, KILLED, 0)
+    trainers.smaller = {1: 4}  # of 16: it ran out of memory in a step, and later it was killed
+    assert attempted(trainers, monkeypatch) == 0
+    assert trainers.plans[1].value("micro_batch") == 2
+
+
+def test_a_trainer_that_is_killed_while_it_measures_is_tried_without(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainers = Trainers(folder, KILLED, KILLED, 0)
+    trainers.begins = False
+    assert attempted(trainers, monkeypatch) == 0
+    assert trainers.words == [[], ["--measured"], ["--measured"]]
+    assert [given.value("micro_batch") for given in trainers.plans] == ["off", "off", 8]
+
+
+def test_nothing_is_tried_without_measuring_that_measures_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainers = Trainers(folder, KILLED, 0)
+    trainers.begins = False
+    assert attempted(trainers, monkeypatch, optimize="measure: off") == 0
+    assert [given.value("micro_batch") for given in trainers.plans] == ["off", 8]
+
+
+def test_a_new_process_for_the_settled_plan_does_not_measure_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainers = Trainers(folder, Replanned.exit_code, KILLED, 0, micro_batch=8)
+    assert attempted(trainers, monkeypatch) == 0
+    assert [given.value("micro_batch") for given in trainers.plans] == ["off", 8, 4]
+    assert trainers.words == [[], ["--measured"], ["--measured"]]
+
+
+def test_the_plan_in_force_knows_what_a_checkpoint_has_learned(folder: Path) -> None:
+    write_json(folder / "plan.json", plan.resolve(tiny.job(), tiny.machine()).to_json())
+    for step, left in ((9, 8), (10, 2)):
+        (folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
+        write_json(folder / "checkpoints" / f"step-{step}" / "state.json", {"micro_batch": left})
+    known = row(in_force.plan_of(folder), "micro_batch")
+    assert (known.value, known.source) == (2, "memory")
+    assert known.reason == "memory ran out with more than 2 samples at a time"
+    assert read_json(folder / "plan.json")["seen"] == {}
+
+
+def test_a_micro_batch_that_the_job_names_and_memory_has_halved_is_told_as_it_is(tmp_path: Path) -> None:
+    job, machine, data, said = tiny.job(optimize="micro_batch: 16"), tiny.machine(), tiny.dataset(), list[str]()
+    smaller = plan.smaller(plan.resolve(job, machine), 16, "killed")
+    assert smaller is not None
+    settled = final.settle(job, machine, smaller, workload(data, build(job, data).module), said.append)
+    assert settled.value("micro_batch") == 8
+    assert not [line for line in said if "micro_batch is" in line]
