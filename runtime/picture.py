@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _RATIOS = (0.1, 0.2, 0.33, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)
+NEXT = 0.085
+"""Share of an axis that the label of a tick takes with some space."""
 FEW = 30
 """Up to so many classes every cell shows its count and every class its name."""
 
@@ -82,11 +85,12 @@ def peaks(curves: Mapping[str, Sequence[tuple[int, int | None, int | None]]], ce
     if ceiling < 2 * max(known, default=ceiling):
         axes.axhline(ceiling / 2**20, color="C3", linestyle=":", label="may be used")
     sizes = sorted({count for points in curves.values() for count, _, _ in points})
+    ticks = apart(sizes, 0.8 * sizes[0], 1.2 * sizes[-1])
     axes.set(
         xlabel="samples at a time", ylabel="MiB at the peak", ylim=(0, None), xlim=(0.8 * sizes[0], 1.2 * sizes[-1])
     )
     axes.set_xscale("log")
-    axes.set_xticks(sizes, [str(count) for count in sizes])
+    axes.set_xticks(ticks, [f"{count:g}" for count in ticks])
     axes.minorticks_off()
     axes.set_title(f"{ceiling / 2**20:,.0f} MiB may be used")
     axes.legend(loc="upper left")
@@ -124,7 +128,7 @@ def ladder(rows: Sequence[tuple[str, float, float, float, str]], title: str, pat
     axes.invert_yaxis()
     # Twice as fast and half as fast are as far from 1.
     axes.set(xscale="log", xlim=(near / 1.05, far * 1.05))
-    ticks = [tick for tick in _RATIOS if near / 1.05 <= tick <= far * 1.05]
+    ticks = apart([tick for tick in _RATIOS if near / 1.05 <= tick <= far * 1.05], near, far)
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
     axes.minorticks_off()
     axes.set(xlabel="times faster; the line is the middle half of the pairs")
@@ -133,6 +137,15 @@ def ladder(rows: Sequence[tuple[str, float, float, float, str]], title: str, pat
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     _save(figure, path)
+
+
+def apart(ticks: Sequence[float], low: float, high: float) -> list[float]:
+    """The ticks of a logarithmic axis whose labels do not touch; 1 comes first, then what is nearest to it."""
+    room, kept = NEXT * math.log(high / low), list[float]()
+    for tick in sorted(ticks, key=lambda tick: abs(math.log(tick))):
+        if all(abs(math.log(tick / other)) >= room for other in kept):
+            kept.append(tick)
+    return sorted(kept)
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from runtime import cli, plan
+from runtime import cli, picture, plan
 from runtime.bench import show
 from runtime.bench.calm import Block, calmest
 from runtime.bench.ladder import Ladder, Rung, climb, steps_of, switched
@@ -150,6 +152,42 @@ def test_the_table_has_every_rung(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.startswith("+ cpu_threads") and "2.00x [2.00-2.00]" in line for line in lines)
     assert any(line.startswith("- fused_optimizer") and "1.10x" in line for line in lines)
     assert max(map(len, lines)) <= 100
+
+
+def test_numbers_are_written_as_people_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """No powers of ten for milliseconds, and no column that nobody fills."""
+    rungs = [
+        Rung("plain", "plain", None, None, samples_per_second=66.4, step_seconds=1.86, loss_off=0.0, first_seconds=0.0),
+        Rung("added", "denormals", True, Effect.ROUNDING, Pair((2.0, 2.0, 2.0)), samples_per_second=0.52,
+             step_seconds=0.0483, loss_off=9.94e-8, first_seconds=0.1),
+    ]  # fmt: skip
+    console().print(show.table(Ladder(tuple(rungs))))
+    text = capsys.readouterr().out
+    assert "e+" not in text
+    for cell in ("1,860", "66.4", "0.52", "48.3", "9.9e-8"):
+        assert cell in text.split()
+    assert "first step" not in text
+    assert "memory" not in text
+    console().print(show.table(Ladder((replace(rungs[1], first_seconds=7.4),))))
+    assert "first step" in (again := capsys.readouterr().out)
+    assert "+7 s" in again
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.17, 30.0), (0.9, 1.1), (0.85, 1.6), (0.09, 55.0)])
+def test_labels_of_ticks_do_not_touch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, low: float, high: float) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(picture, "_save", lambda figure, path: drawn.append(figure))
+    picture.ladder([("+ a", 1.0, low, high, "added")], "job: machine", tmp_path / "bench.png")
+    (figure,) = drawn
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    canvas.draw()
+    boxes = [label.get_window_extent(canvas.get_renderer()) for label in figure.axes[0].get_xticklabels()]
+    assert all(left.x1 + 3 <= right.x0 for left, right in pairwise(boxes))
+    assert "1x" in [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert len(boxes) >= 3
 
 
 def test_what_is_off_is_named() -> None:

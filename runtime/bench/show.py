@@ -17,6 +17,7 @@ from runtime.files import storage_error, write_json
 from runtime.hardware import Hardware, size
 from runtime.job import Job
 from runtime.plan import Plan, written
+from runtime.report.wording import tick
 from runtime.table import console
 from runtime.table import machine as machine_line
 
@@ -25,8 +26,11 @@ COMPILED = 1.0
 RESTLESS = 0.1
 """Share of the time without a CPU from which a warning is due."""
 _LEGEND = """  +     against the row above; `all together` is against plain, `with` a variant against all
-  -     all without it; the speed is what it gains within all; brackets hold the middle half of pairs
-  loss  most by which one of the first 4 steps is off plain fp32; first step: with an empty compile cache"""
+  -     all without it; the speed is what it gains within all
+  [ ]   the middle half of the pairs
+  loss  most by which one of the first 4 steps is off plain fp32"""
+_COMPILES = "  first step: what it takes longer with an empty compile cache"
+_TITLES = ("speed", "samples/s", "step ms", "memory", "loss off", "first step")
 _KINDS = {"added": "+ ", "without": "- ", "against": "with "}
 
 
@@ -118,20 +122,24 @@ def printed(ladder: Ladder, plan: Plan, job: Job, machine: Hardware, folder: Pat
     screen.print(Text(f"bench of {job.name} ({job.task})", style="bold"))
     screen.print(f"  machine  {machine_line(machine)}")
     screen.print(table(ladder))
-    screen.print(_LEGEND, style="dim")
+    compiled = any(_cells(rung)["first step"] for rung in ladder.rungs)
+    screen.print(f"{_LEGEND}\n{_COMPILES}" if compiled else _LEGEND, style="dim")
     for text in (explanation(ladder), left_out(plan), *restless(ladder)):
         screen.print(text)
     screen.print(f"picture and numbers in {folder}")
 
 
 def table(ladder: Ladder) -> Table:
-    """One row a rung."""
+    """One row a rung; a column in which no rung has anything is left out."""
     made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 1), header_style="dim", show_edge=False)
     made.add_column("rung", overflow="fold")
-    for title in ("speed", "samples/s", "step ms", "memory", "loss off", "first step"):
+    cells = [_cells(rung) for rung in ladder.rungs]
+    used = [title for title in _TITLES if any(row[title] for row in cells)]
+    for title in used:
         made.add_column(title, no_wrap=True, justify="right")
-    for rung in ladder.rungs:
-        made.add_row(_name(rung), *_cells(rung), style="bold" if rung.kind in ("plain", "all") else "")
+    for rung, row in zip(ladder.rungs, cells, strict=True):
+        style = "bold" if rung.kind in ("plain", "all") else ""
+        made.add_row(_name(rung), *(row[title] for title in used), style=style)
         if rung.note:
             made.add_row(Text(f"  {rung.note}", style="yellow"))
     return made
@@ -143,16 +151,23 @@ def _name(rung: Rung) -> str:
     return f"{_KINDS.get(rung.kind, '')}{rung.name}{value}"
 
 
-def _cells(rung: Rung) -> list[str]:
+def _cells(rung: Rung) -> dict[str, str]:
+    """What stands in the row, by column."""
     first = rung.first_seconds
-    return [
+    texts = [
         rung.pair.spread() if rung.pair else "" if rung.kind == "plain" else "not measured",
-        "" if rung.samples_per_second is None else f"{rung.samples_per_second:,.0f}",
-        "" if rung.step_seconds is None else f"{rung.step_seconds * 1000:.3g}",
+        "" if rung.samples_per_second is None else figure(rung.samples_per_second),
+        "" if rung.step_seconds is None else figure(rung.step_seconds * 1000),
         "" if rung.peak is None else size(rung.peak),
-        "" if rung.loss_off is None else f"{rung.loss_off:.1e}",
+        "" if rung.loss_off is None else tick(float(f"{rung.loss_off:.1e}")),
         "" if first is None or first < COMPILED else f"+{first:.0f} s",
     ]
+    return dict(zip(_TITLES, texts, strict=True))
+
+
+def figure(value: float) -> str:
+    """Three digits, and whole numbers above: 0.0123, 48.3, 1,860."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _bars(ladder: Ladder) -> list[tuple[str, float, float, float, str]]:
