@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import runtime
 from runtime import checkpoint
-from runtime.data.dataset import Head
+from runtime.data.dataset import Head, head
 from runtime.errors import CheckpointError, DrivetrainError
 from runtime.files import read_json, storage_error, sync_folder, write_json
 from runtime.models import own
@@ -198,8 +198,7 @@ def _heads(folder: Path, rows: list[Any]) -> dict[str, Head]:
     for row in rows:
         if not isinstance(row, dict) or not {"name"} <= set(row) <= known:
             _refuse(folder, f"{CONFIG}: a head is not complete")
-        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-        heads[row["name"]] = Head(**values)
+        heads[row["name"]] = head(row)
     return heads
 
 

@@ -66,11 +66,10 @@ def judge(request: Request) -> int:
 def _validation(run: Path, trained: Artifact, device: Any) -> Tally:
     """The validation data, read again as the job says, with the job's loss."""
     from runtime import inference, losses
-    from runtime.data.load import load
     from runtime.tally import Tally
 
     job = _job(run)
-    data = load(job)
+    data = _read(run, job)
     _check_same(data, trained)
     train = job.train
     goal = losses.objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
@@ -78,6 +77,20 @@ def _validation(run: Path, trained: Artifact, device: Any) -> Tally:
     _count(tally, inference.outputs(trained.network, data.heads, data.validation, data.prepare, device),
            data.validation.targets)  # fmt: skip
     return tally
+
+
+def _read(run: Path, job: Job) -> Dataset:
+    """The data of the run, of which only what the run began with has anything to say about it."""
+    from runtime import inputs
+    from runtime.data.load import load
+
+    settled = inputs.stored(run)
+    return inputs.unchanged(job, run, settled, _changed) if settled else load(job)
+
+
+def _changed(what: str) -> DataError:
+    return DataError(f"the data has changed since training: {what}", "the data that the run was trained on",
+                     "restore it, or evaluate with --data PATH")  # fmt: skip
 
 
 def _new(path: Path, trained: Artifact, device: Any) -> Tally:
@@ -126,8 +139,7 @@ def _check_same(data: Dataset, trained: Artifact) -> None:
                for key, value in asdict(head).items() if value != asdict(trained.heads.get(name, head))[key]]  # fmt: skip
     changed += [key for key, value in _plain(data.preprocessing).items() if value != trained.preprocessing.get(key)]
     if changed or data.heads.keys() != trained.heads.keys():
-        raise DataError(f"the data has changed since training: {', '.join(changed[:5]) or 'its outputs'} differ",
-                        "the data that the run was trained on", "restore it, or evaluate with --data PATH")  # fmt: skip
+        raise _changed(f"{', '.join(changed[:5]) or 'its outputs'} differ")
 
 
 def _plain(value: Any) -> Any:

@@ -75,10 +75,10 @@ def followers(count: int, run: Path, start: Start) -> Iterator[tuple[dict[str, s
 
 
 def _folder(run: Path, rank: int) -> Path:
-    """Where a follower keeps its records; plan and checkpoints, which it reads, are the leader's."""
+    """Where a follower keeps its records; what it reads, plan and checkpoints and more, is the leader's."""
     folder = run / "ranks" / str(rank)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("checkpoints", "hardware.json", "plan.json"):
+    for name in ("checkpoints", "hardware.json", "plan.json", "data.json", "preprocessing.json"):
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(Path("..", "..", name))
     return folder

@@ -105,7 +105,7 @@ def conduct(run: Any, *, trace: bool = False) -> str:
 
 def _begun(run: Any, *, trace: bool) -> Any:
     """The run at its last checkpoint or at its first step, its records open; returns who saves."""
-    from runtime import checkpoint, resume, showcase, stopwatch
+    from runtime import checkpoint, inputs, resume, showcase, stopwatch
     from runtime.metrics import Metrics
     from runtime.progress import say
     from runtime.saving import Onlooker, Saver
@@ -115,6 +115,8 @@ def _begun(run: Any, *, trace: bool) -> Any:
     run.ranks.barrier()
     for line in passed:
         say(line)
+    if run.ranks.leads:
+        inputs.begin(run, say, resumes=loaded is not None)
     if loaded:
         run.restore(loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
@@ -174,9 +176,8 @@ def assembled(
 
 def prepared(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     """Data, network and plan of such a folder before anything is measured, as the Fitting that could begin to."""
-    from runtime import activations, user_code
+    from runtime import activations, inputs, user_code
     from runtime import run as runs
-    from runtime.data.load import load
     from runtime.fitting import Fitting
     from runtime.models.build import build
     from runtime.optimizations import gradient_checkpointing
@@ -185,7 +186,7 @@ def prepared(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     machine = hardware.from_json(read_json(folder / "hardware.json"))
     guard.check(machine)
     with clock.phase("data"):
-        dataset = load(job)
+        dataset = inputs.read(job, folder)
     for note in dataset.notes:
         say(f"data: {note}")
     network = build(job, dataset)

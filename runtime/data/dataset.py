@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -41,6 +41,21 @@ class Head:
     def outputs(self) -> int:
         """Outputs of the network for this head."""
         return len(self.classes) or len(self.columns)
+
+
+def head(row: Mapping[str, Any]) -> Head:
+    """The head of which `dataclasses.asdict` made plain data, as JSON gives it back."""
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    return Head(**values)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a run has made of its data when it began; who reads that data again for the run makes the same of it."""
+
+    preprocessing: Mapping[str, Any]
+    """That of the `Dataset`, as JSON gives it back."""
+    heads: Mapping[str, Head]
 
 
 @dataclass
@@ -146,6 +161,11 @@ class Dataset:
     """What a person should know about the data: counts, files left out, conversions."""
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     """The person's own loss, in place of the job's: (outputs, targets) -> one term per sample, shape (N,)."""
+    files: dict[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)
+    """Files beside those that the spec names, by the key that led to them; relative to the folder that it names, or
+    to that of the file that it names."""
+    content: Callable[[], dict[str, str]] = dict
+    """Digests of what came as arrays from a program, by part; they take a second for each GB."""
     kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """What was made of the samples once: what a frozen prefix gave for them, or their copy on a GPU."""
 

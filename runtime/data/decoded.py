@@ -2,7 +2,7 @@
 
     <key>.u8    a row of 8-bit pixels for each image, then a mark for each row
 
-The key holds paths, sizes and times of the files, the geometry and the versions of what decodes. A mark is written
+The key holds paths, sizes, times and inodes of the files, the geometry and the versions of what decodes. A mark is written
 after its row and holds the row's checksum, so a row that a kill or a power cut left unfinished is never believed; two
 runs at once write the same bytes. A file is locked while it is in use; the ones longest unused give way to new ones.
 """
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from runtime import __version__
 from runtime.data.files import Files
+from runtime.data.fingerprint import stamp
 from runtime.draws import Ids
 from runtime.errors import StorageError
 from runtime.files import reserve, storage_error
@@ -135,16 +136,8 @@ def kept(files: Files, folder: Path, room: int) -> Decoded:
 
 def _key(files: Files) -> str:
     parts = [__version__, PIL.__version__, files.size, files.channels]
-    parts += [(path, *_stat(path)) for path in map(os.path.abspath, map(files.title, range(len(files))))]
+    parts += [(path, stamp(path)) for path in map(os.path.abspath, map(files.title, range(len(files))))]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-def _stat(path: str) -> tuple[int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:  # left out when the data was checked, or gone since, which reading it will tell
-        return 0, 0
-    return found.st_size, found.st_mtime_ns
 
 
 def _make_room(path: Path, room: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from runtime.draws import Ids
 from runtime.errors import DataError
 
 FORMS = "a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays of which the last holds the targets"
+PIECE = 1 << 24
+"""Bytes of samples that are read at a time."""
 
 
 @dataclass
@@ -52,6 +55,17 @@ class ArraySplit:
     def all_targets(self) -> Tensor:
         """All targets as they were given."""
         return self.first_targets()
+
+    def digest(self) -> str:
+        """SHA-256 of the samples, inputs and targets, in their order."""
+        found = hashlib.sha256()
+        for tensor in (*self.inputs, *([] if self.raw is None else [self.raw])):
+            found.update(f"{tensor.dtype} {tuple(tensor.shape[1:])}".encode())
+            step = max(1, PIECE // max(1, tensor[0].nbytes))
+            for start in range(0, len(self), step):
+                rows = slice(start, start + step) if self.rows is None else self.rows[start : start + step]
+                found.update(tensor[rows].contiguous().flatten().view(torch.uint8).numpy().data)
+        return found.hexdigest()
 
     def settle(self, convert: Callable[[Tensor], Tensor], highest: int | None) -> None:
         """Fix what the network is compared with."""

@@ -16,10 +16,10 @@ from torch import Tensor
 from runtime import draws, vision
 from runtime.data import arrays, decoded, geometry, labels, source, stratify
 from runtime.data.augment import Augment
-from runtime.data.dataset import Dataset, Head, Inputs, Targets
+from runtime.data.dataset import Dataset, Head, Inputs, Settled, Targets
 from runtime.data.decoded import Decoded
 from runtime.data.files import Files
-from runtime.data.preparer import Preparer
+from runtime.data.preparer import Preparer, from_preprocessing
 from runtime.data.source import Images, Source
 from runtime.draws import Ids
 from runtime.errors import DataError
@@ -51,31 +51,39 @@ class ImageSplit:
         return self.images.title(int(self.rows[index]))
 
 
-def load(job: ImageJob) -> Dataset:
-    """Read and check the images of a job.
+def load(job: ImageJob, settled: Settled | None = None) -> Dataset:
+    """Read and check the images of a job, prepared as they are `settled` or as they themselves ask for.
 
     Raises:
         DataError: if they cannot be used.
     """
     train = source.read(job.resolve(job.data.train), job.data, "data.train")
-    classes = _classes(train)
+    classes = settled.heads[""].classes if settled else _classes(train)
     wanted = vision.expected(job)
     size, channels, notes = _geometry(job, train, wanted)
+    if settled:
+        size, channels = settled.preprocessing["image_size"], settled.preprocessing["channels"]
     train.fit(size, channels)
     targets = labels.indices(train.used(), classes, train.key)
+    read = [(train.key, train.images)]
     if isinstance(job.data.validation, str):
         held = source.read(job.resolve(job.data.validation), job.data, "data.validation")
         held.fit(size, channels)
         parts = _apart(train, targets, held, classes)
         notes += [*held.notes, *_shared(train, held)]
+        read.append((held.key, held.images))
     else:
         parts = _divided(train, targets, job.data.validation, job.train.seed)
     preparer, more = _preparer(job, parts[0], classes, wanted)
+    if settled:
+        known = from_preprocessing(dict(settled.preprocessing))
+        preparer = replace(known, augment=Augment(job.data.augment, job.train.seed, known.mean))
     counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation images, {len(classes)} classes"
     columns = {"path_column": job.data.path_column, "label_column": job.data.label_column}
     return Dataset(
         *parts, heads={"": Head("", classes)}, preprocessing=preparer.to_json() | columns, prepare=preparer,
         decoded=not isinstance(train.images, Files), notes=[counts, *train.notes, *notes, *more],
+        files={key: images.names for key, images in read if isinstance(images, Files)},
     )  # fmt: skip
 
 

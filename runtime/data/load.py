@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from runtime.data.dataset import Dataset
+from runtime.data.dataset import Dataset, Settled
 from runtime.job import Job
 from runtime.job.job import ImageJob
 from runtime.job.own import CustomJob
@@ -13,36 +13,40 @@ from runtime.job.tables import TableJob
 from runtime.job.texts import TextJob
 
 
-def load(job: Job) -> Dataset:
+def load(job: Job, settled: Settled | None = None) -> Dataset:
     """Read and check the data of a job.
+
+    Args:
+        job: the job.
+        settled: what a run has made of the same data before; tokens, categories, scales and classes are those again.
 
     Raises:
         DataError: if it cannot be used.
     """
-    dataset = _read(job)
+    dataset = _read(job, settled)
     if "pyarrow" in sys.modules:
         # Its allocator keeps what parsing took, several times the data, for the next file.
         sys.modules["pyarrow"].default_memory_pool().release_unused()
     return dataset
 
 
-def _read(job: Job) -> Dataset:
+def _read(job: Job, settled: Settled | None) -> Dataset:
     if isinstance(job, ImageJob):
         from runtime.data import images
 
-        return images.load(job)
+        return images.load(job, settled)
     if isinstance(job, TextJob):
         from runtime.data import texts
 
-        return texts.load(job)
+        return texts.load(job, settled)
     if isinstance(job, SeriesJob):
         from runtime.data import series
 
-        return series.load(job)
+        return series.load(job, settled)
     if isinstance(job, TableJob):
         from runtime.data import tables
 
-        return tables.load(job)
+        return tables.load(job, settled)
     if isinstance(job, CustomJob):
         from runtime.data import own
 

@@ -69,8 +69,10 @@ def dataset(
     stored = {"kind": "own", "inputs": shapes, "targets": kind, "reader": reader}
     notes = [f"{len(train):,} training and {len(held):,} validation samples", _goal(head, kind), *_way(train, names, kind),
              *kinds.unseen(train, head)]  # fmt: skip
+    arrays = {name: part for name, part in zip(("training", "validation"), (train, held), strict=True)
+              if isinstance(part, ArraySplit)}  # fmt: skip
     return Dataset(train, held, {"": head}, stored, as_float32, mixable=False, decoded=isinstance(train, ArraySplit),
-                   notes=notes, loss=loss)  # fmt: skip
+                   notes=notes, loss=loss, content=lambda: {name: part.digest() for name, part in arrays.items()})  # fmt: skip
 
 
 def as_float32(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:

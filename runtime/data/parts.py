@@ -43,14 +43,19 @@ class Part:
         return self.source.title(int(self.rows[index]))
 
 
-def read(job: TextJob) -> tuple[Part, Part, Heads, list[str]]:
+def read(job: TextJob, settled: Mapping[str, Head] | None = None) -> tuple[Part, Part, Heads, list[str]]:
     """Training part, validation part, heads and notes.
+
+    Args:
+        job: the job.
+        settled: the heads, if they are known; else they are those of the training texts.
 
     Raises:
         DataError: if there are no usable texts, or the labels are none.
     """
     train, notes = _usable(job, job.data.train, "data.train")
     heads, more = _heads(job, train)
+    heads = dict(settled or heads)
     notes += more
     classes = indices(train, heads)
     if isinstance(job.data.validation, str):

@@ -11,15 +11,15 @@ import numpy as np
 
 from runtime.data import cuts, stratify, targets, timeline, windows
 from runtime.data.cuts import Cut
-from runtime.data.dataset import Dataset, Head, New, as_it_is
+from runtime.data.dataset import Dataset, Head, New, Settled, as_it_is
 from runtime.data.timeline import Layout
 from runtime.data.windows import Scale
 from runtime.errors import DataError
 from runtime.job.series import SeriesClassificationJob, SeriesJob
 
 
-def load(job: SeriesJob) -> Dataset:
-    """Read and check the windows of a job.
+def load(job: SeriesJob, settled: Settled | None = None) -> Dataset:
+    """Read and check the windows of a job, scaled as is `settled` or as they themselves ask for.
 
     Raises:
         DataError: if they cannot be used.
@@ -32,8 +32,10 @@ def load(job: SeriesJob) -> Dataset:
         kept, held, layout = _long(job, path, _layout(job, classes))
         stored = {"form": "long", **layout.to_json()}
     assert kept.goal is not None
-    head = targets.head(kept.goal, kept.marks, kept.marks, kept.key)
+    head = settled.heads[""] if settled else targets.head(kept.goal, kept.marks, kept.marks, kept.key)
     scale, constant = windows.fit(kept.fitting)
+    if settled:
+        scale = _scale(settled.preprocessing)
     values = scale.scaled(kept.values)
     train = kept.split(values, head)
     validation = held.split(values if held.values is kept.values else scale.scaled(held.values), head)
@@ -61,12 +63,16 @@ def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping
     Raises:
         DataError: if a file cannot be used, or has a label that training did not have.
     """
-    scale, made = Scale(tuple(preprocessing["mean"]), tuple(preprocessing["std"])), []
+    scale, made = _scale(preprocessing), []
     for path in paths:
         part = _new(path, preprocessing, labelled)
         made.append((part, part.split(scale.scaled(part.values), heads[""] if labelled else None)))
     notes = [note for part, _ in made for note in part.notes]
     return New(windows.joined([split for _, split in made]), as_it_is, notes)
+
+
+def _scale(preprocessing: Mapping[str, Any]) -> Scale:
+    return Scale(tuple(preprocessing["mean"]), tuple(preprocessing["std"]))
 
 
 def _layout(job: SeriesJob, classes: bool) -> Layout:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from runtime.data import columns, features, stratify, targets
-from runtime.data.dataset import Dataset, Head, Inputs, New, Targets, as_it_is
+from runtime.data.dataset import Dataset, Head, Inputs, New, Settled, Targets, as_it_is
 from runtime.data.features import Features
 from runtime.data.labels import listed
 from runtime.data.roles import roles
@@ -65,8 +65,8 @@ class _Part:
         return TableSplit(self.inputs, rows, made, Titles((self.path.name,), (0,)))
 
 
-def load(job: TableJob) -> Dataset:
-    """Read and check the rows of a job.
+def load(job: TableJob, settled: Settled | None = None) -> Dataset:
+    """Read and check the rows of a job, prepared as they are `settled` or as they themselves ask for.
 
     Raises:
         DataError: if they cannot be used.
@@ -78,8 +78,10 @@ def load(job: TableJob) -> Dataset:
     goal = targets.read(table, data.target, classes=classes, option="data.target", source=str(path))
     rows, notes = usable(table, found.numeric, goal, path, "data.train", data.bad_samples)
     kept, held = _divided(job, goal, rows, notes)
-    head = targets.head(goal, rows, kept, "data.train")
+    head = settled.heads[""] if settled else targets.head(goal, rows, kept, "data.train")
     fitted, left_out = features.fit(table, found, kept)
+    if settled:
+        fitted = features.from_json(settled.preprocessing)
     if not fitted.names:
         raise DataError(f"data.train: all {len(found.names)} features of {path} have one value in all training rows",
                         "a feature that differs between rows", "add columns or rows")  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 
 from runtime import pretrained
 from runtime.data import bad, corpus, lengths, parts, tokenizer
-from runtime.data.dataset import Dataset, Head, Inputs, New, Targets, as_it_is
+from runtime.data.dataset import Dataset, Head, Inputs, New, Settled, Targets, as_it_is
 from runtime.data.parts import Part
 from runtime.data.ragged import Ragged
 from runtime.data.tokenizer import Tokenizer
@@ -50,18 +50,18 @@ class TextSplit:
         return self.part.title(index)
 
 
-def load(job: TextJob) -> Dataset:
-    """Read, check and tokenize the texts of a job.
+def load(job: TextJob, settled: Settled | None = None) -> Dataset:
+    """Read, check and tokenize the texts of a job, by the tokenizer that is `settled` or by one that is made for them.
 
     Raises:
         DataError: if they cannot be used.
         SpecError: if the job's network does not fit them.
     """
-    train, held, heads, notes = parts.read(job)
+    train, held, heads, notes = parts.read(job, settled.heads if settled else None)
     columns = train.texts, held.texts
-    words, most, source = _tokenizer(job, columns[0])
+    words, most, source = _tokenizer(job, columns[0], settled)
     encoded = [words.encode(texts) for texts in columns]
-    longest, why = _length(job, encoded[0], most)
+    longest, why = _length(job, encoded[0], most) if settled is None else (settled.preprocessing["max_length"], [])
     splits = [TextSplit(part, words.cut(tokens, texts, longest), words.pad)
               for part, tokens, texts in zip((train, held), encoded, columns, strict=True)]  # fmt: skip
     preprocessing = {
@@ -76,16 +76,24 @@ def load(job: TextJob) -> Dataset:
     return Dataset(splits[0], splits[1], heads, preprocessing, mixable=False, notes=notes)
 
 
-def _tokenizer(job: TextJob, texts: Any) -> tuple[Tokenizer, int | None, list[str]]:
+def _tokenizer(job: TextJob, texts: Any, settled: Settled | None) -> tuple[Tokenizer, int | None, list[str]]:
     """The tokenizer, the most tokens that the network sees (None: any number), and notes."""
     if isinstance(job.model, TextPretrained):
         found = pretrained.find(job, job.model.name)
         how = family.pooling(found.config) if job.model.pooling == "auto" else job.model.pooling
         note = f"encoder {found.config.model_type} from {found.folder}; a text's vector is its {POOLED[how]}"
-        return tokenizer.of(found), family.longest(found.config), [note]
+        words = _known(settled) if settled else tokenizer.of(found)
+        return words, family.longest(found.config), [note]
     size = job.model.vocabulary if isinstance(job.model, TextEncoder) else USUAL_VOCABULARY
-    words = tokenizer.learn(texts, size)
+    words = _known(settled) if settled else tokenizer.learn(texts, size)
     return words, None, [f"{words.vocabulary:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"]
+
+
+def _known(settled: Settled) -> Tokenizer:
+    """The tokenizer as it was before it was told where to cut."""
+    words = tokenizer.from_json(settled.preprocessing["tokenizer"])
+    words.inner.no_truncation()
+    return words
 
 
 def _length(job: TextJob, tokens: Ragged, most: int | None) -> tuple[int, list[str]]:

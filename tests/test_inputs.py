@@ -1,0 +1,438 @@
+"""A run is stopped, its data is touched in every way that a user might, and it is resumed: same result or refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from runtime import cli, library, plan, spec, trainer
+from runtime.clock import Clock
+from runtime.data import features, windows
+from runtime.errors import CheckpointError, DataError, SpecError, Stopped
+from runtime.files import write_json
+from runtime.run import Run
+from runtime.signals import Interrupted
+from tests import own_job, reports, tiny
+from tests.trained import CASES, Case, image_folders, table, texts
+
+STOPPED_AFTER = 2
+"""Steps of the first attempt."""
+ARRAYS = """
+import numpy as np
+
+def load(path, plain=""):
+    found = np.load(path)
+    return (found["x"], found["y"]), (found["x"][:9], found["y"][:9])
+"""
+
+
+def manifest(folder: Path) -> None:
+    """Images that a table lists."""
+    image_folders(folder)
+    for part in ("train", "held"):
+        paths = sorted(path.relative_to(folder) for path in (folder / part).rglob("*.*"))
+        rows = "".join(f"{path},{path.parent.name}\n" for path in paths)
+        (folder / f"{part}.csv").write_text(f"path,label\n{rows}")
+
+
+def lines(folder: Path) -> None:
+    """The texts as JSON lines, with some rows for validation taken from the training file."""
+    texts(folder)
+    with (folder / "train.csv").open(newline="") as file:
+        rows = [json.dumps(row) for row in csv.DictReader(file)]
+    (folder / "train.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def parquet(folder: Path) -> None:
+    """The table as Parquet."""
+    from pyarrow import csv as tables
+    from pyarrow import parquet
+
+    table(folder)
+    parquet.write_table(tables.read_csv(folder / "train.csv"), folder / "train.parquet")
+
+
+def own(folder: Path) -> None:
+    """An .npz that the user's own function reads."""
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    np.savez(folder / "train.npz", x=x, y=(x.sum(1) > 0).astype(np.int64))
+    (folder / "my_data.py").write_text(ARRAYS)
+    (folder / "my_model.py").write_text(own_job.MODEL)
+
+
+TEXT = CASES["one text head"].text
+TABLE = CASES["table"].text
+JOBS = CASES | {
+    "manifest": Case(manifest, ".csv", CASES["image folders"].text.replace("train: train", "train: train.csv")
+                     .replace("validation: held", "validation: held.csv")),
+    "json lines": Case(lines, ".jsonl", TEXT.replace("train.csv", "train.jsonl").replace("held.csv", "0.3")),
+    "parquet": Case(parquet, ".parquet", TABLE.replace("train.csv", "train.parquet").replace("held.csv", "0.3")),
+    "split table": Case(table, ".csv", TABLE.replace("held.csv", "0.3")),
+    "own": Case(own, ".npz", "task: custom\ndata: {file: my_data.py, arguments: {path: PLACE/train.npz, plain: no file}}\n"
+                "model: {file: my_model.py}\n"),
+}  # fmt: skip
+
+
+KEPT = ("run", "train", "held", "job.yaml", *(f"{part}.{kind}" for part in ("train", "held", "my_data", "my_model")
+                                              for kind in ("csv", "npz", "jsonl", "parquet", "py")))  # fmt: skip
+"""All that a job's folder begins with."""
+
+
+class Stopping(tiny.Quiet):
+    """A signal that comes after some steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps, self.run = steps, None
+
+    def check(self) -> None:
+        if self.run is not None and self.run.counters.step >= self.steps and not self.depth:
+            raise Interrupted("stopped by the test")
+
+
+def attempt(folder: Path, steps: int = 10**9) -> None:
+    """Train the job of a folder in its run folder, from the last checkpoint to the end or to a step."""
+    job, home = spec.load(folder / "job.yaml"), folder / "run"
+    signals = Stopping(steps)
+    made: Run = trainer.assembled(home, job, signals, Clock(), settled=True)
+    signals.run = made
+    trainer.conduct(made)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A stopped run of each job, with its files, and below `end` what it comes to if nothing is touched."""
+    torch.set_num_threads(1)
+    made: dict[str, Path] = {}
+
+    def start(name: str) -> Path:
+        if name not in made:
+            folder = made[name] = tmp_path_factory.mktemp("case")
+            (folder / "run").mkdir()
+            JOBS[name].files(folder)
+            write(folder, JOBS[name].text)
+            with pytest.raises(Stopped):
+                attempt(folder, STOPPED_AFTER)
+            shutil.copytree(folder, folder / "end")
+            write(folder / "end", JOBS[name].text)
+            attempt(folder / "end")
+        return made[name]
+
+    return start
+
+
+def twin(folder: Path, name: str) -> Path:
+    """A copy of a stopped run with its files, in a folder beside its end."""
+    made = folder / name
+    shutil.copytree(
+        folder, made, ignore=lambda place, names: [n for n in names if place == str(folder) and n not in KEPT]
+    )
+    return made
+
+
+def write(folder: Path, text: str) -> None:
+    """The job, and the records that a supervisor begins a run with."""
+    (folder / "job.yaml").write_text(f"name: t\n{text.replace('PLACE', str(folder))}"
+                                     "train: {batch_size: 8, epochs: 3}\noptimize: {cpu_threads: 1}\n")  # fmt: skip
+    job, here = spec.load(folder / "job.yaml"), tiny.machine()
+    write_json(folder / "run" / "hardware.json", here.to_json())
+    write_json(folder / "run" / "plan.json", plan.resolve(job, here, plain=True).to_json())
+
+
+def outcome(folder: Path) -> str:
+    """`the same` as without a touch, or what the run was refused with."""
+    try:
+        attempt(folder)
+    except (SpecError, DataError, CheckpointError) as error:
+        return str(error)
+    model, end = folder / "run" / "model", folder.parent / "end" / "run" / "model"
+    assert all(
+        (model / name).read_bytes() == (end / name).read_bytes() for name in ("model.safetensors", "config.json")
+    )
+    return "the same"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to touch the files of a job."""
+
+    jobs: tuple[str, ...]
+    change: Callable[[Path], None]
+    named: str = ""
+    """The file that the refusal names; none if the run has to go on."""
+
+
+def edited(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
+    """Write a text file anew."""
+
+    def apply(folder: Path) -> None:
+        with (folder / name).open(newline="", encoding="utf-8") as file:
+            before = file.read()
+        after = change(before)
+        assert after != before
+        with (folder / name).open("w", newline="", encoding="utf-8") as file:
+            file.write(after)
+
+    return apply
+
+
+def shuffled(text: str) -> str:
+    head, *rows = text.splitlines(keepends=True)
+    return "".join([head, *reversed(rows)])
+
+
+def quoted(text: str) -> str:
+    rows = list(csv.reader(text.splitlines()))
+    return "\n".join(",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows) + "\n"
+
+
+def rearranged(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Callable[[Path], None]:
+    """Write the arrays of train.npz anew."""
+
+    def apply(folder: Path) -> None:
+        with np.load(folder / "train.npz") as file:
+            before = dict(file)
+        np.savez(folder / "train.npz", **change(before))
+
+    return apply
+
+
+def one_number(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    name = next(name for name in arrays if name not in ("y", "labels"))
+    arrays[name][3].flat[0] += 1
+    return arrays
+
+
+def pixels(folder: Path) -> None:
+    """Another picture in the same number of bytes, and with the old time."""
+    path = folder / "train" / "a" / "4.png"
+    before = path.stat()
+    with Image.open(path) as image:
+        size = image.size
+    Image.new("RGB", size, "red").save(path)
+    assert path.stat().st_size < before.st_size
+    with path.open("ab") as file:
+        file.write(b"\0" * (before.st_size - path.stat().st_size))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def swapped(folder: Path) -> None:
+    """Two files change their names, and keep all else."""
+    one, two = folder / "train" / "a" / "4.png", folder / "train" / "b" / "5.png"
+    one.rename(folder / "kept")
+    two.rename(one)
+    (folder / "kept").rename(two)
+
+
+def touched(folder: Path) -> None:
+    for path in folder.rglob("*.*"):
+        os.utime(path, (1, 1))
+
+
+def anew(folder: Path) -> None:
+    """Every file is written again with the same bytes."""
+    for path in folder.rglob("*.*"):
+        if "run" not in path.parts and path.is_file():
+            content = path.read_bytes()
+            path.unlink()
+            path.write_bytes(content)
+
+
+def parquet_edited(folder: Path) -> None:
+    from pyarrow import parquet
+
+    found = parquet.read_table(folder / "train.parquet")
+    kinds = ["p" if kind == "q" else kind for kind in found["kind"].to_pylist()]
+    index = found.column_names.index("kind")
+    parquet.write_table(found.set_column(index, "kind", [kinds]), folder / "train.parquet")
+
+
+CSV = ("texts", "one text head", "series", "table", "table labels", "table numbers", "split table")
+NPZ = ("image arrays", "series numbers", "own")
+FOLDERS = ("image folders", "manifest")
+FIRST = "train/a/0.jpg"
+WAYS = {
+    "copied": Way(tuple(JOBS), lambda folder: None),
+    "touched": Way(tuple(JOBS), touched),
+    "written again": Way(("texts", "image folders", "own"), anew),
+    "a cell": Way(("table", "split table"), edited("train.csv", lambda text: text.replace(",Lima,", ",Quito,", 1)), "train.csv"),
+    "a number": Way(("series", "table numbers"), edited("train.csv", lambda text: text.replace("\n2", "\n3", 1)), "train.csv"),
+    "a word": Way(("texts", "one text head"), edited("train.csv", lambda text: text.replace("motor", "rotor", 3)), "train.csv"),
+    "a category": Way(("table", "table labels", "split table"), edited("train.csv", lambda text: text.replace("Lima", "Cusco")), "train.csv"),
+    "a label": Way(("texts", "table", "split table"), edited("train.csv", lambda text: text.replace(",y", ",w").replace(",q,", ",o,")), "train.csv"),
+    "a row more": Way(CSV, edited("train.csv", lambda text: text + text.splitlines()[-1] + "\n"), "train.csv"),
+    "a row less": Way(CSV, edited("train.csv", lambda text: "".join(text.splitlines(keepends=True)[:-1])), "train.csv"),
+    "another order": Way((*CSV, "manifest"), edited("train.csv", shuffled), "train.csv"),
+    "another order of lines": Way(("json lines",), edited("train.jsonl", shuffled), "train.jsonl"),
+    "a label in a parquet": Way(("parquet",), parquet_edited, "train.parquet"),
+    "line ends": Way(CSV, edited("train.csv", lambda text: text.replace("\n", "\r\n")), "train.csv"),
+    "a mark of the encoding": Way(("texts", "table"), edited("train.csv", lambda text: "\ufeff" + text), "train.csv"),
+    "quotes": Way(("table", "series"), edited("train.csv", quoted), "train.csv"),
+    "validation": Way(CSV[:-1], edited("held.csv", lambda text: "".join(text.splitlines(keepends=True)[:-1])), "held.csv"),
+    "no validation file": Way(("texts", "table"), lambda folder: (folder / "held.csv").unlink(), "held.csv"),
+    "a number of an array": Way(NPZ, rearranged(one_number), "train.npz"),
+    "arrays in another order": Way(NPZ, rearranged(lambda all: {k: v[::-1] for k, v in all.items()}), "train.npz"),
+    "shorter arrays": Way(NPZ, rearranged(lambda all: {k: v[:-1] for k, v in all.items()}), "train.npz"),
+    "other pixels": Way(FOLDERS, pixels, "train/a/4.png"),
+    "two images swapped": Way(FOLDERS, swapped, "train/a/4.png"),
+    "an image less": Way(FOLDERS, lambda folder: (folder / FIRST).unlink(), FIRST),
+    "an image more": Way(FOLDERS[:1], lambda folder: shutil.copy(folder / FIRST, folder / "train/b/new.jpg"), "train/b/new.jpg"),
+    "a label of an image": Way(FOLDERS[1:], edited("train.csv", lambda text: text.replace(",b\n", ",a\n", 1)), "train.csv"),
+    "a class renamed": Way(FOLDERS[:1], lambda folder: (folder / "train/a").rename(folder / "train/c"), "train/a"),
+    "a note among the images": Way(FOLDERS, lambda folder: (folder / "train/a/read.me").write_text("x")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("way", "job"), [(way, job) for way, how in WAYS.items() for job in how.jobs])
+def test_the_same_result_or_refused(started: Callable[[str], Path], way: str, job: str) -> None:
+    folder = twin(started(job), way)
+    write(folder, JOBS[job].text)
+    WAYS[way].change(folder)
+    found = outcome(folder)
+    if WAYS[way].named:
+        assert WAYS[way].named in found
+    else:
+        assert found == "the same"
+
+
+FITTED = {
+    "image folders": ("runtime.data.images._statistics", lambda raw, low, high: ([0.3] * 3, [0.1] * 3)),
+    "texts": ("runtime.data.tokenizer.learn", None),
+    "series": ("runtime.data.windows.fit", lambda values: (windows.Scale((0.5, 0.5), (2.0, 2.0)), [])),
+    "table numbers": ("runtime.data.targets.head", lambda *given: None),
+    "table": ("runtime.data.features._number", lambda name, values: features.Number(name, 1.0, 9.0, 0.0, True)),
+}
+"""What another processor or another version of a library may find otherwise in the same data."""
+
+
+@pytest.mark.parametrize("job", FITTED)
+def test_preprocessing_is_that_of_the_start(
+    started: Callable[[str], Path], job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = twin(started(job), "fitted")
+    write(folder, JOBS[job].text)
+    name, other = FITTED[job]
+    monkeypatch.setattr(name, other)
+    assert outcome(folder) == "the same"
+
+
+def test_a_folder_of_an_older_version_goes_on_and_is_recorded(
+    started: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = twin(started("table"), "old")
+    write(folder, JOBS["table"].text)
+    (folder / "run" / "data.json").unlink()
+    (folder / "run" / "preprocessing.json").unlink()
+    assert outcome(folder) == "the same"
+    assert "did not record its data: what has changed in it since cannot be seen" in capsys.readouterr().out
+    assert (folder / "run" / "data.json").exists()
+
+
+def test_files_that_nobody_touched_are_not_read_again(
+    tmp_path: Path, started: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    image_folders(tmp_path)
+    write(tmp_path, JOBS["image folders"].text)
+    with pytest.raises(Stopped):
+        attempt(tmp_path, STOPPED_AFTER)
+    monkeypatch.setattr("runtime.data.fingerprint.sha256", None)
+    attempt(tmp_path)
+    assert (tmp_path / "run" / "model").exists()
+
+
+def other_words(path: Path) -> None:
+    """A tokenizer in which two words have changed their numbers."""
+    found = json.loads(path.read_text())
+    words = found["model"]["vocab"]
+    one, two = list(words)[60], list(words)[61]
+    words[one], words[two] = words[two], words[one]
+    path.write_text(json.dumps(found))
+
+
+def other_weights(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+PRETRAINED: dict[str, Callable[[Path], None]] = {
+    "tokenizer.json": other_words,
+    "config.json": lambda path: reports.edit(path, hidden_act="relu"),
+    "model.safetensors": other_weights,
+}
+
+
+def test_another_pretrained_network_under_the_same_name(tmp_path: Path) -> None:
+    reports.write(tmp_path, size=60)
+    saved = reports.pretrained(tmp_path)
+    (tmp_path / "run").mkdir()
+    write(tmp_path, "task: text-classification\ndata: {train: reports.csv, validation: 0.2, text: descripcion, labels: modo}\n"
+          "model: {source: transformers, name: saved}\n")  # fmt: skip
+    with pytest.raises(Stopped):
+        attempt(tmp_path, STOPPED_AFTER)
+    for name, change in PRETRAINED.items():
+        before = (saved / name).read_bytes()
+        change(saved / name)
+        with pytest.raises(CheckpointError) as caught:
+            attempt(tmp_path)
+        assert f"saved/{name} has other content (model.name)" in caught.value.given
+        (saved / name).write_bytes(before)
+    attempt(tmp_path)
+    assert (tmp_path / "run" / "model").exists()
+
+
+def test_an_evaluation_of_other_data_is_refused(
+    started: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = twin(started("split table") / "end", "evaluated")
+    job = folder / "run" / "job.yaml"
+    shutil.copy(folder / "job.yaml", job)
+    write_json(folder / "run" / "state.json", {"status": "done", "source": str(folder / "job.yaml")})
+    touched(folder)
+    assert cli.main(["evaluate", str(folder / "run")]) == 0
+    # The same classes, categories and scales, and other rows in the validation part.
+    edited("train.csv", shuffled)(folder)
+    assert cli.main(["evaluate", str(folder / "run")]) == 3
+    told = capsys.readouterr().err
+    assert "the data has changed since training" in told
+    assert "train.csv has other content (data.train)" in told
+
+
+def test_arrays_of_a_program(tmp_path: Path) -> None:
+    def train(stop: bool, shift: float = 0.0) -> library.Result:
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0))
+        y = (x[:, 0] > 0.5).long()
+        x[7] += shift
+
+        def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            asked.append(1)
+            if stop and len(asked) > 12:
+                os.kill(os.getpid(), signal.SIGINT)
+            return torch.nn.functional.cross_entropy(outputs, targets)
+
+        asked: list[int] = []
+        return library.train(network, (x, y), (x[:20], y[:20]), loss=loss, runs=tmp_path, epochs=4, batch_size=8,
+                             optimize={"cpu_threads": 1, "measure": "off"})  # fmt: skip
+
+    with pytest.raises(Stopped):
+        train(stop=True)
+    with pytest.raises(CheckpointError) as caught:
+        train(stop=False, shift=1e-3)
+    assert "the training samples have other values" in caught.value.given
+    assert "new=True" in caught.value.action
+    assert train(stop=False).metrics
