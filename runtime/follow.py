@@ -81,6 +81,8 @@ class View:
     score: Curve = field(default_factory=Curve)
     best: tuple[float, int] | None = None
     """The best value of the metric, and after which epoch."""
+    heads: dict[str, tuple[str, Curve]] = field(default_factory=dict)
+    """By head, where there are several: the name of its score, as accuracy, and its values."""
     speed: Curve = field(default_factory=Curve)
     """Samples per second."""
     cpus: float | None = None
@@ -149,6 +151,7 @@ class Follower:
         rows, anew = self.metrics.read()
         if anew:
             view.loss, view.score, view.best = Curve(), Curve(), None
+            view.heads.clear()
         for row in rows:
             view.step = max(view.step, row["step"]) if not anew else row["step"]
             if "train/loss" in row:
@@ -162,12 +165,28 @@ class Follower:
         names = [name for name in row if name.startswith("validation/")]
         if not view.metric and names:
             view.metric = next((name for name in names if not name.endswith("/loss")), names[0])
+        for name in names:
+            self._head(name, row[name])
         if view.metric in row and view.metric != "train/loss":
             value = row[view.metric]
             view.score.add(value)
             sign = -1 if lower_is_better(view.metric) else 1
             if value == value and (view.best is None or sign * (value - view.best[0]) > 0):
                 view.best = value, row["epoch"] + 1
+
+    def _head(self, name: str, value: float) -> None:
+        """Keep one score of each head: the one that is watched in any of them, else the first."""
+        _, _, rest = name.partition("/")
+        head, _, kind = rest.rpartition("/")
+        watched = self.view.metric.rpartition("/")[2]
+        if not head or kind == "loss":
+            return
+        kept, curve = self.view.heads.get(head, (kind, Curve()))
+        if kind == watched != kept:
+            kept, curve = kind, Curve()
+        if kind == kept:
+            curve.add(value)
+        self.view.heads[head] = kept, curve
 
     def _sample(self, row: dict[str, Any]) -> None:
         """A reading of the sensors; after a restart their clock begins anew and goes on from where it was."""

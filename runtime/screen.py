@@ -12,6 +12,8 @@ from runtime.time_left import clock_time
 
 WIDEST = 100
 """Columns: a longer line is hard to read."""
+HEADS = 6
+"""Rows for scores of heads, at most."""
 _LABEL, _VALUE = 11, 21
 _STYLES = {"running": "green", "done": "green", "stopped": "yellow", "failed": "red"}
 
@@ -64,10 +66,16 @@ def _plan(view: View) -> Text:
 def _rows(view: View, width: int) -> list[Text]:
     shape = max(8, min(28, width - _LABEL - _VALUE - 25))
     rows = [_bar(view, width), _row("loss", _number(view.loss.last), view.loss.shape(shape), _from(view.loss), shape)]
+    head, _, kind = view.metric.partition("/")[2].rpartition("/")
     if view.score.last is not None:
         best = f"best {_number(view.best[0])}, epoch {view.best[1]}" if view.best else ""
-        name = view.metric.rpartition("/")[2]
-        rows.append(_row(name, _number(view.score.last), view.score.shape(shape), best, shape))
+        name, start = (head, f"{kind} ") if head else ("validation", "loss ") if kind == "loss" else (kind, "")
+        rows.append(_row(name, start + _number(view.score.last), view.score.shape(shape), best, shape))
+    others = [(name, score) for name, score in view.heads.items() if name != head]
+    rows += [_row(name, f"{of} {_number(curve.last)}", curve.shape(shape), _from(curve), shape)
+             for name, (of, curve) in others[:HEADS]]  # fmt: skip
+    if len(others) > HEADS:
+        rows.append(Text(f"{'':<{_LABEL}}and {len(others) - HEADS} heads more", style="dim"))
     return [*rows, *_sensors(view, shape)]
 
 
@@ -117,7 +125,8 @@ def _memory(label: str, used: float | None, limit: float | None, shape: int) -> 
 
 
 def _row(label: str, value: str, shape: str, remark: str, width: int, *, warn: bool = False) -> Text:
-    text = Text(f"{label[: _LABEL - 1]:<{_LABEL}}", style="dim")
+    name = label if len(label) < _LABEL else f"{label[: _LABEL - 2]}…"
+    text = Text(f"{name:<{_LABEL}}", style="dim")
     text.append(f"{value:<{_VALUE - 1}} ", style="not dim")
     text.append(f"{shape:<{width}}  ", style="not dim cyan")
     text.append(remark, style="not dim yellow" if warn else "dim")

@@ -133,6 +133,24 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     assert line(view) == "epoch 1/3  step 0"
 
 
+@pytest.mark.parametrize("watched", ["validation/loss", "validation/causa/f1", ""])
+def test_every_head_has_its_name_and_score(run: Path, watched: str) -> None:
+    text = (run / "job.yaml").read_text()
+    (run / "job.yaml").write_text(text.replace("best: null", f"best: {watched or 'null'}"))
+    scores = {"modo": (0.61, 0.55), "causa": (0.82, 0.75), "prioridad_del_caso": (0.46, 0.32)}
+    row: dict[str, Any] = {"step": 45, "epoch": 0, "validation/loss": 0.5}
+    for head, (accuracy, f1) in scores.items():
+        row |= {f"validation/{head}/loss": 1.0, f"validation/{head}/accuracy": accuracy, f"validation/{head}/f1": f1}
+    rows(run / "metrics.jsonl", [{"step": 45, "epoch": 0, "train/loss": 1.0}, row])
+    shown = text_of(Follower(run).read(), 80)
+    kind = "f1" if watched.endswith("f1") else "accuracy"
+    for head, values in scores.items():
+        name = head if len(head) < 11 else "prioridad…"
+        assert re.search(rf"^{name} +{kind} {values[kind == 'f1']:.4f} ", shown, re.MULTILINE), shown
+    assert bool(re.search(r"^validation loss 0\.5000", shown, re.MULTILINE)) == (watched == "validation/loss")
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 def test_one_plain_line(run: Path) -> None:
     text = line(Follower(run).read())
     assert re.fullmatch(r"epoch 7/12  step 270/540  loss 0\.\d{4}  5\d\d samples/s  0:(1[7-9]|2\d) left", text)
