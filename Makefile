@@ -35,11 +35,11 @@ format: .venv/check ## format the code
 doctor: .venv/host ## what is wrong on this machine, with the command that mends it
 	@$(python) -m runtime doctor
 
-logs: ## follow the log of the last container
-	@docker logs -f "$$(docker ps -alq --filter label=com.docker.compose.service=trainer)"
+logs: ## follow the log of the last container of this checkout
+	@scripts/containers logs
 
-stop: ## stop all training containers; each saves first
-	@docker ps -q --filter label=com.docker.compose.service=trainer | xargs -r docker stop --time 60
+stop: ## stop the training containers of this checkout that you started; each saves first
+	@scripts/containers stop
 
 rebuild: image-cpu ## build the CPU image again and train JOB in it
 	@$(MAKE) --no-print-directory train-cpu
@@ -62,12 +62,12 @@ engine: ## set up a Docker engine on this Debian or Ubuntu host
 	@scripts/engine
 
 sizes: ## what makes up the images that are built
-	@for word in cpu ampere legacy; do docker image inspect drivetrain/$$word >/dev/null 2>&1 && scripts/sizes $$word; done; true
+	@for word in cpu ampere legacy; do docker image inspect localhost/drivetrain/$$word >/dev/null 2>&1 && scripts/sizes $$word; done; true
 
 sbom: ## the parts of the images that are built, in build/sbom-WORD.json (CycloneDX)
 	@mkdir -p build && for word in cpu ampere legacy; do \
-	    ! docker image inspect drivetrain/$$word >/dev/null 2>&1 || \
-	    docker run --rm --network none --entrypoint cat drivetrain/$$word /opt/drivetrain/sbom.json > build/sbom-$$word.json || exit; done
+	    ! docker image inspect localhost/drivetrain/$$word >/dev/null 2>&1 || \
+	    docker run --rm --network none --entrypoint cat localhost/drivetrain/$$word /opt/drivetrain/sbom.json > build/sbom-$$word.json || exit; done
 
 lock: ## lock the requirements of the images anew
 	@for word in cpu ampere legacy; do scripts/lock $$word || exit; done

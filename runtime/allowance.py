@@ -44,12 +44,25 @@ def whole_host(memory: int) -> str:
     return f"{max(memory - LEFT, memory // 2) >> 20}m"
 
 
-def owner(project: Path) -> dict[str, str]:
-    """Whose the run's files will be: the caller's; for root the owner of the checkout, else uid 1000."""
+def owner(project: Path, *, tell: bool = False) -> dict[str, str]:
+    """Whose the run's files will be: the caller's; for root the owner of the checkout, else uid 1000.
+
+    Args:
+        project: the checkout.
+        tell: whether root is told, which is done until a first run is there.
+    """
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
         seen = project.stat()
         uid, gid = (seen.st_uid, seen.st_gid) if seen.st_uid else (SECURE_UID, SECURE_UID)
         why = "the owner of this checkout" if seen.st_uid else "because the checkout is root's own"
-        print(f"started by root: files in runs/ will belong to uid {uid}, {why}")
+        if tell and not _has_runs_of(uid, project):
+            print(f"started by root: files in runs/ will belong to uid {uid}, {why}")
     return {"DRIVETRAIN_UID": str(uid), "DRIVETRAIN_GID": str(gid)}
+
+
+def _has_runs_of(uid: int, project: Path) -> bool:
+    try:
+        return any(entry.stat().st_uid == uid and entry.is_dir() for entry in os.scandir(project / "runs"))
+    except OSError:
+        return False

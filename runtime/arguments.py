@@ -6,12 +6,15 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from runtime import __version__
+
 Add = Callable[[str, str], argparse.ArgumentParser]
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; `command` is the name of what was asked for."""
     whole = argparse.ArgumentParser(prog="drivetrain", description="Fits a training job to the machine it lands on.")
+    whole.add_argument("--version", action="version", version=f"drivetrain {__version__}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
@@ -43,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--plain", action="store_true", help="everything off: the honest baseline")
     made.add_argument("--new", action="store_true", help="start a new run, whatever is unfinished")
     made.add_argument("--trace", action="store_true", help="profile a few steps: operators and a trace for Perfetto")
+    made.add_argument("--network", action="store_true", help="a network for own code that needs one")
     made = with_job(add("find-lr", "learning-rate range test: a picture and a suggested rate"))
     made.add_argument("--output", type=Path, metavar="DIR", help="where they go; runs/find-lr-<name> if absent")
     made.add_argument("--lowest", type=float, default=1e-6, help="first learning rate (1e-6)")

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 import runtime
-from runtime import checkpoint
+from runtime import checkpoint, consent
 from runtime.data.dataset import Head, head
 from runtime.errors import CheckpointError, DrivetrainError
 from runtime.files import read_json, storage_error, sync_folder, write_json
@@ -69,9 +69,13 @@ def write(run: Run) -> Path:
         "trained": {"run": run.folder.name, "step": best.step, "epoch": best.epoch + 1, best.metric: best.best},
     }
     code = run.network.code
-    if code is not None:
-        config["code"] = code.digests()
-    return _commit(run.folder / "model", weights, config, code.sources if code else {})
+    if code is None:
+        return _commit(run.folder / "model", weights, config, {})
+    folder = _commit(run.folder / "model", weights, config | {"code": code.digests()}, code.sources)
+    if why := consent.keep(folder / CONFIG):
+        print(f"model: it cannot be kept that its code is yours, since {why}: predict, evaluate and export will ask for "
+              "--run-code", flush=True)  # fmt: skip
+    return folder
 
 
 def _commit(

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from runtime import inside
+from runtime import checkout, inside
 from runtime.arguments import parser
-from runtime.errors import DrivetrainError, SpecError
+from runtime.errors import DeviceError, DrivetrainError, SpecError
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -19,7 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     given = parser().parse_args(arguments)
     try:
-        return COMMANDS[given.command](given) if not inside.wanted(given.command) else contained(given, arguments)
+        if inside.wanted(given.command):
+            return inside.run(given, sys.argv[1:] if arguments is None else arguments)
+        return COMMANDS[given.command](given)
     except DrivetrainError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
@@ -27,12 +29,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 0
-
-
-def contained(given: argparse.Namespace, arguments: Sequence[str] | None) -> int:
-    """Run the same command in the CPU image."""
-    job, assignments = (given.job, given.set) if given.command in inside.WITH_JOB else (None, ())
-    return inside.run(given.command, sys.argv[1:] if arguments is None else arguments, job, assignments)
 
 
 def validate(given: argparse.Namespace) -> int:
@@ -82,9 +78,21 @@ def train(given: argparse.Namespace) -> int:
 
     if given.plain and given.plan:
         raise SpecError("--plain and --plan together", "one of them", "leave one out")
+    if inside.missing() and (checkout.PROJECT / "compose").is_dir():
+        return _train_contained(given)
     return supervise.train(
         supervise.Request(given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new, given.trace)
     )
+
+
+def _train_contained(given: argparse.Namespace) -> int:
+    """Train as `launch` does, where torch is in the image alone."""
+    if given.plan or given.runs != Path("runs") or Path.cwd() != checkout.PROJECT:
+        raise DeviceError("torch is not installed here, and the container in its place knows neither --plan nor --runs, and "
+                          "writes to runs/ in the project", f"the other options, called in {checkout.PROJECT}",
+                          "leave them out, or `make setup`, which installs torch here")  # fmt: skip
+    print("torch is in the image alone: training there, as `drivetrain launch` does; `make setup` installs it here")
+    return launch(argparse.Namespace(**vars(given), device="cpu", network=False))
 
 
 def launch(given: argparse.Namespace) -> int:
@@ -92,7 +100,7 @@ def launch(given: argparse.Namespace) -> int:
     from runtime import launch as launching
 
     flags = tuple(f"--{name}" for name in ("plain", "new", "trace") if getattr(given, name))
-    return launching.launch(launching.Request(given.job, tuple(given.set), given.device, flags))
+    return launching.launch(launching.Request(given.job, tuple(given.set), given.device, flags, network=given.network))
 
 
 def find_lr(given: argparse.Namespace) -> int:

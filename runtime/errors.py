@@ -10,6 +10,7 @@
     ├── PeerError         8    another process is lost or hung
     ├── DeviceError       9    the device cannot be used: wrong image, lost GPU, no engine
     ├── Replanned        10    a new plan needs another process; the supervisor starts it, so nobody else sees this
+    ├── Busy             11    another process is training this run
     └── Stopped          75    stopped early, nothing committed was lost, run me again
 
 Every message has three parts: what was given, what is possible here, what to do.
@@ -119,6 +120,12 @@ class Replanned(DrivetrainError):
     """Measuring has changed what is fixed when a process starts, or was broken off; the supervisor starts another."""
 
     exit_code = 10
+
+
+class Busy(DrivetrainError):
+    """Another process is training this run."""
+
+    exit_code = 11
 
 
 class Stopped(DrivetrainError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import CheckpointError, StorageError
+from runtime.errors import Busy, CheckpointError
 from runtime.files import read_json, storage_error, write_text
 from runtime.job import Job, dump
 
@@ -48,7 +48,8 @@ def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, A
     """The unfinished run of this job's name, or the next number.
 
     Raises:
-        StorageError: if the folder cannot be written, or another process is training in it.
+        StorageError: if the folder cannot be written.
+        Busy: if another process is training in it.
         CheckpointError: if the unfinished run was started with another spec.
     """
     try:
@@ -157,5 +158,5 @@ def _lock(path: Path) -> int:
                 time.sleep(0.1)
                 continue
         os.close(handle)
-        raise StorageError(f"{path}: another process is training in this folder", "one trainer per run folder",
-                           "wait for it, stop it, or start another run with --new")  # fmt: skip
+        raise Busy(f"{path}: another process is training in this folder", "one trainer per run folder",
+                   "wait for it, stop it, or start another run with --new")  # fmt: skip

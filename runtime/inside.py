@@ -6,17 +6,22 @@ with the same words: the project is mounted at its own path, so every path means
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from runtime import mounts
+from runtime.checkout import PROJECT, image
 from runtime.errors import DeviceError
+from runtime.files import read_json
+from runtime.job import Job
 
-PROJECT = Path(__file__).resolve().parent.parent
 WITH_JOB = ("find-lr", "memory", "bench")
 COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "sample", "convert")
 """What computes, draws or decodes, and is no training."""
@@ -24,43 +29,51 @@ COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "sample", "co
 
 def wanted(command: str) -> bool:
     """Whether this command needs the image: there is no torch here, and this is no container of ours."""
-    return command in COMMANDS and find_spec("torch") is None and "DRIVETRAIN_IMAGE" not in os.environ
+    return command in COMMANDS and missing()
 
 
-def run(command: str, arguments: Sequence[str], job: Path | None = None, assignments: Sequence[str] = ()) -> int:
+def missing() -> bool:
+    """Whether torch is in the image alone."""
+    return find_spec("torch") is None and "DRIVETRAIN_IMAGE" not in os.environ
+
+
+def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Run a command line in the image; returns its exit code.
 
     Args:
-        command: its first word.
+        given: the command line as it was understood.
         arguments: the whole command line, the command first.
-        job: the spec whose limits hold, for commands that take one.
-        assignments: its overrides.
 
     Raises:
         DeviceError: if no engine answers, or the image cannot be built.
-        SpecError: if the spec is invalid.
+        SpecError: if the spec is invalid, or names what is not mounted.
     """
-    from runtime import allowance, launch, spec
+    from runtime import allowance, engine, network
 
-    engine = launch.connect()
-    if isinstance(engine, str):
-        raise DeviceError(f"`{command}` needs torch, which is not installed here, and no Docker engine answers: {engine}",
-                          "torch in the local environment, or an engine", "`make setup`, or `make engine`")  # fmt: skip
-    limits, seen = {}, list(_named(arguments, Path.cwd()))
+    client = engine.connect()
+    if isinstance(client, engine.Absent):
+        raise DeviceError(f"`{given.command}` needs torch, which is not installed here, and no Docker engine answers: "
+                          f"{client.why}", "torch in the local environment, or an engine",
+                          f"`make setup`, or {client.cure}")  # fmt: skip
+    workdir, limits, online = _workdir(Path.cwd()), dict[str, str](), False
     with contextlib.redirect_stdout(sys.stderr):  # standard output is the command's own
-        launch.build_if_missing(engine, "cpu")
-        owner = allowance.owner(PROJECT) if command != "sample" else {}
-        if job:
-            checked = spec.load(job, assignments)
-            limits = allowance.variables(engine.info(), checked)
-            seen += launch.outside(job, checked)
+        seen = [mount for path in _named(given) for mount in mounts.of_path("the command line", path, PROJECT)]
+        for path, job in _jobs(given):
+            seen += mounts.of_job(path, job, PROJECT)
+            if given.command in WITH_JOB:
+                online |= network.told(job)[0]
+                limits = limits or allowance.variables(client.info(), job)
+        if online:
+            print("network: yes, for what the job asks for at the hub or at an address")
+        engine.build_if_missing(client, "cpu")
+        owner = allowance.owner(PROJECT) if given.command != "sample" else {}
     user = owner.get("DRIVETRAIN_UID", str(os.getuid())), owner.get("DRIVETRAIN_GID", str(os.getgid()))
-    return subprocess.run(line(arguments, Path.cwd(), user, limits, seen, network=bool(job)), check=False).returncode
+    return _wait(line(arguments, workdir, user, limits, mounts.together(iter(seen)), network=online))
 
 
 def line(
-    arguments: Sequence[str], here: Path, user: tuple[str, str], limits: Mapping[str, str], seen: Sequence[Path],
-    *, network: bool,
+    arguments: Sequence[str], workdir: Path, user: tuple[str, str], limits: Mapping[str, str],
+    seen: Sequence[mounts.Mount], *, network: bool,
 ) -> list[str]:  # fmt: skip
     """The command line for the engine: hardened as compose does it; the project can be written, `seen` be read."""
     memory = limits.get("DRIVETRAIN_MEMORY", "4g")
@@ -68,12 +81,30 @@ def line(
               "--shm-size", limits.get("DRIVETRAIN_SHM", "256m"), "--pids-limit", "512"]  # fmt: skip
     hardened = ["--init", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true",
                 "--tmpfs", "/tmp:exec,mode=1777,size=512m"]  # fmt: skip
-    project = str(PROJECT)
-    mounts = [f"{project}:{project}", *(f"{path}:{path}:ro" for path in sorted(set(seen)))]
-    volumes = [f"drivetrain_{name}_{user[0]}:/cache/{name}" for name in ("compile", "huggingface")]
-    places = [part for mount in (*mounts, *volumes) for part in ("--volume", mount)]
-    return ["docker", "run", "--rm", *hardened, *bounds, *([] if network else ["--network", "none"]), *places,
-            "--user", ":".join(user), "--workdir", str(_workdir(here)), "drivetrain/cpu:latest", *arguments]  # fmt: skip
+    binds = [_bind(PROJECT, PROJECT), *(f"{_bind(mount.source, mount.target)},readonly" for mount in seen)]
+    volumes = [
+        f"type=volume,source=drivetrain_{name}_{user[0]},target=/cache/{name}" for name in ("compile", "huggingface")
+    ]
+    # What was trained here is known, and nothing that is run on a model can add to it.
+    volumes.append(f"type=volume,source=drivetrain_state_{user[0]},target=/cache/state,readonly")
+    places = [part for mount in (*binds, *volumes) for part in ("--mount", mount)]
+    return ["docker", "run", "--rm", "--pull", "never", *hardened, *bounds, *([] if network else ["--network", "none"]),
+            *places, "--user", ":".join(user), "--workdir", str(workdir), image("cpu"), *arguments]  # fmt: skip
+
+
+def _bind(source: Path, target: Path) -> str:
+    """As the engine's command line takes it: a row of CSV."""
+    cells = ("type=bind", f"source={source}", f"target={target}")
+    return ",".join('"' + cell.replace('"', '""') + '"' if set(cell) & set(',"') else cell for cell in cells)
+
+
+def _wait(command: Sequence[str]) -> int:
+    """Run it to its end; Ctrl-C reaches it from the terminal by itself, and is its to answer."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        return subprocess.run(command, check=False).returncode
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _workdir(here: Path) -> Path:
@@ -88,9 +119,30 @@ def _workdir(here: Path) -> Path:
     return here
 
 
-def _named(arguments: Sequence[str], here: Path) -> Iterator[Path]:
-    """What is named and lies outside of the project."""
-    for word in arguments:
-        path = Path(os.path.normpath(here / word))
-        if word[:1] != "-" and path.exists() and not path.is_relative_to(PROJECT):
-            yield path
+def _jobs(given: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
+    """The specs whose data the command reads: that of the command line, or the one that a run was trained with."""
+    if given.command in WITH_JOB:
+        from runtime import spec
+
+        against = [given.against] if getattr(given, "against", None) else []
+        for more in ([], *against):
+            yield given.job, spec.load(given.job, [*given.set, *more])
+    elif given.command == "evaluate" and given.data is None and (given.run / "job.yaml").is_file():
+        from runtime import judge
+
+        yield given.run / "job.yaml", judge.stored_job(given.run)
+
+
+def _named(given: argparse.Namespace) -> Iterator[Path]:
+    """The paths that the command line names; a manifest of images names files in its folder."""
+    words = [value for values in vars(given).values() for value in (values if isinstance(values, list) else [values])]
+    for word in words:
+        path = Path(os.path.abspath(word)) if isinstance(word, Path) else None
+        if path and path.exists() and word != getattr(given, "job", None):
+            yield path.parent if path.suffix.lower() in mounts.MANIFESTS and _of_images(given) else path
+
+
+def _of_images(given: argparse.Namespace) -> bool:
+    run = getattr(given, "run", None)
+    found = [read_json(folder / "config.json") for folder in (run, run / "model")] if run else []
+    return any(isinstance(config, dict) and config.get("task") == "image-classification" for config in found)

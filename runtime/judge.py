@@ -50,7 +50,8 @@ def judge(request: Request) -> int:
     trained = artifact.load(request.run, consent=request.run_code)
     device = torch.device("cuda:0" if machine.gpu else "cpu")
     if request.data is None:
-        source, over, tally = "validation data of the run", "validation/", _validation(request.run, trained, device)
+        tally = _validation(request, trained, device)
+        source, over = "validation data of the run", "validation/"
     else:
         source, over, tally = str(request.data), "", _new(request.data, trained, device)
     metrics, counts = tally.metrics(over), confusions(tally.confusion())
@@ -63,13 +64,17 @@ def judge(request: Request) -> int:
     return 0
 
 
-def _validation(run: Path, trained: Artifact, device: Any) -> Tally:
+def _validation(request: Request, trained: Artifact, device: Any) -> Tally:
     """The validation data, read again as the job says, with the job's loss."""
-    from runtime import inference, losses
+    from runtime import consent, inference, losses, user_code
+    from runtime.job import own
     from runtime.tally import Tally
 
-    job = _job(run)
-    data = _read(run, job)
+    job = stored_job(request.run)
+    if any(own.parts(job)):
+        # A run folder that came from elsewhere may name any code in job.yaml and any folder in state.json.
+        user_code.at(job.folder, consent.agreed(trained.folder, consent=request.run_code))
+    data = _read(request.run, job)
     _check_same(data, trained)
     train = job.train
     goal = losses.objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
@@ -116,7 +121,7 @@ def _count(tally: Tally, batches: Any, targets: Mapping[str, Any]) -> None:
         tally.add(outputs, {name: y[index] for name, y in targets.items()})
 
 
-def _job(run: Path) -> Job:
+def stored_job(run: Path) -> Job:
     """The run's spec, with paths relative to where the spec lay that it was started from."""
     from runtime import spec
 

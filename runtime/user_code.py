@@ -168,15 +168,15 @@ class _Reader(SourceFileLoader):
 
 
 def at(folder: Path, expected: Mapping[str, str] | None = None) -> Code:
-    """The code of a folder, one for the whole process."""
+    """The code of a folder, one for the whole process; once it is verified it stays so."""
     key = folder.resolve()
-    if key not in _codes or _codes[key].expected != expected:
+    if key not in _codes or (expected is not None and _codes[key].expected != expected):
         _codes[key] = Code(key, expected)
     return _codes[key]
 
 
 def allowed(folder: Path) -> Code:
-    """The code of a folder that `at` or `stored` has opened before.
+    """The code of a folder that `at` or `consent.stored` has opened before.
 
     Raises:
         CheckpointError: if it has not been.
@@ -218,24 +218,3 @@ def remember(run: Path, code: Code) -> None:
     if changed:
         raise CheckpointError(f"{run} is unfinished and was started with another {', '.join(changed)}",
                               "the files that the run was started with", "undo the change, or start a new run with --new")  # fmt: skip
-
-
-def stored(model: Path, digests: Mapping[str, str], *, consent: bool = False) -> Code:
-    """The code in a `model/` folder, which may be run in its run folder, and elsewhere with the person's consent.
-
-    Args:
-        model: the folder.
-        digests: SHA-256 by name, as config.json has them; anything else is not loaded.
-        consent: whether the person has agreed to run the code of a model that lies anywhere.
-
-    Raises:
-        CheckpointError: if the code may not be run.
-    """
-    run = model.resolve().parent
-    record = read_json(run / RECORD)
-    known = isinstance(record, dict) and len(record) > 0 and record.items() <= digests.items()
-    if not consent and not (known and model.resolve().name == "model"):
-        raise CheckpointError(f"{model} runs code of its own when it is used: {', '.join(digests)} in {model / 'code'}",
-                              "a model in the folder of its run, or one whose code you have read and trust",
-                              "read these files, then agree with --run-code")  # fmt: skip
-    return at(model / "code", dict(digests))

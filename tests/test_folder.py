@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime import folder, spec
-from runtime.errors import CheckpointError, StorageError
+from runtime.errors import Busy, CheckpointError
 from runtime.job import Job
 
 TEXT = "name: a\ntask: image-classification\ndata: {train: data}\n"
@@ -79,7 +79,7 @@ def test_limits_and_checkpoints_may_change(tmp_path: Path, assignment: str) -> N
 
 def test_the_second_trainer_is_refused(tmp_path: Path) -> None:
     folder.open_run(tmp_path / "runs", job(tmp_path))
-    with pytest.raises(StorageError, match="another process is training in this folder"):
+    with pytest.raises(Busy, match="another process is training in this folder"):
         folder.open_run(tmp_path / "runs", job(tmp_path))
 
 

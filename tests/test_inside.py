@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runtime import cli, inside, launch
-from runtime.errors import DeviceError
+from runtime import cli, engine, inside, launch
+from runtime.errors import DeviceError, SpecError
 
 HERE = inside.PROJECT
 
@@ -33,8 +33,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> list[list[str]]:
         found.append(line)
         return subprocess.CompletedProcess(line, 3)
 
-    monkeypatch.setattr(launch, "connect", Engine)
-    monkeypatch.setattr(launch, "build_if_missing", lambda engine, word: None)
+    monkeypatch.setattr(engine, "connect", Engine)
+    monkeypatch.setattr(engine, "build_if_missing", lambda client, word: None)
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.chdir(HERE)
     return found
@@ -60,9 +60,17 @@ def test_a_prediction_in_the_image(ran: list[list[str]], tmp_path: Path, capsys:
     (line,) = ran
     assert line[:3] == ["docker", "run", "--rm"]
     assert line[-len(words) :] == words
-    volumes = after(line, "--volume")
-    assert volumes[:2] == [f"{HERE}:{HERE}", f"{tmp_path}:{tmp_path}:ro"]
-    assert [part.split(":")[1] for part in volumes[2:]] == ["/cache/compile", "/cache/huggingface"]
+    mounts = after(line, "--mount")
+    assert mounts[:2] == [
+        f"type=bind,source={HERE},target={HERE}",
+        f"type=bind,source={tmp_path},target={tmp_path},readonly",
+    ]
+    assert [part.partition("target=")[2] for part in mounts[2:]] == [
+        "/cache/compile",
+        "/cache/huggingface",
+        "/cache/state,readonly",
+    ]
+    assert line[line.index("--pull") + 1] == "never"
     assert (after(line, "--workdir"), after(line, "--network"), after(line, "--cap-drop")) == (
         [str(HERE)],
         ["none"],
@@ -80,8 +88,72 @@ def test_a_job_brings_its_limits_and_its_folder(ran: list[list[str]], tmp_path: 
     cli.main(["find-lr", str(spec), "--set", "limits.shm=64m"])
     (line,) = ran
     assert [after(line, key) for key in ("--cpus", "--memory", "--shm-size")] == [["1"], ["2g"], ["64m"]]
-    assert f"{tmp_path}:{tmp_path}:ro" in after(line, "--volume")
-    assert "--network" not in line  # weights may come from the hub
+    seen = [mount for mount in after(line, "--mount") if str(tmp_path) in mount]
+    # Each by itself: what else lies beside the spec is nobody's business.
+    assert seen == [f"type=bind,source={path},target={path},readonly" for path in (spec, tmp_path / "photos")]
+    assert after(line, "--network") == ["none"]
+
+
+@pytest.mark.parametrize(
+    ("model", "network"),
+    [("{source: transformers, name: some/encoder}", []), ("{source: transformers, name: encoder}", ["none"])],
+    ids=["hub", "folder"],
+)
+def test_a_network_only_for_what_the_job_names(
+    ran: list[list[str]], tmp_path: Path, model: str, network: list[str]
+) -> None:
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "texts.csv").write_text("text,label\na,b\n")
+    spec = tmp_path / "job.yaml"
+    spec.write_text(
+        f"name: a\ntask: text-classification\ndata: {{train: texts.csv, text: text, labels: label}}\nmodel: {model}\n"
+    )
+    cli.main(["memory", str(spec)])
+    (line,) = ran
+    assert after(line, "--network") == network
+
+
+def test_evaluate_mounts_the_data_that_the_run_was_trained_on(ran: list[list[str]], tmp_path: Path) -> None:
+    """The command line names the run alone; the run's own spec names the data."""
+    data, run = tmp_path / "photos", tmp_path / "parts-001"
+    data.mkdir()
+    run.mkdir()
+    (run / "job.yaml").write_text(f"name: a\ntask: image-classification\ndata: {{train: {data}}}\n")
+    mounted = f"type=bind,source={data},target={data},readonly"
+    cli.main(["evaluate", str(run)])
+    cli.main(["evaluate", str(run), "--data", str(run)])
+    cli.main(["predict", str(run), str(run)])
+    assert [mounted in after(line, "--mount") for line in ran] == [True, False, False]
+
+
+def test_a_manifest_of_images_brings_its_folder(ran: list[list[str]], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "list.csv").write_text("path\na.png\n")
+    (tmp_path / "run" / "config.json").write_text('{"task": "image-classification"}')
+    cli.main(["predict", str(tmp_path / "run"), str(tmp_path / "new" / "list.csv")])
+    assert f"type=bind,source={tmp_path / 'new'},target={tmp_path / 'new'},readonly" in after(ran[0], "--mount")
+
+
+def test_a_home_is_not_mounted_for_a_command(ran: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["predict", "runs", str(Path.home())]) == SpecError.exit_code
+    assert "is not mounted: it" in capsys.readouterr().err
+    assert ran == []
+
+
+def test_training_goes_to_the_image_too(
+    no_torch: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After `make train-cpu` alone `drivetrain train` said that torch is missing."""
+    asked: list[launch.Request] = []
+    monkeypatch.setattr(launch, "launch", lambda request: asked.append(request) or 5)
+    monkeypatch.chdir(HERE)
+    assert cli.main(["train", "jobs/digits.yaml", "--new", "--set", "train.epochs=1"]) == 5
+    assert asked == [launch.Request(Path("jobs/digits.yaml"), ("train.epochs=1",), "cpu", ("--new",))]
+    assert "torch is in the image alone: training there" in capsys.readouterr().out
+    assert cli.main(["train", "jobs/digits.yaml", "--runs", "elsewhere"]) == DeviceError.exit_code
+    assert "`make setup`, which installs torch here" in capsys.readouterr().err
+    assert len(asked) == 1
 
 
 def test_outside_of_the_project(ran: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
@@ -93,7 +165,7 @@ def test_outside_of_the_project(ran: list[list[str]], monkeypatch: pytest.Monkey
 
 
 def test_no_engine_either(monkeypatch: pytest.MonkeyPatch, no_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(launch, "connect", lambda: "none is running")
+    monkeypatch.setattr(engine, "connect", lambda: engine.Absent("none is running"))
     assert cli.main(["compare", "runs/a-001", "runs/a-002"]) == DeviceError.exit_code
     told = capsys.readouterr().err
     assert "`compare` needs torch, which is not installed here, and no Docker engine answers: none is running" in told

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -14,8 +16,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from runtime import allowance, cli, detect, launch, spec, toolkit
-from runtime.errors import DeviceError, DrivetrainError, SpecError
+from runtime import allowance, checkout, cli, detect, engine, launch, spec, toolkit
+from runtime.errors import Busy, DeviceError, DrivetrainError, SpecError
 from runtime.hardware import Hardware
 from runtime.job import Job
 from runtime.job.document import parse
@@ -197,7 +199,7 @@ def test_a_missing_toolkit_ends_the_launch_with_9(monkeypatch: pytest.MonkeyPatc
 
     here = detect.detect(tmp_path, tmp_path, environ={}, mask={0}, nvml=Nvml([RTX], "580.95.05"))
     monkeypatch.setattr(launch, "detect", lambda runs: here)
-    monkeypatch.setattr(launch, "connect", Engine)
+    monkeypatch.setattr(engine, "connect", Engine)
     monkeypatch.setattr(toolkit.find, "__defaults__", (lambda name: None,))
     with pytest.raises(DrivetrainError, match="the NVIDIA container toolkit is missing") as caught:
         launch.launch(launch.Request(ROOT / "jobs/digits.yaml", device="gpu"))
@@ -248,7 +250,7 @@ def test_an_overlay_holds_only_the_difference(word: str) -> None:
     assert done.returncode == 0, done.stderr
     services = json.loads(done.stdout)["services"]
     trainer, resources = services["trainer"], services["trainer"]["deploy"]["resources"]
-    assert {service["image"] for service in services.values()} == {f"drivetrain/{word}:latest"}
+    assert {service["image"] for service in services.values()} == {f"localhost/drivetrain/{word}:latest"}
     assert (trainer["cap_drop"], trainer["read_only"], trainer["init"]) == (["ALL"], True, True)
     devices = resources["reservations"].get("devices", [])
     if word == "cpu":
@@ -266,14 +268,78 @@ def test_no_gpu_by_default() -> None:
     assert not [word for word in ("ampere", "legacy", "nvidia", "devices") if word in text]
 
 
-def test_all_jobs_share_one_network() -> None:
-    """An engine has room for about thirty; with one for each name of a job, the next launch failed."""
-    made: list[str] = []
-    networks = SimpleNamespace(
-        list=lambda names: [SimpleNamespace(name=name) for name in [*made, "drivetrain_default_of_another"]],
-        create=lambda name, **_: made.append(name),
-    )
-    engine = SimpleNamespace(networks=networks)
-    for _ in range(3):
-        assert launch._network(engine) == {"name": "drivetrain_default", "external": True}
-    assert made == ["drivetrain_default"]
+def test_no_network_is_made(tmp_path: Path) -> None:
+    """An engine has room for about thirty; a job has none, or the engine's own."""
+    if shutil.which("docker") is None:
+        pytest.skip("no docker client is installed: `make engine`")
+    for given, expected in ((None, "none"), ("bridge", "bridge")):
+        services, networks = configured({"DRIVETRAIN_NETWORK": given} if given else {})
+        assert services["trainer"]["network_mode"] == expected
+        assert networks == {}
+
+
+def configured(environment: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What compose makes of the files of the CPU's image for the trainer."""
+    files = ["--file", "compose/base.yaml", "--file", "compose/cpu.yaml"]
+    done = subprocess.run(["docker", "compose", "-p", "a", "--env-file", "/dev/null", "--project-directory", ".", *files, "config",
+                           "--format", "json"], cwd=ROOT, env={"PATH": os.environ["PATH"], "HOME": "/tmp", **environment},
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    found = json.loads(done.stdout)
+    return found["services"], {name: value for name, value in found.get("networks", {}).items() if value}
+
+
+@pytest.mark.parametrize("word", ["cpu", "ampere", "legacy"])
+def test_no_registry_is_asked_for_our_images(word: str) -> None:
+    """`drivetrain/cpu` belongs to whoever registers that name; `localhost/` is this machine, and nothing is pulled."""
+    text = (ROOT / "compose" / f"{word}.yaml").read_text()
+    assert f"image: {checkout.image(word)}" in text
+    assert checkout.image(word).startswith("localhost/")
+    assert "pull_policy: never" in text
+    if not (ROOT / ".git").exists():
+        return
+    tracked = subprocess.run(["git", "grep", "-nE", r"(^|[^a-z./-])drivetrain/(cpu|ampere|legacy|base|\$|\{)"], cwd=ROOT,
+                             capture_output=True, text=True, check=False).stdout.splitlines()  # fmt: skip
+    allowed = ("docker/sbom.py", "scripts/env", "tests/test_launch.py")  # no image, what was once, and this line
+    assert [line for line in tracked if not line.startswith(allowed)] == []
+
+
+def test_containers_are_named_by_user_and_checkout(tmp_path: Path) -> None:
+    """Two users in folders of the same name, and two checkouts of one user, took each other's containers."""
+    names = {checkout.name(tmp_path / folder, uid) for folder in ("a", "b") for uid in (1000, 1001)}
+    assert len(names) == 4
+    assert all(re.fullmatch(r"drivetrain-[0-9a-f]{8}", name) for name in names)
+    done = subprocess.run([ROOT / "scripts" / "project-name"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == checkout.name()
+
+
+def test_a_job_that_is_training_is_not_a_matter_of_storage() -> None:
+    running = SimpleNamespace(status="running", name="drivetrain-1-a-trainer-1")
+    client = SimpleNamespace(containers=SimpleNamespace(list=lambda **_: [running]))
+    with pytest.raises(Busy, match="drivetrain-1-a-trainer-1 is already training this job") as caught:
+        launch._refuse_if_running(client, "drivetrain-1-a")
+    assert caught.value.exit_code == 11
+
+
+@pytest.mark.parametrize(
+    ("words", "why", "cure"),
+    [
+        ("Error while fetching server API version: ('Connection aborted.', PermissionError(13, 'Permission denied'))",
+         "one is here, but this user may not use it", "sudo usermod -aG docker $USER, then log in again"),
+        ("('Connection aborted.', FileNotFoundError(2, 'No such file or directory'))", "none is running", "`make engine`"),
+        ("('Connection aborted.', ConnectionRefusedError(111, 'Connection refused'))", "none is listening", "`make engine`"),
+    ],
+)  # fmt: skip
+def test_why_no_engine_can_be_used(words: str, why: str, cure: str) -> None:
+    assert engine.absent(words) == engine.Absent(why, cure)
+
+
+def test_without_permission_the_cure_is_the_group(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine, "connect", lambda: engine.absent("PermissionError(13, 'Permission denied')"))
+    monkeypatch.setattr(launch, "_native", lambda *_: 0)
+    assert cli.main(["launch", str(ROOT / "jobs" / "digits.yaml")]) == 0
+    told = capsys.readouterr().out
+    assert "no Docker engine (one is here, but this user may not use it): training natively" in told
+    assert "sudo usermod -aG docker $USER" in told
+    assert "make engine" not in told

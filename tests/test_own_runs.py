@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import answers, apart, artifact, folder, inference, plan, spec, trainer, user_code
+from runtime import answers, apart, artifact, cli, consent, folder, inference, plan, spec, trainer, user_code
 from runtime.data import example, new
 from runtime.data.load import load
 from runtime.errors import CheckpointError, DataError, SpecError
@@ -115,6 +115,63 @@ def test_a_model_elsewhere_needs_consent_and_is_then_the_same(run: Path, tmp_pat
     assert torch.equal(one(x), two(x))
 
 
+def test_a_downloaded_run_folder_runs_no_code_without_consent(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It brings code.json and digests of its own, so nothing in it counts: only what this user has trained."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+    shutil.copytree(run, tmp_path / "x-001")
+    (tmp_path / "a.npz").touch()
+    for command in (["evaluate"], ["predict", str(tmp_path / "a.npz")], ["export"]):
+        assert cli.main([command[0], str(tmp_path / "x-001"), *command[1:]]) == CheckpointError.exit_code
+        told = capsys.readouterr().err
+        assert "runs code of its own when it is used: my_data.py" in told
+        assert "agree with --run-code" in told
+        assert "running the model's own code" not in told
+
+
+def test_evaluate_runs_no_code_that_the_run_folder_only_points_to(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """state.json says where the spec lay, and job.yaml which file reads the data: both come with a download."""
+    shutil.copytree(run, tmp_path / "x-001")
+    shutil.copytree(run.parent.parent, tmp_path / "evil", ignore=shutil.ignore_patterns("runs"))
+    bomb = f"open({str(tmp_path / 'exploded')!r}, 'w')\n"
+    (tmp_path / "evil" / "my_data.py").write_text(bomb + FILES["my_data.py"])
+    write_json(tmp_path / "x-001" / "state.json", {"status": "done", "source": str(tmp_path / "evil" / "job.yaml")})
+    assert cli.main(["evaluate", str(tmp_path / "x-001")]) == CheckpointError.exit_code
+    assert "my_data.py has SHA-256" in capsys.readouterr().err
+    assert not (tmp_path / "exploded").exists()
+    (tmp_path / "evil" / "my_data.py").write_bytes((run.parent.parent / "my_data.py").read_bytes())
+    assert cli.main(["evaluate", str(tmp_path / "x-001")]) == 0
+
+
+def test_consent_is_for_what_is_called_too(run: Path, tmp_path: Path) -> None:
+    """The same code with another function or other arguments is not what was trained here."""
+    shutil.copytree(run, tmp_path / "x-001")
+    artifact.load(tmp_path / "x-001")
+    config = json.loads((tmp_path / "x-001" / "model" / "config.json").read_text())
+    config["arguments"]["arguments"]["width"] = 7
+    (tmp_path / "x-001" / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="agree with --run-code"):
+        artifact.load(tmp_path / "x-001")
+
+
+def test_consent_counts_only_in_a_folder_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    assert not consent.given(tmp_path / "config.json", environ)
+    assert consent.keep(tmp_path / "config.json", environ) is None
+    assert consent.given(tmp_path / "config.json", environ)
+    place = consent.folder(environ)
+    assert place is not None
+    assert place.stat().st_mode & 0o777 == 0o700
+    place.chmod(0o777)
+    assert not consent.given(tmp_path / "config.json", environ)
+    assert consent.keep(tmp_path / "config.json", environ) == f"{place} can be written by other users"
+    assert consent.keep(tmp_path / "config.json", {}) == "neither XDG_STATE_HOME nor HOME is set"
+
+
 @pytest.mark.parametrize("change", ["changed", "added", "bytecode"])
 def test_only_the_recorded_code_is_run(change: str, run: Path, tmp_path: Path) -> None:
     place = tmp_path / "x-001"
@@ -151,8 +208,10 @@ def test_code_outside_of_the_model_is_not_run(run: Path, tmp_path: Path) -> None
     (tmp_path / "evil.py").write_text(MODEL)
     config["arguments"]["file"] = "../../../evil.py"
     (place / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="lies outside of"):
+    with pytest.raises(CheckpointError, match="agree with --run-code"):
         artifact.load(place)
+    with pytest.raises(CheckpointError, match="lies outside of"):
+        artifact.load(place, consent=True)
 
 
 def test_an_unfinished_run_keeps_its_code(run: Path, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_a_second_trainer_is_refused(job: Path) -> None:
     second = train(job)
     running.send_signal(signal.SIGTERM)
     running.wait(timeout=60)
-    assert second.returncode == 7
+    assert second.returncode == 11
     assert "another process is training in this folder" in second.stderr
 
 

@@ -78,7 +78,7 @@ def _plugins(scene: Scene) -> Iterator[Finding]:
 
 def _image(scene: Scene, word: str) -> Iterator[Finding]:
     name = f"image {word}"
-    answer = scene.run(["docker", "image", "inspect", f"drivetrain/{word}:latest"])
+    answer = scene.run(["docker", "image", "inspect", f"localhost/drivetrain/{word}:latest"])
     if answer is None:
         return
     data = json.loads(answer)[0]

@@ -28,6 +28,7 @@ from torch.nn.parameter import is_lazy
 
 from runtime import draws, memory, user_code
 from runtime.blame import blamed, own_lines, told
+from runtime.consent import stored
 from runtime.data import features
 from runtime.data.dataset import Batch, Dataset
 from runtime.data.given import described
@@ -82,7 +83,7 @@ def rebuilt(
     Raises:
         CheckpointError: if the code may not be run, is not what was recorded, or raises.
     """
-    code, name = user_code.stored(model, digests, consent=consent), f"{given['factory']}() in {given['file']}"
+    code, name = stored(model, digests, consent=consent), f"{given['factory']}() in {given['file']}"
     print(f"running the model's own code: {given['file']} in {code.folder}", file=sys.stderr, flush=True)
     with blamed(lambda told: CheckpointError(f"{name} raised {told}", "the Python and the libraries of the training")):
         module = code.call(given["file"], given["factory"], given["arguments"])[0]

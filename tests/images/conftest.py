@@ -21,8 +21,10 @@ def missing(word: str) -> str | None:
     engine = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
     if engine.returncode:
         return "no Docker engine answers: `make engine`"
-    image = subprocess.run(["docker", "image", "inspect", f"drivetrain/{word}"], capture_output=True, check=False)
-    return f"drivetrain/{word} is not built: `make image-{word}`" if image.returncode else None
+    image = subprocess.run(
+        ["docker", "image", "inspect", f"localhost/drivetrain/{word}"], capture_output=True, check=False
+    )
+    return f"localhost/drivetrain/{word} is not built: `make image-{word}`" if image.returncode else None
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +34,7 @@ def cpu_image() -> str:
         pytest.fail(f"image tests are required: {why}")
     if why:
         pytest.skip(why)
-    return f"drivetrain/cpu:{TAG}"
+    return f"localhost/drivetrain/cpu:{TAG}"
 
 
 def has_client() -> bool:

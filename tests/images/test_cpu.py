@@ -87,6 +87,14 @@ def test_a_noexec_cache_gives_the_reason(container: Run) -> None:
 def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
     """A fresh copy of the project as a clone has it."""
     folder = tmp_path / "project"
+    copied(folder)
+    tmp_path.chmod(0o755)
+    yield folder
+    subprocess.run(["docker", "compose", "down", "--timeout", "5"], cwd=folder, capture_output=True, check=False)
+
+
+def copied(folder: Path) -> None:
+    """The files of a clone."""
     files = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -94,9 +102,6 @@ def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    tmp_path.chmod(0o755)
-    yield folder
-    subprocess.run(["docker", "compose", "down", "--timeout", "5"], cwd=folder, capture_output=True, check=False)
 
 
 def up(project: Path, **environment: str) -> tuple[dict[str, Any], str]:

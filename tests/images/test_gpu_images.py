@@ -38,7 +38,7 @@ def inside(word: str, *command: str, entrypoint: str | None = None, options: tup
                 "--tmpfs=/tmp:exec,mode=1777", "--tmpfs=/workspace/runs:mode=1777",
                 "-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro", "-v", f"{ROOT}/jobs:/workspace/jobs:ro"]  # fmt: skip
     entry = ["--entrypoint", entrypoint] if entrypoint else []
-    line = ["docker", "run", "--rm", *hardened, *options, *entry, f"drivetrain/{word}:latest", *command]
+    line = ["docker", "run", "--rm", *hardened, *options, *entry, f"localhost/drivetrain/{word}:latest", *command]
     return subprocess.run(line, capture_output=True, text=True, check=False, timeout=600)
 
 
@@ -60,7 +60,9 @@ def test_facts_and_the_variables_of_the_toolkit(word: str) -> None:
     facts = json.loads(inside(word, "facts", "--json").stdout)
     assert (facts["image"], facts["gpus"]) == (word, [])
     assert facts["compiler"] == "/usr/bin/g++"
-    shown = subprocess.run(["docker", "image", "inspect", f"drivetrain/{word}:latest"], capture_output=True, check=True)
+    shown = subprocess.run(
+        ["docker", "image", "inspect", f"localhost/drivetrain/{word}:latest"], capture_output=True, check=True
+    )
     config = json.loads(shown.stdout)[0]["Config"]
     assert {"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"} <= set(config["Env"])
     assert config["User"] == "1000:1000"

@@ -62,7 +62,9 @@ def test_every_service_is_looked_at(project: Path) -> None:
 @pytest.mark.parametrize("service", SERVICES)
 def test_posture_inside(project: Path, service: str) -> None:
     overlay = project / "compose" / "cpu.yaml"
-    overlay.write_text(overlay.read_text().replace("drivetrain/cpu:latest", f"drivetrain/cpu:{TAG}"))
+    overlay.write_text(
+        overlay.read_text().replace("localhost/drivetrain/cpu:latest", f"localhost/drivetrain/cpu:{TAG}")
+    )
     (project / "runs").chmod(0o777)
     clean = {name: "" for name in os.environ if name.startswith("DRIVETRAIN_") and name != "DRIVETRAIN_TAG"}
     out = compose(project, "run", "--rm", "-T", "--no-deps", "--entrypoint", "python", service, "-c", LOOK,

@@ -25,7 +25,7 @@ def image(request: pytest.FixtureRequest) -> str:
     if why:
         pytest.skip(why)
     tag = TAG if request.param == "cpu" else "latest"
-    return f"drivetrain/{request.param}:{tag}"
+    return f"localhost/drivetrain/{request.param}:{tag}"
 
 
 def inside(image: str, *command: str) -> str:

@@ -47,7 +47,7 @@ def test_no_layer_holds_the_secret_of_a_build(cpu_image: str, tmp_path: Path) ->
     authority = tmp_path / "ca.pem"
     authority.write_bytes((Path(given).read_bytes() if given else Path("/etc/ssl/certs/ca-certificates.crt").read_bytes()) + b"\n# " + CANARY + b"\n")  # fmt: skip
     base = subprocess.run([ROOT / "scripts" / "choose-base"], capture_output=True, text=True, check=True).stdout.strip()
-    tag = f"drivetrain/canary:{os.getpid()}"
+    tag = f"localhost/drivetrain/canary:{os.getpid()}"
     line = ["docker", "buildx", "build", "--load", "--no-cache-filter", "builder,openmp,image", "--file", "docker/Dockerfile", "--build-arg",
             "DEVICE=cpu", "--build-arg", f"BASE_IMAGE={base}", "--secret", f"id=ca,src={authority}", "--tag", tag, "."]  # fmt: skip
     environment = {**os.environ, "HF_TOKEN": CANARY.decode(), "DATABASE_PASSWORD": CANARY.decode()}
@@ -65,7 +65,7 @@ def test_the_search_would_find_it(cpu_image: str, tmp_path: Path) -> None:
     """Without this the test above would prove nothing."""
     (tmp_path / "Dockerfile").write_text(f"FROM {cpu_image}\nENV A={CANARY.decode()}\nCOPY secret /opt/secret\n")
     (tmp_path / "secret").write_bytes(b"x" * CHUNK + CANARY)
-    tag = f"drivetrain/canary-found:{os.getpid()}"
+    tag = f"localhost/drivetrain/canary-found:{os.getpid()}"
     subprocess.run(["docker", "build", "--tag", tag, "."], cwd=tmp_path, capture_output=True, check=True)
     try:
         assert len(holds(tag)) >= 3
@@ -78,7 +78,9 @@ def test_compose_hands_no_variable_over_that_it_does_not_name(project: Path) -> 
     environment = {**os.environ, "HF_TOKEN": CANARY.decode(), "AWS_SECRET_ACCESS_KEY": CANARY.decode()}
     (project / ".env").write_text(f"DATABASE_PASSWORD={CANARY.decode()}\n")
     overlay = project / "compose" / "cpu.yaml"
-    overlay.write_text(overlay.read_text().replace("drivetrain/cpu:latest", f"drivetrain/cpu:{TAG}"))
+    overlay.write_text(
+        overlay.read_text().replace("localhost/drivetrain/cpu:latest", f"localhost/drivetrain/cpu:{TAG}")
+    )
     told = subprocess.run(["docker", "compose", "config", "--format", "json"], cwd=project, env=environment, text=True,
                           capture_output=True, check=True).stdout  # fmt: skip
     for name, service in json.loads(told)["services"].items():

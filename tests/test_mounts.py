@@ -1,0 +1,221 @@
+"""What a container may read beside the project: each file and folder that a spec names, and no more."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime import launch, mounts, network, spec
+from runtime.errors import SpecError
+from runtime.job import Job
+from tests import own_job
+
+ROOT = Path(__file__).parent.parent
+IMAGES = "name: a\ntask: image-classification\ndata: {train: photos}\n"
+
+
+def written(folder: Path, text: str = IMAGES) -> Path:
+    (folder / "photos").mkdir(exist_ok=True)
+    (folder / "job.yaml").write_text(text)
+    return folder / "job.yaml"
+
+
+def mounted(path: Path) -> list[str]:
+    """Sources that lie where they are."""
+    found = mounts.of_job(path, spec.load(path))
+    assert all(mount.source == mount.target for mount in found)
+    return [str(mount.source) for mount in found]
+
+
+def test_the_spec_and_its_data_one_by_one(tmp_path: Path) -> None:
+    """A spec in a home brought the whole home, keys included."""
+    path = written(tmp_path)
+    (tmp_path / "id_rsa").write_text("secret")
+    assert mounted(path) == [str(path), str(tmp_path / "photos")]
+
+
+def test_a_job_of_the_project_needs_nothing() -> None:
+    assert mounted(ROOT / "jobs" / "digits.yaml") == []
+
+
+def test_a_model_folder_is_mounted(tmp_path: Path) -> None:
+    (tmp_path / "encoder").mkdir()
+    text = IMAGES + f"model: {{source: transformers, name: {tmp_path / 'encoder'}}}\n"
+    assert str(tmp_path / "encoder") in mounted(written(tmp_path, text))
+
+
+def test_weights_of_timm_are_mounted(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").touch()
+    text = IMAGES + "model: {source: timm, name: resnet18, weights: a.safetensors}\n"
+    assert str(tmp_path / "a.safetensors") in mounted(written(tmp_path, text))
+
+
+def test_a_snapshot_of_the_hub_comes_with_the_files_that_it_links_to(tmp_path: Path) -> None:
+    hub = tmp_path / "models--a--b"
+    (hub / "blobs").mkdir(parents=True)
+    (hub / "snapshots" / "1").mkdir(parents=True)
+    (hub / "blobs" / "x").touch()
+    (hub / "snapshots" / "1" / "config.json").symlink_to("../../blobs/x")
+    text = IMAGES + f"model: {{source: transformers, name: {hub / 'snapshots' / '1'}}}\n"
+    assert mounted(written(tmp_path, text)) == [str(tmp_path / "job.yaml"), str(hub), str(tmp_path / "photos")]
+
+
+def test_own_code_brings_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    for name in ("my_data.py", "my_model.py"):
+        (tmp_path / "code" / name).write_text(own_job.DATA if name == "my_data.py" else own_job.MODEL)
+    path = tmp_path / "job.yaml"
+    path.write_text("name: a\ntask: custom\ndata: {file: code/my_data.py}\nmodel: {file: code/my_model.py}\n")
+    assert mounted(path) == [str(tmp_path / "code"), str(path)]
+
+
+def test_a_manifest_of_images_brings_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "list.csv").write_text("path,label\na.png,b\n")
+    path = written(tmp_path, "name: a\ntask: image-classification\ndata: {train: set/list.csv}\n")
+    assert mounted(path) == [str(path), str(tmp_path / "set")]
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(SpecError) as caught:
+        mounts.of_job(path, spec.load(path))
+    assert len(str(caught.value).splitlines()) == 3
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def _home(folder: Path) -> str:
+    return str(folder / "home")
+
+
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        ("/", "it holds more than data"),
+        ("/etc", "/etc belongs to the system"),
+        ("/etc/ssl", "/etc belongs to the system"),
+        ("/var", "it holds more than data"),
+        ("/proc/self", "/proc belongs to the system"),
+        ("/sys", "/sys belongs to the system"),
+        ("/tmp", "it holds more than data"),
+        ("HOME", "it is a home, or holds one"),
+        ("HOME/..", "it is a home, or holds one"),
+        ("HOME/.ssh", ".ssh in a home holds keys and settings"),
+        ("LINK", "it is a home, or holds one"),
+        ("SOCKET", "it is neither a file nor a folder"),
+    ],
+)
+def test_what_is_never_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, why: str) -> None:
+    home = tmp_path / "homes" / "me"
+    (home / ".ssh").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    (tmp_path / "link").symlink_to(home)
+    with socket.socket(socket.AF_UNIX) as listener:
+        here = Path.cwd()
+        os.chdir(tmp_path)  # the name of a socket is short
+        listener.bind("sock")
+        os.chdir(here)
+    for word, path in (("HOME", home), ("LINK", tmp_path / "link"), ("SOCKET", tmp_path / "sock")):
+        named = named.replace(word, str(path))
+    told = refused(
+        written(tmp_path, f"name: a\ntask: image-classification\ndata:\n  train: photos\n  validation: {named}\n")
+    )
+    assert f"{tmp_path}/job.yaml:5:3: data.validation: " in told
+    assert f"is not mounted: {why}" in told
+
+
+def test_code_beside_a_spec_in_a_home_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    told = refused(own_job.write(tmp_path))
+    assert "model.file: 'my_model.py' may import what lies beside it" in told
+    assert "copy what the job needs into one of its own" in told
+
+
+def test_a_spec_in_a_home_alone_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = written(tmp_path)
+    assert mounted(path) == [str(path), str(tmp_path / "photos")]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    (folder / "jobs").mkdir(parents=True)
+    for module in (mounts, launch):
+        monkeypatch.setattr(module, "PROJECT", folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        (lambda folder: str(folder / "far"), lambda folder: folder / "far"),
+        (lambda folder: "../../far", lambda folder: Path("/far")),
+    ],
+    ids=["absolute", "relative"],
+)
+def test_a_link_that_leads_out_of_the_project(
+    project: Path, tmp_path: Path, link: Callable[[Path], str], target: Callable[[Path], Path]
+) -> None:
+    """It is mounted where the container looks, once it has followed the link."""
+    (tmp_path / "far").mkdir()
+    (project / "jobs" / "photos").symlink_to(link(tmp_path))
+    (project / "jobs" / "job.yaml").write_text(IMAGES)
+    path = Path("jobs/job.yaml")
+    assert mounts.of_job(path, spec.load(path)) == [mounts.Mount(tmp_path / "far", target(tmp_path))]
+
+
+def test_a_link_inside_a_data_folder_is_not_followed(tmp_path: Path) -> None:
+    """Nobody has named what it leads to; inside it would be a broken link."""
+    path = written(tmp_path)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "photos" / "cats").symlink_to(tmp_path / "secret")
+    told = refused(path)
+    assert (
+        f"data.train: {tmp_path}/photos/cats is a link to {tmp_path}/secret, which the container does not see" in told
+    )
+
+
+def test_a_path_that_means_something_else_inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "jobs" / "job.yaml").write_text(IMAGES)
+    (project / "deep" / "photos").mkdir(parents=True)
+    monkeypatch.chdir(project / "deep")
+    told = refused(Path("../jobs/job.yaml"))
+    assert "'photos' counts from the working folder, which is another one in the container" in told
+
+
+def test_what_compose_would_replace_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a$HOME: b").mkdir()
+    path = written(tmp_path / "a$HOME: b")
+    request = launch.Request(path, ("name=b",))
+    service = launch._override(request, spec.load(path))["services"]["trainer"]
+    assert service["command"][1] == str(path).replace("$", "$$")
+    assert service["volumes"][0] == {"type": "bind", "source": str(path).replace("$", "$$"),
+                                     "target": str(path).replace("$", "$$"), "read_only": True,
+                                     "bind": {"create_host_path": False}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "network: none, nothing in the job names an address"),
+        ("model: {source: transformers, name: some/net}\n",
+         "network: yes, for model.name: some/net is no folder here, so it is asked for at the hub"),
+        ("model: {source: transformers, name: photos}\n", "network: none, nothing in the job names an address"),
+        ("checkpoint: {notice: http://169.254.169.254/x}\n",
+         "network: yes, for checkpoint.notice: http://169.254.169.254/x is asked"),
+    ],
+)  # fmt: skip
+def test_a_network_is_for_what_the_job_names(tmp_path: Path, text: str, expected: str) -> None:
+    job: Job = spec.load(written(tmp_path, IMAGES + text))
+    assert network.told(job) == (expected.startswith("network: yes"), expected)
+    assert network.told(job, asked=True)[0]
+
+
+def test_own_code_is_told_how_to_get_a_network(tmp_path: Path) -> None:
+    assert network.told(own_job.job(tmp_path))[1].endswith("; --network gives your own code one")
