@@ -20,7 +20,7 @@ def identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
     """What the bits of a run depend on beside its spec and plan."""
     return {
         "image": hardware.image or "none",
-        "cpu": hardware.cpu.model,
+        "cpu": hardware.cpu.model + (f", kept back by {hardware.cpu.capped}" if hardware.cpu.capped else ""),
         "gpu": hardware.gpu.name if hardware.gpu else "none",
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),

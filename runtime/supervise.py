@@ -56,7 +56,7 @@ def train(request: Request) -> int:
     job = spec.load(request.spec, request.assignments)
     machine = guard.admitted(detect(request.runs), job.limits.gpus)
     processes.check(job, machine)
-    replay = plans.replayed(plans.load(request.plan)) if request.plan else {}
+    asked = in_force.Asked(request.plain, plans.replayed(plans.load(request.plan)) if request.plan else None)
     run = folders.open_run(request.runs, job, new=request.new)
     if job.train.batch_size == "auto":
         code, request = _sized(request, job, machine, run)
@@ -65,13 +65,14 @@ def train(request: Request) -> int:
         job = spec.load(request.spec, request.assignments)
     stored = in_force.plan_of(run.path) if run.resumes and in_force.begun(run.path) else None
     if stored:
-        # A resumed run keeps its plan: other threads or layouts would mean other bits.
-        replay = plans.replayed(stored)
-    plan = plans.resolve(job, machine, plain=request.plain, replay=replay, measured=evidence.started(machine, job))
+        asked = asked.resumed(run.path, run.state(), stored)
+    # A resumed run keeps its plan: other threads or layouts would mean other bits.
+    replay = plans.replayed(stored) if stored else asked.plan
+    plan = plans.resolve(job, machine, plain=asked.plain, replay=replay, measured=evidence.started(machine, job))
     if stored:
         plan = plans.carried(plan, stored)
     shown.show(plan, job, machine, run.path / "plan.json", stored)
-    return _run(request, job, machine, plan, run)
+    return _run(request, job, machine, plan, run, asked)
 
 
 def _sized(request: Request, job: Job, machine: Hardware, run: folders.RunFolder) -> tuple[int, Request]:
@@ -95,10 +96,13 @@ def _sized(request: Request, job: Job, machine: Hardware, run: folders.RunFolder
     return 0, replace(request, assignments=[*request.assignments, f"train.batch_size={found['batch_size']}"])
 
 
-def _run(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder) -> int:
+def _run(
+    request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder, asked: in_force.Asked
+) -> int:  # fmt: skip
     state: dict[str, Any] = {
         "status": "running", "exit_code": None, "source": str(request.spec), "set": list(request.assignments),
         "started": run.state().get("started") or _now(), "ended": None, "attempts": run.state().get("attempts", 0) + 1,
+        "plain": asked.plain, "plan": asked.plan,
     }  # fmt: skip
     write_json(run.path / "hardware.json", machine.to_json())
     write_json(run.path / "state.json", state)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime import cgroup, final, in_force, plan, supervise
+from runtime import cgroup, final, in_force, plan, resume, supervise
 from runtime.errors import Replanned
 from runtime.files import read_json, write_json
 from runtime.models.build import build
@@ -140,3 +140,12 @@ def test_a_micro_batch_that_the_job_names_and_memory_has_halved_is_told_as_it_is
     settled = final.settle(job, machine, smaller, workload(data, build(job, data).module), said.append)
     assert settled.value("micro_batch") == 8
     assert not [line for line in said if "micro_batch is" in line]
+
+
+def test_a_cap_on_the_instruction_set_since_the_checkpoint_is_told() -> None:
+    machine, data = tiny.machine(), tiny.dataset()
+    free, held = (replace(machine, cpu=replace(machine.cpu, capped=cap)) for cap in (None, "ONEDNN_MAX_CPU_ISA=AVX2"))
+    before, now = (resume.identity(each, data) for each in (free, held))
+    assert [line.partition(":")[0] for line in resume.changes(before, now)] == [
+        f"cpu is {machine.cpu.model}, kept back by ONEDNN_MAX_CPU_ISA=AVX2, was {machine.cpu.model}"
+    ]

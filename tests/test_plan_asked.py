@@ -1,0 +1,79 @@
+"""--plain and --plan on a run that goes on: the plan of its first step stays in force, and another one is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import plan
+from runtime.errors import CheckpointError
+from runtime.in_force import Asked
+from tests import tiny
+from tests.faults import trained
+
+STOPPED = {"FAULT": "runtime.loop:_step:10:term"}
+
+
+def made(plain: bool = False) -> plan.Plan:
+    return plan.resolve(tiny.job(), tiny.machine(), plain=plain)
+
+
+PLAIN, CHOSEN = plan.replayed(made(plain=True)), plan.replayed(made())
+OTHER = CHOSEN | {"precision": "bf16"}
+
+
+def test_what_changes_the_plan_of_an_unfinished_run_is_refused(tmp_path: Path) -> None:
+    """Processes from end to end; everything else of it is below."""
+    job = trained.written(tmp_path, epochs="4")
+    trained.finish(job, expected=75, **STOPPED)
+    before = trained.read(trained.run(job), "plan.json")["decisions"]
+    refused = trained.finish(job, "--plain", expected=4)
+    assert "small-001 is unfinished and was started without --plain and --plan; this command is with --plain" in refused
+    assert "run it without --plain and --plan to go on, or start a new run with --new" in refused
+    assert trained.read(trained.run(job), "plan.json")["decisions"] == before
+    trained.finish(job, "--plan", str(trained.run(job) / "plan.json"))
+    assert trained.read(trained.run(job), "state.json")["plan"] is None
+
+
+def test_a_plain_run_goes_on_plain(tmp_path: Path) -> None:
+    job = trained.written(tmp_path, epochs="4")
+    trained.finish(job, "--plain", expected=75, **STOPPED)
+    assert "was started with --plain; this command is without --plain and --plan" in trained.finish(job, expected=4)
+    trained.finish(job, "--plain")
+    assert {row["source"] for row in trained.read(trained.run(job), "plan.json")["decisions"]} == {"plain"}
+
+
+@pytest.mark.parametrize(
+    ("state", "asked", "expected"),
+    [
+        ({"plain": False, "plan": None}, Asked(False, None), None),
+        ({"plain": False, "plan": None}, Asked(True, None), "started without --plain and --plan; this command is with --plain"),
+        ({"plain": False, "plan": None}, Asked(False, OTHER), "started without --plain and --plan; this command is with --plan"),
+        ({"plain": False, "plan": None}, Asked(False, CHOSEN), None),
+        ({"plain": False, "plan": OTHER}, Asked(False, OTHER), None),
+        ({"plain": False, "plan": OTHER}, Asked(False, None), "started with --plan; this command is without --plain and --plan"),
+        ({"plain": False, "plan": OTHER}, Asked(False, OTHER | {"precision": "fp16"}),
+         "started with --plan; this command is with another, in which precision is fp16, not bf16"),
+        ({}, Asked(False, None), None),
+        ({}, Asked(False, OTHER), None),
+        ({}, Asked(True, None), "started without --plain and --plan; this command is with --plain"),
+    ],
+)  # fmt: skip
+def test_what_a_run_was_started_with(state: dict[str, Any], asked: Asked, expected: str | None) -> None:
+    if expected is None:
+        assert asked.resumed(Path("x-001"), state, made()) == Asked(False, state.get("plan", asked.plan))
+        return
+    with pytest.raises(CheckpointError, match=expected):
+        asked.resumed(Path("x-001"), state, made())
+
+
+def test_a_plain_run_of_an_older_version_is_known_by_its_rows() -> None:
+    stored = made(plain=True)
+    rows = [replace(row, source="memory") if row.name == "micro_batch" else row for row in stored.decisions]
+    for each in (stored, replace(stored, decisions=tuple(rows))):
+        assert Asked(True, None).resumed(Path("x-001"), {}, each) == Asked(True, None)
+        with pytest.raises(CheckpointError, match="started with --plain"):
+            Asked(False, None).resumed(Path("x-001"), {}, each)
