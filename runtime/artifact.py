@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import runtime
 from runtime import checkpoint, consent
+from runtime.chosen import Chosen
 from runtime.data.dataset import Head, head
 from runtime.errors import CheckpointError, DrivetrainError
 from runtime.files import read_json, storage_error, sync_folder, write_json
@@ -47,14 +48,13 @@ class Artifact:
     """Run, step, epoch and metric that the weights come from."""
 
 
-def write(run: Run) -> Path:
-    """Write the folder for the best evaluation of a run.
+def write(run: Run, chosen: Chosen) -> Path:
+    """Write the folder for the chosen weights of a run.
 
     Raises:
         StorageError: if it cannot be written.
     """
-    best = run.watch.best
-    source = checkpoint.load(run.checkpoints / f"best-{best.step}")
+    source = chosen.loaded
     weights = {"model": source.tensors.get("ema", source.tensors["model"])}
     if "ema" in source.tensors:
         weights["raw"] = source.tensors["model"]
@@ -66,7 +66,7 @@ def write(run: Run) -> Path:
         "arguments": run.network.arguments,
         "heads": [asdict(head) for head in run.dataset.heads.values()],
         "preprocessing": run.dataset.preprocessing,
-        "trained": {"run": run.folder.name, "step": best.step, "epoch": best.epoch + 1, best.metric: best.best},
+        "trained": {"run": run.folder.name, "step": chosen.step, "epoch": chosen.epoch, chosen.metric: chosen.value},
     }
     code = run.network.code
     if code is None:

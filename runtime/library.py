@@ -52,8 +52,8 @@ class Result:
     """The run folder: spec, facts, plan, metrics, checkpoints, report."""
     metric: str
     """The metric that was watched."""
-    best: float
-    """Its best value."""
+    best: float | None
+    """Its best value; None if no evaluation gave a number, and the weights are those of the last step."""
     metrics: Mapping[str, float]
     """All metrics of that evaluation."""
     model: nn.Module

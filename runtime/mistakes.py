@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from runtime.draws import Ids
-from runtime.files import read_json, write_json
+from runtime.files import write_json
 
 if TYPE_CHECKING:
     from runtime.data.dataset import Split
@@ -68,12 +69,11 @@ class Worst:
                 for sure, sample, truth, guess in self.rows]  # fmt: skip
 
 
-def write(run: Run) -> None:
-    """Write the mistakes of the best evaluation; what cannot be shown is an event and ends nothing."""
-    notes = read_json(run.checkpoints / f"best-{run.watch.best.step}" / "state.json") or {}
+def write(run: Run, confusion: Mapping[str, Any]) -> None:
+    """Write the mistakes of an evaluation; what cannot be shown is an event and ends nothing."""
     try:
         found = {head: [_shown(run, one["classes"], row) for row in one.get("mistakes", [])]
-                 for head, one in notes.get("confusion", {}).items()}  # fmt: skip
+                 for head, one in confusion.items()}  # fmt: skip
         write_json(run.folder / FILE, found)
     except Exception as error:
         # The run is done and its model is written; this is only a part of its report.

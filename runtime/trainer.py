@@ -66,7 +66,7 @@ def conduct(run: Any, *, trace: bool = False) -> str:
     Raises:
         Stopped: on a signal, after a checkpoint if there is progress.
     """
-    from runtime import artifact, loop, mistakes, seen
+    from runtime import artifact, chosen, loop, mistakes, seen
     from runtime.monitor import Monitor
     from runtime.progress import Progress, say
 
@@ -86,8 +86,9 @@ def conduct(run: Any, *, trace: bool = False) -> str:
                 saver.final()
                 if not run.ranks.leads:
                     return reason
-                artifact.write(run)
-                mistakes.write(run)
+                best = chosen.weights(run)
+                artifact.write(run, best)
+                mistakes.write(run, best.confusion)
                 seen.record_changes(run, say)
         except Stopped as stop:
             raise _stopped(run, saver, stop) from None
@@ -97,9 +98,8 @@ def conduct(run: Any, *, trace: bool = False) -> str:
             progress.close()
             run.metrics.close()
     watching = {"monitor": monitor.spent, "live view": progress.spent}
-    write_json(folder / "result.json", _result(run, reason, monitor.peak, watching))
-    best = run.watch.best
-    say(f"done: {reason}; best {best.metric} {best.best:.4f} after epoch {best.epoch + 1}; model in {folder}/model")
+    write_json(folder / "result.json", _result(run, best, reason, monitor.peak, watching))
+    say(f"done: {reason}; {best.words()}; model in {folder}/model")
     return reason
 
 
@@ -212,11 +212,10 @@ def _stopped(run: Any, saver: Any, stop: Stopped) -> Stopped:
     return Stopped(f"{stop.given} after step {run.counters.step}", saved, "run the same command to go on from there")
 
 
-def _result(run: Any, reason: str, peak: int, watching: dict[str, float]) -> dict[str, Any]:
+def _result(run: Any, best: Any, reason: str, peak: int, watching: dict[str, float]) -> dict[str, Any]:
     from runtime import efficiency, stopwatch
 
-    best, spent = run.watch.best, run.clock.phases
-    notes = read_json(run.checkpoints / f"best-{best.step}" / "state.json")
+    spent = run.clock.phases
     seconds = run.counters.seconds + run.clock.seconds
     training = max(1e-9, sum(spent.get(name, 0.0) for name in (*stopwatch.PARTS, "input")))
     return {
@@ -226,13 +225,13 @@ def _result(run: Any, reason: str, peak: int, watching: dict[str, float]) -> dic
         "samples_per_second": (run.counters.samples - run.samples_before) / training,
         "best": {
             "metric": best.metric,
-            "value": best.best,
+            "value": best.value,
             "step": best.step,
-            "epoch": best.epoch + 1,
-            "metrics": notes["metrics"],
+            "epoch": best.epoch,
+            "metrics": best.metrics,
         },
         "last": run.last,
-        "confusion": notes["confusion"],
+        "confusion": best.confusion,
         "peak_memory": peak,
         "memory_limit": run.hardware.memory.limit,
         "parameters": sum(p.numel() for p in run.model.parameters()),

@@ -60,10 +60,13 @@ class Watch:
 
     def stop(self) -> str | None:
         """Why to stop early, or None."""
-        if self.stopping and self.stopping.waited >= self.patience:
-            return (f"{self.stopping.metric} has not improved for {self.patience} evaluations "
-                    f"(best {self.stopping.best:.4g} after epoch {self.stopping.epoch + 1})")  # fmt: skip
-        return None
+        watched = self.stopping
+        if watched is None or watched.waited < self.patience:
+            return None
+        best = (
+            f"best {watched.best:.4g} after epoch {watched.epoch + 1}" if watched.best is not None else "never a number"
+        )
+        return f"{watched.metric} has not improved for {self.patience} evaluations ({best})"
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain data."""

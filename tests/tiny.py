@@ -50,9 +50,9 @@ class Arrays:
         return f"sample {index}"
 
 
-def job(train: str = "", model: str = "", optimize: str = "", *, epochs: int = 3) -> Job:
+def job(train: str = "", model: str = "", optimize: str = "", *, epochs: int = 3, more: str = "") -> Job:
     text = TEXT.format(epochs=epochs, train=train and f", {train}", model=model and f", {model}")
-    return spec.check(parse(f"{text}optimize: {{{optimize}}}\n", "tiny.yaml"))
+    return spec.check(parse(f"{text}optimize: {{{optimize}}}\n{more}", "tiny.yaml"))
 
 
 def dataset(samples: int = 64, classes: int = 3) -> Dataset:

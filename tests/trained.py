@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from runtime import artifact, run, spec
+from runtime import artifact, chosen, run, spec
 from runtime.data.batches import in_order
 from runtime.evaluate import evaluate
 from runtime.files import write_text
@@ -137,7 +137,7 @@ def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
     done.last, confusion = evaluate(done)
     done.watch.update(done.last, done.counters.step, 0)
     Saver(done).best({"metrics": done.last, "confusion": confusion})
-    artifact.write(done)
+    artifact.write(done, chosen.weights(done))
     return done
 
 
