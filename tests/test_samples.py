@@ -13,6 +13,7 @@ from PIL import Image
 
 from runtime import cli, samples, spec
 from runtime.samples import images
+from tests import examples
 
 ROOT = Path(__file__).parent.parent
 
@@ -72,7 +73,7 @@ def test_no_colour_and_no_brightness_tells_the_class(monkeypatch: pytest.MonkeyP
     assert (guess == y[120:]).mean() < 0.45
 
 
-@pytest.mark.parametrize("job", sorted(path.stem for path in (ROOT / "jobs").glob("*.yaml")))
+@pytest.mark.parametrize("job", examples.NAMES)
 def test_the_data_of_every_example_job_can_be_made(job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the command in its comment, smaller; then the job's data loads without a network."""
     from runtime.data.load import load

@@ -20,10 +20,10 @@ import pytest
 import yaml
 
 from runtime.cli import main
+from tests import examples
 from tests.job.test_bad_specs import SPLINTERS, broken
 
 ROOT = Path(__file__).parents[2]
-SPECS = sorted((ROOT / "jobs").glob("*.yaml"))
 SECONDS = 1.0
 NIGHTLY = int(os.environ.get("DRIVETRAIN_SPECS", "1000"))
 PLACE = re.compile(r"job\.yaml:\d+:\d+: ")
@@ -119,7 +119,7 @@ def stop(number: int, frame: FrameType | None) -> None:
 
 def check(numbers: range, folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[int, int]:
     """Validate specs by number; how many ended with which code."""
-    whole = [path.read_bytes() for path in SPECS]
+    whole = [path.read_bytes() for path in examples.JOBS]
     trees = [yaml.safe_load(text) for text in whole]
     codes: dict[int, int] = {}
     before = signal.signal(signal.SIGALRM, stop)

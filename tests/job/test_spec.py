@@ -18,12 +18,12 @@ from runtime.job import JOBS, Job, dump
 from runtime.job.document import parse
 from runtime.job.job import ImageJob
 from runtime.job.train import Adam, CrossEntropy, OneCycle, Sgd
+from tests import examples
 from tests.job.bad_keys import KEYS
 from tests.job.bad_values import VALUES
 from tests.job.rows import SPEC, Row
 
 ROOT = Path(__file__).parents[2]
-JOB_FILES = sorted((ROOT / "jobs").glob("*.yaml"))
 SCHEMA_FILE = ROOT / "docs" / "job.schema.json"
 
 GOOD = [
@@ -179,7 +179,7 @@ def test_what_the_machine_refuses_names_the_place_in_the_spec(
     assert f"{path}:4:12: optimize.cpu_threads: is 100000, which cannot be had here\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", examples.JOBS, ids=lambda path: path.stem)
 def test_the_examples_are_valid_and_editors_find_the_schema(path: Path, validator: Any) -> None:
     document = parse(path.read_bytes(), path.name)
     assert spec.check(document).task in JOBS
