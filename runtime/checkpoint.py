@@ -26,7 +26,7 @@ from torch import Tensor
 
 from runtime import weights
 from runtime.errors import CheckpointError
-from runtime.files import read_json, sha256, storage_error, sync_folder, write_json, write_text
+from runtime.files import parse_json, read_json, sha256, storage_error, sync_folder, write_json, write_text
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
@@ -174,11 +174,11 @@ def load(path: Path) -> Loaded:
         try:
             names = [name for name in _listed(path) if name.endswith(".safetensors")]
             tensors = {name.removesuffix(".safetensors"): weights.read(path / name) for name in names}
-            state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+            state = parse_json((path / "state.json").read_text(encoding="utf-8"))
             if isinstance(state, dict):
                 return Loaded(path, tensors, state)
             wrong = "it cannot be read: state.json holds no state"
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             # The manifest only proves that files are as they were written.
             wrong = f"it cannot be read: {error}"
     raise CheckpointError(f"checkpoint {path}: {wrong}", "a checkpoint that matches its manifest",
@@ -233,9 +233,9 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 
 def _best_of(path: Path) -> int | None:
     try:
-        best = json.loads((path / "state.json").read_text(encoding="utf-8"))["watch"]["best"]
+        best = parse_json((path / "state.json").read_text(encoding="utf-8"))["watch"]["best"]
         return best["step"] if best["best"] is not None else None
-    except (OSError, ValueError, RecursionError, LookupError, TypeError):  # damaged: it names none
+    except (OSError, ValueError, LookupError, TypeError):  # damaged: it names none
         return None
 
 

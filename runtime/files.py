@@ -57,10 +57,22 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def parse_json(text: str | bytes) -> Any:
+    """The data of a JSON text.
+
+    Raises:
+        ValueError: if it is none, or nested deeper than anybody nests.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_json(path: Path) -> Any:
     """The data of a JSON file; None if it is missing or not whole."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 
@@ -71,7 +83,7 @@ def read_lines(path: Path) -> Iterable[dict[str, Any]]:
         with path.open(encoding="utf-8") as file:
             for line in file:
                 try:
-                    row = json.loads(line)
+                    row = parse_json(line)
                 except ValueError:
                     continue
                 if isinstance(row, dict):

@@ -7,7 +7,6 @@ follower.view           what is known by now
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any
 
 from runtime.curve import Curve
 from runtime.errors import CheckpointError
-from runtime.files import read_json
+from runtime.files import parse_json, read_json
 from runtime.job import lower_is_better
 from runtime.job.document import parse
 from runtime.time_left import TimeLeft
@@ -51,7 +50,7 @@ class Tail:
 
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:
         return None
     return row if isinstance(row, dict) else None

@@ -6,13 +6,13 @@ can be replayed on any laptop.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from runtime.errors import SpecError, nearest
+from runtime.files import parse_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ def load(path: Path) -> Hardware:
         SpecError: if the file cannot be read or lacks a fact.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SpecError(
             f"--hardware {path}: {error}", "a JSON file as written by `drivetrain facts --json`",

@@ -21,6 +21,7 @@ from runtime.checkout import PROJECT, image
 from runtime.errors import DeviceError
 from runtime.files import read_json
 from runtime.job import Job
+from runtime.predict import TERMINAL
 
 WITH_JOB = ("find-lr", "memory", "bench")
 COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "sample", "convert")
@@ -88,8 +89,9 @@ def line(
     # What was trained here is known, and nothing that is run on a model can add to it.
     volumes.append(f"type=volume,source=drivetrain_state_{user[0]},target=/cache/state,readonly")
     places = [part for mount in (*binds, *volumes) for part in ("--mount", mount)]
+    terminal = ["--env", f"{TERMINAL}=1"] if sys.stdout.isatty() else []
     return ["docker", "run", "--rm", "--pull", "never", *hardened, *bounds, *([] if network else ["--network", "none"]),
-            *places, "--user", ":".join(user), "--workdir", str(workdir), image("cpu"), *arguments]  # fmt: skip
+            *places, *terminal, "--user", ":".join(user), "--workdir", str(workdir), image("cpu"), *arguments]  # fmt: skip
 
 
 def _bind(source: Path, target: Path) -> str:

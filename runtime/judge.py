@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime import threads
+from runtime import cells, threads
 from runtime.errors import DataError
 from runtime.files import read_json, storage_error, write_json
 from runtime.report.confusion import Confusion, confusions
@@ -196,5 +196,5 @@ def _table(confusion: Confusion, path: Path) -> None:
     """Truth by row, prediction by column."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["truth", *confusion.classes])
-        writer.writerows([name, *row] for name, row in zip(confusion.classes, confusion.matrix, strict=True))
+        writer.writerow(cells.row(["truth", *confusion.classes]))
+        writer.writerows(cells.row([name, *row]) for name, row in zip(confusion.classes, confusion.matrix, strict=True))

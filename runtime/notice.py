@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from runtime.events import Events
+from runtime.files import parse_json
 
 EVERY = 5.0
 """Seconds between two questions."""
@@ -87,8 +87,8 @@ def _means_something(text: str) -> bool:
     if text.lower() in NOTHING:
         return False
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = parse_json(text)
+    except ValueError:
         return True
     return bool(data.get("Events", True)) if isinstance(data, dict) else bool(data)
 

@@ -6,7 +6,6 @@ error; what we preferred and cannot have is a line in the plan.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from runtime import gpus, image, optimizations
 from runtime.errors import Problem, SpecError
 from runtime.evidence import Measured
+from runtime.files import parse_json
 from runtime.hardware import Hardware, size
 from runtime.job import Job
 from runtime.job.values import size_bytes
@@ -185,7 +185,7 @@ def load(path: Path) -> Plan:
         SpecError: if the file is not a plan of ours.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
         names = {decision["name"] for decision in data["decisions"]}
         plan = Plan(**{**data, "decisions": tuple(Decision(**d) for d in data["decisions"])})
     except (OSError, ValueError, KeyError, TypeError) as error:

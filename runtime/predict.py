@@ -2,6 +2,7 @@
 
 CSV has a row for each sample: `sample` (path, or file and row), then for each output `prediction` and `probability`,
 for a head with a name `<head>.prediction`. JSON lines have the same keys, those of heads with names under `heads`.
+Texts that a spreadsheet would run begin with an apostrophe in CSV; JSON lines hold them as they are.
 Samples that cannot be read are listed on stderr and have no row. Training may compute in fewer digits; this is fp32.
 """
 
@@ -18,12 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from runtime import threads
+from runtime import cells, threads
 from runtime.errors import StorageError
 
 if TYPE_CHECKING:
     from runtime.answers import Answer
 
+TERMINAL = "DRIVETRAIN_TERMINAL"
+"""Set in a container whose standard output is somebody's terminal."""
 SEVERAL = ";"
 """Between the classes of one CSV cell, where a sample may have several."""
 
@@ -70,6 +73,8 @@ def predict(request: Request) -> int:
         (_csv if request.form == "csv" else _lines)(found, file)
     seconds = time.monotonic() - started
     count = len(data.split)
+    if request.output is None and (sys.stdout.isatty() or os.environ.get(TERMINAL)):
+        return 0  # it would stand among the rows
     print(f"{count:,} samples in {seconds:.2f} s ({count / max(seconds, 1e-9):,.0f} samples/s)", file=sys.stderr)
     return 0
 
@@ -102,10 +107,10 @@ def _lines(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> Non
 def _csv(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
     writer = csv.writer(file, lineterminator="\n")
     for number, (title, answer) in enumerate(found):
-        cells = dict(_cells(answer))
+        columns = dict(_cells(answer))
         if number == 0:
-            writer.writerow(["sample", *cells])
-        writer.writerow([title, *cells.values()])
+            writer.writerow(cells.row(["sample", *columns]))
+        writer.writerow(cells.row([title, *columns.values()]))
 
 
 def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, Any]]:
@@ -114,6 +119,6 @@ def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, Any]]:
         for key, value in parts.items():
             name = f"{head}.{key}" if head else key
             if isinstance(value, dict):
-                yield from ((f"{name}.{inner}", cell) for inner, cell in value.items())
+                yield from ((f"{name}.{inner}", share) for inner, share in value.items())
             else:
-                yield name, SEVERAL.join(map(str, value)) if isinstance(value, list) else value
+                yield name, SEVERAL.join(str(cells.cell(each)) for each in value) if isinstance(value, list) else value

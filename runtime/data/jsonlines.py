@@ -52,6 +52,8 @@ def _check_lines(path: Path, key: str) -> None:
                 value = json.loads(line) if line.strip() else {}
             except UnicodeDecodeError:
                 return
+            except RecursionError:
+                raise _error(f"{key}: {path} line {number} is nested too deeply: {_start(line)}") from None
             except json.JSONDecodeError as error:
                 given = f"{key}: {path} line {number}, column {error.colno}: {error.msg.lower()}: {_start(line)}"
                 raise _error(given) from None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from runtime.errors import CheckpointError, SpecError
+from runtime.files import parse_json
 from runtime.hardware import Hardware, from_json
 from runtime.job.document import parse
 from runtime.plan import Decision, Plan
@@ -112,8 +112,8 @@ def _object(record: Record, path: Path) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = parse_json(text)
+    except ValueError:
         data = None
     if isinstance(data, dict):
         return data
@@ -143,8 +143,8 @@ def _rows(record: Record, path: Path) -> Iterator[dict[str, Any]]:
 
 def _row(text: str) -> dict[str, Any] | None:
     try:
-        row = json.loads(text)
-    except (ValueError, RecursionError):
+        row = parse_json(text)
+    except ValueError:
         return None
     return row if isinstance(row, dict) else None
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,6 @@ def checkout(folder: Path) -> Path:
 
 @pytest.fixture
 def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
-    for path in (tmp_path, *tmp_path.parents):
-        if path.is_relative_to("/tmp/") and path != Path("/tmp"):
-            path.chmod(path.stat().st_mode | 0o55)
     folder = checkout(tmp_path / "one" / "drivetrain")
     yield folder
     remove(folder)
@@ -159,18 +157,21 @@ def test_folders_of_the_same_name_do_not_take_each_others_containers(project: Pa
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_users_of_one_checkout_have_names_of_their_own(project: Path) -> None:
-    assert name(project) != name(project, user=4321, group=4321)
+def test_users_of_one_checkout_have_names_of_their_own() -> None:
+    with tempfile.TemporaryDirectory() as place:  # that of a test is closed to others
+        Path(place).chmod(0o755)
+        (Path(place) / "scripts").mkdir()
+        shutil.copy2(ROOT / "scripts" / "project-name", Path(place) / "scripts")
+        assert name(Path(place)) != name(Path(place), user=4321, group=4321)
 
 
 def test_a_missing_image_is_asked_of_no_registry(project: Path) -> None:
     overlay = project / "compose" / "cpu.yaml"
     overlay.write_text(overlay.read_text().replace("/cpu:latest", "/absent:latest"))
     subprocess.run([project / "scripts" / "env"], capture_output=True, check=True)
-    began = time.monotonic()
     done = subprocess.run(["docker", "compose", "up", "--no-build", "trainer"], cwd=project, capture_output=True, text=True,
                           check=False, timeout=120)  # fmt: skip
-    assert done.returncode != 0, time.monotonic() - began
+    assert done.returncode != 0
     told = (done.stdout + done.stderr).lower()
     assert "no such image" in told
     assert "pulling" not in told

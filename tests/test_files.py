@@ -1,0 +1,55 @@
+"""JSON from anywhere: what is nested deeper than Python can follow is as damaged as what is cut off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime import checkpoint, files, follow, hardware, notice, plan
+from runtime.data import jsonlines
+from runtime.errors import DataError, SpecError
+
+DEEP = "[" * 200_000 + "]" * 200_000
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    path = tmp_path / "deep.json"
+    path.write_text(DEEP)
+    with pytest.raises(RecursionError):
+        json.loads(DEEP)
+    return path
+
+
+def test_a_file_is_not_whole(deep: Path) -> None:
+    assert files.read_json(deep) is None
+
+
+def test_a_row_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"a": 1}}\n{DEEP}\n{{"a": 2}}\n')
+    assert list(files.read_lines(tmp_path / "a.jsonl")) == [{"a": 1}, {"a": 2}]
+    assert follow._row(DEEP.encode()) is None
+
+
+def test_a_manifest_is_not_whole(tmp_path: Path) -> None:
+    (tmp_path / checkpoint.MANIFEST).write_text(DEEP)
+    assert checkpoint.verify(tmp_path) == f"{checkpoint.MANIFEST} is missing or not whole"
+
+
+@pytest.mark.parametrize("load", [plan.load, hardware.load])
+def test_a_file_that_was_named_is_refused(deep: Path, load: Callable[[Path], object]) -> None:
+    with pytest.raises(SpecError, match="nested too deeply"):
+        load(deep)
+
+
+def test_a_line_of_data_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"a": 1}}\n{DEEP}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl line 2 is nested too deeply"):
+        jsonlines._check_lines(tmp_path / "a.jsonl", "data.train")
+
+
+def test_an_answer_that_cannot_be_read_is_a_notice() -> None:
+    assert notice._means_something(DEEP)
