@@ -98,7 +98,7 @@ def generated(name: str, folder: Path) -> Path:
 
 def ready(name: str, data: Path, scratch: Path) -> Any:
     """A tuner for a run of one hour."""
-    from runtime import apart, spec
+    from runtime import apart, budget, spec
     from runtime import plan as plans
     from runtime import run as runs
     from runtime.clock import Clock
@@ -121,7 +121,7 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
         return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), apart.Source(path))
 
     first = made(1)
-    _, total = first.predicted(first.arm(first.made.plan))
+    _, total = budget.predicted(first.arm(first.made.plan), first.made.total_steps)
     return made(max(1, round(HOUR / total)))
 
 
@@ -238,12 +238,12 @@ def delays(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 def decided(tuner: Any, slower: bool) -> bool:
     """Whether a value is taken that does the same work with a known delay, on its own side or on the incumbent's."""
-    from runtime import arms
+    from runtime import arms, budget
     from runtime.pairs import compare
 
     plan = tuner.made.plan
     incumbent, challenger = tuner.arm(plan), tuner.arm(plan)
-    step, _ = tuner.predicted(incumbent)
+    step, _ = budget.predicted(incumbent, 1)
     challenger.steps(5)
     delayed(challenger if slower else incumbent, 0.25)
     return arms.judged(compare(incumbent.steps, challenger.steps, step, 30.0), 0.0, HOUR).wins

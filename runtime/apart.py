@@ -33,8 +33,8 @@ FROM = 30.0
 """Seconds of budget from which children are worth starting."""
 STANDING = 5.0
 """Seconds that a child surely needs before it stands."""
-PATIENCE = 2.0
-"""A child may take so many times what is left before it is given up."""
+CHILDREN = 3
+"""Times of standing that must be left: two children, and as much to compare them."""
 ORDER = ("cpu_threads", "allocator", "openmp_runtime")
 """What may gain most comes first."""
 
@@ -69,7 +69,7 @@ def contested(job: Job, hardware: Hardware, plan: Plan) -> list[Rival]:
 
 def measured(
     source: Source, hardware: Hardware, plan: Plan, rivals: Sequence[Rival], total: float, seconds: float,
-    say: Callable[[str], None],
+    say: Callable[[str], None], standing: float = STANDING,
 ) -> dict[str, Measured]:  # fmt: skip
     """The verdicts on rivals of what is in force.
 
@@ -81,10 +81,11 @@ def measured(
         total: seconds that the run is predicted to take.
         seconds: what may be spent.
         say: where progress is told.
+        standing: seconds that a child is expected to need before it stands.
     """
     end, found = time.monotonic() + seconds, dict[str, Measured]()
     obstacle = _no_room()
-    if obstacle or seconds < 2 * STANDING:
+    if obstacle or seconds < CHILDREN * max(standing, STANDING):
         say(f"tune: threads, OpenMP runtime and allocator not measured, {obstacle or 'the budget is spent'}")
         return found
     with tempfile.TemporaryDirectory(prefix="tune-") as scratch:
@@ -111,7 +112,7 @@ def _all(
     from runtime import arms
 
     start = time.monotonic()
-    incumbent = shop.side(plan, patience=PATIENCE * (end - start))
+    incumbent = shop.side(plan, patience=end - start)
     standing = time.monotonic() - start
     for optimization, value in rivals:
         name, left = optimization.name, end - time.monotonic()
@@ -137,7 +138,7 @@ def _verdict(
     from runtime import arms
 
     try:
-        side = shop.side(plan, patience=PATIENCE * (end - time.monotonic()))
+        side = shop.side(plan, patience=end - time.monotonic())
         exact = optimization.effect(None) is Effect.EXACT
         allowed = arms.TOLERANCE[Effect.EXACT] if exact else arms.tolerance(plan)
         wrong = arms.differs(side.ready.numbers, incumbent.ready.numbers, allowed, "the other")

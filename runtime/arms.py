@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,12 +31,18 @@ Numbers = Sequence[tuple[float, float]]
 """Loss and gradient norm of each step."""
 
 
+class Slow(Exception):
+    """Steps that take so long that there is no time left to compare them."""
+
+
 @dataclass
 class Arm:
     """One plan in use: a copy of the network that trains on its own."""
 
     run: Run
     batches: Iterator[Batch]
+    until: float = math.inf
+    """When its numbers must be known, on the monotonic clock."""
 
     def steps(self, count: int) -> float:
         """Seconds of `count` steps."""
@@ -55,10 +62,18 @@ class Arm:
         return outcome.loss, outcome.grad_norm
 
     def numbers(self, quiet: bool) -> Numbers:
-        """Numbers of the next steps; `quiet` without dropout, where two ways would draw it differently."""
+        """Numbers of the next steps; `quiet` without dropout, where two ways would draw it differently.
+
+        Raises:
+            Slow: if they are not known in time.
+        """
         if quiet:
             hush(self.run)
-        found = [self.step() for _ in range(CHECKED)]
+        found, start = list[tuple[float, float]](), time.monotonic()
+        while len(found) < CHECKED:
+            found.append(self.step())
+            if (now := time.monotonic()) > self.until and len(found) < CHECKED:
+                raise Slow(f"not compared, {now - start:.0f} s for its first {len(found)} of {CHECKED} steps")
         self.run.train_mode()
         return found
 

@@ -14,14 +14,16 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from runtime import apart, arms, deadline, evidence, optimizations
+from runtime import apart, arms, budget, deadline, evidence, optimizations
 from runtime.arms import Arm, Numbers, Verdict
-from runtime.clock import Clock
+from runtime.budget import Budget
+from runtime.clock import Clock, since_start
 from runtime.contest import Contest
 from runtime.data.dataset import Batch, Dataset
 from runtime.errors import StorageError
@@ -37,10 +39,6 @@ from runtime.signals import Signals
 
 COMPARED = 0.7
 """Share of the time left in which a network must be compiled, so that there is time to compare it."""
-WORTH_FROM = 300.0
-"""Seconds a run must be predicted to take before anything is measured by itself."""
-SHARE = 0.02
-"""Share of the predicted run that measuring may take."""
 FULL = 120.0
 """Seconds that `measure: full` may take at least."""
 COMPILING = 60.0
@@ -51,8 +49,8 @@ OWN = 2 / 3
 """Share of the budget for what is measured here but compiling, where processes are to be measured too."""
 SETTLED = ("job", "file", "memory", "measured")
 """Sources of decisions that are not contested any more."""
-BATCHES = 8
-"""Batches that all arms go through again and again."""
+BATCHES, FETCHING = 8, 2.0
+"""Batches that all arms go through again and again: so many, or what comes in so many seconds, two at least."""
 
 
 class Tuner:
@@ -76,6 +74,8 @@ class Tuner:
         self.given: dict[Value, list[Batch]] = {}
         self.plain: dict[tuple[bool, tuple[Value, ...]], Numbers] = {}
         self.compiling = COMPILING
+        self.standing = since_start() if source else 0.0
+        """Seconds that a child needs before it can train: what this process has needed."""
 
     def arm(self, plan: Plan) -> Arm:
         """A fresh copy of the network under a plan, at the first batch."""
@@ -97,50 +97,50 @@ class Tuner:
         # These two give other tensors for the same samples.
         kind = f"{run.plan.value('feature_cache')} {run.plan.value('gpu_resident_data')}"
         if kind not in self.given:
-            self.given[kind] = list(itertools.islice(run.batches.epoch(0), BATCHES))
+            end = time.monotonic() + FETCHING
+            taken = self.given[kind] = []
+            for batch in itertools.islice(run.batches.epoch(0), BATCHES):
+                taken.append(batch)
+                if len(taken) > 1 and time.monotonic() > end:
+                    break
         return itertools.cycle(self.given[kind])
 
-    def predicted(self, arm: Arm) -> tuple[float, float]:
-        """Seconds of one step, and of the whole run, from a few warm steps."""
-        arm.steps(2)
-        step = arm.steps(3) / 3
-        return step, step * self.made.total_steps
-
-    def tune(self, budget: float | None) -> dict[str, Measured]:
-        """Measure every contested decision.
+    def tune(self, seconds: float | None) -> dict[str, Measured]:
+        """Measure every contested decision, and tell what that took.
 
         Args:
-            budget: seconds that measuring may take; None decides by the predicted length of the run.
+            seconds: what measuring may take; None decides by the predicted length of the run.
         """
-        start, plan = time.monotonic(), self.made.plan
-        contest = Contest(plan, self.arm(plan))
-        if budget is None:
-            # The first step is the slowest; a short run should not pay for four more.
-            most = contest.incumbent.steps(1) * self.made.total_steps
-            if most < WORTH_FROM:
-                self.say(f"tune: at most {most:.0f} s of training, too short to measure anything")
-                return {}
-        step, total = self.predicted(contest.incumbent)
-        if budget is None:
-            if total < WORTH_FROM:
-                self.say(f"tune: about {total:.0f} s of training, too short to measure anything")
-                return {}
-            budget = SHARE * total
-        self.say(f"tune: about {total:.0f} s of training, {budget:.0f} s to measure what is contested")
-        rivals = (
-            apart.contested(self.made.job, self.made.hardware, plan) if self.source and budget >= apart.FROM else []
-        )
+        made = self.made
+        contests = list[Contest]()
+
+        def begin() -> Arm:
+            contests.append(Contest(made.plan, self.arm(made.plan)))
+            return contests[0].incumbent
+
+        limit = budget.planned(begin, made.total_steps, seconds, self.say)
+        if limit is None:
+            return {}
+        (contest,) = contests
+        self._all(contest, limit)
+        names = ", ".join(contest.found) or "nothing"
+        self.say(f"tune: took {limit.spent():.0f} s of {limit.seconds:.0f} s, measured {names}")
+        return contest.found
+
+    def _all(self, contest: Contest, limit: Budget) -> None:
+        """One value after the other, while the budget lasts; then what takes a process of its own."""
+        made, rivals = self.made, list[apart.Rival]()
+        if self.source and limit.seconds >= apart.FROM:
+            rivals = apart.contested(made.job, made.hardware, made.plan)
         share = OWN if rivals else 1.0
         late = set[str]()
         while not deadline.broken_off() and (case := self._next(contest)) is not None:
             part = share if case[0].stage is not Stage.COMPILE else 1.0
-            self._measure(contest, *case, step, part * budget - (time.monotonic() - start), late)
+            self._measure(contest, *case, limit.step, limit.left(part), late)
         if rivals and self.source:
-            left = budget - (time.monotonic() - start)
             contest.found |= apart.measured(
-                self.source, self.made.hardware, contest.plan, rivals, total, left, self.say
+                self.source, made.hardware, contest.plan, rivals, limit.total, limit.left(), self.say, self.standing
             )
-        return contest.found
 
     def _measure(
         self, contest: Contest, optimization: Optimization, value: Value, step: float, left: float, late: set[str]
@@ -177,13 +177,19 @@ class Tuner:
                 if value != plan.value(optimization.name) and optimization.effect(self.facts) is not Effect.TRAINING:
                     yield optimization, value
 
-    def _reference(self, quiet: bool, plan: Plan) -> Numbers:
-        """Numbers with everything off; dropout drawn as in the plan that they are compared with."""
+    def _reference(self, quiet: bool, plan: Plan, until: float = math.inf) -> Numbers:
+        """Numbers with everything off; dropout drawn as in the plan that they are compared with.
+
+        Raises:
+            Slow: if they are not known by `until`.
+        """
         off = arms.all_off(plan, quiet)
         off = arms.changed(off, "packed_dropout", False) if plan.value("compile") is not False else off
         key = quiet, tuple(off.value(one.name) for one in optimizations.every() if one.redraws)
         if key not in self.plain:
-            self.plain[key] = self.arm(off).numbers(quiet)
+            arm = self.arm(off)
+            arm.until = until
+            self.plain[key] = arm.numbers(quiet)
         return self.plain[key]
 
     def _bounded(self, plan: Plan, seconds: float) -> contextlib.AbstractContextManager[None]:
@@ -193,12 +199,15 @@ class Tuner:
 
     def _verdict(self, optimization: Optimization, incumbent: Arm, plan: Plan, step: float, left: float) -> Verdict:
         quiet = arms.redraws(optimization, plan, self.facts, self.made.device.type == "cuda")
-        reference, start = self._reference(quiet, plan), time.monotonic()
-        challenger = self.arm(plan)
+        begun = time.monotonic()
         try:
+            reference, start = self._reference(quiet, plan, begun + COMPARED * left), time.monotonic()
+            left -= start - begun
+            challenger = self.arm(plan)
+            challenger.until = start + COMPARED * left
             with self._bounded(plan, COMPARED * left):
                 numbers = challenger.numbers(quiet)
-        except deadline.Late as late:
+        except (arms.Slow, deadline.Late) as late:
             return Verdict(False, str(late))
         first = time.monotonic() - start
         wrong = arms.differs(numbers, reference, arms.tolerance(plan))
@@ -237,8 +246,8 @@ def measured(
     copied = replace(network, module=copy.deepcopy(network.module))
     made = assemble(job, hardware, plan, folder, dataset, copied, signals, Clock())
     tuner = Tuner(made, dataset, network, say, source)
-    budget = max(FULL, SHARE * tuner.predicted(tuner.arm(plan))[1]) if mode == "full" else None
-    found = tuner.tune(budget)
+    whole = budget.predicted(tuner.arm(plan), made.total_steps)[1] if mode == "full" else 0.0
+    found = tuner.tune(max(FULL, budget.SHARE * whole) if mode == "full" else None)
     if found:
         _keep(job, hardware, name, found, say)
     return found

@@ -135,11 +135,16 @@ def test_an_exact_setting_must_give_the_same_numbers(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("seconds", "own", "expected"),
-    [(3.0, 1, "the budget is spent"), (60.0, 1 << 60, "do not fit into")],
+    ("seconds", "standing", "own", "expected"),
+    [
+        (3.0, 1.0, 1, "the budget is spent"),
+        (14.0, 1.0, 1, "the budget is spent"),
+        (60.0, 25.0, 1, "the budget is spent"),
+        (60.0, 1.0, 1 << 60, "do not fit into"),
+    ],
 )
 def test_without_time_or_memory_no_child_is_started(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, own: int, expected: str
+    monkeypatch: pytest.MonkeyPatch, seconds: float, standing: float, own: int, expected: str
 ) -> None:
     here, shop, said = machine(), Shop({}), list[str]()
     monkeypatch.setattr(apart, "Workshop", shop)
@@ -148,7 +153,7 @@ def test_without_time_or_memory_no_child_is_started(
     monkeypatch.setattr(apart.psutil, "Process", lambda: type("P", (), {"memory_info": lambda self: memory})())
     made = plan.resolve(tiny.job(), here)
     rivals = apart.contested(tiny.job(), here, made)
-    assert not apart.measured(apart.Source(Path("tiny.yaml")), here, made, rivals, 3e3, seconds, said.append)
+    assert not apart.measured(apart.Source(Path("tiny.yaml")), here, made, rivals, 3e3, seconds, said.append, standing)
     assert expected in said[0]
     assert not shop.sides
 

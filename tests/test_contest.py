@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import multiprocessing
 import random
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import arms, hardware, pairs, plan, run, tune
+from runtime import arms, budget, hardware, pairs, plan, run, tune
 from runtime.clock import Clock
 from runtime.models.build import build
 from runtime.optimizations import Value
@@ -119,7 +120,7 @@ def test_what_lost_narrowly_is_tried_again_beside_what_was_taken(tmp_path: Path)
     assert found["precision"].text == (
         "bf16 0.91x [0.91-0.91], loss ok; bf16 1.90x [1.90-1.90], loss ok beside what was taken"
     )
-    assert [line.split(",")[0] for line in said[1:]] == [
+    assert [line.split(",")[0] for line in said[1:-1]] == [
         "tune: precision bf16 0.91x [0.91-0.91]",
         "tune: channels_last false 1.05x [1.05-1.05]",
         "tune: precision bf16 1.90x [1.90-1.90]",
@@ -177,3 +178,51 @@ def test_known_delays_beside_a_process_that_computes_without_a_pause(slower: boo
         neighbour.kill()
         neighbour.join()
     assert arms.judged(pair, 0.0, 3600.0).wins is not slower
+
+
+@pytest.mark.parametrize("slow", [1.0, 30.0])
+@pytest.mark.parametrize("seconds", [0.05, 0.6, 5.0])
+@pytest.mark.parametrize("steps", [120, 540, 900, 3000, 20_000])
+def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, seconds: float, slow: float
+) -> None:
+    """Whatever a step takes, and however slow a candidate is: 2 % of the run, and one step that was on its way."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    for module in (tune, budget, arms, pairs):
+        monkeypatch.setattr(module, "time", clock)
+
+    @dataclass
+    class Timed(Known):
+        until: float = math.inf
+
+        def steps(self, count: int) -> float:
+            now[0] += count * self.cost()
+            return count * self.cost()
+
+        def step(self) -> tuple[float, float]:
+            self.steps(1)
+            return 1.0, 1.0
+
+        def numbers(self, quiet: bool) -> Any:
+            return arms.Arm.numbers(self, quiet)  # type: ignore[arg-type]
+
+    cost, said = table(precision_bf16=slow, channels_last_false=slow), list[str]()
+    made = tuner(tmp_path, machine(), cost, calm(), said)
+    made.made = SimpleNamespace(**vars(made.made) | {"total_steps": steps, "device": made.made.device})  # type: ignore[assignment]
+    scale = seconds / 0.1
+
+    def arm(under: plan.Plan) -> Any:
+        run_ = SimpleNamespace(plan=under, train_mode=lambda: None, model=SimpleNamespace(modules=list))
+        return Timed(run_, lambda: scale * cost(under))
+
+    monkeypatch.setattr(made, "arm", arm)
+    found = made.tune(None)
+    worst = seconds * max(1.0, slow)
+    if steps * seconds < budget.WORTH_FROM or steps * budget.SHARE < budget.FEWEST:
+        assert not found
+        assert now[0] <= seconds
+        assert "too short to measure anything" in said[-1]
+    else:
+        assert now[0] <= budget.SHARE * steps * seconds + 2 * worst
+        assert said[-1].startswith(f"tune: took {now[0]:.0f} s of {budget.SHARE * steps * seconds:.0f} s, measured ")

@@ -177,7 +177,7 @@ from tests.test_tune import machine
 tune.FULL, tune.QUICKEST = 9.0, 2.0
 folder = Path(sys.argv[1])
 path = folder / "job.yaml"
-path.write_text(tiny.TEXT.format(model="", train="").replace("train: x", f"train: {sys.argv[2]}") +
+path.write_text(tiny.TEXT.format(model="", train="", epochs=3).replace("train: x", f"train: {sys.argv[2]}") +
                 "optimize: {measure: full, cpu_threads: 1, openmp_runtime: 'off', allocator: 'off'}")
 asked = spec.load(path)
 here = machine(folder)
