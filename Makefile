@@ -1,21 +1,34 @@
 # Everything people type, in one place. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help sbom setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults reference peers benchmark check format doctor logs stop rebuild clean engine base-image image-cpu sizes lock schema
+.PHONY: help sbom setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults reference peers benchmark check format doctor logs stop rebuild clean prune engine base-image image-cpu sizes lock schema
 
 JOB ?= jobs/digits.yaml
 PYTHON ?= python3
 ARGS ?=
 python := .venv/bin/python
 
+# make would train the digits for a job that it was not told of: by a word that is no target, or by another variable.
+files := $(filter %.yaml %.yml jobs/%,$(MAKECMDGOALS))
+others := $(strip $(foreach name,job Job jobs JOBS spec SPEC args Args arg ARG,$(if $(findstring command,$(origin $(name))),$(name))))
+define refusal
+$(if $(files),$(firstword $(files)) is no target of make,$(firstword $(others))= is no variable of this Makefile)
+  possible: JOB=FILE and ARGS='OPTIONS'
+  do:       make train-cpu JOB=$(or $(firstword $(files)),jobs/mine.yaml)
+endef
+ifneq ($(files)$(others),)
+$(error $(refusal))
+endif
+
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 	@echo "  JOB=jobs/x.yaml chooses the job, ARGS='--set train.epochs=3' passes options on"
 
+train-cpu train-gpu: export JOB := $(JOB)
 train-cpu: .venv/host ## train JOB in a container on the CPU; natively where no engine answers
-	@$(python) -m runtime launch $(JOB) $(ARGS)
+	@$(python) -m runtime launch "$$JOB" $(ARGS)
 
 train-gpu: .venv/host ## train JOB in a container on this machine's NVIDIA GPU; the image follows chip and driver
-	@$(python) -m runtime launch $(JOB) --device gpu $(ARGS)
+	@$(python) -m runtime launch "$$JOB" --device gpu $(ARGS)
 
 setup: ## make the local environment with everything: training, tests, linters
 	@PYTHON=$(PYTHON) scripts/setup check && touch .venv/host .venv/check
@@ -40,6 +53,9 @@ logs: ## follow the log of the last container of this checkout
 
 stop: ## stop the training containers of this checkout that you started; each saves first
 	@scripts/containers stop
+
+prune: ## remove the ended containers of this checkout and your cache volumes; runs/ stays
+	@scripts/containers prune
 
 rebuild: image-cpu ## build the CPU image again and train JOB in it
 	@$(MAKE) --no-print-directory train-cpu

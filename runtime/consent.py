@@ -8,13 +8,12 @@ files, what is called, and with which arguments.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from runtime import user_code
 from runtime.errors import CheckpointError
-from runtime.files import read_json, sha256
+from runtime.files import is_private, read_json, sha256
 
 CONFIG = "config.json"
 """In a model folder: its configuration, by which consent is kept."""
@@ -41,7 +40,7 @@ def keep(config: Path, environ: Mapping[str, str] = os.environ) -> str | None:
         return "neither XDG_STATE_HOME nor HOME is set"
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _private(place):
+        if not is_private(place):
             return f"{place} can be written by other users"
         (place / sha256(config)).touch(mode=0o600)
     except OSError as error:
@@ -53,15 +52,9 @@ def given(config: Path, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the model with this configuration was trained here, by this user."""
     place = folder(environ)
     try:
-        return place is not None and _private(place) and (place / sha256(config)).is_file()
+        return place is not None and is_private(place) and (place / sha256(config)).is_file()
     except OSError:
         return False
-
-
-def _private(place: Path) -> bool:
-    """Whether nobody else can put files here."""
-    found = place.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def stored(model: Path, digests: Mapping[str, str], *, consent: bool = False) -> user_code.Code:

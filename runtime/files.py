@@ -6,11 +6,22 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
 from runtime.errors import StorageError
+
+
+def is_private(folder: Path) -> bool:
+    """Whether a folder is this user's own, and nobody else can put files there.
+
+    Raises:
+        OSError: if it is not there.
+    """
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def make_folder(path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from runtime.files import is_private
 from runtime.hardware import Storage
 
 DECODED = "decoded"
@@ -47,7 +49,17 @@ def _cache(environ: Mapping[str, str]) -> Path:
     if folder := environ.get("HOME"):
         return Path(folder) / ".cache/drivetrain/compile"
     # A container user without a name has no home; its number keeps users apart.
-    return Path(environ.get("TMPDIR") or "/tmp") / f"drivetrain-{os.getuid()}/compile"
+    return _own(Path(environ.get("TMPDIR") or "/tmp") / f"drivetrain-{os.getuid()}") / "compile"
+
+
+def _own(folder: Path) -> Path:
+    """The folder if it is this user's own, else a new one: its name is known, so anybody could have made it."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        return folder if is_private(folder) else Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    except OSError:  # nothing can be written here, which the facts say
+        return folder
 
 
 def _taken(folder: Path) -> int:

@@ -64,6 +64,30 @@ def test_cache_folder(tmp_path: Path, environ: dict[str, str], folder: str) -> N
     assert read_storage(tmp_path, tmp_path, environ).cache == folder
 
 
+@pytest.mark.parametrize("taken", ["somebody may write", "link", "file"])
+def test_a_cache_folder_that_somebody_else_could_have_made(tmp_path: Path, taken: str) -> None:
+    """Compiled code is run: it must not come from a folder whose name everybody knows."""
+    known = tmp_path / f"drivetrain-{os.getuid()}"
+    if taken == "link":
+        (tmp_path / "theirs").mkdir()
+        known.symlink_to(tmp_path / "theirs")
+    elif taken == "file":
+        known.touch()
+    else:
+        known.mkdir()
+        known.chmod(0o777)
+    cache = Path(read_storage(tmp_path, tmp_path, {"TMPDIR": str(tmp_path)}).cache)
+    assert cache.parent != known
+    assert cache.parent.name.startswith(f"{known.name}-")
+    assert cache.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_cache_folder_of_ones_own_is_found_again(tmp_path: Path) -> None:
+    first, second = (read_storage(tmp_path, tmp_path, {"TMPDIR": str(tmp_path)}).cache for _ in range(2))
+    assert first == second == str(tmp_path / f"drivetrain-{os.getuid()}" / "compile")
+    assert (tmp_path / f"drivetrain-{os.getuid()}").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_folder_that_is_not_there_yet_is_judged_by_its_parent(tmp_path: Path) -> None:
     found = read_storage(
         tmp_path, tmp_path / "runs/deep/down", {"TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/a/b"}, mounts()

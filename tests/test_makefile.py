@@ -1,0 +1,69 @@
+"""The Makefile: which job it hands on, and that it never trains another one than it was asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose Python prints its words."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed: apt-get install make")
+    shutil.copy2(ROOT / "Makefile", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "mine.yaml").touch()
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nprintf "[%s]" "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / ".venv" / "host").touch()
+    return tmp_path
+
+
+def make(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    clean = {
+        key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKEOVERRIDES", "JOB", "ARGS")
+    }
+    return subprocess.run(["make", *words], cwd=checkout, env=clean, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["jobs/mine.yaml"], "jobs/mine.yaml is no target of make"),
+        (["jobs/absent.yaml"], "jobs/absent.yaml is no target of make"),
+        (["elsewhere/job.yml"], "elsewhere/job.yml is no target of make"),
+        (["job=jobs/mine.yaml"], "job= is no variable of this Makefile"),
+        (["JOBS=jobs/mine.yaml"], "JOBS= is no variable of this Makefile"),
+        (["args=--new"], "args= is no variable of this Makefile"),
+    ],
+)
+@pytest.mark.parametrize("target", ["train-cpu", "train-gpu"])
+def test_another_job_than_was_asked_for_is_never_trained(
+    checkout: Path, target: str, words: list[str], said: str
+) -> None:
+    done = make(checkout, target, *words)
+    assert done.returncode == 2
+    assert "launch" not in done.stdout
+    assert said in done.stderr
+    assert "possible: JOB=FILE and ARGS='OPTIONS'" in done.stderr
+    assert "do:       make train-cpu JOB=" in done.stderr
+
+
+@pytest.mark.parametrize("job", ["jobs/mine.yaml", "my jobs/a 'b' (c).yaml", 'jobs/a"b.yaml'])
+def test_the_job_is_one_word(checkout: Path, job: str) -> None:
+    done = make(checkout, "train-cpu", f"JOB={job}", "ARGS=--set train.epochs=3")
+    assert done.stdout == f"[-m][runtime][launch][{job}][--set][train.epochs=3]", done.stderr
+
+
+def test_other_variables_and_the_default(checkout: Path) -> None:
+    assert make(checkout, "train-cpu", "PROGRESS=plain").stdout == "[-m][runtime][launch][jobs/digits.yaml]"

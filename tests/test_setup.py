@@ -1,0 +1,90 @@
+"""scripts/setup: where torch comes from, with an index of the CPU build that answers and with one that does not."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PYTHON = """#!/bin/sh
+echo "$@" >> "{log}"
+case "$*" in
+    *"pip config list") echo "{settings}" ;;
+    *version_info.major*) echo 3.11 ;;
+esac
+"""
+
+
+class Quiet(http.server.BaseHTTPRequestHandler):
+    """Has everything."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def index() -> Iterator[str]:
+    with http.server.HTTPServer(("127.0.0.1", 0), Quiet) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def closed() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def setup(folder: Path, index: str, settings: str = "") -> tuple[str, str]:
+    """What `scripts/setup native` says, and the line that installs what is locked."""
+    shutil.copytree(ROOT / "scripts", folder / "scripts")
+    (folder / "docker").mkdir()
+    for path in (ROOT / "docker").glob("[rD]*"):
+        shutil.copy2(path, folder / "docker") if path.is_file() else None
+    log, python = folder / "log", folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PYTHON.format(log=log, settings=settings))
+    python.chmod(0o755)
+    (folder / "scripts" / "env").write_text("#!/bin/sh\n")
+    environment = {**os.environ, "PYTHON": str(python), "TORCH_INDEX": index}
+    done = subprocess.run(
+        [folder / "scripts" / "setup", "native"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, next(line for line in log.read_text().splitlines() if "--require-hashes" in line)
+
+
+def test_an_index_that_answers(tmp_path: Path, index: str) -> None:
+    told, line = setup(tmp_path, index)
+    assert line.endswith(f"-r docker/requirements-cpu.txt --extra-index-url {index}")
+    assert "does not answer" not in told
+
+
+def test_an_index_that_does_not_answer_is_not_asked_again(tmp_path: Path) -> None:
+    """pip warned for each package and found no torch, although its own index had one that trains on the CPU."""
+    silent = closed()
+    told, line = setup(tmp_path, silent)
+    assert line.endswith("-r docker/requirements-ampere.txt")
+    assert [row for row in told.splitlines() if silent in row] == [
+        f"setup: {silent}, which has the CPU build of torch, does not answer: taking the CUDA build from pip's own index, which "
+        "trains on the CPU too and is some 5 GB; TORCH_INDEX names a mirror"
+    ]
+
+
+def test_local_wheels_are_taken_without_asking(tmp_path: Path) -> None:
+    told, line = setup(tmp_path, closed(), "global.find-links='/srv/wheels'")
+    assert line.endswith("-r docker/requirements-cpu.txt")
+    assert "does not answer" not in told
