@@ -1,6 +1,6 @@
 # Everything people type, in one place. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help sbom setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults reference peers benchmark check format doctor logs stop rebuild clean prune engine base-image image-cpu sizes lock schema
+.PHONY: help sbom setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults readme reference peers benchmark check format doctor logs stop rebuild clean prune engine base-image image-cpu sizes lock schema
 
 JOB ?= jobs/digits.yaml
 PYTHON ?= python3
@@ -93,6 +93,9 @@ schema: .venv/check ## write the JSON schema of the job spec
 
 decisions: .venv/check ## write the table of decisions on all recorded machines
 	@$(python) -m runtime.decisions jobs/digits.yaml tests/machines > docs/decisions.md
+
+readme: .venv/check ## write the plan that the README shows
+	@$(python) -m runtime.readme README.md
 
 reference: .venv/check ## write the references of the spec and of the optimizations
 	@for page in spec optimizations; do $(python) -m runtime.reference $$page > docs/$$page.md || exit; done

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import spec
+from runtime import readme, spec
 from runtime.arguments import parser
 from runtime.job.document import parse
 from tests import tiny
@@ -72,6 +72,12 @@ def test_links_lead_somewhere() -> None:
     dead = [(page.name, link) for page in PAGES for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
             if not (page.parent / link).exists()]  # fmt: skip
     assert dead == []
+
+
+def test_the_plan_that_the_readme_shows() -> None:
+    """`make readme` writes it."""
+    page = (ROOT / "README.md").read_text()
+    assert readme.renewed(page, ROOT) == page
 
 
 def copied(folder: Path) -> None:
