@@ -1,0 +1,149 @@
+"""Every file of data that docs/ show is made as it is shown, and the spec beside it trains on it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+
+from runtime import cli, spec
+from tests import own_job, test_library, tiny
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+FILES = {file: (page, text) for page, whole in PAGES.items()
+         for _, file, text in re.findall(r"```(\w+) (\S+)\n(.*?)```", whole, re.DOTALL)}  # fmt: skip
+SPECS = {re.search(r"name: (\S+)", text)[1]: text  # type: ignore[index]
+         for text in re.findall(r"```yaml\n(.*?)```", PAGES["your-data.md"], re.DOTALL)}  # fmt: skip
+SAMPLES = 60
+DRAWN = numpy.random.default_rng(0)
+
+
+def image_folders(folder: Path) -> None:
+    """The first block of the page, with more images in the same folders."""
+    shown = re.findall(r"^(data/parts/.*)$", PAGES["your-data.md"], re.MULTILINE)
+    assert len(shown) == 2
+    for number in range(SAMPLES // 2):
+        for place in map(Path, shown):
+            made = folder / place.with_stem(f"{int(place.stem) + number:03}")
+            made.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(DRAWN.integers(0, 256, (40, 50, 3)).astype(numpy.uint8)).save(made)
+
+
+def table(folder: Path, file: str) -> None:
+    """The rows that are shown, again and again; paths, ids and times count on."""
+    head, *rows = csv.reader(io.StringIO(FILES[file][1]))
+    with (folder / file).open("w", newline="", encoding="utf-8") as target:
+        writer = csv.writer(target)
+        writer.writerow(head)
+        count = SAMPLES * 40 if "time" in head else SAMPLES
+        writer.writerows([_later(cell, number) for cell in row] for number in range(count // len(rows)) for row in rows)
+
+
+def _later(cell: str, number: int) -> str:
+    if re.fullmatch(r"\d{4}-.*:\d\d", cell):
+        return str(datetime.fromisoformat(cell) + timedelta(seconds=number))
+    if found := re.fullmatch(r"(parts/\w+/)(\d+)(\.\w+)", cell):
+        return f"{found[1]}{int(found[2]) + number:03}{found[3]}"
+    return f"{float(cell) + number % 7:g}" if re.fullmatch(r"\d+\.\d+", cell) else cell
+
+
+def written(folder: Path, file: str, **values: Any) -> None:
+    """What the lines of Python on the page write."""
+    exec(FILES[file][1].replace(f'"{file}"', repr(str(folder / file))), {"numpy": numpy, **values})
+    assert (folder / file).exists()
+
+
+def arrays(folder: Path, file: str) -> None:
+    classes = numpy.arange(SAMPLES) % 2
+    given: Mapping[str, Mapping[str, Any]] = {
+        "data/parts.npz": {
+            "images": DRAWN.random((SAMPLES, 20, 24, 3)),
+            "labels": numpy.array(["good", "broken"])[classes],
+        },
+        "data/windows.npz": {"x": DRAWN.normal(size=(SAMPLES, 30, 3)), "y": classes},
+    }
+    written(folder, file, **given[file])
+
+
+def make(folder: Path, file: str) -> None:
+    """One file of data as the page shows it."""
+    (folder / "data").mkdir(exist_ok=True)
+    if file in ("data/parts", "data/parts.csv"):
+        image_folders(folder)
+    if file.endswith(".npz"):
+        arrays(folder, file)
+    elif file.endswith(".jsonl"):
+        (folder / file).write_text(FILES[file][1] * (SAMPLES // 2), encoding="utf-8")
+    elif file.endswith(".parquet"):
+        from pyarrow import csv as tables
+        from pyarrow import parquet
+
+        table(folder, file.replace(".parquet", ".csv"))
+        parquet.write_table(tables.read_csv(folder / file.replace(".parquet", ".csv")), folder / file)
+    elif file.endswith(".csv"):
+        table(folder, file)
+
+
+TRAINED = {
+    "data/parts": "parts", "data/parts.csv": "parts", "data/parts.npz": "parts",
+    "data/reports.csv": "reports", "data/reports.jsonl": "reports",
+    "data/readings.csv": "machines", "data/windows.npz": "windows",
+    "data/machines.parquet": "failures", "data/machines.csv": "failures",
+}  # fmt: skip
+"""The files of your-data.md, and the name of the spec that trains on each."""
+
+
+def test_every_file_and_every_spec_is_run() -> None:
+    assert set(FILES) == {file for file in TRAINED if file not in ("data/parts", "data/machines.parquet")} | {"new.npz"}
+    assert set(SPECS) == set(TRAINED.values())
+
+
+@pytest.mark.parametrize("file", TRAINED)
+def test_a_spec_trains_on_the_data_that_is_shown(tmp_path: Path, file: str) -> None:
+    make(tmp_path, file)
+    text, count = re.subn(r"train: data/[\w.]+", f"train: {file}", SPECS[TRAINED[file]])
+    assert count == 1
+    # A pretrained network and a large one are not what is tried here.
+    text = re.sub(r"^model: (resnet18|\{source).*\n", "", text, flags=re.MULTILINE)
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    job = spec.load(tmp_path / "job.yaml", ["data.image_size=16"] if "parts" in file else [])
+    made = tiny.plain(job, tmp_path)
+    assert all(numpy.isfinite(tiny.losses(made, 1)))
+    assert len(made.dataset.train) > len(made.dataset.validation) > 0
+
+
+def test_new_samples_of_an_own_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = own_job.write(tmp_path)
+    assert cli.main(["train", str(path), "--runs", str(tmp_path / "runs"), "--set", "optimize.measure=off"]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    inputs = DRAWN.normal(size=(12, 4)).astype(numpy.float32)
+    written(tmp_path, "new.npz", inputs=inputs, targets=(inputs.sum(1) > 0).astype(int))
+    for command in (
+        ["predict", str(run), str(tmp_path / "new.npz")],
+        ["evaluate", str(run), "--data", str(tmp_path / "new.npz")],
+    ):
+        assert cli.main(command) == 0
+
+
+def test_training_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call that docs/library.md begins with."""
+    import runtime
+    from runtime import library
+
+    call, used = re.findall(r"^    (result\b.*)$", PAGES["library.md"], re.MULTILINE)
+    monkeypatch.setattr(library, "_report", lambda run: None)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"runtime": runtime, "network": test_library.network(), "my_loss": torch.nn.functional.cross_entropy,
+                             "train_data": test_library.circle(128), "validation_data": test_library.circle(64, 1)}  # fmt: skip
+    exec(f"{call}\nfound = {used}", names)
+    assert names["found"][3] == Path("runs/wear-001")
