@@ -27,6 +27,7 @@ from runtime import run as running
 from runtime.clock import Clock
 from runtime.data import own
 from runtime.data.dataset import Dataset
+from runtime.data.load import check_loss
 from runtime.detect import detect
 from runtime.errors import CheckpointError, Problem, SpecError, Stopped
 from runtime.files import read_json, write_json
@@ -163,6 +164,7 @@ def _tried(job: CallersJob, model: nn.Module, parts: tuple[Any, Any], loss: Any)
         raise refuse(f"model is {type(model).__name__}", "a torch.nn.Module", "give an instance of your network")
     terms = OwnTerms(loss, "loss", refuse) if job.has_own_loss() else None
     dataset = own.dataset(job, parts, ("train_data", "validation_data"), job.data.targets, job.data.names, terms)
+    check_loss(job, dataset)
     trial.check(model, dataset, "the model", refuse)
     for note in dataset.notes:
         say(f"data: {note}")

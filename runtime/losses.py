@@ -109,7 +109,9 @@ def _focal(outputs: Tensor, targets: Tensor, spec: Focal) -> Tensor:
     goal = soft(targets, classes, outputs.dtype)
     goal = goal * (1 - spec.label_smoothing) + spec.label_smoothing / classes
     log_p = F.log_softmax(outputs, dim=1)
-    each = -goal * (1 - log_p.exp()).clamp_min(0) ** spec.gamma * log_p
+    # With gamma below 1 the slope at 0, where a sample is certain, is infinite, and times 0 no number.
+    rest = (1 - log_p.exp()).clamp_min(torch.finfo(outputs.dtype).tiny)
+    each = -goal * rest**spec.gamma * log_p
     if spec.alpha is not None:
         each = each * onto(outputs.device, torch.tensor([1 - spec.alpha, spec.alpha], dtype=outputs.dtype))
     return each.sum(dim=1)

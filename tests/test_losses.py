@@ -50,6 +50,17 @@ def test_focal_by_its_formula(gamma: float) -> None:
     torch.testing.assert_close(whole(made(Focal(name="focal", gamma=gamma)), outputs, targets), expected)
 
 
+@pytest.mark.parametrize("gamma", [0.01, 0.5, 0.99, 1.0, 2.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_focal_has_a_gradient_where_a_sample_is_certain(gamma: float, smoothing: float) -> None:
+    outputs = torch.tensor([[200.0, -200.0, 0.0], [-200.0, 200.0, 0.0], [0.1, 0.2, 0.3]], requires_grad=True)
+    loss = whole(made(Focal(name="focal", gamma=gamma, label_smoothing=smoothing)), outputs, torch.zeros(3).long())
+    (gradient,) = torch.autograd.grad(loss, outputs)
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+    assert gradient[2].abs().min() > 0
+
+
 def test_binary_focal_weights_class_one_with_alpha() -> None:
     head = Head("", classes=("no", "yes"))
     torch.manual_seed(0)

@@ -82,7 +82,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
         "train.class_weights: is balanced"),
     "a metric that is not there": ({}, {"checkpoint": "best: validation/rmse"},
         "checkpoint.best: is validation/rmse\n  possible: the targets are classes (int64), with the metrics "
-        "train/loss, validation/loss, validation/accuracy, validation/f1"),
+        "validation/loss, validation/accuracy, validation/f1"),
     "a metric to stop by": ({}, {"data": "targets: numbers", "train": "early_stopping: {metric: validation/f1}"},
         "train.early_stopping.metric: is validation/f1\n  possible: the targets are numbers (int64)"),
     "targets that need a loss": (both("torch.zeros(3, 4), torch.zeros(3, 2, 2)"), {},
@@ -111,6 +111,9 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "layers of torch alone": ({"my_model.py": "from torch import nn\ndef build():\n    return nn.Linear(3, 2)\n"}, {},
         f"{NETWORK}, called with inputs of shape (2, 4), raised RuntimeError: mat1 and mat2 shapes cannot be "
         "multiplied (2x4 and 3x2)\n  do:       correct these lines"),
+    "a weight of two classes for three": (both("torch.zeros(6, 4), torch.arange(6) % 3"),
+        {"train": "loss: {name: focal, alpha: 0.25}"},
+        "train.loss.alpha: is 0.25, and the data has 3 classes\n  possible: a weight of class 1 of two classes"),
     "a buffer that a forward pass makes": (
         network("return self.last", "self.register_buffer('seen', x.detach().mean(dim=0))\n        return self.last"), {},
         f"{NETWORK}: seen is of shape (4,) after a forward pass and was not there before\n"

@@ -124,7 +124,7 @@ def _check_asked(job: OwnTask, kind: str, targets: Tensor) -> None:
         found.append(job.problem(tuple(map(str, path)), f"is {loss.name}", possible, "choose one of these"))
     if job.train.class_weights != "none" and kind != "classes":
         found.append(job.problem(("train", "class_weights"), f"is {job.train.class_weights}", what, "remove it"))
-    known = ["train/loss", "validation/loss", *(f"validation/{name}" for name in SCORES[kind])]
+    known = ["validation/loss", *(f"validation/{name}" for name in SCORES[kind])]
     for path, metric in job.watched():
         if metric not in known:
             found.append(job.problem(path, f"is {metric}", f"{what}, with the metrics {', '.join(known)}", "pick one"))

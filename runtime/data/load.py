@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 
 from runtime.data.dataset import Dataset, Settled
+from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.job import ImageJob
 from runtime.job.own import CustomJob
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
 from runtime.job.texts import TextJob
+from runtime.job.train import Focal
 
 
 def load(job: Job, settled: Settled | None = None) -> Dataset:
@@ -22,12 +24,27 @@ def load(job: Job, settled: Settled | None = None) -> Dataset:
 
     Raises:
         DataError: if it cannot be used.
+        SpecError: if the loss of the job does not go with its classes.
     """
     dataset = _read(job, settled)
+    check_loss(job, dataset)
     if "pyarrow" in sys.modules:
         # Its allocator keeps what parsing took, several times the data, for the next file.
         sys.modules["pyarrow"].default_memory_pool().release_unused()
     return dataset
+
+
+def check_loss(job: Job, dataset: Dataset) -> None:
+    """Whether the job's loss goes with the classes that the data turned out to have.
+
+    Raises:
+        SpecError: if it does not.
+    """
+    loss, most = job.train.loss, max((len(head.classes) for head in dataset.heads.values()), default=0)
+    if isinstance(loss, Focal) and loss.alpha is not None and most > 2:
+        raise SpecError([job.problem(("train", "loss", "alpha"), f"is {loss.alpha:g}, and the data has {most:,} classes",
+                                     "a weight of class 1 of two classes",
+                                     "remove it; train.class_weights: balanced weighs any number of classes")])  # fmt: skip
 
 
 def _read(job: Job, settled: Settled | None) -> Dataset:

@@ -90,8 +90,8 @@ class Job(Spec):
         return self.LOSSES
 
     def metrics(self) -> list[str]:
-        """Every metric name that this job can be watched by."""
-        names = ["train/loss", "validation/loss"]
+        """Every metric that an evaluation gives, by which this job can be watched."""
+        names = ["validation/loss"]
         for head in self.heads():
             start = f"validation/{head}/" if head else "validation/"
             names += [start + metric for metric in self.METRICS if start + metric not in names]

@@ -17,7 +17,7 @@ LISTS = {
     "{optimizations}": ", ".join(["measure", *(o.name for o in optimizations.every())]),
     "{top}": "name, task, data, train, optimize, limits, checkpoint, monitor, model",
     "{train}": ", ".join(JOBS["image-classification"].model_fields["train"].annotation.model_fields),  # type: ignore
-    "{metrics}": "train/loss, validation/loss, validation/accuracy, validation/f1",
+    "{metrics}": "validation/loss, validation/accuracy, validation/f1",
     "{name}": "1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first",
     "{yaml}": "YAML: `key: value`, indented by spaces",
     "{mend}": "mend the line; tabs and unclosed brackets are usual causes",

@@ -42,7 +42,7 @@ GOOD = [
     "train: {loss: focal}",
     "train: {loss: {name: focal, gamma: 0, alpha: null}}",
     "train: {loss: null, clip_norm: null, ema: null, early_stopping: null, max_time: null, steps: null}",
-    "train: {early_stopping: {metric: train/loss}, ema: 0.999, max_time: 1.5h, steps: 10}",
+    "train: {early_stopping: {metric: validation/loss}, ema: 0.999, max_time: 1.5h, steps: 10}",
     "optimize: {precision: auto, compile: false, cpu_threads: off, micro_batch: 8, loader_workers: 0}",
     "limits: {cpus: 0.5, memory: 4g, shm: 256 MiB}",
     "limits: {cpus: null, memory: null, shm: null}",
@@ -103,7 +103,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert (job.data.validation, job.data.image_size, job.optimize) == (0.1, "auto", {})
     assert job.model.name == "small-cnn"  # type: ignore[union-attr]
     assert (job.checkpoint.every, job.checkpoint.keep, job.best()) == ("5m", 2, "validation/accuracy")
-    assert job.metrics() == ["train/loss", "validation/loss", "validation/accuracy", "validation/f1"]
+    assert job.metrics() == ["validation/loss", "validation/accuracy", "validation/f1"]
 
 
 def test_null_switches_off_what_is_on_by_default() -> None:
@@ -159,7 +159,7 @@ def test_assignments_go_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(SPEC + "train: {optimizer: sgd, epochs: 9}\n")
     job = spec.load(tmp_path / "job.yaml", [
         "train.epochs=3", "train.optimizer.lr=1e-4", "optimize.compile=false", "train.clip_norm=null",
-        "data.augment={flip: true}", "name=on", "train.early_stopping.metric=train/loss",
+        "data.augment={flip: true}", "name=on", "train.early_stopping.metric=validation/loss",
     ])  # fmt: skip
     assert isinstance(job, ImageJob)
     assert (job.name, job.train.epochs, job.train.clip_norm, job.optimize) == ("on", 3, None, {"compile": False})
