@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from runtime import memory
+from runtime import agreement, memory
 from runtime.data import batches
 from runtime.run import Run
 from runtime.tally import Tally
@@ -22,8 +22,13 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
     weights = run.ema.swapped_in(run.model) if run.ema else contextlib.nullcontext()
     run.model.eval()
     # Broken in the middle of a swap, the network would be neither. Evaluating changes nothing of it, whatever it does.
-    with run.signals.held(), weights, run.step.buffers.unchanged(), run.signals.released():
-        return _fitting(run)
+    with run.signals.held(), weights, run.step.buffers.unchanged():
+        tally = _counted(run)
+    with torch.inference_mode():
+        tally.add_up(run.ranks.total, (run.ranks.number, run.ranks.count))
+    found = tally.metrics()
+    # What follows from them must follow in all processes.
+    return dict(zip(found, run.ranks.leaders(list(found.values())), strict=True)), tally.confusion()
 
 
 def usual_size(run: Run) -> int:
@@ -32,7 +37,19 @@ def usual_size(run: Run) -> int:
     return max(usual, min(256, 4 * usual))
 
 
-def _fitting(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
+def _counted(run: Run) -> Tally:
+    """What this process counts in its part of the samples, once all have counted theirs."""
+    try:
+        with run.signals.released():
+            tally, trouble = _fitting(run), None
+    except KeyboardInterrupt as why:
+        tally, trouble = None, why
+    agreement.settle(run.ranks, trouble)
+    assert tally is not None, "who has not counted says why"
+    return tally
+
+
+def _fitting(run: Run) -> Tally:
     """Evaluate; if memory runs out, all of it again with half as many samples at a time."""
     size = run.step.micro_batch or usual_size(run)
     while True:
@@ -48,7 +65,7 @@ def _fitting(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 @torch.inference_mode()
-def _evaluate(run: Run, size: int) -> tuple[dict[str, float], dict[str, Any]]:
+def _evaluate(run: Run, size: int) -> Tally:
     tally = Tally(run.dataset.heads, run.step.objective)
     given = run.batches
     share = (run.ranks.number, run.ranks.count)
@@ -56,5 +73,4 @@ def _evaluate(run: Run, size: int) -> tuple[dict[str, float], dict[str, Any]]:
                                   share=share):  # fmt: skip
         for part in run.step.parts(run.prepared(batch, None)):
             tally.add(run.step.outputs(part.inputs), part.targets, part.ids)
-    tally.add_up(run.ranks.total, share)
-    return tally.metrics(), tally.confusion()
+    return tally

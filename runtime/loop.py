@@ -10,9 +10,11 @@ for each epoch
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from runtime import checkpoint, showcase
+from runtime import agreement, showcase
 from runtime.data.dataset import Batch
 from runtime.errors import Stopped
 from runtime.evaluate import evaluate
@@ -30,20 +32,23 @@ def fit(run: Run, saver: Saver, progress: Progress) -> str:
         Why the training ended.
 
     Raises:
-        Stopped: on a signal or when `max_time` is spent.
+        Stopped: when `max_time` is spent.
+        Interrupted: on a signal.
         NumericsError: if numbers are not finite for the second time.
     """
+    # Among several processes a signal breaks in only where all of them get to know of it.
+    with run.signals.held() if run.ranks.count > 1 else contextlib.nullcontext():
+        return _fit(run, saver, progress)
+
+
+def _fit(run: Run, saver: Saver, progress: Progress) -> str:
     reason = _ended(run)
     while reason is None and run.counters.epoch < run.job.train.epochs:
         try:
             _epoch(run, saver, progress)
-            run.signals.check()
-            saver.check()
             with run.clock.phase("evaluate"):
                 run.last, confusion = evaluate(run)
-            _record_evaluation(run, saver, progress, confusion)
-            if saver.due(epoch_ended=True):
-                saver.periodic()
+            agreement.settle(run.ranks, _met(_record_evaluation, run, saver, progress, confusion))
         except NotFinite as why:
             with run.signals.held():
                 run.numerics.roll_back(why)
@@ -67,21 +72,47 @@ def _ended(run: Run) -> str | None:
 
 
 def _epoch(run: Run, saver: Saver, progress: Progress) -> None:
-    """One epoch, from wherever the counters stand."""
+    """One epoch, from wherever the counters stand. What one process meets, all learn of before the next step."""
     counters = run.counters
     run.train_mode()
+    trouble: BaseException | None = None
     with run.clock.phase("train"):
-        for batch in run.clock.waiting("input", run.batches.epoch(counters.epoch, counters.batch)):
-            if run.steps_done():
+        batches = run.clock.waiting("input", run.batches.epoch(counters.epoch, counters.batch))
+        while not run.steps_done():
+            batch, trouble = (None, trouble) if trouble else _fetched(run, batches)
+            agreement.settle(run.ranks, trouble)
+            if batch is None:
                 break
-            if run.time_left() <= 0:
-                raise Stopped(f"max_time of {run.job.train.max_time} is spent")
-            _advance(run, batch, progress)
-            if run.tracer:
-                run.tracer.step()
-            run.signals.check()
-            if saver.due():
-                saver.periodic()
+            trouble = _met(_advance, run, batch, progress)
+            trouble = trouble or run.signals.pending() or _met(_save_if_due, run, saver)
+    agreement.settle(run.ranks, trouble or run.signals.pending() or _met(saver.check))
+
+
+def _fetched(run: Run, batches: Iterator[Batch]) -> tuple[Batch | None, BaseException | None]:
+    """The next batch, None after the last; and what speaks against a step on it."""
+    try:
+        with run.signals.released():
+            batch = next(batches, None)
+    except KeyboardInterrupt as why:
+        return None, why
+    late = batch is not None and run.ranks.leads and run.time_left() <= 0
+    return batch, Stopped(f"max_time of {run.job.train.max_time} is spent") if late else None
+
+
+def _met(work: Callable[..., None], *given: Any) -> Exception | None:
+    """Do something; what the run must go back for waits until all processes know of it."""
+    try:
+        work(*given)
+    except (NotFinite, Collapsed, HalfUpdated) as why:
+        return why
+    return None
+
+
+def _save_if_due(run: Run, saver: Saver) -> None:
+    if run.tracer:
+        run.tracer.step()
+    if saver.due():
+        saver.periodic()
 
 
 def _advance(run: Run, batch: Batch, progress: Progress) -> None:
@@ -123,8 +154,8 @@ def _step(run: Run, batch: Batch, place: tuple[int, int], progress: Progress) ->
 def _go_back(run: Run, saver: Saver, kind: str, why: str, rest: str = "") -> None:
     """Back to the last checkpoint."""
     saver.wait()
-    run.ranks.barrier()
-    loaded, passed = checkpoint.latest(run.checkpoints)
+    run.step.micro_batch = agreement.least(run.ranks, run.step.micro_batch)
+    loaded, passed = agreement.latest(run.ranks, run.checkpoints)
     assert loaded is not None, "a checkpoint is written before the first step"
     for line in passed:
         run.events.add("storage", line)
@@ -150,3 +181,5 @@ def _record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: di
             saver.best({"metrics": run.last, "confusion": confusion})
         progress.evaluation(run, best)
         counters.epoch, counters.batch = counters.epoch + 1, 0
+    if saver.due(epoch_ended=True):
+        saver.periodic()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from runtime.errors import PeerError, SpecError
+from runtime.errors import PeerError, SpecError, Stopped
 from runtime.hardware import Hardware
 from runtime.job import Job
 
@@ -99,7 +99,12 @@ def wait(leader: subprocess.Popen[bytes], others: Sequence[subprocess.Popen[byte
         time.sleep(LOOK_EVERY)
     code = leader.wait()
     lost = [process for process in others if process.poll() not in (None, 0)]
-    if lost and code not in (0, 75) and not 2 <= code <= 7:
+    if lost and code not in (0, Stopped.exit_code) and not 2 <= code <= 7:
+        if any(process.returncode == Stopped.exit_code for process in lost):
+            # Told to stop before they had met; later all stop together.
+            print(Stopped("a process was told to stop before the first step was done", "", "run the same command again"),
+                  file=sys.stderr, flush=True)  # fmt: skip
+            return Stopped.exit_code
         told = PeerError(f"a process that trains with this one was lost (exit {lost[0].returncode})",
                          "all processes of a run", "run the same command again: it goes on from its last checkpoint; "
                          "ranks/*/log.txt in the run folder says more")  # fmt: skip

@@ -62,25 +62,55 @@ class Ranks:
         parts = torch.split(flat, [value.numel() for value in values])
         return [part.view(value.shape).to(value) for part, value in zip(parts, values, strict=True)]
 
-    def gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace each gradient by its sum over all processes.
+    def packed(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The gradients of all parameters end to end, one tensor for each of their types; nothing if this one is alone."""
+        if self.count == 1:
+            return []
+        return [torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in group])
+                for group in _by_type(parameters)]  # fmt: skip
+
+    def gradients(self, parameters: Sequence[nn.Parameter], packed: Sequence[Tensor]) -> None:
+        """Replace each gradient by its sum over all processes; one that no process has stays away.
+
+        Args:
+            parameters: those that were packed.
+            packed: their gradients, which `packed` gave and this overwrites.
 
         Raises:
             PeerError: if another process is gone.
         """
         if self.count == 1:
             return
-        trained = [p for p in parameters if p.requires_grad]
-        (used,) = self.total([torch.tensor([p.grad is not None for p in trained], dtype=torch.float32)])
-        for dtype in dict.fromkeys(p.dtype for p in trained):
-            group = [p for p, users in zip(trained, used.tolist(), strict=True) if users and p.dtype == dtype]
-            if not group:
-                continue
-            flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in group])
+        groups = _by_type(parameters)
+        used = iter(map(any, zip(*self.everyone([p.grad is not None for g in groups for p in g]), strict=True)))
+        for group, flat in zip(groups, packed, strict=True):
             self._sum(flat)
             for p, part in zip(group, torch.split(flat, [p.numel() for p in group]), strict=True):
-                # Fused kernels walk through parameter, gradient and moments by address: all must lie alike.
-                p.grad = torch.empty_like(p).copy_(part.view_as(p))
+                if next(used):
+                    # Fused kernels walk through parameter, gradient and moments by address: all must lie alike.
+                    p.grad = torch.empty_like(p) if p.grad is None else p.grad
+                    p.grad.copy_(part.view_as(p))
+
+    def everyone(self, values: Sequence[float]) -> list[list[float]]:
+        """The numbers that each process gives, by process: a few plain numbers, which never go by way of a GPU.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        if self.count == 1:
+            return [list(values)]
+        own = torch.tensor(values, dtype=torch.float64)
+        found = [torch.empty_like(own) for _ in range(self.count)]
+        self._call(torch.distributed.all_gather, found, own)
+        return [row.tolist() for row in found]
+
+    def leaders(self, values: Sequence[float]) -> list[float]:
+        """The numbers that the leader gives.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        return self.everyone(values)[0]
 
     @torch.no_grad()
     def lead(self, tensors: Iterable[Tensor]) -> None:
@@ -106,8 +136,7 @@ class Ranks:
         Raises:
             PeerError: if another process is gone.
         """
-        if self.count > 1:
-            self._sum(torch.zeros(1, device=self.device))
+        self.everyone([0.0])
 
     def leave(self) -> None:
         """Part from the others once there is nothing more to exchange: a process that ends inside a group may abort."""
@@ -126,6 +155,11 @@ class Ranks:
                             "checkpoint") from None  # fmt: skip
 
 
+def _by_type(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    trained = [p for p in parameters if p.requires_grad]
+    return [[p for p in trained if p.dtype == dtype] for dtype in dict.fromkeys(p.dtype for p in trained)]
+
+
 ALONE = Ranks()
 
 
@@ -140,7 +174,11 @@ def joined(device: torch.device) -> Ranks:
         return ALONE
     number = int(os.environ[NUMBER])
     if not torch.distributed.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = "gloo"
+        if device.type == "cuda":
+            # What does not name its device means this one; plain numbers go from host to host.
+            torch.cuda.set_device(device)
+            backend = "cpu:gloo,cuda:nccl"
         torch.distributed.init_process_group(backend, init_method=f"file://{os.environ[MEETING]}", rank=number,
                                              world_size=count, timeout=PATIENCE)  # fmt: skip
     return Ranks(number, count, str(device))

@@ -205,6 +205,8 @@ def assemble(
     ranks = joined(device)
     fresh.begin(job, hardware, device)
     model = network.module.to(device)
+    # Code of the user's own may draw first weights from what no seed of ours reaches.
+    ranks.lead([*model.parameters(), *model.buffers()])
     frozen = freeze(model, network.freeze, job)
     made = optimizer.build(job.train.optimizer, model)
     goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights, dataset.loss)

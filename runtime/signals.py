@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -51,8 +51,13 @@ class Signals:
 
     def check(self) -> None:
         """Raise `Interrupted` if a signal has come and no section is being protected."""
-        if self.received is not None and self.depth == 0:
-            raise Interrupted(f"stopped by {self.received}")
+        why = self.pending()
+        if why is not None and self.depth == 0:
+            raise why
+
+    def pending(self) -> Interrupted | None:
+        """What `check` would raise if no section were protected."""
+        return None if self.received is None else Interrupted(f"stopped by {self.received}")
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -112,16 +117,16 @@ def die_with(parent: int) -> None:
 
 @dataclass
 class Forward:
-    """The child that signals go to, and the signals that came; without a child they are only noted."""
+    """The children that signals go to, and the signals that came; without children they are only noted."""
 
-    child: subprocess.Popen[bytes] | None = None
+    children: Sequence[subprocess.Popen[bytes]] = ()
     sent: list[int] = field(default_factory=list)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Note a signal and pass it on."""
         self.sent.append(number)
-        if self.child is not None:
-            self.child.send_signal(number)
+        for child in self.children:
+            child.send_signal(number)
 
 
 def stop_early() -> None:

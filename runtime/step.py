@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime import compat, memory
+from runtime import agreement, compat, memory
 from runtime.buffers import Buffers
 from runtime.data.dataset import Batch, Inputs
 from runtime.losses import Objective
@@ -92,27 +92,39 @@ class Step:
         self.buffers.remember()
         over = self._denominators(batch)
         while True:
-            self._seed(seed)
-            try:
-                with self.released():
-                    loss = self._gradients(batch, over)
-            except (MemoryError, RuntimeError) as error:
-                if not memory.is_exhausted(error):
-                    raise
-                self._rewind()
-                self._halve(len(batch), error)
-                continue
-            except KeyboardInterrupt:
-                self._rewind()
+            own, trouble = self._tried(batch, over, seed)
+            trouble = agreement.agreed(self.ranks, trouble)
+            if own is not None and trouble is None:
+                break
+            assert trouble is not None, "who has no gradients says why"
+            self._rewind()
+            if not memory.is_exhausted(trouble):
+                raise trouble
+            self._halve(int(max(row[0] for row in self.ranks.everyone([len(batch)]))), trouble)
+        try:
+            return self._update(self._together(*own))
+        except (MemoryError, RuntimeError) as error:
+            if not memory.is_exhausted(error):
                 raise
-            try:
-                return self._update(self._together(loss))
-            except (MemoryError, RuntimeError) as error:
-                if not memory.is_exhausted(error):
-                    raise
-                self._rewind()
-                self._halve(len(batch), error)
-                raise memory.HalfUpdated("memory ran out in the middle of an update") from None
+            self._rewind()
+            self._halve(len(batch), error)
+            raise memory.HalfUpdated("memory ran out in the middle of an update") from None
+
+    def _tried(
+        self, batch: Batch, over: dict[str, Tensor], seed: int
+    ) -> tuple[tuple[Tensor, list[Tensor]] | None, BaseException | None]:
+        """The loss of this process's part and its gradients, ready to be added up; or what has broken it off."""
+        self._seed(seed)
+        try:
+            with self.released():
+                loss = self._gradients(batch, over)
+                return (loss, self.ranks.packed(self.parameters)), None
+        except KeyboardInterrupt as why:
+            return None, why
+        except (MemoryError, RuntimeError) as error:
+            if not memory.is_exhausted(error):
+                raise
+            return None, error.with_traceback(None)
 
     def _seed(self, seed: int) -> None:
         """Start this step's draws; `torch.manual_seed` does it for devices that are not there, with a stack trace each."""
@@ -126,9 +138,9 @@ class Step:
         own = self.objective.denominators(batch.targets)
         return dict(zip(own, self.ranks.total(list(own.values())), strict=True))
 
-    def _together(self, loss: Tensor) -> Tensor:
+    def _together(self, loss: Tensor, packed: list[Tensor]) -> Tensor:
         """The loss of all processes' parts; the parameters then have their gradient."""
-        self.ranks.gradients(self.parameters)
+        self.ranks.gradients(self.parameters, packed)
         self.ranks.lead(self.buffers.now())
         return self.ranks.total([loss])[0]
 

@@ -153,7 +153,8 @@ def _trainers(
     """Run the trainer, with those that train beside it; the leader's exit code."""
 
     def start(folder: Path, more: dict[str, str], log: int) -> subprocess.Popen[bytes]:
-        return _started([*_command(request, folder), *words], environment | more, output=log)
+        with signals.waiting():
+            return _started([*_command(request, folder), *words], environment | more, output=log)
 
     with processes.followers(count, run.path, start) as (more, others):
         return child([*_command(request, run.path), *words], environment | more, forward, [run.lock], others)
@@ -198,8 +199,9 @@ def child(
     with signals.waiting():
         if forward.sent:
             return Stopped.exit_code
-        forward.child = _started(command, environment, locks)
-    code = processes.wait(forward.child, others)
+        leader = _started(command, environment, locks)
+        forward.children = [leader, *others]
+    code = processes.wait(leader, others)
     return 128 - code if code < 0 else code
 
 

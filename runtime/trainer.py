@@ -66,7 +66,7 @@ def conduct(run: Any, *, trace: bool = False) -> str:
     Raises:
         Stopped: on a signal, after a checkpoint if there is progress.
     """
-    from runtime import artifact, chosen, loop, mistakes, seen
+    from runtime import artifact, chosen, mistakes, seen
     from runtime.monitor import Monitor
     from runtime.progress import Progress, say
 
@@ -81,17 +81,18 @@ def conduct(run: Any, *, trace: bool = False) -> str:
     progress = Progress(run.total_steps, run.counters.step)
     with Monitor(folder, run, duration_seconds(run.job.monitor.every)) as monitor:
         try:
-            with stopping():
-                reason: str = loop.fit(run, saver, progress)
-                saver.final()
-                if not run.ranks.leads:
-                    return reason
-                best = chosen.weights(run)
-                artifact.write(run, best)
-                mistakes.write(run, best.confusion)
-                seen.record_changes(run, say)
-        except Stopped as stop:
-            raise _stopped(run, saver, stop) from None
+            reason = _fitted(run, saver, progress)
+            if not run.ranks.leads:
+                return reason
+            try:
+                with stopping():
+                    saver.final()
+                    best = chosen.weights(run)
+                    artifact.write(run, best)
+                    mistakes.write(run, best.confusion)
+                    seen.record_changes(run, say)
+            except Stopped as stop:
+                raise _stopped(run, saver, stop) from None
         finally:
             if run.tracer:
                 run.tracer.close()
@@ -103,16 +104,35 @@ def conduct(run: Any, *, trace: bool = False) -> str:
     return reason
 
 
+def _fitted(run: Any, saver: Any, progress: Any) -> str:
+    """Why the training ended; several processes stay together until the leader has saved, and part then.
+
+    Raises:
+        Stopped: on a signal or when `max_time` is spent, after a checkpoint if there is progress.
+    """
+    from runtime import loop
+
+    try:
+        with stopping():
+            reason: str = loop.fit(run, saver, progress)
+    except Stopped as stop:
+        ended = _stopped(run, saver, stop)
+        run.ranks.barrier()
+        run.ranks.leave()
+        raise ended from None
+    run.ranks.leave()
+    return reason
+
+
 def _begun(run: Any, *, trace: bool) -> Any:
     """The run at its last checkpoint or at its first step, its records open; returns who saves."""
-    from runtime import checkpoint, inputs, resume, showcase, stopwatch
+    from runtime import agreement, inputs, resume, showcase, stopwatch
     from runtime.metrics import Metrics
     from runtime.progress import say
     from runtime.saving import Onlooker, Saver
     from runtime.tracer import Tracer
 
-    loaded, passed = checkpoint.latest(run.checkpoints)
-    run.ranks.barrier()
+    loaded, passed = agreement.latest(run.ranks, run.checkpoints)
     for line in passed:
         say(line)
     if run.ranks.leads:

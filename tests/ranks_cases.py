@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -77,12 +78,12 @@ def trained(folder: Path, case: str) -> Losses:
     return [*losses, sum(float(p.detach().double().sum()) for p in made.model.parameters())]
 
 
-def together(folder: Path, cases: Sequence[str], count: int) -> list[dict[str, Losses]]:
-    """The losses by case that each of so many processes saw."""
+def together(folder: Path, cases: Sequence[str], count: int, module: str = "ranks_cases") -> list[dict[str, Any]]:
+    """What each of so many processes found, by case: the losses, or what another module of ours writes down."""
     names = {"DRIVETRAIN_RANKS": str(count), "DRIVETRAIN_MEETING": str(folder / "store"), "GLOO_SOCKET_IFNAME": "lo",
              "OMP_NUM_THREADS": "1"}  # fmt: skip
     started = [
-        subprocess.Popen([sys.executable, "-m", "tests.ranks_cases", str(folder), *cases], cwd=ROOT,
+        subprocess.Popen([sys.executable, "-m", f"tests.{module}", str(folder), *cases], cwd=ROOT,
                          env={**os.environ, **names, "DRIVETRAIN_RANK": str(rank)}, stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT, text=True) for rank in range(count)
     ]  # fmt: skip

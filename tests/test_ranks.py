@@ -101,13 +101,17 @@ def test_a_lost_process_ends_the_run_and_it_goes_on_with_the_same_bits(job: Path
     assert rows(job.parent / "runs" / "calm-001") == rows(job.parent / "runs" / "broken-001")
 
 
-def test_a_signal_stops_all_of_them_and_the_leader_saves(job: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize("to", ["supervisor", "follower", "leader and follower"])
+def test_a_signal_stops_all_of_them_and_the_leader_saves(job: Path, to: str) -> None:  # noqa: F811
     long = (*TOGETHER, "--set", "train.epochs=400")
     running = subprocess.Popen(command(job, *long), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = job.parent / "runs" / "tiny-001" / "metrics.jsonl"
     until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 10)
     other = follower(running.pid)
-    running.terminate()
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    targets = {"supervisor": [running.pid], "follower": [other], "leader and follower": map(int, children)}
+    for target in targets[to]:
+        os.kill(target, signal.SIGTERM)
     _, error = running.communicate(timeout=60)
     assert running.returncode == 75, error
     assert "saved as" in error

@@ -1,0 +1,65 @@
+"""What one of several processes meets, all of them act on, at the same step: no peer is lost, no two ways are gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import checkpoint
+from tests import ranks_cases
+
+STOPS = ["time@0", "time@01", "signal@0", "signal@1", "signal@01", "signal in the evaluation@1",
+         "signal in the evaluation@01"]  # fmt: skip
+REPEATS = ["memory@0", "memory@1", "half an update@0", "half an update@1", "buffer in a save@0", "buffer in a save@1"]
+CASES = ["nothing@", "time@1", "other metrics@1", "micro-batch of 4@01", *STOPS, *REPEATS]
+Ends = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def ends(folder: Path) -> dict[str, Ends]:
+    """How each case ended, in the leader and in the other process."""
+    found = ranks_cases.together(folder, CASES, 2, "ranks_faults")
+    return {case: [one[case] for one in found] for case in CASES}
+
+
+@pytest.mark.parametrize("case", STOPS)
+def test_all_stop_at_one_step_and_the_leader_saves(ends: dict[str, Ends], folder: Path, case: str) -> None:
+    leader, other = ends[case]
+    step = 5 if case.startswith("time") else 4
+    assert (leader["code"], other["code"]) == (75, 75), (leader, other)
+    assert (leader["step"], other["step"]) == (step, step)
+    assert checkpoint.steps(folder / case / "checkpoints")[-1].name == f"step-{step}"
+    what = "max_time of 1h is spent" if case.startswith("time") else "stopped by "
+    assert what in leader["reason"]
+    if case == "signal@1":
+        assert "stopped by a signal to process 2 of 2 after step 4" in leader["reason"]
+
+
+@pytest.mark.parametrize("case", ["time@1", "other metrics@1"])
+def test_the_leader_decides_about_time_and_metrics(ends: dict[str, Ends], case: str) -> None:
+    leader, other = ends[case]
+    assert (leader["code"], leader["reason"]) == (other["code"], other["reason"]) == (0, "all 3 epochs are done")
+    assert leader["weights"] == other["weights"] == ends["nothing@"][0]["weights"]
+
+
+@pytest.mark.parametrize("case", REPEATS)
+def test_all_repeat_what_one_must_repeat(ends: dict[str, Ends], case: str) -> None:
+    leader, other = ends[case]
+    assert (leader["code"], other["code"]) == (0, 0), (leader, other)
+    assert leader == other
+    if case.startswith("memory"):
+        assert leader["micro_batch"] == 4
+        assert leader["weights"] == ends["micro-batch of 4@01"][0]["weights"]
+    elif case.startswith("half"):
+        assert leader["micro_batch"] == 4
+        assert leader["weights"] == ends["half an update@0"][0]["weights"]
+    else:
+        assert leader["rollbacks"] == (1 if case.endswith("@0") else 0)
+        assert leader["weights"] == ends["nothing@"][0]["weights"]
