@@ -26,6 +26,15 @@ FREE = (
     "train.max_time",
     "optimize.loader_workers",
 )
+BEGUN = (
+    "job.yaml", "hardware.json", "plan.json", "state.json", "batch_size.json", "code.json", "data.json",
+    "preprocessing.json", "metrics.jsonl", "events.jsonl", "telemetry.jsonl", "progress.json", "tensorboard", "ranks",
+    "report.html", "report.md", "report.json",
+)  # fmt: skip
+"""What a run writes before its first checkpoint."""
+LOCK = ".lock"
+HALF = re.compile(r"\.tmp-.+|\..+\.\d+")
+"""Names of what a kill leaves half written."""
 PATIENCE = 1.5
 """Seconds to wait for the lock: a process that was killed needs a moment to be gone."""
 
@@ -58,7 +67,7 @@ def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, A
         raise storage_error(runs, error) from None
     known = numbered(runs, job.name)
     last = known[-1] if known else None
-    if last and not new and (read_json(last / "state.json") or {}).get("status") != "done":
+    if last and not new and _of_a_run(last) and (read_json(last / "state.json") or {}).get("status") != "done":
         lock = _lock(last)
         if not (last / "checkpoints").exists() and _difference(last, job):
             return _anew(last, job, lock)
@@ -90,15 +99,27 @@ def spec_text(job: Job) -> str:
 
 
 def _anew(path: Path, job: Job, lock: int) -> RunFolder:
-    """A folder in which nothing was trained, for the spec as it is by now: a mistake in it was mended."""
+    """A folder in which nothing was trained, for the spec as it is by now: a mistake in it was mended.
+
+    What a user has put there stays.
+    """
     try:
-        for rest in path.iterdir():
-            if rest.name != ".lock":
-                shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
+        for rest in map(path.joinpath, BEGUN):
+            if rest.is_dir() and not rest.is_symlink():
+                shutil.rmtree(rest)
+            else:
+                rest.unlink(missing_ok=True)
+        _sweep(path)
         write_text(path / "job.yaml", spec_text(job))
     except OSError as error:
         raise storage_error(path, error) from None
     return RunFolder(path, False, lock)
+
+
+def _of_a_run(path: Path) -> bool:
+    """Whether a folder with the name of a run is one, and not a user's own; one that was killed at its start is empty."""
+    names = {rest.name for rest in path.iterdir() if not HALF.fullmatch(rest.name)}
+    return not names or bool(names & {LOCK, "job.yaml", "state.json"})
 
 
 def _same_spec(path: Path, job: Job) -> None:
@@ -139,13 +160,13 @@ def _relevant(text: str) -> list[str]:
 def _sweep(path: Path) -> None:
     """Remove what a kill left half written; the lock is ours, so nobody else is writing."""
     for rest in path.iterdir():
-        if re.fullmatch(r"\.tmp-.+|\..+\.\d+", rest.name):
+        if HALF.fullmatch(rest.name):
             shutil.rmtree(rest, ignore_errors=True) if rest.is_dir() else rest.unlink(missing_ok=True)
 
 
 def _lock(path: Path) -> int:
     try:
-        handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise storage_error(path, error) from None
     end = time.monotonic() + PATIENCE

@@ -61,14 +61,47 @@ def test_a_spec_may_be_mended_while_nothing_is_trained(tmp_path: Path) -> None:
     """As after exit 3: the same command again, and the folder is as a new one."""
     run = folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "plan.json").write_text("{}")
-    (run.path / "code").mkdir()
-    (run.path / "code" / "mine.py").write_text("")
+    (run.path / "ranks" / "1").mkdir(parents=True)
+    (run.path / "ranks" / "1" / "log.txt").write_text("")
+    (run.path / ".tmp-step-1").mkdir()
     end(run, "failed")
     again = folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
     assert (again.path, again.resumes) == (run.path, False)
     assert sorted(path.name for path in run.path.iterdir()) == [".lock", "job.yaml"]
     assert "epochs: 3" in (run.path / "job.yaml").read_text()
     os.close(again.lock)
+
+
+def test_files_of_the_users_own_stay(tmp_path: Path) -> None:
+    run = folder.open_run(tmp_path / "runs", job(tmp_path))
+    (run.path / "notes.txt").write_text("learning rate too high")
+    (run.path / "code").mkdir()
+    (run.path / "code" / "mine.py").write_text("x = 1")
+    end(run, "failed")
+    again = folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
+    os.close(again.lock)
+    assert again.path == run.path
+    assert (run.path / "notes.txt").read_text() == "learning rate too high"
+    assert (run.path / "code" / "mine.py").read_text() == "x = 1"
+
+
+def test_a_folder_of_the_users_own_is_no_run(tmp_path: Path) -> None:
+    mine = tmp_path / "runs" / "a-001"
+    mine.mkdir(parents=True)
+    (mine / "results.csv").write_text("1")
+    run = folder.open_run(tmp_path / "runs", job(tmp_path))
+    os.close(run.lock)
+    assert (run.path.name, run.resumes) == ("a-002", False)
+    assert [path.name for path in mine.iterdir()] == ["results.csv"]
+
+
+def test_a_run_that_was_killed_at_its_start_goes_on(tmp_path: Path) -> None:
+    begun = tmp_path / "runs" / "a-001"
+    begun.mkdir(parents=True)
+    (begun / ".job.yaml.17").write_text("na")
+    run = folder.open_run(tmp_path / "runs", job(tmp_path))
+    os.close(run.lock)
+    assert (run.path, run.resumes) == (begun, True)
 
 
 @pytest.mark.parametrize("assignment", ["limits.cpus=1", "checkpoint.every=epoch"])
