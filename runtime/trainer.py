@@ -199,6 +199,7 @@ def prepared(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     from runtime import activations, inputs, user_code
     from runtime import run as runs
     from runtime.fitting import Fitting
+    from runtime.models import operations
     from runtime.models.build import build
     from runtime.optimizations import gradient_checkpointing
     from runtime.progress import say
@@ -210,6 +211,8 @@ def prepared(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     for note in dataset.notes:
         say(f"data: {note}")
     network = build(job, dataset)
+    if told := operations.note(network):
+        say(f"model: {told}")
     if network.code is not None:
         user_code.remember(folder, network.code)
     facts = runs.workload(dataset, network.module)
@@ -234,6 +237,7 @@ def _stopped(run: Any, saver: Any, stop: Stopped) -> Stopped:
 
 def _result(run: Any, best: Any, reason: str, peak: int, watching: dict[str, float]) -> dict[str, Any]:
     from runtime import efficiency, stopwatch
+    from runtime.models import operations
 
     spent = run.clock.phases
     seconds = run.counters.seconds + run.clock.seconds
@@ -261,6 +265,7 @@ def _result(run: Any, best: Any, reason: str, peak: int, watching: dict[str, flo
         "watching": {name: round(value, 4) for name, value in watching.items()},
         "efficiency": efficiency.measured(run),
         "data": list(run.dataset.notes),
+        "model": operations.note(run.network),
     }
 
 

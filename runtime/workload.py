@@ -50,3 +50,12 @@ class Workload:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON data."""
         return asdict(self)
+
+
+_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"))
+
+
+def flop(count: float) -> str:
+    """A count of floating-point operations in a fitting unit: 13.33 GFLOP."""
+    unit, name = next(((unit, name) for unit, name in _UNITS if count >= unit), (1.0, "FLOP"))
+    return f"{count / unit:.4g} {name}"

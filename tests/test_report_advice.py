@@ -196,3 +196,21 @@ def test_the_advice_is_in_all_three_files(run: Path) -> None:
     write(run)
     for name in ("report.html", "report.md", "report.json"):
         assert "optimize: {loader_workers: 1}" in (run / name).read_text(encoding="utf-8")
+
+
+def test_a_stem_that_multiplies_the_work(run: Path) -> None:
+    """What a decision of ours costs is told with the line that changes it; what the job asked for is not."""
+    told = ("resnet18 with the small stem, as image_size 64 is at most 96, 13.33 GFLOP a sample in training; "
+            "888.3 MFLOP with model: {name: resnet18, stem: large}, which learns otherwise")  # fmt: skip
+    change(run / "result.json", lambda r: r.update(model=told, data=["200 training images"]))
+    (found,) = (one for one in given(run) if "stem" in one.line)
+    assert found.line == "model: {name: resnet18, stem: large}"
+    assert "13.33 GFLOP with the small stem, 888.3 MFLOP with the large one" in found.why
+    assert found.gain.startswith("up to 79 % less time")
+    write(run)
+    assert "888.3 MFLOP with model" in (run / "report.md").read_text(encoding="utf-8")
+    change(
+        run / "result.json",
+        lambda r: r.update(model="resnet18 with the small stem, as the job asks, 13.33 GFLOP a sample"),
+    )
+    assert not [one for one in given(run) if "stem" in one.line]

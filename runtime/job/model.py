@@ -31,7 +31,9 @@ class ImageNetwork(BuiltIn):
     width: Count | None = Field(None, description="channels of the first stage; 32 for small-cnn, 64 for a ResNet")
     dropout: Fraction = Field(0.0, description="dropout before the classifier")
     stem: Literal["small", "large", "auto"] = Field(
-        "auto", description="small: 3x3 stride 1; large: 7x7 stride 2 and pooling; auto by image size"
+        "auto",
+        description="small: 3x3 stride 1; large: 7x7 stride 2 and pooling, a sixteenth of the pixels; auto: "
+        "small up to image_size 96",
     )
 
 

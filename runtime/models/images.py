@@ -100,11 +100,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         block: type[BasicBlock] | type[Bottleneck] = Bottleneck if name == "resnet50" else BasicBlock
-        if small:
-            self.stem = nn.Sequential(*_conv_norm(channels, width), nn.ReLU(inplace=True))
-        else:
-            self.stem = nn.Sequential(*_conv_norm(channels, width, kernel=7, stride=2), nn.ReLU(inplace=True),
-                                      nn.MaxPool2d(3, stride=2, padding=1))  # fmt: skip
+        self.stem = stem(channels, width, small)
         inside, stages = width, []
         for index, count in enumerate(BLOCKS[name]):
             stages.append(_stage(block, inside, width << index, count, stride=1 if index == 0 else 2))
@@ -125,6 +121,14 @@ class ResNet(nn.Module):
         """The frozen stem and blocks before those that are trained."""
         blocks = [block for stage in self.stages for block in stage]  # type: ignore[attr-defined]
         return in_sequence("parts", [self.stem, *blocks, _Mean()], self.outputs)
+
+
+def stem(channels: int, width: int, small: bool) -> nn.Sequential:
+    """What a ResNet begins with: small keeps every pixel, large keeps one in sixteen."""
+    if small:
+        return nn.Sequential(*_conv_norm(channels, width), nn.ReLU(inplace=True))
+    return nn.Sequential(*_conv_norm(channels, width, kernel=7, stride=2), nn.ReLU(inplace=True),
+                         nn.MaxPool2d(3, stride=2, padding=1))  # fmt: skip
 
 
 def _stage(

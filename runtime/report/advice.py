@@ -28,6 +28,11 @@ HOT = 80
 """Degrees Celsius from which most GPUs lower their clock."""
 MIB = 2**20
 FILLED = re.compile(r"padding: .*?(\d+)% as filled up to the longest of each batch, (\d+)% if cut")
+STEM = re.compile(
+    r"small stem, as image_size .*?, ([\d.]+) (\w+) a sample in training; ([\d.]+) (\w+) with model: {name: (\w+),"
+)
+"""As `runtime.models.operations` tells of a stem that was chosen by the size of the images."""
+UNITS = {"kFLOP": 1e3, "MFLOP": 1e6, "GFLOP": 1e9, "TFLOP": 1e12}
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,19 @@ def _padding(record: Record, summary: Summary) -> Iterator[Advice]:
                      _faster(_part(seconds, summary)), f"optimize: {{unpadding: {TOKENS}}}", seconds)  # fmt: skip
 
 
+def _stem(record: Record, summary: Summary) -> Iterator[Advice]:
+    """A ResNet took the stem for small images by itself, and computed many times what the other one would."""
+    found = STEM.search(str(record.result.get("model") or ""))
+    if not found:
+        return
+    ours, theirs = (float(found[i]) * UNITS[found[i + 1]] for i in (1, 3))
+    seconds = sum(summary.phases.get(name, 0.0) for name in ("train", "forward")) * (1 - theirs / ours)
+    if _part(seconds, summary) >= SHARE:
+        yield Advice("the stem for large images", f"each sample takes {found[1]} {found[2]} with the small stem, "
+                     f"{found[3]} {found[4]} with the large one", f"{_faster(_part(seconds, summary))}; it sees less detail, "
+                     "so compare the accuracy", f"model: {{name: {found[5]}, stem: large}}", seconds)  # fmt: skip
+
+
 def _idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
     """The GPU had nothing to do for a tenth of the time or more."""
     busy = record.telemetry.get("gpu_percent")
@@ -185,7 +203,7 @@ def _useless(record: Record, summary: Summary) -> Iterator[Advice]:
                          f"optimize: {{{name}: auto}}", 0.5)  # fmt: skip
 
 
-RULES: tuple[Rule, ...] = (_waiting, _throttled, _memory, _saving, _padding, _idle_gpu, _hot, _useless)
+RULES: tuple[Rule, ...] = (_waiting, _throttled, _memory, _saving, _padding, _stem, _idle_gpu, _hot, _useless)
 
 
 def _part(seconds: float, summary: Summary) -> float:

@@ -9,9 +9,9 @@ from runtime.hardware import Hardware, size
 from runtime.report.blocks import Bar, Block, Curves, Section, Table, Text, Tone
 from runtime.report.series import Series
 from runtime.report.summary import Summary
-from runtime.report.wording import duration, number, share, shown
+from runtime.report.wording import duration, share, shown
+from runtime.workload import flop
 
-_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP"))
 _PHASES = {"train": "backward", "evaluate": "evaluation", "tune": "tuning"}
 """What a phase is called where the trainer tells forward, backward and update apart."""
 
@@ -77,15 +77,9 @@ def _efficiency(summary: Summary) -> str:
     if not operations or not product or not summary.samples_per_second:
         return ""
     rate = operations * summary.samples_per_second
-    return (f"Matrix products and convolutions: {_operations(operations)} a sample, {_operations(rate)} a second while "
-            f"training. A large product alone reaches {_operations(product)} a second here: "
+    return (f"Matrix products and convolutions: {flop(operations)} a sample, {flop(rate)} a second while "
+            f"training. A large product alone reaches {flop(product)} a second here: "
             f"{share(rate / product)} of that.")  # fmt: skip
-
-
-def _operations(count: float) -> str:
-    """A count of floating-point operations in a fitting unit."""
-    unit, name = next((unit, name) for unit, name in _UNITS if count >= unit or unit == 1.0)
-    return f"{number(count / unit)} {name}"
 
 
 def _watching(summary: Summary) -> str:

@@ -44,7 +44,7 @@ def sections(record: Record, summary: Summary) -> list[Section]:
         plan_section(plan) if plan else None,
         seen_section(plan) if plan else None,
         notes_section(plan) if plan else None,
-        data_section(record.result.get("data")),
+        data_section(record.result.get("data"), record.result.get("model")),
         machine_section(hardware) if hardware else None,
         time_section(record.telemetry, summary, hardware),
         operators_section(record.trace),
@@ -97,11 +97,11 @@ def confusion_section(confusion: Confusion) -> Section:
     return Section(f"confusion{of.replace(' ', '-')}", f"Confusion matrix{of}", tuple(blocks))
 
 
-def data_section(notes: Any) -> Section | None:
-    """What the loader said of the data: sizes, what was left out, lengths and padding of texts."""
+def data_section(notes: Any, model: Any = None) -> Section | None:
+    """What the loader said of the data: sizes, what was left out, lengths and padding of texts; and of the network."""
     if not isinstance(notes, list) or not notes:
         return None
-    rows = [shown(note).partition(": ") for note in notes]
+    rows = [shown(note).partition(": ") for note in (*notes, *([f"model: {model}"] if model else []))]
     table = Table(("what", "found"), tuple((head, rest) if rest else ("", head) for head, _, rest in rows))
     return Section("data", "Data", (table,))
 

@@ -1,0 +1,76 @@
+"""Operations: what a built-in network for images computes for one sample, from the sizes of its layers.
+
+Counted are convolutions and matrix products, a product and a sum as two; training takes three times a forward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime.models import images
+from runtime.models.build import Model
+from runtime.workload import flop
+
+_LESS = 0.5
+"""The other stem is told where it takes no more than this share of the operations."""
+
+
+def note(network: Model) -> str | None:
+    """What a sample costs in training, and for a ResNet which stem it has and why; None for other networks."""
+    module, given = network.module, network.arguments
+    if not isinstance(module, images.SmallCnn | images.ResNet):
+        return None
+    side = given["image_size"]
+    ours = f"{flop(3 * forward(module, side))} a sample in training"
+    if isinstance(module, images.SmallCnn):
+        return f"{given['name']}, {ours}"
+    small = isinstance(module.stem[-1], nn.ReLU)
+    kind = "small" if small else "large"
+    if given["stem"] != "auto":
+        return f"{given['name']} with the {kind} stem, as the job asks, {ours}"
+    bound = images.SMALL_IMAGE
+    why = f"as image_size {side} is {'at most' if small else 'more than'} {bound}"
+    return f"{given['name']} with the {kind} stem, {why}, {ours}{_other(module, given) if small else ''}"
+
+
+def _other(module: images.ResNet, given: dict[str, Any]) -> str:
+    """What the large stem would take, which looks at a sixteenth of the pixels."""
+    with torch.random.fork_rng(devices=[]):
+        stem = images.stem(given["channels"], given["width"] or 64, small=False)
+    theirs, ours = forward(module, given["image_size"], stem), forward(module, given["image_size"])
+    if theirs > _LESS * ours:
+        return ""
+    return f"; {flop(3 * theirs)} with model: {{name: {given['name']}, stem: large}}, which learns otherwise"
+
+
+def forward(module: images.SmallCnn | images.ResNet, side: int, stem: nn.Module | None = None) -> int:
+    """Operations of a forward pass for a square image of `side` pixels, with another stem if one is given."""
+    parts = [module.features] if isinstance(module, images.SmallCnn) else [stem or module.stem, module.stages]
+    count = 2 * module.classifier.in_features * module.classifier.out_features
+    for part in parts:
+        more, side = _through(part, side)
+        count += more
+    return count
+
+
+def _through(module: nn.Module, side: int) -> tuple[int, int]:
+    """Operations of a part, and the side of what it gives."""
+    if isinstance(module, nn.Sequential):
+        count = 0
+        for part in module:
+            more, side = _through(part, side)
+            count += more
+        return count, side
+    if isinstance(module, images.BasicBlock | images.Bottleneck):
+        (main, after), (short, _) = _through(module.main, side), _through(module.shortcut, side)
+        return main + short, after
+    if isinstance(module, nn.Conv2d):
+        kernel, stride, padding = module.kernel_size[0], module.stride[0], int(module.padding[0])
+        side = (side + 2 * padding - kernel) // stride + 1
+        return 2 * module.in_channels * module.out_channels * kernel**2 * side**2, side
+    if isinstance(module, nn.MaxPool2d):
+        return 0, (side + 1) // 2  # all of ours halve and round up
+    return 0, side

@@ -1,0 +1,79 @@
+"""What a network costs a sample: as torch counts it, and told with the stem that was chosen."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from runtime.job.model import Freeze
+from runtime.models import images, operations
+from runtime.models.build import Model
+from runtime.report.advice import STEM
+
+
+def network(name: str, **more: Any) -> Model:
+    arguments = {
+        "name": name,
+        "channels": 3,
+        "classes": 5,
+        "image_size": 64,
+        "dropout": 0.0,
+        "width": None,
+        "stem": "auto",
+    }
+    arguments |= more
+    return Model(images.build(**arguments), "images", arguments, Freeze())
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "stem"),
+    [("resnet18", 32, "small"), ("resnet18", 33, "large"), ("resnet50", 35, "auto"), ("resnet34", 97, "auto"),
+     ("small-cnn", 9, "auto"), ("small-cnn", 28, "auto")],
+)  # fmt: skip
+def test_operations_are_those_that_torch_counts(name: str, side: int, stem: str) -> None:
+    module = network(name, image_size=side, stem=stem, width=16).module.eval()
+    assert isinstance(module, images.ResNet | images.SmallCnn)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module(torch.zeros(1, 3, side, side))
+    assert operations.forward(module, side) == counter.get_total_flops()
+
+
+def test_a_stem_that_was_chosen_is_told_with_what_it_costs() -> None:
+    text = operations.note(network("resnet18"))
+    assert text == ("resnet18 with the small stem, as image_size 64 is at most 96, 13.33 GFLOP a sample in training; "
+                    "888.3 MFLOP with model: {name: resnet18, stem: large}, which learns otherwise")  # fmt: skip
+    found = STEM.search(text)
+    assert found is not None, "the advice of the report reads this line"
+    assert found.groups() == ("13.33", "GFLOP", "888.3", "MFLOP", "resnet18")
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            {"image_size": 224},
+            "resnet18 with the large stem, as image_size 224 is more than 96, 10.88 GFLOP a sample in training",
+        ),
+        ({"stem": "small"}, "resnet18 with the small stem, as the job asks, 13.33 GFLOP a sample in training"),
+        ({"stem": "large"}, "resnet18 with the large stem, as the job asks, 888.3 MFLOP a sample in training"),
+    ],
+)
+def test_a_large_stem_or_one_that_was_asked_for(more: dict[str, Any], told: str) -> None:
+    assert operations.note(network("resnet18", **more)) == told
+
+
+def test_other_networks() -> None:
+    assert re.fullmatch(r"small-cnn, [\d.]+ MFLOP a sample in training", operations.note(network("small-cnn")) or "")
+    assert operations.note(Model(torch.nn.Linear(2, 2), "own", {}, Freeze())) is None
+
+
+def test_telling_draws_nothing() -> None:
+    """The weights, and all draws after them, are those of a run that was told nothing."""
+    made = network("resnet18", width=8)
+    before = torch.random.get_rng_state()
+    operations.note(made)
+    assert torch.equal(before, torch.random.get_rng_state())
