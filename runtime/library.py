@@ -20,7 +20,7 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
-from runtime import batch_size, callers, dropout, seen, shown, spec, trainer, tune
+from runtime import batch_size, callers, dropout, seen, shown, spec, strided, trainer, tune
 from runtime import folder as folders
 from runtime import plan as plans
 from runtime import run as running
@@ -125,6 +125,7 @@ def _listening(job: CallersJob, model: nn.Module, data: tuple[Any, Any], loss: A
         finally:
             if isinstance(model, nn.Module):  # else the mistake has been told
                 dropout.as_before(model)
+                strided.as_before(model)
 
 
 def _told(loss: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from runtime import blocks, checkpoint, draws, fresh, losses, optimizations, optimizer, prefix, resume
+from runtime import blocks, checkpoint, draws, fresh, losses, optimizations, optimizer, prefix, resume, strided
 from runtime.clock import Clock
 from runtime.data.batches import Batches
 from runtime.data.dataset import Batch, Dataset
@@ -207,6 +207,8 @@ def assemble(
     model = network.module.to(device)
     # Code of the user's own may draw first weights from what no seed of ours reaches.
     ranks.lead([*model.parameters(), *model.buffers()])
+    if device.type == "cpu":
+        strided.rewrite(model)
     frozen = freeze(model, network.freeze, job)
     made = optimizer.build(job.train.optimizer, model)
     goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights, dataset.loss)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_info
 
-from runtime import optimizations, torch_settings
+from runtime import optimizations, strided, torch_settings
 from runtime.files import write_json
 from runtime.hardware import Hardware, size
 from runtime.run import Run
@@ -45,6 +45,9 @@ def record(run: Run, say: Callable[[str], None]) -> None:
     total = sum(p.numel() for p in run.model.parameters())
     trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     say(f"model: {trained:,} of {total:,} parameters are trained")
+    if names := strided.rewritten(run.model):
+        run.events.add("convolution", f"{', '.join(names)}: stride 1 over every n-th pixel, since oneDNN's gradient of a "
+                       "strided 1x1 convolution of few channels is wrong (uxlfoundation/oneDNN#6035)")  # fmt: skip
     _warn(run.seen, say)
     _write(run)
 

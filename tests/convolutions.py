@@ -1,0 +1,109 @@
+"""One convolution a process, forward and backward, against float64: python -m tests.convolutions THREADS [--as-is].
+
+Reads cases as JSON, one a line; answers each with `ok`, `wrong ...` or `signal N`. `--as-is` leaves torch's own
+convolutions in place: this is how their defect is seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime import strided
+from tests import heap
+
+SECONDS = 30
+"""After which a case counts as hanging."""
+STEPS = 3
+Case = Mapping[str, Any]
+PLAIN = {"kind": "Conv2d", "inputs": 4, "outputs": 8, "kernel": 1, "stride": 2, "padding": 0, "dilation": 1,
+         "groups": 1, "size": 16, "batch": 3, "channels_last": True, "dtype": "float32", "compile": False}  # fmt: skip
+
+
+def cases(**lists: Any) -> Iterator[Case]:
+    """The product of lists of values, on top of PLAIN."""
+    for values in product(*lists.values()):
+        yield {**PLAIN, **dict(zip(lists, values, strict=True))}
+
+
+def layer(case: Case) -> nn.Module:
+    """The convolution of a case."""
+    shape = case["inputs"], case["outputs"], case["kernel"], case["stride"], case["padding"]
+    if case["kind"] == "ConvTranspose2d":
+        return nn.ConvTranspose2d(*shape, output_padding=case["stride"] - 1, groups=case["groups"])
+    return getattr(nn, case["kind"])(*shape, dilation=case["dilation"], groups=case["groups"])
+
+
+def tried(case: Case, threads: int, rewrite: bool) -> str:
+    """What becomes of a case in this process."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    try:
+        module = layer(case)
+        x = torch.randn(case["batch"], case["inputs"], *[case["size"]] * (1 if case["kind"] == "Conv1d" else 2))
+        exact, precise = copy.deepcopy(module).double(), x.double().requires_grad_()
+        wanted = exact(precise)
+    except (RuntimeError, ValueError):
+        return "ok"  # no such convolution
+    ahead = torch.randn(wanted.shape)
+    wanted.backward(ahead.double())
+    if rewrite:
+        strided.rewrite(module)
+    dtype = getattr(torch, case["dtype"])
+    module, x = module.to(dtype), x.to(dtype)
+    if case["channels_last"] and x.ndim == 4:
+        module, x = module.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    called = torch.compile(module) if case["compile"] else module
+    for _ in range(STEPS):
+        module.zero_grad()
+        given = x.clone().requires_grad_()
+        found = called(given)
+        found.backward(ahead.to(dtype))
+        pairs = [(found, wanted), (given.grad, precise.grad)]
+        pairs += [(p.grad, q.grad) for p, q in zip(module.parameters(), exact.parameters(), strict=True)]
+        for name, (one, other) in zip(("output", "input", "weight", "bias"), pairs, strict=True):
+            off = ((one.double() - other).abs().max() / other.abs().max().clamp(min=1e-9)).item()
+            if not off < (1e-4 if dtype == torch.float32 else 5e-2):
+                return f"wrong {name} by {off:.2g}"
+    return "ok"
+
+
+def apart(case: Case, threads: int, rewrite: bool) -> str:
+    """The same in a process of its own, which may die of it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            signal.alarm(SECONDS * (4 if case["compile"] else 1))
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            os.write(writer, tried(case, threads, rewrite).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        text = answer.read()
+    status = os.waitpid(child, 0)[1]
+    return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else text or "no answer"
+
+
+def answers(given: list[Case], cap: str, threads: int, *words: str) -> dict[str, str]:
+    """What becomes of the cases, where it is not well."""
+    text = "".join(f"{json.dumps(case)}\n" for case in given)
+    done = heap.run(["tests.convolutions", str(threads), *words], heap.environment(cap, threads), text, 3600)
+    found = done.stdout.splitlines()
+    assert len(found) == len(given), done.stderr[-2000:]
+    return {json.dumps(case): answer for case, answer in zip(given, found, strict=True) if answer != "ok"}
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(apart(json.loads(line), int(sys.argv[1]), "--as-is" not in sys.argv), flush=True)

@@ -1,0 +1,103 @@
+"""Strided 1x1 convolutions of few channels: right numbers and a whole heap, whatever torch's kernels do there."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import runtime
+from runtime import library, strided
+from tests import heap
+from tests.convolutions import answers, cases
+
+WORST = [
+    *cases(inputs=[3, 12], size=[16, 64]), *cases(kind=["ConvTranspose2d"], outputs=[3], size=[32]),
+]  # fmt: skip
+"""Those that write past a workspace on AVX2 (the first ones) or AVX-512 (the larger ones)."""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("cap", ["AVX2", "AVX512_CORE_BF16"])
+def test_right_and_within_bounds(cap: str, threads: int) -> None:
+    heap.require()
+    assert answers(WORST, cap, threads) == {}
+
+
+def test_the_same_numbers() -> None:
+    network = nn.Sequential(nn.Conv2d(2, 4, 1, (1, 3)), nn.ConvTranspose2d(4, 5, 1, 2, output_padding=1, bias=False),
+                            nn.ConvTranspose2d(5, 3, 1, 2, output_padding=1)).double()  # fmt: skip
+    changed = copy.deepcopy(network)
+    strided.rewrite(changed)
+    assert strided.rewritten(changed) == ["0", "1", "2"]
+    x = torch.randn(2, 2, 5, 7).double()
+    assert torch.allclose(changed(x), network(x), atol=1e-12)
+    assert torch.allclose(changed[0](input=x), network[0](x), atol=1e-12)
+    for one in (network, changed):
+        one(x).square().sum().backward()
+    for p, q in zip(network.parameters(), changed.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, atol=1e-12)
+
+
+@pytest.mark.parametrize("module", [
+    nn.Conv2d(16, 8, 1, 2), nn.Conv2d(4, 8, 3, 2), nn.Conv2d(4, 8, 1), nn.Conv2d(4, 8, 1, 2, padding=1),
+    nn.Conv2d(4, 8, 1, 2, groups=2), nn.Conv1d(4, 8, 1, 2), nn.ConvTranspose2d(4, 8, 1, 2),
+    nn.Conv2d(4, 8, 3, padding="same"),
+])  # fmt: skip
+def test_what_torch_computes_rightly_stays(module: nn.Module) -> None:
+    strided.rewrite(module)
+    assert strided.rewritten(module) == []
+
+
+def test_as_before() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 1, 2), nn.ConvTranspose2d(4, 3, 1, 2, output_padding=1))
+    known = [set(vars(module)) for module in network]
+    x = torch.randn(1, 3, 6, 6)
+    before = network(x)
+    strided.rewrite(network)
+    strided.rewrite(network)
+    copied = copy.deepcopy(network)
+    strided.as_before(network)
+    assert strided.rewritten(network) == []
+    assert [set(vars(module)) for module in network] == known
+    assert network[0].stride == network[1].stride == (2, 2)
+    assert torch.equal(network(x), before)
+    assert torch.allclose(copied(x), before, atol=1e-6)
+
+
+JOB = """
+name: narrow
+task: image-classification
+data: {train: images.npz, validation: 0.25}
+model: {name: resnet18, width: 4}
+train: {epochs: 2, batch_size: 8}
+optimize: {cpu_threads: 1, channels_last: true, measure: off}
+"""
+
+
+def test_a_narrow_resnet_trains_and_says_what_was_changed(tmp_path: Path) -> None:
+    heap.require()
+    labels = np.arange(48) % 3
+    images = np.random.default_rng(0).integers(0, 256, (48, 16, 16)).astype(np.uint8)
+    np.savez(tmp_path / "images.npz", images=images, labels=labels)
+    (tmp_path / "job.yaml").write_text(JOB)
+    words = ["runtime", "train", str(tmp_path / "job.yaml"), "--runs", str(tmp_path / "runs")]
+    done = heap.run(words, heap.environment("AVX2"))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "convolution: stages.1.0.shortcut.0, stages.2.0.shortcut.0: stride 1 over every n-th pixel" in done.stdout
+    events = (tmp_path / "runs" / "narrow-001" / "events.jsonl").read_text()
+    assert "uxlfoundation/oneDNN#6035" in events
+
+
+def test_a_network_of_a_program_is_handed_back_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_report", lambda run: None)
+    network = nn.Sequential(nn.Conv2d(3, 4, 1, 2), nn.Flatten(), nn.Linear(64, 2))
+    data = torch.randn(32, 3, 8, 8), torch.arange(32) % 2
+    runtime.train(network, data, data, epochs=1, batch_size=8, runs=tmp_path, optimize={"measure": "off"})
+    assert "convolution" in (tmp_path / "library-001" / "events.jsonl").read_text()
+    assert network[0].stride == (2, 2)
+    assert strided.rewritten(network) == []
