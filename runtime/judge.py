@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime import cells, threads
+from runtime import cells, pace, threads
 from runtime.errors import DataError
 from runtime.files import read_json, storage_error, write_json
 from runtime.report.confusion import Confusion, confusions
@@ -42,6 +42,8 @@ def judge(request: Request) -> int:
         DataError: if the data cannot be used, or is not what the model was trained on.
         StorageError: if the output cannot be written.
     """
+    # Loading torch and reading the data take minutes where these are large.
+    print(f"evaluate: reading model and {'data' if request.data else 'validation data'}", file=sys.stderr, flush=True)
     machine = threads.limit()
     import torch
 
@@ -79,8 +81,8 @@ def _validation(request: Request, trained: Artifact, device: Any) -> Tally:
     train = job.train
     goal = losses.objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
     tally = Tally(data.heads, goal)
-    _count(tally, inference.outputs(trained.network, data.heads, data.validation, data.prepare, device),
-           data.validation.targets)  # fmt: skip
+    found = inference.outputs(trained.network, data.heads, data.validation, data.prepare, device)
+    _count(tally, found, data.validation.targets)
     return tally
 
 
@@ -108,15 +110,17 @@ def _new(path: Path, trained: Artifact, device: Any) -> Tally:
     for note in data.notes:
         print(f"data: {note}", file=sys.stderr, flush=True)
     tally = Tally(trained.heads, None)
-    _count(tally, inference.outputs(trained.network, trained.heads, data.split, data.prepare, device),
-           data.split.targets)  # fmt: skip
+    found = inference.outputs(trained.network, trained.heads, data.split, data.prepare, device)
+    _count(tally, found, data.split.targets)
     return tally
 
 
 def _count(tally: Tally, batches: Any, targets: Mapping[str, Any]) -> None:
     import torch
 
-    for ids, outputs in batches:
+    total = len(next(iter(targets.values())))
+    print(f"evaluate: {total:,} samples", file=sys.stderr, flush=True)
+    for ids, outputs in pace.told(batches, total, "evaluate"):
         index = torch.from_numpy(ids)
         tally.add(outputs, {name: y[index] for name, y in targets.items()})
 

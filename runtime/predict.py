@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from runtime import cells, threads
+from runtime import cells, pace, threads
 from runtime.errors import StorageError
 
 if TYPE_CHECKING:
@@ -68,12 +68,15 @@ def predict(request: Request) -> int:
     started = time.monotonic()
     device = torch.device("cuda:0" if machine.gpu else "cpu")
     batches = inference.outputs(trained.network, trained.heads, data.split, data.prepare, device)
+    among = request.output is None and (sys.stdout.isatty() or bool(os.environ.get(TERMINAL)))
+    if not among:
+        batches = pace.told(batches, len(data.split), "predict")
     found = answers.of(batches, trained.heads, data.split, every=request.probabilities)
     with _sink(request.output) as file:
         (_csv if request.form == "csv" else _lines)(found, file)
     seconds = time.monotonic() - started
     count = len(data.split)
-    if request.output is None and (sys.stdout.isatty() or os.environ.get(TERMINAL)):
+    if among:
         return 0  # it would stand among the rows
     print(f"{count:,} samples in {seconds:.2f} s ({count / max(seconds, 1e-9):,.0f} samples/s)", file=sys.stderr)
     return 0

@@ -80,8 +80,10 @@ def test_an_evaluation_is_that_of_training(run: Run, tmp_path: Path, capsys: pyt
     assert cli.main(["evaluate", str(run.folder), "--output", str(tmp_path / "out")]) == 0
     stored = json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]
     assert stored == pytest.approx(run.last, rel=1e-5, abs=1e-6)
-    shown = capsys.readouterr().out
+    shown, told = capsys.readouterr()
     assert all(f"{name} " in shown for name in run.last), shown
+    assert "evaluate: reading model and validation data\n" in told
+    assert f"evaluate: {len(run.dataset.validation):,} samples\n" in told
     singles = [name for name, head in run.dataset.heads.items() if head.classes and not head.several]
     for name in singles:
         stem = tmp_path / "out" / (f"confusion-{name}" if name else "confusion")

@@ -1,0 +1,50 @@
+"""How far a pass over samples is: lines in a log, one line that moves on a terminal, nothing for what is quick."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from runtime import pace
+
+
+def passed(monkeypatch: pytest.MonkeyPatch, seconds: float, terminal: bool, batches: int = 10) -> str:
+    """What is told of batches of 100 samples that take so long each."""
+    now = [0.0]
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    file = io.StringIO()
+    file.isatty = lambda: terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(pace.sys, "stderr", file)
+    monkeypatch.setenv("TERM", "xterm")
+
+    def work() -> object:
+        for _ in range(batches):
+            now[0] += seconds
+            yield range(100), {}
+
+    assert len(list(pace.told(work(), 100 * batches, "evaluate"))) == batches  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = passed(monkeypatch, 3.0, terminal=False).splitlines()
+    assert lines == [
+        "evaluate: 200 of 1,000 samples  0:24 left",
+        "evaluate: 400 of 1,000 samples  0:18 left",
+        "evaluate: 600 of 1,000 samples  0:12 left",
+        "evaluate: 800 of 1,000 samples  0:06 left",
+    ]
+
+
+def test_on_a_terminal_one_line_moves_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = passed(monkeypatch, 1.0, terminal=True)
+    assert "\n" not in text
+    assert text.startswith("\revaluate: 100 of 1,000 samples  0:09 left")
+    assert text.endswith(" \r")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_is_quick_is_not_told(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    assert passed(monkeypatch, 0.01, terminal) == ""
