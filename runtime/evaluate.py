@@ -67,9 +67,9 @@ def _fitting(run: Run) -> Tally:
 @torch.inference_mode()
 def _evaluate(run: Run, size: int) -> Tally:
     tally = Tally(run.dataset.heads, run.step.objective)
-    given = run.batches
+    given, held = run.batches, run.dataset.validation
     share = (run.ranks.number, run.ranks.count)
-    for batch in batches.in_order(run.dataset.validation, size, workers=given.workers, pin=given.pin, tell=given.tell,
+    for batch in batches.in_order(held, size, workers=given.workers_for(held, size), pin=given.pin, tell=given.tell,
                                   share=share):  # fmt: skip
         for part in run.step.parts(run.prepared(batch, None)):
             tally.add(run.step.outputs(part.inputs), part.targets, part.ids)

@@ -232,6 +232,7 @@ def assemble(
     run.identity = resume.identity(hardware, dataset)
     run.identity["processes"] = str(ranks.count)
     run.step.ranks = ranks
+    run.batches.handover.processes = ranks.count
     run.step.released = signals.released
     run.batches.tell = lambda text: run.events.add("loader", text, run.counters.step)
     run.step.uncompiled = lambda text: run.events.add("compile", text, run.counters.step)

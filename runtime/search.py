@@ -86,19 +86,19 @@ class Search:
 
     def __init__(self, run: Run, least: int = 1) -> None:
         self.run, self.least, self.gauge = run, least, gauge.of(run.device)
+        run.step.tell = run.batches.tell = lambda text: None
         self.batch_size = min(run.job.train.batch, len(run.dataset.train))
         self.sized(self.batch_size)
         self.trained = int(sum(p.numel() * p.element_size() for p in run.step.parameters))
         self.warm = False
         self.made = self.beside = 0
         """Bytes: the most that making a batch takes, and what is held beside a step on it; whatever the size."""
-        run.step.tell = lambda text: None
 
     def sized(self, batch_size: int) -> None:
         """Work with whole batches of so many samples from now on."""
         given, data = self.run.batches, self.run.dataset
         self.batch_size = batch_size
-        self.feed = _largest(data.train, batch_size, given.workers, given.pin)
+        self.feed = _largest(data.train, batch_size, given.workers_for(data.train, batch_size), given.pin)
         self.held = _largest(data.validation, batch_size, 0, False)
 
     def climb(self) -> Found:

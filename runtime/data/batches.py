@@ -14,6 +14,7 @@ from runtime import draws
 from runtime.data import workers as crews
 from runtime.data.ahead import ahead
 from runtime.data.dataset import Batch, Split, Together
+from runtime.data.handover import Handover
 from runtime.draws import Ids
 from runtime.errors import DrivetrainError
 
@@ -34,6 +35,7 @@ class Batches:
         self.tell: Callable[[str], None] = print
         self.part: Callable[[Ids], Ids] = lambda ids: ids
         """What of a batch this process fetches, if several train together."""
+        self.handover = Handover()
 
     @property
     def per_epoch(self) -> int:
@@ -51,13 +53,16 @@ class Batches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch, from batch `start` on."""
-        return fetch(
-            self.split,
-            [self.part(ids) for ids in self.order(epoch, start)],
-            workers=self.workers,
-            pin=self.pin,
-            tell=self.tell,
-        )
+        groups = [self.part(ids) for ids in self.order(epoch, start)]
+        workers = self.workers_for(self.split, max(map(len, groups), default=0))
+        return fetch(self.split, groups, workers=workers, pin=self.pin, tell=self.tell)
+
+    def workers_for(self, split: Split, count: int) -> int:
+        """How many workers prepare batches of up to `count` samples: all that shared memory has room for."""
+        workers, why = self.handover.workers(split, count, self.workers)
+        if why:
+            self.tell(why)
+        return workers
 
 
 def in_order(

@@ -6,12 +6,15 @@ the batch that is due.
 
 from __future__ import annotations
 
+import errno
 import functools
 import multiprocessing
+import multiprocessing.queues
 import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,6 +32,9 @@ PATIENCE = 300.0
 """Seconds without a batch after which the workers count as hung."""
 STARTS = 3
 """How often new workers are started in an epoch."""
+NO_ROOM = errno.ENOSPC
+"""Exit code of a worker that found no room in shared memory."""
+ALONE = "the trainer prepares its batches itself from now on"
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,10 @@ class Crew:
                     yield item
                     done += 1
                 return
+            except _Full as why:
+                self.tell(f"{why} before batch {done + 1}; {ALONE}")
+                hung = False
+                break
             except _Lost as why:
                 self._say(str(why), done, start)
                 hung = isinstance(why, _Hung)
@@ -68,7 +78,7 @@ class Crew:
     def _say(self, why: str, done: int, start: int) -> None:
         follows = "new ones go on from there" if start < STARTS else "no new ones are started"
         if start == STARTS and "hung" not in why:
-            follows = "the trainer prepares its batches itself from now on"
+            follows = ALONE
         self.tell(f"{why} before batch {done + 1}; {follows}")
 
 
@@ -78,6 +88,10 @@ class _Lost(Exception):
 
 class _Hung(_Lost):
     """No batch came for too long."""
+
+
+class _Full(_Lost):
+    """There is no room in shared memory for a batch."""
 
 
 class _Team:
@@ -129,6 +143,8 @@ class _Team:
             for process in self.processes:
                 process.join(0.5)
         lost = [process for process in self.processes if process.exitcode is not None]
+        if any(process.exitcode == NO_ROOM for process in lost):
+            raise _Full("a loader worker found no room in /dev/shm for its batch") from None
         if lost:
             raise _Lost(f"a loader worker was lost (exit {lost[0].exitcode})") from None
         if "timed out" not in str(error):
@@ -152,3 +168,13 @@ def _begin(parent: int, number: int) -> None:
     """In a new worker."""
     forget()
     die_with(parent)
+    # Python prints what fails here and drops the batch, for which the trainer would wait until it counts as hung.
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_undelivered)  # type: ignore[attr-defined]
+
+
+def _undelivered(error: Exception, item: object) -> None:
+    """In the thread of a worker that hands batches over, when it cannot: end the worker, which is seen at once."""
+    if "No space left" in str(error):
+        os._exit(NO_ROOM)
+    traceback.print_exception(error)
+    os._exit(1)

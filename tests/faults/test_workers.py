@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from runtime.data import workers
-from runtime.data.batches import Batches
+from runtime.data.batches import Batches, in_order
 from runtime.data.workers import Crew
 from runtime.draws import Ids
 from runtime.errors import PeerError
@@ -161,3 +166,84 @@ def test_a_worker_that_stops_in_the_middle_of_handing_over(tmp_path: Path) -> No
     assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
     assert len(said) == 1
     assert "hung for" in said[0]
+
+
+class Undeliverable:
+    """An item that a worker cannot hand over: torch's words where shared memory is full, or another mistake."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def __reduce__(self) -> str:
+        raise RuntimeError(self.words)
+
+
+class Bulky(torch.utils.data.Dataset[Any]):
+    """Samples of which number 5 cannot be handed over by a worker."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def __getitem__(self, ids: Ids) -> Any:
+        bad = 5 in ids and multiprocessing.parent_process() is not None
+        return Undeliverable(self.words) if bad else torch.from_numpy(ids * 2)
+
+
+NO_ROOM = ("a loader worker found no room in /dev/shm for its batch before batch N; the trainer prepares its batches "
+           "itself from now on")  # fmt: skip
+FULL = "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)"
+
+
+def test_shared_memory_that_is_full_is_found_out_at_once() -> None:
+    """Python prints the error of the thread that hands over and drops the batch: it was waited for until it was hung."""
+    said: list[str] = []
+    items = list(Crew(2, tell=said.append, patience=100.0).prepared(Bulky(FULL), GROUPS))
+    assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
+    assert [re.sub(r"batch \d+", "batch N", text) for text in said] == [NO_ROOM]
+
+
+def test_an_item_that_cannot_be_sent_is_no_hang_either(capfd: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    items = list(Crew(1, tell=said.append, patience=100.0).prepared(Bulky("cannot be pickled"), GROUPS))
+    assert len(items) == len(GROUPS)
+    assert [text.split(" before ")[0] for text in said] == ["a loader worker was lost (exit 1)"] * workers.STARTS
+    assert "RuntimeError: cannot be pickled" in capfd.readouterr().err
+
+
+SMALL = """
+import sys
+from tests.faults.test_workers import small_shm
+small_shm(sys.argv[1])
+"""
+
+
+def small_shm(asked: str) -> None:
+    """In a process with 32 MiB of /dev/shm: an evaluation whose batches take 24 MiB, with workers as planned or capped."""
+    made = tiny.assembled(Path(asked), tiny.job())
+    split = tiny.Arrays(torch.zeros(64, 1, 512, 768), torch.zeros(64).long())
+    made.dataset = dataclasses.replace(made.dataset, validation=split)
+    made.batches.workers = 2
+    made.batches.tell = lambda text: print("told:", text)
+    for count, crew in ((16, made.batches.workers_for(split, 16)), (1, made.batches.workers_for(split, 1)), (16, 2)):
+        samples = sum(len(batch) for batch in in_order(split, count, workers=crew, tell=made.batches.tell))
+        print("workers", crew, "samples", samples)
+
+
+def test_a_shared_memory_of_32_mib(tmp_path: Path) -> None:
+    """The real thing, where a process may mount: batches that do not fit are made without workers, or told at once."""
+    mount = "mount -t tmpfs -o size=32m tmpfs /dev/shm"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    line = f"{mount} && exec {sys.executable} -c '{SMALL}' {tmp_path}"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", line], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told = [
+        re.sub(r"batch \d+", "batch N", line) for line in done.stdout.splitlines() if line.startswith(("told", "work"))
+    ]
+    assert told == [
+        "told: /dev/shm has 32 MiB free: batches of 16 samples, 24 MiB each, are prepared without loader workers",
+        "workers 0 samples 64",
+        "workers 2 samples 64",
+        f"told: {NO_ROOM}",
+        "workers 2 samples 64",
+    ], done.stdout + done.stderr

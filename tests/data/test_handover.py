@@ -1,0 +1,93 @@
+"""Handover: no more loader workers than shared memory has room for, by the size of the batches they make."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from runtime import evaluate
+from runtime.data import handover
+from runtime.data.batches import Batches
+from runtime.data.handover import Handover
+from runtime.search import Search
+from tests import tiny
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """/dev/shm with 64 MiB free, or what the test says."""
+    shm, plain = SimpleNamespace(f_bavail=64 * 256, f_frsize=4096), os.statvfs
+    monkeypatch.setattr(os, "statvfs", lambda path: shm if path == handover.PLACE else plain(path))
+    return shm
+
+
+def split(samples: int = 512) -> tiny.Arrays:
+    """Colour images of 224 pixels as bytes, 147 KiB each, and labels."""
+    return tiny.Arrays(
+        torch.zeros(1, 3, 224, 224, dtype=torch.uint8).expand(samples, -1, -1, -1), torch.zeros(samples).long()
+    )
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, 4), (32, 4), (64, 2), (128, 1), (256, 0)])
+def test_workers_by_the_size_of_a_batch(room: SimpleNamespace, count: int, expected: int) -> None:
+    assert Handover().workers(split(), count, 4)[0] == expected
+
+
+def test_it_is_told_once_for_each_size(room: SimpleNamespace) -> None:
+    made, told = Batches(split(), 32, 0), []
+    made.workers, made.tell = 4, told.append
+    assert [made.workers_for(made.split, 128) for _ in range(3)] == [1, 1, 1]
+    assert made.workers_for(made.split, 32) == 4
+    assert told == ["/dev/shm has 64 MiB free: batches of 128 samples, 18 MiB each, come from 1 of 4 loader workers"]
+
+
+def test_processes_share_the_room(room: SimpleNamespace) -> None:
+    assert Handover(processes=2).workers(split(), 64, 4)[0] == 1
+
+
+def test_without_workers_or_shared_memory_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(path: Path) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "statvfs", gone)
+    assert Handover().workers(split(), 10**6, 4) == (4, "")
+    assert Handover().workers(split(), 10**6, 0) == (0, "")
+
+
+def test_the_longest_sample_counts(room: SimpleNamespace) -> None:
+    data = split()
+    data.lengths = [1] * 511 + [9]  # type: ignore[attr-defined]
+    seen: list[int] = []
+    plain = data.gather
+    data.gather = lambda ids: (seen.extend(ids.tolist()), plain(ids))[1]  # type: ignore[method-assign]
+    Handover().workers(data, 8, 4)
+    assert seen == [511]
+
+
+def test_an_evaluation_and_a_search_keep_to_it(
+    tmp_path: Path, room: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a training whose own batches fit: evaluations make batches up to four times as large, searches any size."""
+    made = tiny.assembled(tmp_path, tiny.job())
+    bytes_of_one = 8 * 8 * 4 + 8
+    room.f_bavail, room.f_frsize = 3 * 16 * bytes_of_one * 2, 1
+    made.batches.workers = 2
+    used: list[int] = []
+    plain = evaluate.batches.fetch
+
+    def fetch(*given: object, workers: int = 0, **named: object) -> object:
+        used.append(workers)
+        return plain(*given, workers=0, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("runtime.data.batches.fetch", fetch)
+    list(made.batches.epoch(0))
+    evaluate.evaluate(made)
+    assert used == [2, 0]
+    Search(made).sized(32)
+    assert used[2:] == [2, 0, 1, 0]
