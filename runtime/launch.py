@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from runtime import allowance, checkout, engine, gpus, guard, image, mounts, network, spec, toolkit
+from runtime import allowance, checkout, engine, follow_container, gpus, guard, image, mounts, network, spec, toolkit
 from runtime.checkout import PROJECT
 from runtime.detect import detect
 from runtime.errors import Busy, DeviceError, SpecError
-from runtime.hardware import size
 from runtime.job import Job
 
 VOLUMES = ("compile", "huggingface", "state")
@@ -63,7 +60,7 @@ def launch(request: Request) -> int:
     if word != "cpu":
         variables |= toolkit.find(client.info()).variables()
     engine.build_if_missing(client, word)
-    return _follow(_start(client, override, job, word, variables))
+    return follow_container.follow(_start(client, override, job, word, variables))
 
 
 def _word(request: Request, job: Job) -> str:
@@ -181,25 +178,3 @@ def _inside(path: Path) -> str:
         if full.is_relative_to(PROJECT):
             return str(full.relative_to(PROJECT))
     return os.path.abspath(path)
-
-
-def _follow(container: Any) -> int:
-    """Print the container's log until it ends; a signal to us stops it gracefully."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        container.kill(signal="SIGTERM")
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, stop)
-    for chunk in container.logs(stream=True, follow=True):
-        sys.stdout.write(chunk.decode(errors="replace"))
-        sys.stdout.flush()
-    code = int(container.wait()["StatusCode"])
-    container.reload()
-    if container.attrs["State"].get("OOMKilled"):
-        limit = size(container.attrs["HostConfig"]["Memory"])
-        print(f"the container reached its memory limit of {limit} and was killed for it\n"
-              "  possible: a smaller train.batch_size or optimize.micro_batch, or a higher limits.memory\n"
-              f"  do:       for example --set optimize.micro_batch=8, then run the same command again",
-              file=sys.stderr)  # fmt: skip
-    return code

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runtime import batch_size, cgroup, evidence, guard, in_force, processes, shown, signals, spec
+from runtime import batch_size, cgroup, evidence, guard, in_force, killed, processes, shown, signals, spec
 from runtime import folder as folders
 from runtime import plan as plans
 from runtime.detect import detect
@@ -26,6 +26,7 @@ from runtime.events import Events
 from runtime.files import read_json, write_json
 from runtime.hardware import Hardware, size
 from runtime.job import Job
+from runtime.killed import KILLED
 
 STATUS = {0: "done", 75: "stopped"}
 STOPPED_REPORT = 4.0
@@ -129,7 +130,9 @@ def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, r
                 words = ["--measured"]
                 continue
             after = cgroup.oom_kills(Path("/"))
-            if code not in (137, PeerError.exit_code) or before is None or after is None or after <= before:
+            if code not in (KILLED, PeerError.exit_code) or before is None or after is None or after <= before:
+                if code == KILLED:
+                    print(killed.meaning("the trainer"), file=sys.stderr, flush=True)
                 return code
             why = f"killed at the memory limit of {size(machine.memory.limit)} (peak {size(cgroup.peak(Path('/')))})"
             if not words and not in_force.begun(run.path) and evidence.measures(job):

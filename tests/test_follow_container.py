@@ -1,0 +1,109 @@
+"""A container's log as it comes, where its run lies as seen from here, and what its end means."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import follow_container
+from runtime.checkout import PROJECT
+
+LOG = [
+    b"plan for digits\n",
+    b"run runs/digits-001 st",
+    b"arts\n",
+    b"run runs/x-009 starts\nreport runs/digits-001/report.html\n",
+]
+
+
+class Container:
+    """What the engine's client gives, as far as it is asked."""
+
+    def __init__(self, code: int = 0, oom: bool = False) -> None:
+        self.code = code
+        self.attrs: dict[str, Any] = {"State": {"OOMKilled": oom}, "HostConfig": {"Memory": 4 << 30}}
+
+    def logs(self, **how: bool) -> list[bytes]:
+        return LOG
+
+    def wait(self) -> dict[str, int]:
+        return {"StatusCode": self.code}
+
+    def reload(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_from_elsewhere_the_run_is_named_so_that_watch_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert follow_container.follow(Container()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == ["run runs/digits-001 starts", f"from this folder: drivetrain watch {PROJECT}/runs/digits-001"]
+    assert len(lines) == 5, "once"
+
+
+def test_below_the_project_the_path_counts_from_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(PROJECT / "jobs")
+    follow_container.follow(Container())
+    assert "from this folder: drivetrain watch ../runs/digits-001\n" in capsys.readouterr().out
+
+
+def test_in_the_project_the_log_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(PROJECT)
+    follow_container.follow(Container())
+    assert capsys.readouterr().out == b"".join(LOG).decode()
+
+
+@pytest.mark.parametrize(
+    ("code", "oom", "told"),
+    [
+        (0, False, ""),
+        (75, False, ""),
+        (137, True, "the container reached its memory limit of 4.0 GiB and was killed for it"),
+        (137, False, "the container was killed (exit 137, SIGKILL), and not at its memory limit"),
+    ],
+)
+def test_what_an_end_means(code: int, oom: bool, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert follow_container.follow(Container(code, oom)) == code
+    error = capsys.readouterr().err
+    assert error.startswith(told)
+    assert bool(error) == bool(told)
+    if told:
+        assert "\n  possible: " in error
+        assert "\n  do:       " in error
+
+
+TRAINER = """
+import os, sys
+from pathlib import Path
+from runtime import supervise
+supervise._trainers = lambda *given, **named: 137
+sys.exit(supervise.train(supervise.Request(Path(sys.argv[1]), ("train.epochs=1",), Path(sys.argv[2]))))
+"""
+
+
+def test_a_trainer_that_was_killed_is_not_only_a_number(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", TRAINER, str(PROJECT / "jobs" / "digits.yaml"), str(tmp_path)],
+                          capture_output=True, text=True, check=False, cwd=PROJECT)  # fmt: skip
+    assert done.returncode == 137, done.stderr
+    assert (
+        "the trainer was killed (exit 137, SIGKILL), and not at its memory limit\n  possible: `kill -9`" in done.stderr
+    )
+    assert "run the same command again: it goes on from its last checkpoint" in done.stderr
