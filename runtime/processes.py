@@ -26,7 +26,9 @@ Start = Callable[[Path, dict[str, str], int], "subprocess.Popen[bytes]"]
 
 
 def wanted(job: Job, hardware: Hardware) -> int:
-    """How many processes train: one for each GPU that is used, else what the job says."""
+    """How many processes train: one for each GPU that is used, else what the job says; a program trains in its own."""
+    if job.task == "python":
+        return 1
     return len(hardware.gpus) or job.limits.processes or 1
 
 

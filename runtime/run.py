@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from runtime import blocks, checkpoint, draws, fresh, losses, optimizations, optimizer, prefix, resume, strided
+from runtime import alike, blocks, checkpoint, draws, fresh, losses, optimizations, optimizer, prefix, resume, strided
 from runtime.clock import Clock
 from runtime.data.batches import Batches
 from runtime.data.dataset import Batch, Dataset
@@ -205,6 +205,8 @@ def assemble(
     ranks = joined(device)
     fresh.begin(job, hardware, device)
     model = network.module.to(device)
+    identity = resume.identity(hardware, dataset)
+    alike.check(ranks, job, dataset, model, identity["data"])
     # Code of the user's own may draw first weights from what no seed of ours reaches.
     ranks.lead([*model.parameters(), *model.buffers()])
     if device.type == "cpu":
@@ -229,8 +231,7 @@ def assemble(
         value = plan.value(optimization.name)
         if value != optimization.off:
             optimization.apply(run, value)
-    run.identity = resume.identity(hardware, dataset)
-    run.identity["processes"] = str(ranks.count)
+    run.identity = identity | {"processes": str(ranks.count), "threads": str(torch.get_num_threads())}
     run.step.ranks = ranks
     run.batches.handover.processes = ranks.count
     run.step.released = signals.released

@@ -19,6 +19,7 @@ from torch import nn
 
 from runtime import plan, run
 from runtime.clock import Clock
+from runtime.errors import DrivetrainError
 from runtime.job.model import Freeze
 from runtime.models.build import Model
 from runtime.optimizations import Value
@@ -60,6 +61,13 @@ def convolutional(folder: Path, name: str) -> run.Run:
     made = plan.resolve(job, here, run.workload(data, network), plain=True)
     asked: dict[str, Value] = {"channels_last": "channels_last" in on, "fused_optimizer": "fused" in on}
     rows = [replace(row, value=asked.get(row.name, row.value)) for row in made.decisions]
+    if "unseeded" in on:
+        for parameter in network.parameters():
+            parameter.data.add_(int(os.environ["DRIVETRAIN_RANK"]))
+    if "unlike" in on:
+        data.train.targets[""].add_(int(os.environ["DRIVETRAIN_RANK"])).remainder_(3)
+    if "larger" in on and os.environ["DRIVETRAIN_RANK"] == "1":
+        network.head = nn.Linear(8, 4).double()
     found = run.assemble(job, here, replace(made, decisions=tuple(rows)), folder, data,
                          Model(network, "none", {}, Freeze()), tiny.Quiet(), Clock())  # fmt: skip
     if "halves" in on:
@@ -70,10 +78,13 @@ def convolutional(folder: Path, name: str) -> run.Run:
 KINDS: dict[str, Callable[[Path, str], run.Run]] = {"convolutional": convolutional}
 
 
-def trained(folder: Path, case: str) -> Losses:
-    """Losses of a case, `kind/name`, by step, and at last the sum of all its weights."""
+def trained(folder: Path, case: str) -> Losses | str:
+    """Losses of a case, `kind/name`, by step, and at last the sum of all its weights; or why there are none."""
     kind, name = case.split("/")
-    made = KINDS[kind](folder, name)
+    try:
+        made = KINDS[kind](folder, name)
+    except DrivetrainError as error:
+        return str(error)
     losses = tiny.losses(made, STEPS)
     return [*losses, sum(float(p.detach().double().sum()) for p in made.model.parameters())]
 

@@ -17,6 +17,7 @@ import pytest
 from runtime import processes
 from runtime.errors import SpecError
 from runtime.hardware import load
+from runtime.optimizations import cpu_threads, feature_cache, loader_workers
 from runtime.ranks import Ranks
 from tests import tiny
 from tests.test_train import ROOT, command, job, rows, same, train  # noqa: F401
@@ -131,6 +132,22 @@ def until(condition: object, seconds: float = 60.0) -> None:
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_processes_share_cpus_and_memory_and_a_program_trains_alone() -> None:
+    one = load(ROOT / "tests" / "machines" / "a100.json")
+    four = replace(one, gpus=one.gpus[:1] * 4)
+    assert four.cpu.budget == 12
+    together = tiny.job()
+    assert cpu_threads.choose(together, four, None).value == 6 // 4
+    workers = loader_workers.choose(together, four, None)
+    assert (workers.value, "12, shared by 4 processes," in workers.reason) == (2, True)
+    program = together.model_copy(update={"task": "python"})
+    assert processes.wanted(program, four) == 1
+    assert cpu_threads.choose(program, four, None).value == 6
+    room = four.memory.available // 5
+    assert feature_cache._place(program, four, room) == "memory"
+    assert feature_cache._place(together, four, room) != "memory"
 
 
 @pytest.mark.parametrize(("gpus", "asked", "count"), [(0, None, 1), (0, 3, 3), (2, None, 2), (2, 2, 2), (2, 3, None)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from runtime import processes
 from runtime.hardware import size
 from runtime.optimizations import Choice, Effect, Stage, Value
 
@@ -40,7 +41,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(False, "one epoch computes nothing twice")
     if workload is None:
         return Choice(True, "frozen parts are computed once, if they come first and their outputs fit")
-    where = _place(hardware, workload.prefix_bytes)
+    where = _place(job, hardware, workload.prefix_bytes)
     assert where is not None
     if workload.prefix_work < WORK[where]:
         return Choice(False, f"{workload.prefix} are computed as fast as their outputs are read from {where}")
@@ -68,7 +69,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return f"data.augment.{augment[0]} changes the inputs from epoch to epoch"
     if job.optimize.get("loader_workers", "auto") not in ("auto", 0):
         return "optimize.loader_workers prepares inputs in other processes, and there are none to prepare"
-    return None if workload is None else _no_room(hardware, workload)
+    return None if workload is None else _no_room(job, hardware, workload)
 
 
 def _frozen(job: Job) -> Freeze | None:
@@ -77,18 +78,20 @@ def _frozen(job: Job) -> Freeze | None:
     return frozen if frozen and (frozen.embeddings or frozen.layers or frozen.names) else None
 
 
-def _no_room(hardware: Hardware, workload: Workload) -> str | None:
+def _no_room(job: Job, hardware: Hardware, workload: Workload) -> str | None:
     if not workload.prefix:
         return "no frozen part of this network can be computed apart, before everything that is trained"
-    if _place(hardware, workload.prefix_bytes) is None:
-        free = hardware.storage.runs_free
-        return (f"the outputs of {workload.prefix} take {size(workload.prefix_bytes)}, more than a quarter of the free "
+    if _place(job, hardware, workload.prefix_bytes) is None:
+        free, together = hardware.storage.runs_free, processes.wanted(job, hardware)
+        each = f" in each of {together} processes" if together > 1 else ""
+        return (f"the outputs of {workload.prefix} take {size(workload.prefix_bytes)}{each}, more than a quarter of the free "
                 f"memory ({size(hardware.memory.available)}) and of the free disk ({size(free)})")  # fmt: skip
     return None
 
 
-def _place(hardware: Hardware, needed: int) -> str | None:
-    """Where so many bytes of outputs go: `memory`, `disk`, or nowhere."""
+def _place(job: Job, hardware: Hardware, needed: int) -> str | None:
+    """Where so many bytes of outputs go, kept by every process: `memory`, `disk`, or nowhere."""
+    needed *= processes.wanted(job, hardware)
     if needed * SHARE <= hardware.memory.available:
         return "memory"
     return "disk" if needed * SHARE <= (hardware.storage.runs_free or 0) else None
@@ -105,7 +108,7 @@ def apply(run: Any, value: Value) -> None:
 
     saving = prefix.saving(run.dataset, run.model)
     assert saving is not None, "refused where nothing can be computed apart"
-    place = _place(run.hardware, prefix.total(run.dataset, saving))
+    place = _place(run.job, run.hardware, prefix.total(run.dataset, saving))
     assert place is not None, "refused where there is no room"
     prefix.keep(run, place)
 

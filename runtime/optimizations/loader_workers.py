@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from runtime import processes
 from runtime.optimizations import Choice, Effect, Stage, Value, gpu_resident_data
 
 if TYPE_CHECKING:
@@ -34,12 +35,14 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(0, "gpu_resident_data gathers batches on the GPU")
     if workload is not None and workload.decoded:
         return Choice(0, "the data is in memory: a batch is one gather")
-    workers = min(MOST, hardware.cpu.budget - 1)
+    together = processes.wanted(job, hardware)
+    workers = max(0, min(MOST, hardware.cpu.budget // together - 1))
     shm = hardware.storage.shm
     room = _room(job, shm, workload)
     if room < workers:
         return Choice(room, f"as many as /dev/shm ({(shm or 0) >> 20} MiB) has room for")
-    return Choice(workers, f"the CPU budget of {hardware.cpu.budget} less the one that drives the GPU")
+    shared = f", shared by {together} processes," if together > 1 else ""
+    return Choice(workers, f"the CPU budget of {hardware.cpu.budget}{shared} less the one that drives the GPU")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
