@@ -63,6 +63,7 @@ def owner(project: Path, *, tell: bool = False) -> dict[str, str]:
 
 def _has_runs_of(uid: int, project: Path) -> bool:
     try:
-        return any(entry.stat().st_uid == uid and entry.is_dir() for entry in os.scandir(project / "runs"))
+        with os.scandir(project / "runs") as entries:
+            return any(entry.stat().st_uid == uid and entry.is_dir() for entry in entries)
     except OSError:
         return False

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime import __version__
+from runtime import __version__, named_run
 
 Add = Callable[[str, str], argparse.ArgumentParser]
 
@@ -69,11 +69,11 @@ def parser() -> argparse.ArgumentParser:
 def _add_look(add: Add) -> None:
     """The commands that show runs and the machine."""
     made = add("watch", "follow a run, or look at one that has ended, from its folder alone")
-    made.add_argument("run", type=Path, help="run folder")
+    made.add_argument("run", type=named_run.parse, nargs="?", help="run folder, or its name; the newest if absent")
     made = add("report", "write the report of a run anew")
-    made.add_argument("run", type=Path, help="run folder")
+    made.add_argument("run", type=named_run.parse, help="run folder, or its name below runs/")
     made = add("compare", "specs, plans and results of runs side by side, with their curves")
-    made.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="two run folders or more")
+    made.add_argument("runs", type=named_run.parse, nargs="+", metavar="RUN", help="two run folders or more")
     made.add_argument("--output", type=Path, metavar="DIR", help="where the files go; compare-... beside the first run")
     made.add_argument("--json", action="store_true", help="print JSON instead of tables")
     made = add("doctor", "what is wrong on this machine, with the command that mends it")
@@ -82,24 +82,24 @@ def _add_look(add: Add) -> None:
 
 def _add_use(add: Add) -> None:
     """The commands that use a trained model."""
-    run = "run folder, or a model folder copied elsewhere"
+    run = "run folder, its name below runs/, or a model folder copied elsewhere"
     code = "run the Python code that lies in a model folder outside of its run; read it first"
     made = add("evaluate", "metrics and confusion matrix on validation data or on new labelled data")
-    made.add_argument("run", type=Path, help=run)
+    made.add_argument("run", type=named_run.parse, help=run)
     made.add_argument(
         "--data", type=Path, metavar="PATH", help="new labelled data instead of the run's validation data"
     )
     made.add_argument("--output", type=Path, metavar="DIR", help="where the files go; evaluation/ in the run if absent")
     made.add_argument("--run-code", action="store_true", help=code)
     made = add("predict", "a trained model's answers for new samples")
-    made.add_argument("run", type=Path, help=run)
+    made.add_argument("run", type=named_run.parse, help=run)
     made.add_argument("inputs", type=Path, nargs="+", metavar="INPUT", help="files or folders, as the task reads them")
     made.add_argument("--format", choices=("csv", "jsonl"), default="csv", help="one row or one line for each sample")
     made.add_argument("--output", type=Path, metavar="FILE", help="stdout if absent")
     made.add_argument("--probabilities", action="store_true", help="the probability of every class")
     made.add_argument("--run-code", action="store_true", help=code)
     made = add("export", "a trained model as ONNX, checked against the original")
-    made.add_argument("run", type=Path, help=run)
+    made.add_argument("run", type=named_run.parse, help=run)
     made.add_argument("--output", type=Path, metavar="FILE", help="model.onnx in the run if absent")
     made.add_argument("--data", type=Path, metavar="PATH", help="samples for the check instead of made-up ones")
     made.add_argument("--run-code", action="store_true", help=code)

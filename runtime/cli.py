@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from runtime import checkout, inside
+from runtime import checkout, inside, named_run
 from runtime.arguments import parser
 from runtime.errors import DeviceError, DrivetrainError, SpecError
 
@@ -19,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     given = parser().parse_args(arguments)
     try:
+        _find_runs(given)
         if inside.wanted(given.command):
             return inside.run(given, sys.argv[1:] if arguments is None else arguments)
         return COMMANDS[given.command](given)
@@ -29,6 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 0
+
+
+def _find_runs(given: argparse.Namespace) -> None:
+    """Every run that the command line names has to be there; `watch` without one means the newest."""
+    if given.command == "watch" and given.run is None:
+        given.run = named_run.newest()
+    for path in [given.run] if hasattr(given, "run") else given.runs if given.command == "compare" else ():
+        named_run.existing(path)
 
 
 def validate(given: argparse.Namespace) -> int:

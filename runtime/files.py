@@ -132,13 +132,15 @@ def sha256(path: Path) -> str:
 
 def storage_error(path: Path, error: OSError) -> StorageError:
     """A StorageError for a failed write; for a folder of somebody else it says whose."""
+    # In a container of ours runs/ is a mount, and there is no other folder to go to.
+    elsewhere = "" if "DRIVETRAIN_IMAGE" in os.environ else ", or name another folder with --runs DIR"
     if error.errno in (errno.EACCES, errno.EPERM):
         owner = next(p for p in (path, *path.parents) if p.exists()).stat()
         return StorageError(
             f"{path}: {error.strerror}: it belongs to uid {owner.st_uid}, and this process runs as uid {os.getuid()}",
             "a folder that this user may write",
             f"run as its owner (compose: DRIVETRAIN_UID={owner.st_uid} DRIVETRAIN_GID={owner.st_gid} docker compose up "
-            "trainer; or once `make setup`), or name another folder with --runs DIR",
+            f"trainer; or once `make setup`){elsewhere}",
         )
     return StorageError(f"{path}: {error.strerror or error}", "a folder with room that this user may write",
-                        "free some space, or name another folder with --runs DIR")  # fmt: skip
+                        f"free some space{elsewhere}")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -20,8 +21,11 @@ _RUN = re.compile(rb"^run (runs/\S+) (?:starts|goes on)$", re.MULTILINE)
 def follow(container: Any) -> int:
     """Print the container's log until it ends; a signal to us stops it gracefully. Returns its exit code."""
 
+    import docker
+
     def stop(number: int, frame: FrameType | None) -> None:
-        container.kill(signal="SIGTERM")
+        with contextlib.suppress(docker.errors.APIError):  # it has just ended
+            container.kill(signal=signal.Signals(number).name)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)

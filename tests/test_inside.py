@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime import cli, engine, inside, launch
+from runtime import cli, engine, inside, launch, named_run
 from runtime.errors import DeviceError, SpecError
 
 HERE = inside.PROJECT
@@ -17,6 +17,7 @@ HERE = inside.PROJECT
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inside, "find_spec", lambda name: None)
+    monkeypatch.setattr(named_run, "existing", lambda path: path)  # runs are looked for in tests/test_named_run.py
     monkeypatch.delenv("DRIVETRAIN_IMAGE", raising=False)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from runtime import allowance, checkout, cli, detect, engine, launch, spec, toolkit
+from runtime import allowance, checkout, cli, detect, engine, follow_container, launch, spec, toolkit
 from runtime.errors import Busy, DeviceError, DrivetrainError, SpecError
 from runtime.hardware import Hardware
 from runtime.job import Job
@@ -343,3 +344,59 @@ def test_without_permission_the_cure_is_the_group(
     assert "no Docker engine (one is here, but this user may not use it): training natively" in told
     assert "sudo usermod -aG docker $USER" in told
     assert "make engine" not in told
+
+
+class Ended:
+    """A container that has ended, as the engine's client shows it."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.attrs = {"State": {"OOMKilled": False}, "HostConfig": {"Memory": GIB}}
+
+    def logs(self, **_: object) -> list[bytes]:
+        return [b"epoch 1\n"]
+
+    def wait(self) -> dict[str, int]:
+        return {"StatusCode": self.code}
+
+    def reload(self) -> None:
+        pass
+
+    def kill(self, signal: str) -> None:
+        raise AssertionError(signal)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_is_handed_on_by_its_own_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Ctrl-C was told as SIGTERM; a container that has just ended is no error."""
+    import docker
+
+    handlers: dict[int, Any] = {}
+    sent: list[str] = []
+    ended = Ended(0)
+    monkeypatch.setattr(follow_container.signal, "signal", handlers.__setitem__)
+    follow_container.follow(ended)
+
+    def kill(signal: str) -> None:
+        sent.append(signal)
+        raise docker.errors.APIError("it is not running")
+
+    monkeypatch.setattr(ended, "kill", kill)
+    handlers[getattr(signal, name)](getattr(signal, name), None)
+    assert sent == [name]
+
+
+def test_root_is_told_once_whose_the_files_will_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(allowance.os, "getuid", lambda: 0)
+    project: Any = SimpleNamespace(stat=lambda: SimpleNamespace(st_uid=0, st_gid=0))
+    monkeypatch.setattr(allowance, "_has_runs_of", lambda uid, project: False)
+    allowance.owner(project, tell=True)
+    assert "started by root" in capsys.readouterr().out
+    allowance.owner(project)
+    assert capsys.readouterr().out == ""
+    monkeypatch.undo()
+    assert not allowance._has_runs_of(os.getuid(), tmp_path)
+    (tmp_path / "runs" / "a-001").mkdir(parents=True)
+    assert allowance._has_runs_of(os.getuid(), tmp_path)

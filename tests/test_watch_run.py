@@ -69,7 +69,7 @@ def test_a_run_that_is_quiet_but_locked_is_alive(run: Path) -> None:
 def test_watch_of_nothing(tmp_path: Path) -> None:
     done = watch(tmp_path / "nowhere")
     assert done.returncode == 4
-    assert "is not there" in done.stderr
+    assert "there is no such folder" in done.stderr
 
 
 def on_a_terminal(run: Path, **environment: str) -> tuple[subprocess.Popen[bytes], int]:

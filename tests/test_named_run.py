@@ -1,0 +1,65 @@
+"""Which run a command line means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from runtime import arguments, cli, named_run, watch_run
+from runtime.errors import CheckpointError
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(("clip-002", "clip-001", "parts-001")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "job.yaml").touch()
+        os.utime(tmp_path / "runs" / name / "job.yaml", (1000 - age, 1000 - age))
+    return tmp_path / "runs"
+
+
+def test_a_name_without_runs(runs: Path) -> None:
+    given = arguments.parser().parse_args(["report", "clip-001"])
+    assert given.run == Path("runs/clip-001")
+    assert arguments.parser().parse_args(["report", "runs/clip-001"]).run == Path("runs/clip-001")
+    assert arguments.parser().parse_args(["compare", "clip-001", "other"]).runs == [
+        Path("runs/clip-001"),
+        Path("other"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "words", [["watch"], ["report"], ["evaluate"], ["predict", "x"], ["export"], ["compare", "runs/clip-001"]]
+)
+def test_the_nearest_is_offered(runs: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([words[0], "runs/clip-01", *words[1:]]) == CheckpointError.exit_code
+    assert capsys.readouterr().err == (
+        "runs/clip-01: there is no such folder\n"
+        "  possible: runs here, newest first: clip-002, clip-001, parts-001\n"
+        '  do:       did you mean "clip-001"?\n'
+    )
+
+
+def test_watch_without_a_run_is_the_newest(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Path] = []
+    monkeypatch.setattr(watch_run, "watch", lambda run: seen.append(run) or 0)
+    assert cli.main(["watch"]) == 0
+    assert seen == [Path("runs/clip-002")]
+
+
+def test_without_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["watch"]) == CheckpointError.exit_code
+    assert f"no run was named, and there is none in {tmp_path}/runs" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="a run folder; there is none in"):
+        named_run.existing(Path("runs/a-001"))
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("drivetrain ")
