@@ -18,7 +18,7 @@ from pathlib import Path
 
 from runtime import mounts
 from runtime.checkout import PROJECT, image
-from runtime.errors import DeviceError
+from runtime.errors import DeviceError, StorageError
 from runtime.files import read_json
 from runtime.job import Job
 from runtime.predict import TERMINAL
@@ -69,6 +69,7 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         engine.build_if_missing(client, "cpu")
         owner = allowance.owner(PROJECT) if given.command != "sample" else {}
     user = owner.get("DRIVETRAIN_UID", str(os.getuid())), owner.get("DRIVETRAIN_GID", str(os.getgid()))
+    _check_output(getattr(given, "output", None), int(user[0]))
     return _wait(line(arguments, workdir, user, limits, mounts.together(iter(seen)), network=online))
 
 
@@ -107,6 +108,21 @@ def _wait(command: Sequence[str]) -> int:
         return subprocess.run(command, check=False).returncode
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _check_output(output: Path | None, uid: int) -> None:
+    """Where root calls, the container runs as somebody else, who cannot write everywhere.
+
+    Raises:
+        StorageError: if the named output lies in a folder of root's own.
+    """
+    if output is None or uid == os.getuid():
+        return
+    folder = next(path for path in Path(os.path.abspath(output)).parents if path.exists())
+    if folder.stat().st_uid != uid and not folder.stat().st_mode & 0o002:
+        raise StorageError(f"--output {output}: {folder} belongs to uid {folder.stat().st_uid}, and for root the container runs as "
+                           f"uid {uid}", "a folder of that user, as runs/ is", f"--output runs/{output.name}, or `make setup`, "
+                           "which needs no container for this")  # fmt: skip
 
 
 def _workdir(here: Path) -> Path:

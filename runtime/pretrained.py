@@ -105,7 +105,9 @@ def _fetched(job: Job, name: str) -> Path:
         commit = HfApi().model_info(name, timeout=PATIENCE).sha
         return Path(snapshot_download(name, revision=commit, allow_patterns=FILES))
     except Exception as error:  # each version of the client lets errors of another library through
-        by_hand = "; `docker compose` gives one with DRIVETRAIN_NETWORK=bridge" if "DRIVETRAIN_IMAGE" in os.environ else ""
+        by_hand = (
+            "; `docker compose` gives one with DRIVETRAIN_NETWORK=bridge" if "DRIVETRAIN_IMAGE" in os.environ else ""
+        )
         _refuse(job, f"{name!r} is no folder here, is not in the hub's cache, and cannot be fetched: "
                 f"{_first_line(error)}", _POSSIBLE, f"name a local folder, or check the name and the network{by_hand}")  # fmt: skip
 

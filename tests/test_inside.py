@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtime import cli, engine, inside, launch, named_run
-from runtime.errors import DeviceError, SpecError
+from runtime import allowance, cli, engine, inside, launch, named_run
+from runtime.errors import DeviceError, SpecError, StorageError
 
 HERE = inside.PROJECT
 
@@ -54,8 +55,11 @@ def test_only_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch, no_torch: 
     assert not inside.wanted("predict")
 
 
-def test_a_prediction_in_the_image(ran: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prediction_in_the_image(
+    ran: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its exit code is ours; the project is where it is, other paths that are named can be read, all else is closed."""
+    monkeypatch.setattr(allowance, "SECURE_UID", os.getuid())
     words = ["predict", "runs/parts-001", str(tmp_path), "--output", "answers.csv"]
     assert cli.main(words) == 3
     (line,) = ran
@@ -171,3 +175,18 @@ def test_no_engine_either(monkeypatch: pytest.MonkeyPatch, no_torch: None, capsy
     told = capsys.readouterr().err
     assert "`compare` needs torch, which is not installed here, and no Docker engine answers: none is running" in told
     assert "`make setup`, or `make engine`" in told
+
+
+def test_an_output_that_the_container_cannot_write(
+    ran: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Root got exit 7 from inside, without a word about whose folder it was."""
+    monkeypatch.setattr(allowance, "owner", lambda project: {"DRIVETRAIN_UID": "54321", "DRIVETRAIN_GID": "54321"})
+    words = ["predict", "runs", str(tmp_path), "--output"]
+    assert cli.main([*words, str(tmp_path / "answers.csv")]) == StorageError.exit_code
+    told = capsys.readouterr().err
+    assert f"{tmp_path} belongs to uid {os.getuid()}, and for root the container runs as uid 54321" in told
+    assert "--output runs/answers.csv" in told
+    assert ran == []
+    tmp_path.chmod(0o777)
+    assert cli.main([*words, str(tmp_path / "answers.csv")]) == 3
