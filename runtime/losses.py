@@ -2,13 +2,16 @@
 
     loss = sum over heads of head weight * (sum of terms / sum of weights)
 
-with both sums over the optimizer's whole batch. Terms already contain their weights.
+with both sums over the optimizer's whole batch. Terms contain the weights of the classes, each at its own part of a soft
+target, as in torch's CrossEntropyLoss. The weight of a sample is that of its class, for a soft target the mean of them:
+torch divides by it for class indices alone, and for soft targets by the number of samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +22,8 @@ from runtime.data.transfer import onto
 from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
 
 Spec = CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber
-Terms = Callable[[Tensor, Tensor], Tensor]
-"""(outputs (N, C), targets) -> one term per sample (N,), before class weights."""
+Terms = Callable[..., Tensor]
+"""(outputs (N, C), targets) -> one term per sample (N,); with class weights (C,) as the third, if there are any."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,12 @@ class HeadLoss:
     terms: Terms
     class_weights: Tensor | None
     """Shape (C,); None for equal weights and for regression."""
+
+    def weighted(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The term of each sample with its weights; shape (N,)."""
+        if self.class_weights is None:
+            return self.terms(outputs, targets)
+        return self.terms(outputs, targets, onto(outputs.device, self.class_weights).to(outputs.dtype))
 
     def weights(self, targets: Tensor) -> Tensor:
         """The weight of each sample; shape (N,)."""
@@ -68,8 +77,7 @@ class Objective:
             raw = outputs[name] if isinstance(outputs, Mapping) else outputs
             # Half precision has too few digits to sum a loss.
             scores = raw if raw.dtype == torch.float64 else raw.float()
-            weighted = loss.terms(scores, targets[name]) * loss.weights(targets[name]).to(scores.dtype)
-            share = self.heads[name].weight * weighted.sum() / over[name].to(scores.dtype)
+            share = self.heads[name].weight * loss.weighted(scores, targets[name]).sum() / over[name].to(scores.dtype)
             total = share if total is None else total + share
         assert total is not None
         return total
@@ -79,11 +87,11 @@ def terms(spec: Spec) -> Terms:
     """The per-sample terms of a loss from the spec."""
     match spec:
         case CrossEntropy():
-            return lambda outputs, targets: _cross_entropy(outputs, targets, spec.label_smoothing)
+            return partial(_cross_entropy, smoothing=spec.label_smoothing)
         case Focal():
-            return lambda outputs, targets: _focal(outputs, targets, spec)
+            return partial(_focal, spec=spec)
         case BinaryCrossEntropy():
-            return lambda outputs, targets: _binary(outputs, targets, spec.label_smoothing)
+            return partial(_binary, smoothing=spec.label_smoothing)
         case MeanSquaredError():
             return lambda outputs, targets: F.mse_loss(outputs, targets, reduction="none").mean(dim=1)
         case Huber():
@@ -97,13 +105,13 @@ def soft(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     return F.one_hot(targets, classes).to(dtype) if targets.ndim == 1 else targets.to(dtype)
 
 
-def _cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, smoothing: float) -> Tensor:
     if targets.ndim == 2:
         targets = targets.to(outputs.dtype)
-    return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
+    return F.cross_entropy(outputs, targets, weights, reduction="none", label_smoothing=smoothing)
 
 
-def _focal(outputs: Tensor, targets: Tensor, spec: Focal) -> Tensor:
+def _focal(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, spec: Focal) -> Tensor:
     """Focal loss (Lin et al. 2017), for soft targets the expectation over classes."""
     classes = outputs.shape[1]
     goal = soft(targets, classes, outputs.dtype)
@@ -114,10 +122,10 @@ def _focal(outputs: Tensor, targets: Tensor, spec: Focal) -> Tensor:
     each = -goal * rest**spec.gamma * log_p
     if spec.alpha is not None:
         each = each * onto(outputs.device, torch.tensor([1 - spec.alpha, spec.alpha], dtype=outputs.dtype))
-    return each.sum(dim=1)
+    return (each if weights is None else each * weights).sum(dim=1)
 
 
-def _binary(outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+def _binary(outputs: Tensor, targets: Tensor, *, smoothing: float) -> Tensor:
     goal = soft(targets, outputs.shape[1], outputs.dtype) * (1 - smoothing) + smoothing / 2
     return F.binary_cross_entropy_with_logits(outputs, goal, reduction="none").mean(dim=1)
 

@@ -67,17 +67,19 @@ class NumberScores:
     """MAE, RMSE and R2 in the units of the data, averaged over columns."""
 
     def __init__(self, head: Head) -> None:
-        self.mean, self.std = torch.tensor(head.mean).double(), torch.tensor(head.std).double()
+        self.std = torch.tensor(head.std).double()
         self.sums = torch.zeros(4, len(head.columns), dtype=torch.float64)
         self.total = torch.zeros(1, dtype=torch.int64)
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add a batch: both (N, columns), scaled."""
-        guess = outputs.cpu().double() * self.std + self.mean
-        truth = targets.cpu().double() * self.std + self.mean
-        error = guess - truth
+        """Add a batch: both (N, columns), scaled.
+
+        Sums stay scaled: squares of numbers far from 0 would leave no digits for how they differ.
+        """
+        truth = targets.cpu().double()
+        error = outputs.cpu().double() - truth
         self.sums += torch.stack([error.abs().sum(0), (error**2).sum(0), truth.sum(0), (truth**2).sum(0)])
-        self.total += len(guess)
+        self.total += len(truth)
 
     def counts(self) -> list[Tensor]:
         """What is counted; counts of different samples add up."""
@@ -88,7 +90,7 @@ class NumberScores:
         count = self.total.clamp_min(1)
         absolute, squared, truth, truth2 = self.sums / count
         spread = (truth2 - truth**2).clamp_min(1e-12)
-        return {"mae": float(absolute.mean()), "rmse": float(squared.mean() ** 0.5),
+        return {"mae": float((absolute * self.std).mean()), "rmse": float((squared * self.std**2).mean() ** 0.5),
                 "r2": float((1 - squared / spread).mean())}  # fmt: skip
 
 

@@ -73,5 +73,4 @@ class Tally:
 
 
 def _loss_sums(loss: HeadLoss, outputs: Tensor, targets: Tensor) -> Tensor:
-    weights = loss.weights(targets)
-    return torch.stack([(loss.terms(outputs, targets) * weights).sum(), weights.sum()]).double().cpu()
+    return torch.stack([loss.weighted(outputs, targets).sum(), loss.weights(targets).sum()]).double().cpu()

@@ -27,11 +27,35 @@ def made(spec: losses.Spec, weights: Tensor | None = None, head: Head = HEAD) ->
 def test_cross_entropy_is_torchs(smoothing: float, weights: Tensor | None) -> None:
     torch.manual_seed(0)
     outputs, targets = torch.randn(20, 3), torch.randint(0, 3, (20,))
-    if weights is not None and smoothing:
-        pytest.skip("torch smooths class weights too; ours weight whole samples")
     expected = F.cross_entropy(outputs, targets, weight=weights, label_smoothing=smoothing)
     got = whole(made(CrossEntropy(name="cross-entropy", label_smoothing=smoothing), weights), outputs, targets)
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_soft_targets_with_class_weights_are_torchs(smoothing: float) -> None:
+    """As mixup makes them. Each class has its weight; divided by the mean weight, as torch does for class indices."""
+    torch.manual_seed(0)
+    outputs, weights = torch.randn(20, 3), torch.tensor([0.2, 1.0, 3.0])
+    one, other = (F.one_hot(torch.randint(0, 3, (20,)), 3).float() for _ in range(2))
+    targets = 0.7 * one + 0.3 * other
+    expected = F.cross_entropy(outputs, targets, weight=weights, label_smoothing=smoothing, reduction="sum")
+    objective = made(CrossEntropy(name="cross-entropy", label_smoothing=smoothing), weights)
+    torch.testing.assert_close(whole(objective, outputs, targets), expected / (targets @ weights).sum())
+    # With whole classes it is the loss that torch has for their indices.
+    indices = F.cross_entropy(outputs, one.argmax(1), weight=weights, label_smoothing=smoothing)
+    torch.testing.assert_close(whole(objective, outputs, one), indices)
+
+
+@pytest.mark.parametrize(
+    "targets", [torch.tensor([0, 2, 2, 1]), torch.eye(3)[[0, 2, 2, 1]] * 0.8 + 0.2 / 3], ids=["hard", "soft"]
+)
+def test_focal_weighs_classes(targets: Tensor) -> None:
+    torch.manual_seed(0)
+    outputs, weights = torch.randn(4, 3), torch.tensor([0.2, 1.0, 3.0])
+    p, soft = outputs.softmax(dim=1), losses.soft(targets, 3, torch.float32)
+    expected = (-weights * soft * (1 - p) ** 2 * p.log()).sum() / (soft @ weights).sum()
+    torch.testing.assert_close(whole(made(Focal(name="focal", gamma=2.0), weights), outputs, targets), expected)
 
 
 def test_soft_targets() -> None:

@@ -54,3 +54,15 @@ def test_numbers_in_the_units_of_the_data() -> None:
     assert got["rmse"] == pytest.approx(float((error**2).mean().sqrt()), rel=1e-5)
     spread = ((truth - truth.mean()) ** 2).sum()
     assert got["r2"] == pytest.approx(float(1 - ((guess - truth) ** 2).sum() / spread), rel=1e-4)
+
+
+@pytest.mark.parametrize(("offset", "spread"), [(1e8, 1.0), (1e8, 1e3), (-1e12, 1.0), (0.0, 1e-9), (3e5, 1e-3)])
+def test_numbers_far_from_zero(offset: float, spread: float) -> None:
+    torch.manual_seed(0)
+    truth, error = torch.randn(200, 1), 0.5 * torch.randn(200, 1)
+    kept = scores(Head("", columns=("x",), mean=(offset,), std=(spread,)))
+    kept.update(truth + error, truth)
+    got, plain = kept.compute(), (truth.double() - truth.double().mean()).pow(2).sum()
+    assert got["r2"] == pytest.approx(float(1 - error.double().pow(2).sum() / plain), rel=1e-5)
+    assert got["rmse"] == pytest.approx(float(error.double().pow(2).mean().sqrt()) * spread, rel=1e-5)
+    assert got["mae"] == pytest.approx(float(error.double().abs().mean()) * spread, rel=1e-5)
