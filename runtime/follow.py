@@ -90,6 +90,8 @@ class View:
     """The last row of telemetry.jsonl."""
     throttled: float = 0.0
     """Share of the last time that the CPU quota held the run back."""
+    crowded: float = 0.0
+    """Share of the CPUs that this run may use which others had while it was ready to compute."""
     events: deque[str] = field(default_factory=lambda: deque(maxlen=EVENTS))
 
 
@@ -108,7 +110,7 @@ class Follower:
         names = ("metrics.jsonl", "telemetry.jsonl", "events.jsonl")
         self.metrics, self.telemetry, self.events = (Tail(folder / name) for name in names)
         self.left: TimeLeft | None = None
-        self.offset = self.latest = self.held = 0.0
+        self.offset = self.latest = self.held = self.ready = 0.0
         self._read_spec()
 
     def read(self) -> View:
@@ -194,7 +196,12 @@ class Follower:
             self.offset = self.latest
         before, self.latest = self.latest, seconds + self.offset
         view.throttled = max(0.0, held - self.held) / max(1e-9, self.latest - before) if view.sample else 0.0
-        self.held, view.sample, view.elapsed = held, row, self.latest
+        ready, span = row.get("waited_seconds") or 0.0, max(1e-9, self.latest - before)
+        # It also waits for its own threads: no more than what it left unused.
+        idle = max(0.0, 1 - (row.get("cpu_percent") or 0.0) / 100 / (view.cpus or 1.0))
+        waited = max(0.0, ready - self.ready - max(0.0, held - self.held)) / span / (view.cpus or 1.0)
+        view.crowded = min(idle, waited) if view.sample else 0.0
+        self.held, self.ready, view.sample, view.elapsed = held, ready, row, self.latest
         if row.get("samples_per_second"):  # during an evaluation there are none
             view.speed.add(row["samples_per_second"])
         if self.left and "step" in row:

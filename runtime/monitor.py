@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import torch
 
-from runtime import family
+from runtime import family, starved
 from runtime.hardware import Gpu
 from runtime.own_group import OwnGroup
 from runtime.run import Run
@@ -98,6 +98,8 @@ class Monitor:
             "memory_limit": limit,
             "cpu_percent": self.process.cpu_percent(),
             "throttled_seconds": self.group.throttled(),
+            "waited_seconds": starved.waited(family.members()),
+            "stolen_seconds": starved.stolen(),
             **self.sensors.read(),
             **self.progress(),
         }

@@ -12,6 +12,8 @@ from runtime.time_left import clock_time
 
 WIDEST = 100
 """Columns: a longer line is hard to read."""
+CROWDED = 0.1
+"""Share of the CPUs that others may have before it is told."""
 HEADS = 6
 """Rows for scores of heads, at most."""
 _LABEL, _VALUE = 11, 21
@@ -104,7 +106,8 @@ def _sensors(view: View, shape: int) -> list[Text]:
     if sample.get("cpu_percent") is not None:
         busy, allowed = sample["cpu_percent"] / 100, view.cpus
         text = f"{busy:.1f} of {allowed:g} busy" if allowed else f"{busy:.1f} busy"
-        held = f"held back {view.throttled:.0%}" if view.throttled > 0.005 else ""
+        crowded = f"others had {view.crowded:.0%}" if view.crowded > CROWDED else ""
+        held = f"held back {view.throttled:.0%}" if view.throttled > 0.005 else crowded
         rows.append(_row("CPU", text, _meter(busy / allowed if allowed else 0, shape), held, shape, warn=bool(held)))
     rows += _memory("memory", sample.get("memory_used") or sample.get("rss"), sample.get("memory_limit"), shape)
     if sample.get("gpu_percent") is not None:

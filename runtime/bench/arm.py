@@ -9,7 +9,6 @@ its input.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
@@ -18,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime import hardware, spec
+from runtime import hardware, spec, starved
 from runtime import plan as plans
 from runtime.clock import Clock
 from runtime.errors import DrivetrainError
@@ -104,19 +103,9 @@ def serve(arm: Arm, answer: Callable[[dict[str, Any]], None], quiet: bool = Fals
     batch = len(run.dataset.train) / run.batches.per_epoch
     answer({"numbers": numbers, "first": first, "step": step, "batch": batch, "notes": notes, "peak": peak(run)})
     for line in sys.stdin:
-        before = waited()
+        before = starved.waited() or 0.0
         seconds = arm.steps(int(line))
-        answer({"seconds": seconds, "waited": (waited() - before) / seconds, "peak": peak(run)})
-
-
-def waited() -> float:
-    """Seconds that the threads of this process were ready to run and had no CPU, all together."""
-    total = 0
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        # A thread may end meanwhile, and a kernel may not count.
-        with contextlib.suppress(OSError, IndexError):
-            total += int(path.read_text(encoding="ascii").split()[1])
-    return total / 1e9
+        answer({"seconds": seconds, "waited": ((starved.waited() or 0.0) - before) / seconds, "peak": peak(run)})
 
 
 def peak(run: Any) -> int:

@@ -16,6 +16,7 @@ from runtime.report.blocks import Block, Section, Table, Text, Tone
 from runtime.report.decisions import differences
 from runtime.report.record import Record
 from runtime.report.series import Series
+from runtime.report.starved import starved
 from runtime.report.summary import Summary
 from runtime.report.wording import duration, share
 
@@ -24,6 +25,8 @@ SHARE = 0.05
 """A part of the time that is worth a change."""
 SHORT, TIGHT, LOOSE = 20.0, 0.9, 0.4
 """Seconds under which a run tells too little; shares of the memory limit that are too much, and needlessly little."""
+CROWDED = 0.1
+"""Share of the CPU time that others may have before it is worth an advice."""
 HOT = 80
 """Degrees Celsius from which most GPUs lower their clock."""
 MIB = 2**20
@@ -106,6 +109,18 @@ def _throttled(record: Record, summary: Summary) -> Iterator[Advice]:
         return
     yield Advice(name, f"the quota of {quota:g} CPUs held it back for {duration(seconds)} of {duration(summary.seconds)}",
                  _faster(min(0.9, _part(seconds, summary))), line, min(seconds, summary.seconds or 0.0))  # fmt: skip
+
+
+def _crowded(record: Record, summary: Summary) -> Iterator[Advice]:
+    """Others on the machine had the CPUs that this run may use."""
+    found = starved(record.telemetry, record.hardware)
+    lost = max(found.others_share, found.stolen_share) if found else 0.0
+    if found is None or lost < CROWDED or (summary.seconds or 0.0) < SHORT:
+        return
+    who = "other processes" if found.others_share >= found.stolen_share else "other virtual machines"
+    yield Advice("train where fewer others compute", f"{who} had {share(lost)} of the CPU time that this run may use",
+                 _faster(lost), "none: end or pause the others, or start it when they are done",
+                 lost * (summary.seconds or 0.0))  # fmt: skip
 
 
 def _memory(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -203,7 +218,7 @@ def _useless(record: Record, summary: Summary) -> Iterator[Advice]:
                          f"optimize: {{{name}: auto}}", 0.5)  # fmt: skip
 
 
-RULES: tuple[Rule, ...] = (_waiting, _throttled, _memory, _saving, _padding, _stem, _idle_gpu, _hot, _useless)
+RULES: tuple[Rule, ...] = (_waiting, _throttled, _crowded, _memory, _saving, _padding, _stem, _idle_gpu, _hot, _useless)
 
 
 def _part(seconds: float, summary: Summary) -> float:

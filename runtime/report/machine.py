@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from runtime.hardware import Hardware, size
 from runtime.report.blocks import Bar, Block, Curves, Section, Table, Text, Tone
 from runtime.report.series import Series
+from runtime.report.starved import TOLD, Starved, starved
 from runtime.report.summary import Summary
 from runtime.report.wording import duration, share, shown
 from runtime.workload import flop
@@ -67,8 +68,19 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
     blocks += _gpu_words(telemetry)
     if throttled and throttled.ys[-1] > 0:
         blocks.append(Text(f"The CPU quota held the run back for {duration(throttled.ys[-1])}.", Tone.WARN))
+    blocks += [Text(line, Tone.WARN) for line in _starved(starved(telemetry, hardware))]
     blocks += [Text(line, Tone.QUIET) for line in (_efficiency(summary), _watching(summary)) if line]
     return Section("time", "Throughput and memory over time", tuple(blocks)) if blocks else None
+
+
+def _starved(found: Starved | None) -> Iterator[str]:
+    """Who else had the CPUs."""
+    if found and found.others_share >= TOLD:
+        yield (f"Other processes on this machine had the CPU for {duration(found.others)} while this run was ready to "
+               f"compute, {share(found.others_share)} of what it may use: it was slower for that, not for its settings.")  # fmt: skip
+    if found and found.stolen_share >= TOLD:
+        yield (f"The hypervisor gave {duration(found.stolen)} of this machine's CPU time to other machines (steal), "
+               f"{share(found.stolen_share)} of all: nothing inside this machine changes that.")  # fmt: skip
 
 
 def _efficiency(summary: Summary) -> str:

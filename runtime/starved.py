@@ -1,0 +1,31 @@
+"""Starved: how long threads were ready to run and had no CPU, as the kernel counts it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def waited(processes: Iterable[int] | None = None, root: Path = Path("/proc")) -> float | None:
+    """Seconds that all threads of some processes, of this one if none are named, were ready and had no CPU.
+
+    A thread that has ended takes its seconds with it. None where the kernel does not count.
+    """
+    found, total = False, 0
+    for process in [os.getpid()] if processes is None else processes:
+        # A thread may end meanwhile.
+        for path in (root / str(process) / "task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                total += int(path.read_text(encoding="ascii").split()[1])
+                found = True
+    return total / 1e9 if found else None
+
+
+def stolen(root: Path = Path("/proc")) -> float | None:
+    """Seconds of CPU that a hypervisor has given to other machines since this one started; None where none is counted."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        first = (root / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+        return int(first[8]) / os.sysconf("SC_CLK_TCK")
+    return None

@@ -1,0 +1,87 @@
+"""A CPU that others have: counted by the kernel, told in report, advice and live view, and not mistaken for our own waiting."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from runtime import starved
+from runtime.follow import Follower
+from runtime.report import write
+from runtime.report.advice import advice
+from runtime.report.record import read
+from runtime.report.summary import summarize
+from runtime.screen import screen
+from tests.report_folder import make, rows, running
+
+
+def test_the_kernels_counters(tmp_path: Path) -> None:
+    for process, thread, wait in ((7, 7, 2_000_000_000), (7, 8, 500_000_000), (9, 9, 1_000_000_000)):
+        task = tmp_path / str(process) / "task" / str(thread)
+        task.mkdir(parents=True)
+        (task / "schedstat").write_text(f"123456 {wait} 42\n")
+    (tmp_path / "stat").write_text("cpu  100 2 3 400 5 0 6 700 0 0\ncpu0 1 1 1 1 1 0 1 700 0 0\n")
+    assert starved.waited([7, 9, 11], tmp_path) == 3.5
+    assert starved.waited([11], tmp_path) is None
+    assert starved.stolen(tmp_path) == 7.0
+    assert starved.stolen(tmp_path / "nowhere") is None
+
+
+def test_this_process_is_counted_where_the_kernel_counts() -> None:
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this kernel does not count")
+    assert (starved.waited() or 0.0) > 0
+
+
+def crowded(busy: float, waited: float, stolen: float = 0.0, throttled: float = 0.0) -> list[dict[str, Any]]:
+    """Readings of 41 seconds: CPUs busy, and seconds lost each second."""
+    return [{"seconds": s + 0.5, "step": s, "samples_per_second": 300.0, "cpu_percent": 100 * busy, "rss": 4e8,
+             "waited_seconds": 50 + waited * s, "stolen_seconds": 9 + stolen * s, "throttled_seconds": throttled * s}
+            for s in range(41)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("readings", "told", "advised"),
+    [
+        (
+            crowded(1.2, 0.6),
+            "had the CPU for 24.0 s while this run was ready to compute, 30 % of what it may use",
+            True,
+        ),
+        (crowded(1.9, 0.6), "had the CPU for 4.00 s while this run", False),  # mostly its own threads
+        (crowded(1.98, 0.6), "", False),
+        (crowded(1.2, 0.6, throttled=0.58), "", False),  # that was the quota, which is told by itself
+        (crowded(1.2, 0.0, stolen=0.5), "gave 20.0 s of this machine's CPU time to other machines (steal), 25 %", True),
+    ],
+)
+def test_a_report_tells_who_had_the_cpus(
+    tmp_path: Path, readings: list[dict[str, Any]], told: str, advised: bool
+) -> None:
+    run = make(tmp_path / "digits-001")
+    rows(run / "telemetry.jsonl", readings)
+    write(run)
+    text = (run / "report.md").read_text(encoding="utf-8").replace("\\", "")
+    told = told.replace("4.00 s", "4.0 s")
+    assert (told in text) if told else ("had the CPU for" not in text and "steal" not in text)
+    record = read(run)
+    found = [one for one in advice(record, summarize(record)) if "fewer others" in one.change]
+    assert bool(found) == advised
+    assert ("Other processes" in text) == ("had the CPU" in told)
+
+
+def test_the_live_view_tells_it(tmp_path: Path) -> None:
+    run = running(tmp_path / "digits-001")
+    file = io.StringIO()
+    for busy, waited, expected in ((1.2, 0.6, "others had 30%"), (1.95, 0.6, "")):
+        rows(run / "telemetry.jsonl", crowded(busy, waited))
+        view = Follower(run).read()
+        Console(file=file, width=80, highlight=False).print(screen(view, 80))
+        shown = file.getvalue()
+        file.seek(0)
+        file.truncate()
+        assert expected in shown
+        assert bool(expected) == ("others had" in shown)
