@@ -23,6 +23,8 @@ MARGIN = 1.02
 """A value must win by this much, and in three of four pairs, to replace what we would do anyway."""
 CHECKED = 4
 """Steps over which numbers are compared."""
+SETTLING = 32
+"""Skipped steps after which a scale that is still too high is no beginning."""
 TOLERANCE = {Effect.EXACT: 1e-6, Effect.ROUNDING: 1e-3}
 SHORT_FORMAT = 5e-2
 """Relative difference of loss that a format of 8 to 11 bits of mantissa may show over the checked steps."""
@@ -54,10 +56,16 @@ class Arm:
         return time.perf_counter() - start
 
     def step(self) -> tuple[float, float]:
-        """One step; its loss and gradient norm."""
+        """One step that counts; its loss and gradient norm.
+
+        A scale of fp16 begins too high: it comes down by steps that are skipped and leave everything as it was.
+        """
         run, batch = self.run, next(self.batches)
         run.set_rate()
-        outcome = run.step(run.mixed(run.prepared(batch, 0)), run.step_seed())
+        for _ in range(SETTLING):
+            outcome = run.step(run.mixed(run.prepared(batch, 0)), run.step_seed())
+            if outcome.finite or not run.step.scaler.active:
+                break
         run.counters.step += 1
         return outcome.loss, outcome.grad_norm
 
@@ -141,7 +149,11 @@ def changed(plan: Plan, name: str, value: Value) -> Plan:
 
 
 def all_off(plan: Plan, quiet: bool) -> Plan:
-    """Everything off that can still be switched in this process; `quiet`, also what would draw other dropout."""
+    """Everything off that can still be switched in this process; `quiet`, also what would draw other dropout.
+
+    What changes what is learned, as the job asks, stays: it is no rounding that numbers could be set beside.
+    """
     off = {o.name: o.off for o in optimizations.every() if o.stage is not Stage.PROCESS and (quiet or not o.redraws)}
-    rows = [replace(row, value=off.get(row.name, row.value)) for row in plan.decisions]
+    rows = [row if row.effect == Effect.TRAINING else replace(row, value=off.get(row.name, row.value))
+            for row in plan.decisions]  # fmt: skip
     return replace(plan, decisions=tuple(rows))

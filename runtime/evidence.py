@@ -1,6 +1,7 @@
 """Evidence: what was measured for one network on one machine, kept so that it is measured once.
 
-The key holds everything that can change a verdict: the network's structure, the batch, the machine, torch and us.
+The key holds what can change a speed: the network's structure, the batch, the machine, torch and us. Whether numbers
+are right hangs on more; see `remembered`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class Measured:
     text: str
     """`bf16 0.66x [0.63-0.70], loss ok`."""
     date: str
+
+    @property
+    def vetoed(self) -> bool:
+        """Whether a value was left out for its numbers."""
+        return "vetoed: " in self.text
 
 
 def today() -> str:

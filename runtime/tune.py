@@ -16,17 +16,16 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from runtime import apart, arms, budget, deadline, evidence, optimizations
+from runtime import apart, arms, budget, deadline, evidence, optimizations, remembered, vetted
 from runtime.arms import Arm, Numbers, Verdict
 from runtime.budget import Budget
 from runtime.clock import Clock, since_start
 from runtime.contest import Contest
 from runtime.data.dataset import Batch, Dataset
-from runtime.errors import StorageError
 from runtime.evidence import Measured
 from runtime.hardware import Hardware
 from runtime.job import Job
@@ -133,6 +132,7 @@ class Tuner:
         if self.source and limit.seconds >= apart.FROM:
             rivals = apart.contested(made.job, made.hardware, made.plan)
         share = OWN if rivals else 1.0
+        vetted.defaults(self, contest, time.monotonic() + COMPARED * limit.left())
         late = set[str]()
         while not deadline.broken_off() and (case := self._next(contest)) is not None:
             part = share if case[0].stage is not Stage.COMPILE else 1.0
@@ -177,7 +177,7 @@ class Tuner:
                 if value != plan.value(optimization.name) and optimization.effect(self.facts) is not Effect.TRAINING:
                     yield optimization, value
 
-    def _reference(self, quiet: bool, plan: Plan, until: float = math.inf) -> Numbers:
+    def reference(self, quiet: bool, plan: Plan, until: float = math.inf) -> Numbers:
         """Numbers with everything off; dropout drawn as in the plan that they are compared with.
 
         Raises:
@@ -201,7 +201,7 @@ class Tuner:
         quiet = arms.redraws(optimization, plan, self.facts, self.made.device.type == "cuda")
         begun = time.monotonic()
         try:
-            reference, start = self._reference(quiet, plan, begun + COMPARED * left), time.monotonic()
+            reference, start = self.reference(quiet, plan, begun + COMPARED * left), time.monotonic()
             left -= start - begun
             challenger = self.arm(plan)
             challenger.until = start + COMPARED * left
@@ -238,40 +238,20 @@ def measured(
     open_ = [row.name for row in plan.decisions if row.source in OPEN]
     if mode == "off" or not open_:
         return {}
-    name = _key(job, hardware, dataset, network, source is not None)
+    name = remembered.speed(job, hardware, dataset, network, source is not None)
     known = evidence.load(hardware, name)
-    if known:
-        say(f"tune: measured before, on {next(iter(known.values())).date}; nothing to measure again")
-        return known
+    names = name, remembered.numbers(name, job, dataset, network) if known else None
+    if names[1] and (sure := evidence.load(hardware, names[1])):
+        say(f"tune: measured before, on {next(iter(sure.values())).date}; nothing to measure again")
+        return sure
     copied = replace(network, module=copy.deepcopy(network.module))
     made = assemble(job, hardware, plan, folder, dataset, copied, signals, Clock())
     tuner = Tuner(made, dataset, network, say, source)
-    whole = budget.predicted(tuner.arm(plan), made.total_steps)[1] if mode == "full" else 0.0
-    found = tuner.tune(max(FULL, budget.SHARE * whole) if mode == "full" else None)
+    found = vetted.again(tuner, known) if known else {}
+    if not found:
+        whole = budget.predicted(tuner.arm(plan), made.total_steps)[1] if mode == "full" else 0.0
+        found = tuner.tune(max(FULL, budget.SHARE * whole) if mode == "full" else None)
     if found:
-        _keep(job, hardware, name, found, say)
+        names = name, names[1] or remembered.numbers(name, job, dataset, network)
+        remembered.keep(job, hardware, names, found, say)
     return found
-
-
-def _key(job: Job, hardware: Hardware, dataset: Dataset, network: Model, apart_too: bool) -> str:
-    """Under which name the evidence is kept; a run of twice the length may afford, and gain, what a short one cannot."""
-    train = job.train
-    shapes = {name: list(value.shape) for name, value in network.module.state_dict().items()}
-    steps = -(-len(dataset.train) // train.batch) * train.epochs
-    fixed = [train.optimizer.name, train.deterministic, str(train.loss), str(getattr(job.data, "augment", None)),
-             sorted((key, str(value)) for key, value in job.optimize.items()),
-             min(steps, train.steps or steps).bit_length(), apart_too]  # fmt: skip
-    return evidence.key(hardware, workload(dataset, network.module), train.batch, shapes, fixed)
-
-
-def _keep(
-    job: Job, hardware: Hardware, name: str, found: Mapping[str, Measured], say: Callable[[str], None]
-) -> None:  # fmt: skip
-    """Keep what was found; what is fixed when a process starts also where the supervisor finds it, without torch."""
-    started = {key: row for key, row in found.items() if key in apart.names()}
-    try:
-        evidence.store(hardware, name, found)
-        if started:
-            evidence.store(hardware, evidence.early(hardware, job), started)
-    except (OSError, StorageError) as error:
-        say(f"tune: what was measured is not kept: {error}")

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from runtime import apart, evidence, in_force, plan, spec, tune
+from runtime import apart, evidence, in_force, plan, remembered, spec
 from runtime.bench.calm import Block
 from runtime.bench.side import Failed, Ready
 from runtime.data.load import load
@@ -197,7 +197,7 @@ needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU
 def test_evidence_of_another_way_to_start_is_taken_by_a_new_process(job: Path) -> None:
     asked, here = spec.load(job), detect(job.parent)
     data = load(asked)
-    name = tune._key(asked, here, data, build(asked, data), True)
+    name = remembered.speed(asked, here, data, build(asked, data), True)
     evidence.store(here, name, {"cpu_threads": evidence.Measured(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")})
     output, _ = started(job).communicate(timeout=120)
     assert "tune: measured before, on 2026-11-21" in output

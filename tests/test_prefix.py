@@ -214,7 +214,9 @@ def test_it_is_chosen_where_it_surely_pays(model: str, facts: Workload | None, v
 
 def test_changing_inputs_and_one_epoch() -> None:
     frozen = "freeze: {names: [features]}"
-    text = tiny.TEXT.format(train="", model=f", {frozen}").replace("train: x}", "train: x, augment: {mixup: {}}}")
+    text = tiny.TEXT.format(epochs=3, train="", model=f", {frozen}").replace(
+        "train: x}", "train: x, augment: {mixup: {}}}"
+    )
     asked = spec.check(tiny.parse(text, "tiny.yaml"))
     assert "data.augment.mixup changes the inputs" in str(feature_cache.refuse(asked, tiny.machine(), ENCODED, True))
     with pytest.raises(spec.SpecError, match=r"data\.augment\.mixup changes the inputs"):

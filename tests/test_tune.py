@@ -139,7 +139,7 @@ def test_what_is_compiled_is_compared_with_torchs_dropout(tmp_path: Path, monkey
     made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), Clock())
     tuner = tune.Tuner(made, data, network, lambda line: None)
     for compiled in (False, True, True, False):
-        tuner._reference(False, arms.changed(first, "compile", compiled))
+        tuner.reference(False, arms.changed(first, "compile", compiled))
     assert [one.value("packed_dropout") for one in seen] == [True, False]
 
 
