@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from runtime.errors import Busy, CheckpointError
 from runtime.files import read_json, storage_error, write_text
 from runtime.job import Job, dump
+from runtime.job.document import parse
 
 # What may change between stop and resume: it does not change what is learned, or which weights are kept.
 FREE = (
@@ -140,8 +143,16 @@ def _difference(path: Path, job: Job) -> list[str]:
         return []
     except OSError as error:
         raise storage_error(path / "job.yaml", error) from None
-    before, now = (_relevant(text) for text in (stored, spec_text(job)))
+    before, now = (_relevant(text) for text in (_filled(stored, job), spec_text(job)))
     return list(difflib.unified_diff(before, now, "the unfinished run", "this spec", lineterm="", n=1))
+
+
+def _filled(text: str, job: Job) -> str:
+    """A stored spec with the defaults of keys that have come since it was written."""
+    try:
+        return spec_text(type(job).model_validate(parse(text, "job.yaml").data))
+    except ValidationError:
+        return text
 
 
 def _relevant(text: str) -> list[str]:

@@ -72,6 +72,18 @@ def test_a_spec_may_be_mended_while_nothing_is_trained(tmp_path: Path) -> None:
     os.close(again.lock)
 
 
+def test_a_run_from_before_a_key_was_there_goes_on(tmp_path: Path) -> None:
+    run = folder.open_run(tmp_path / "runs", job(tmp_path))
+    (run.path / "checkpoints").mkdir()
+    stored = (run.path / "job.yaml").read_text()
+    assert stored.count("  path_column: path\n") == 1
+    (run.path / "job.yaml").write_text(stored.replace("  path_column: path\n", ""))
+    end(run, "stopped")
+    again = folder.open_run(tmp_path / "runs", job(tmp_path))
+    os.close(again.lock)
+    assert (again.path, again.resumes) == (run.path, True)
+
+
 def test_files_of_the_users_own_stay(tmp_path: Path) -> None:
     run = folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "notes.txt").write_text("learning rate too high")
