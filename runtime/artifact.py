@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 import runtime
-from runtime import checkpoint, consent
+from runtime import consent, weights
 from runtime.chosen import Chosen
 from runtime.data.dataset import Head, head
 from runtime.errors import CheckpointError, DrivetrainError
@@ -26,7 +26,6 @@ from runtime.files import read_json, storage_error, sync_folder, write_json
 from runtime.models import own
 from runtime.models.build import BUILDERS
 from runtime.run import Run
-from runtime.weights import read
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"
@@ -55,9 +54,9 @@ def write(run: Run, chosen: Chosen) -> Path:
         StorageError: if it cannot be written.
     """
     source = chosen.loaded
-    weights = {"model": source.tensors.get("ema", source.tensors["model"])}
+    groups = {"model": source.tensors.get("ema", source.tensors["model"])}
     if "ema" in source.tensors:
-        weights["raw"] = source.tensors["model"]
+        groups["raw"] = source.tensors["model"]
     config = {
         "format": FORMAT,
         "drivetrain": runtime.__version__,
@@ -70,8 +69,8 @@ def write(run: Run, chosen: Chosen) -> Path:
     }
     code = run.network.code
     if code is None:
-        return _commit(run.folder / "model", weights, config, {})
-    folder = _commit(run.folder / "model", weights, config | {"code": code.digests()}, code.sources)
+        return _commit(run.folder / "model", groups, config, {})
+    folder = _commit(run.folder / "model", groups, config | {"code": code.digests()}, code.sources)
     if why := consent.keep(folder / CONFIG):
         print(f"model: it cannot be kept that its code is yours, since {why}: predict, evaluate and export will ask for "
               "--run-code", flush=True)  # fmt: skip
@@ -79,14 +78,14 @@ def write(run: Run, chosen: Chosen) -> Path:
 
 
 def _commit(
-    final: Path, weights: dict[str, dict[str, Tensor]], config: dict[str, object], code: Mapping[str, bytes]
+    final: Path, groups: dict[str, dict[str, Tensor]], config: dict[str, object], code: Mapping[str, bytes]
 ) -> Path:
     beside = final.with_name(f".tmp-model-{os.getpid()}")
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
-        for stem, tensors in weights.items():
-            checkpoint.write_tensors(beside / f"{stem}.safetensors", tensors)
+        for stem, tensors in groups.items():
+            weights.write(beside / f"{stem}.safetensors", tensors)
         for name, content in code.items():
             (beside / "code" / name).parent.mkdir(parents=True, exist_ok=True)
             (beside / "code" / name).write_bytes(content)
@@ -182,18 +181,18 @@ def _own(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
 def _fill(network: nn.Module, folder: Path) -> None:
     """Load the weights, each of which has to be there in the right shape."""
     try:
-        weights = read(folder / WEIGHTS)
+        stored = weights.read(folder / WEIGHTS)
     except (OSError, ValueError) as error:
         _refuse(folder, f"{WEIGHTS} cannot be read: {error}")
     wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in weights.items()}
+    found = {name: tuple(value.shape) for name, value in stored.items()}
     wrong = [f"{name} is {found.get(name, 'missing')}, expected {shape}"
              for name, shape in wanted.items() if found.get(name) != shape]  # fmt: skip
     wrong += [f"{name} is not part of the network" for name in found if name not in wanted]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         _refuse(folder, f"{WEIGHTS} does not fit {CONFIG}: {'; '.join(wrong[:3])}{more}")
-    network.load_state_dict(weights)
+    network.load_state_dict(stored)
 
 
 def _heads(folder: Path, rows: list[Any]) -> dict[str, Head]:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -59,7 +58,7 @@ def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
         for stem, group in tensors.items():
-            write_tensors(beside / f"{stem}.safetensors", group)
+            weights.write(beside / f"{stem}.safetensors", group)
         # Not write_json: infinity must come back as what it was.
         write_text(beside / "state.json", json.dumps(state, indent=1) + "\n")
         parts = sorted(beside.iterdir())
@@ -104,25 +103,6 @@ def recover(folder: Path) -> None:
             shutil.rmtree(rest, ignore_errors=True)
     except OSError as error:
         raise storage_error(folder, error) from None
-
-
-def write_tensors(path: Path, tensors: Tensors) -> None:
-    """A safetensors file, on the disk when this returns, with the rights that other files of ours have.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
-    seen: set[int] = set()
-    plain: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        value = tensor.detach().to("cpu").contiguous()
-        # safetensors refuses tensors that share memory, as tied weights do.
-        plain[name] = value.clone() if value.data_ptr() in seen else value
-        seen.add(value.data_ptr())
-    with path.open("wb") as file:
-        file.write(safetensors.torch.save(plain))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def verify(path: Path) -> str | None:
@@ -207,23 +187,35 @@ def latest(folder: Path) -> tuple[Loaded | None, list[str]]:
 def steps(folder: Path, kind: str = "step") -> list[Path]:
     """The checkpoints of a kind, oldest first."""
     found = [p for p in folder.glob(f"{kind}-*") if p.name.removeprefix(f"{kind}-").isdigit()]
-    return sorted(found, key=lambda p: int(p.name.rsplit("-", 1)[1]))
+    return sorted(found, key=number)
 
 
-def prune(folder: Path, keep: int, best: int | None) -> None:
+def number(path: Path) -> int:
+    """The step of a checkpoint."""
+    return int(path.name.rsplit("-", 1)[1])
+
+
+def prune(folder: Path, keep: int, best: int | None, newest: int | None = None) -> None:
     """Remove what is no longer needed: all but the last `keep`, and every best that none of them names.
+
+    Args:
+        folder: of the checkpoints.
+        keep: how many stay, one at least.
+        best: step of the best evaluation.
+        newest: the step that was just written. What is beyond was damaged when the run went back, and does not count.
 
     Raises:
         StorageError: if something cannot be removed.
     """
-    kept = steps(folder)[-max(1, keep) :]
+    found = [path for path in steps(folder) if newest is None or number(path) <= newest]
+    kept = found[-max(1, keep) :]
     named = {best} | {_best_of(path) for path in kept}
     try:
         for path in steps(folder):
             if path not in kept:
                 _remove(path)
         for path in steps(folder, "best"):
-            if int(path.name.rsplit("-", 1)[1]) not in named:
+            if number(path) not in named:
                 _remove(path)
         for path in folder.glob(".tmp-*"):
             shutil.rmtree(path, ignore_errors=True)

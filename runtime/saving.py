@@ -171,7 +171,7 @@ class Saver:
                                "free some space, or name another folder with --runs DIR")  # fmt: skip
         path = checkpoint.save(self.run.checkpoints, snapshot.name, snapshot.tensors, snapshot.state)
         if snapshot.name.startswith("step-"):
-            checkpoint.prune(self.run.checkpoints, self.run.job.checkpoint.keep, snapshot.best)
+            checkpoint.prune(self.run.checkpoints, self.run.job.checkpoint.keep, snapshot.best, checkpoint.number(path))
         return path
 
 

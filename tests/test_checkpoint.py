@@ -92,6 +92,17 @@ def test_keep_nothing_still_keeps_one(tmp_path: Path) -> None:
     assert [p.name for p in checkpoint.steps(tmp_path)] == ["step-1"]
 
 
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_a_damaged_one_from_beyond_takes_no_place(tmp_path: Path, keep: int) -> None:
+    """The run went back behind it: it would have been kept as the newest, and what was just written removed."""
+    for step in (10, 20):
+        save(tmp_path, step)
+    flip(save(tmp_path, 40) / "model.safetensors")
+    save(tmp_path, 30)
+    checkpoint.prune(tmp_path, keep=keep, best=None, newest=30)
+    assert [checkpoint.number(path) for path in checkpoint.steps(tmp_path)] == [10, 20, 30][-keep:]
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match=r"step-1: File exists"):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import checkpoint, saving
+from runtime import checkpoint, saving, weights
 from runtime.errors import StorageError
 from runtime.metrics import Metrics
 from runtime.numerics import NotFinite
@@ -64,7 +64,7 @@ def test_a_full_disk_is_an_event_and_saving_goes_on_when_there_is_room(
     kept = saver(tmp_path)
     kept.kind = "epoch"
     kept.final()
-    real, full = checkpoint.write_tensors, [True]
+    real, full = weights.write, [True]
 
     def write(path: Path, tensors: checkpoint.Tensors) -> None:
         if full[0]:
@@ -72,7 +72,7 @@ def test_a_full_disk_is_an_event_and_saving_goes_on_when_there_is_room(
             raise FULL
         real(path, tensors)
 
-    monkeypatch.setattr(checkpoint, "write_tensors", write)
+    monkeypatch.setattr(weights, "write", write)
     kept.run.counters.step = 7
     kept.run.watch.update({"validation/accuracy": 1.0}, 7, 0)
     kept.best({"metrics": {}, "confusion": {}})
@@ -309,3 +309,17 @@ class _Disk:
         for one, two in [] if renames_last else reversed(self.renamed):
             if two.exists() and not one.exists():
                 two.rename(one)
+
+
+def test_a_run_that_went_back_behind_a_damaged_checkpoint_keeps_what_it_writes(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, tiny.job(more="checkpoint: {keep: 1}"))
+    made.metrics = Metrics(tmp_path)
+    kept = saving.Saver(made)
+    for step in (10, 40):
+        made.counters.step = step
+        kept.final()
+    (tmp_path / "checkpoints" / "step-40" / "model.safetensors").write_bytes(b"")
+    made.counters.step = 30
+    assert checkpoint.verify(kept.final()) is None
+    assert [path.name for path in checkpoint.steps(tmp_path / "checkpoints")] == ["step-30"]
+    made.metrics.close()

@@ -16,7 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime import checkpoint, loop, run
+from runtime import checkpoint, loop, run, weights
 from runtime.errors import NumericsError
 from runtime.metrics import Metrics
 from runtime.saving import Saver
@@ -103,14 +103,14 @@ def shot(folder: Path, draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> 
 def check(numbers: range, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Runs by number; how many ended how. Every file of weights is looked at when it is written, and once more at the end."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    plain, written = checkpoint.write_tensors, [0]
+    plain, written = weights.write, [0]
 
     def write(path: Path, tensors: checkpoint.Tensors) -> None:
         assert all(torch.isfinite(value.float()).all() for value in tensors.values()), path
         written[0] += 1
         plain(path, tensors)
 
-    monkeypatch.setattr(checkpoint, "write_tensors", write)
+    monkeypatch.setattr(weights, "write", write)
     endings: dict[str, int] = {}
     for number in numbers:
         place = folder / str(number)

@@ -1,0 +1,81 @@
+"""Weights: files as the safetensors library writes them, without its copy of the whole file."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from runtime import weights
+from runtime.errors import CheckpointError
+
+
+def mixed() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    weight = torch.randn(4, 3, 2, 2)
+    return {
+        "weight": weight, "tied": weight, "part": weight[1:3, ::2], "last": weight.to(memory_format=torch.channels_last),
+        "transposed": torch.randn(3, 5).t(), "scalar": torch.tensor(3), "empty": torch.zeros(0, 4), "yes": torch.tensor([True, False]),
+        "half": torch.randn(3).half(), "brain": torch.randn(5).bfloat16(), "double": torch.randn(2).double(),
+        "byte": torch.arange(7, dtype=torch.uint8), "short": torch.arange(3, dtype=torch.int16), "complex": torch.randn(2, dtype=torch.complex64),
+        "eight": torch.randn(3).to(torch.float8_e4m3fn), "parameter": torch.nn.Parameter(torch.ones(2)), "ä/ \"name\"": torch.ones(1),
+    }  # fmt: skip
+
+
+def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
+    weights.write(tmp_path / "a.safetensors", mixed())
+    found = safetensors.torch.load_file(tmp_path / "a.safetensors")
+    assert found.keys() == mixed().keys()
+    for name, value in mixed().items():
+        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape), name
+        assert torch.equal(found[name].view(torch.uint8) if value.ndim else found[name],
+                           value.detach().contiguous().view(torch.uint8) if value.ndim else value), name  # fmt: skip
+    assert weights.read(tmp_path / "a.safetensors").keys() == found.keys()
+    assert stat.S_IMODE((tmp_path / "a.safetensors").stat().st_mode) == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_the_same_bytes_as_the_library(tmp_path: Path) -> None:
+    plain = {"b": torch.randn(3, 4), "a": torch.randn(5), "count": torch.tensor(7), "half": torch.randn(3).half()}
+    weights.write(tmp_path / "ours", plain)
+    assert (tmp_path / "ours").read_bytes() == safetensors.torch.save(plain)
+
+
+def test_a_type_that_the_format_has_not(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="wave is of type complex128"):
+        weights.write(tmp_path / "a", {"wave": torch.zeros(2, dtype=torch.complex128)})
+
+
+def test_no_copy_of_the_file_is_made(tmp_path: Path) -> None:
+    """Of 64 MiB in tensors of 4: the library held all of them once more."""
+    tensors = {f"{number}": torch.ones(1 << 20) for number in range(16)}
+    tensors["0"] = torch.ones(1024, 1024).t()  # has to be copied to be written
+    weights.write(tmp_path / "warm", {"a": torch.ones(3)})
+    base, peak, done = _resident(), [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.0005):
+            peak[0] = max(peak[0], _resident())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    weights.write(tmp_path / "a", tensors)
+    done.set()
+    thread.join()
+    assert (tmp_path / "a").stat().st_size > 64 << 20
+    assert peak[0] - base < 16 << 20
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
