@@ -203,3 +203,14 @@ def test_no_sample_during_an_evaluation_is_no_speed(run: Path) -> None:
     change(run / "state.json", lambda s: s.update(status="stopped", exit_code=75))
     rows(run / "telemetry.jsonl", [{"seconds": s, "samples_per_second": y} for s, y in enumerate((0.0, 300.0, 0.0))])
     assert "| speed | 300 | samples/s |" in text_of(run)
+
+
+def test_a_long_list_of_settings_is_folded_away(run: Path) -> None:
+    """Beside short values it would take the whole width."""
+    settings = "; ".join(f"torch.setting_{number}: False" for number in range(30))
+    change(run / "plan.json", lambda p: p["seen"]["libraries"].update({"torch settings": settings}))
+    write(run)
+    source = (run / "report.html").read_text(encoding="utf-8")
+    assert "<summary>torch settings</summary><pre>torch.setting_0: False\ntorch.setting_1: False" in source
+    assert '<td class="short" data-name="as">2.13.0+cpu</td>' in source
+    assert "torch.setting_29: False" in (run / "report.md").read_text(encoding="utf-8").replace("\\", "")

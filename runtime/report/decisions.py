@@ -7,8 +7,11 @@ from typing import Any
 
 from runtime import optimizations
 from runtime.plan import Decision, Plan
-from runtime.report.blocks import Block, Section, Table, Text, Tone
+from runtime.report.blocks import Block, Fold, Section, Table, Text, Tone
 from runtime.report.wording import shown
+
+_LONG = 100
+"""Characters from which a value that was read back is folded away."""
 
 
 def plan_section(plan: Plan) -> Section:
@@ -66,7 +69,10 @@ def _libraries(plan: Plan) -> list[Block]:
     found = plan.seen.get("libraries")
     if not isinstance(found, Mapping) or not found:
         return []
-    return [Table(("in force", "as"), tuple((shown(name), shown(value)) for name, value in found.items()))]
+    texts = {shown(name): shown(value) for name, value in found.items()}
+    short = tuple((name, text) for name, text in texts.items() if len(text) <= _LONG)
+    folds = [Fold(name, "\n".join(text.split("; "))) for name, text in texts.items() if len(text) > _LONG]
+    return [*([Table(("in force", "as"), short)] if short else []), *folds]
 
 
 def _same(row: Mapping[str, Any]) -> bool:
