@@ -76,7 +76,8 @@ def test_the_search_would_find_it(cpu_image: str, tmp_path: Path) -> None:
 def test_compose_hands_no_variable_over_that_it_does_not_name(project: Path) -> None:
     """What the host's environment holds does not come into a container."""
     environment = {**os.environ, "HF_TOKEN": CANARY.decode(), "AWS_SECRET_ACCESS_KEY": CANARY.decode()}
-    (project / ".env").write_text(f"DATABASE_PASSWORD={CANARY.decode()}\n")
+    with (project / ".env").open("a") as file:
+        file.write(f"DATABASE_PASSWORD={CANARY.decode()}\n")
     overlay = project / "compose" / "cpu.yaml"
     overlay.write_text(
         overlay.read_text().replace("localhost/drivetrain/cpu:latest", f"localhost/drivetrain/cpu:{TAG}")
