@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime import plan, run
+from runtime import plan, run, spec
 from runtime.clock import Clock
+from runtime.data.dataset import Batch
+from runtime.data.load import load
 from runtime.errors import DrivetrainError
 from runtime.job.model import Freeze
-from runtime.models.build import Model
+from runtime.models.build import Model, build
 from runtime.optimizations import Value
 from runtime.ranks import Ranks
 from tests import tiny
@@ -75,7 +77,42 @@ def convolutional(folder: Path, name: str) -> run.Run:
     return found
 
 
-KINDS: dict[str, Callable[[Path, str], run.Run]] = {"convolutional": convolutional}
+def doubled(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """What goes into a network in float64."""
+    return tuple(x.double() if x.is_floating_point() else x for x in inputs)
+
+
+def halves(batch: Batch, size: int) -> list[Batch]:
+    """The parts that each of two processes gets."""
+    half = len(batch) // 2
+    return [batch.between(0, half), batch.between(half, len(batch))]
+
+
+def task(folder: Path, name: str) -> run.Run:
+    """A run of one of the tasks, whose files lie in a folder beside; the name lists what is on, by the decision.
+
+    In float64, since a network with BatchNorm over a few samples magnifies rounding; but not where another format is on.
+    """
+    where, *on = name.split("+")
+    own = ["data.arguments.samples=96"] if where == "own" else ["model.dropout=0"]
+    job = spec.load(
+        ROOT / "jobs/own-model.yaml" if where == "own" else folder.parent / "data" / where / "job.yaml", own
+    )
+    data, here = load(job), tiny.machine()
+    network = build(job, data)
+    made = plan.resolve(job, here, run.workload(data, network.module), plain=True)
+    if "precision" not in name:
+        network.module.double().register_forward_pre_hook(doubled)
+    asked = dict(word.split("=") for word in on if "=" in word)
+    rows = [replace(row, value={"true": True}.get(value := asked.get(row.name, ""), value) or row.value)
+            for row in made.decisions]  # fmt: skip
+    found = run.assemble(job, here, replace(made, decisions=tuple(rows)), folder, data, network, tiny.Quiet(), Clock())
+    if "halves" in on:
+        found.step.cut = halves
+    return found
+
+
+KINDS: dict[str, Callable[[Path, str], run.Run]] = {"convolutional": convolutional, "task": task}
 
 
 def trained(folder: Path, case: str) -> Losses | str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests import ranks_cases
+from runtime.optimizations import precision
+from tests import ranks_cases, tiny, trained
 
 LAYOUTS = ["+".join(filter(None, words)) for words in product(("plain", "norm"), ("", "channels_last"), ("", "fused"))]
 
@@ -52,3 +55,52 @@ def test_processes_that_read_or_build_something_else_are_refused(
     convolutional: dict[int, dict[str, Any]], name: str, words: str
 ) -> None:
     assert words in convolutional[2][name]
+
+
+TASKS = [*(name.replace(" ", "-") for name in trained.CASES), "own"]
+FAST = ["fused_optimizer=true", "fused_optimizer=true+precision=bf16"]
+"""What is on; channels_last is added where there are images."""
+
+
+def losses_of_tasks(folder: Path, ways: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+    """By task: the losses of one plain process that takes the halves of each batch in turn, and of all ways in two."""
+    for name, case in trained.CASES.items():
+        home = folder / "data" / name.replace(" ", "-")
+        home.mkdir(parents=True)
+        case.files(home)
+        (home / "job.yaml").write_text(f"name: t\n{case.text}{trained.COMMON}")
+
+    def of(count: int, ways: Sequence[str]) -> dict[str, list[float]]:
+        cases = [f"task/{name}+{way}" for name in TASKS for way in ways]
+        cases = [case + "+channels_last=true" * ("image" in case and "fused" in case) for case in cases]
+        (folder / str(count)).mkdir()
+        found = ranks_cases.together(folder / str(count), cases, count)[0]
+        return dict(zip(product(TASKS, ways), found.values(), strict=True))
+
+    alone, together = of(1, ["halves", *(f"{way}+halves" for way in ways)]), of(2, ["", *ways])
+    return {task: {"alone": alone[task, "halves"]} | {f"1 {way}": alone[task, f"{way}+halves"] for way in ways}
+            | {f"2 {way}": together[task, way] for way in ("", *ways)} for task in TASKS}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[float]]]:
+    return losses_of_tasks(
+        tmp_path_factory.mktemp("tasks"),
+        FAST if precision.refuse(tiny.job(), tiny.machine(), None, "bf16") is None else FAST[:1],
+    )
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_is_the_same_for_one_process_and_for_two(tasks: dict[str, Any], task: str) -> None:
+    plain = tasks[task].pop("alone")
+    for way, losses in tasks[task].items():
+        # bf16 rounds in the third digit, and AdamW's first steps magnify it; all else is computed in float64.
+        np.testing.assert_allclose(losses, plain, rtol=0.05 if "bf16" in way else 1e-6, err_msg=way)
+
+
+@pytest.mark.nightly
+def test_every_task_is_the_same_compiled(tmp_path: Path) -> None:
+    for task, found in losses_of_tasks(tmp_path, ["compile=true+fused_optimizer=true"]).items():
+        plain = found.pop("alone")
+        for way, losses in found.items():
+            np.testing.assert_allclose(losses, plain, rtol=1e-6, err_msg=f"{task} {way}")
