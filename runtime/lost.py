@@ -6,14 +6,20 @@ A checkpoint is never made after one: what the device holds cannot be trusted. T
 from __future__ import annotations
 
 from runtime import memory
-from runtime.errors import DeviceError
+from runtime.errors import DeviceError, PeerError
 
-WORDS = ("CUDA error", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED", "NCCL error")
+WORDS = ("CUDA error", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED")
+PEERS = ("NCCL error", "NCCL communicator was aborted", "ProcessGroupNCCL", "Gloo connectFullMesh")
+"""What is said, often only where a result is read, when another process of the run is gone."""
 
 
-def meaning(error: RuntimeError) -> RuntimeError | DeviceError:
-    """What to raise for an error of torch: a DeviceError if the GPU is lost, else the error itself."""
+def meaning(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
+    """What to raise for an error of torch: a DeviceError if the GPU is lost, a PeerError if another process is."""
     text = str(error)
+    if any(word in text for word in PEERS):
+        return PeerError(f"another process of this run is lost: {text.splitlines()[0][:160]}",
+                         "all processes of a run", "run the same command again: it goes on from its last checkpoint; "
+                         "ranks/*/log.txt in the run folder says more")  # fmt: skip
     if memory.is_exhausted(error) or not any(word in text for word in WORDS):
         return error
     return DeviceError(

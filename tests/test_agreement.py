@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from runtime import checkpoint
+from runtime import checkpoint, lost
+from runtime.errors import DeviceError, PeerError
 from tests import ranks_cases
 
 STOPS = ["time@0", "time@01", "signal@0", "signal@1", "signal@01", "signal in the evaluation@1",
@@ -63,3 +64,12 @@ def test_all_repeat_what_one_must_repeat(ends: dict[str, Ends], case: str) -> No
     else:
         assert leader["rollbacks"] == (1 if case.endswith("@0") else 0)
         assert leader["weights"] == ends["nothing@"][0]["weights"]
+
+
+@pytest.mark.parametrize("words", ["NCCL error in: ProcessGroupNCCL.cpp:94, remote process exited",
+                                   "[Rank 0] NCCL communicator was aborted on rank 0."])  # fmt: skip
+def test_a_lost_peer_is_told_as_such_wherever_it_shows(words: str) -> None:
+    found = lost.meaning(RuntimeError(words))
+    assert isinstance(found, PeerError)
+    assert found.exit_code == 8
+    assert isinstance(lost.meaning(RuntimeError("CUDA error: an illegal memory access")), DeviceError)
