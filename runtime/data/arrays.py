@@ -50,9 +50,14 @@ class Arrays:
         """Whether each image has no colour."""
         return np.full(len(self), self.pixels.shape[1] == 1)
 
-    def fitted(self, size: int, channels: int) -> Arrays:
+    @property
+    def oblong(self) -> npt.NDArray[np.bool_]:
+        """Whether each image is not square."""
+        return np.full(len(self), self.pixels.shape[2] != self.pixels.shape[3])
+
+    def fitted(self, size: int, channels: int, fit: str = "crop") -> Arrays:
         """The same images as squares of `size` pixels with so many channels."""
-        return replace(self, pixels=square(self.pixels, size, channels))
+        return replace(self, pixels=square(self.pixels, size, channels, fit))
 
 
 def read(path: Path, key: str) -> tuple[Arrays, list[str], dict[int, Bad], list[str]]:

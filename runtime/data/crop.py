@@ -1,4 +1,4 @@
-"""Crop: images as squares. The short side fits, the centre stays, the ends of the long side go."""
+"""Crop: images as squares: their centre, or all of them between bars of zeros, or squeezed (`data.fit`)."""
 
 from __future__ import annotations
 
@@ -6,30 +6,36 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runtime.data.geometry import padded
+
 LUMA = (0.299, 0.587, 0.114)
 """Share of red, green and blue in grey (ITU-R BT.601, as Pillow and JPEG have it)."""
 
 
-def square(pixels: Tensor, size: int, channels: int) -> Tensor:
+def square(pixels: Tensor, size: int, channels: int, fit: str = "crop") -> Tensor:
     """Images as squares with so many channels, of the dtype they had.
 
     Args:
         pixels: shape (N, C, H, W), uint8 or float32.
         size: side of the square in pixels; smaller is antialiased, larger is bilinear.
         channels: 1 or 3; grey becomes three equal channels, colour becomes its luma.
+        fit: crop, pad or squash.
 
     Returns:
         Shape (N, channels, size, size).
     """
     pixels = _recoloured(pixels, channels)
     height, width = pixels.shape[2:]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    pixels = pixels[:, :, top : top + side, left : left + side]
-    if side == size:
-        return pixels.contiguous()
-    parts = [_resized(pixels[start : start + 1024], size) for start in range(0, len(pixels), 1024)]
-    return torch.cat(parts)
+    inner = padded((height, width), size) if fit == "pad" else (size, size)
+    if fit == "crop":
+        side = min(height, width)
+        top, left = (height - side) // 2, (width - side) // 2
+        pixels = pixels[:, :, top : top + side, left : left + side]
+    if pixels.shape[2:] != inner:
+        parts = [_resized(pixels[start : start + 1024], inner) for start in range(0, len(pixels), 1024)]
+        pixels = torch.cat(parts)
+    top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
+    return functional.pad(pixels, (left, size - inner[1] - left, top, size - inner[0] - top)).contiguous()
 
 
 def luma(pixels: Tensor) -> Tensor:
@@ -40,8 +46,8 @@ def luma(pixels: Tensor) -> Tensor:
     return red + green + blue
 
 
-def _resized(pixels: Tensor, size: int) -> Tensor:
-    out = functional.interpolate(pixels.float(), (size, size), mode="bilinear", antialias=True)
+def _resized(pixels: Tensor, sides: tuple[int, int]) -> Tensor:
+    out = functional.interpolate(pixels.float(), sides, mode="bilinear", antialias=True)
     return _as(out, pixels.dtype)
 
 

@@ -1,7 +1,8 @@
 """Decode: one image file to a square of 8-bit pixels, the same for training, validation and prediction.
 
 Rules: the first frame of an animation; turned upright by EXIF; transparency laid over white; 16 bits scaled to 8; CMYK
-and palettes as Pillow converts them; the centre square, resized bilinearly with antialias. A JPEG much larger than
+and palettes as Pillow converts them; the centre square, or all of it between black bars or squeezed (`data.fit`), resized
+bilinearly with antialias. A JPEG much larger than
 needed is decoded at a half, a quarter or an eighth, never below twice the wanted size.
 """
 
@@ -19,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image, UnidentifiedImageError
+
+from runtime.data.geometry import padded
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -49,15 +52,18 @@ class Look(NamedTuple):
     """In pixels of the file."""
     grey: bool
     """Stored without colour."""
+    oblong: bool
+    """Not square."""
 
 
-def pixels(path: str, size: int, channels: int) -> npt.NDArray[np.uint8]:
+def pixels(path: str, size: int, channels: int, fit: str = "crop") -> npt.NDArray[np.uint8]:
     """The image as a square.
 
     Args:
         path: an image file.
         size: side of the square in pixels.
         channels: 1 for grey, 3 for red, green, blue.
+        fit: `data.fit` of the job: crop, pad or squash.
 
     Returns:
         Shape (channels, size, size).
@@ -72,12 +78,25 @@ def pixels(path: str, size: int, channels: int) -> npt.NDArray[np.uint8]:
         flat = _flat(image, mode)
         # An eighth of 601 pixels is 76 columns, of which the last is not whole.
         width, height = drafted[1][2:] if drafted else flat.size
-        side = min(width, height)
-        left, top = (width - side) / 2, (height - side) / 2
-        small = flat.resize((size, size), Image.Resampling.BILINEAR, (left, top, left + side, top + side))
+        small = _square(flat, width, height, size, fit)
         turn = _UPRIGHT.get(_orientation(image))
         array = np.asarray(small if turn is None else small.transpose(turn))
     return array.reshape(size, size, channels).transpose(2, 0, 1)
+
+
+def _square(flat: Image.Image, width: float, height: float, size: int, fit: str) -> Image.Image:
+    """The part of an image from its left top corner that is so wide and high, as a square."""
+    if fit == "crop":
+        side = min(width, height)
+        left, top = (width - side) / 2, (height - side) / 2
+        return flat.resize((size, size), Image.Resampling.BILINEAR, (left, top, left + side, top + side))
+    inner = padded((width, height), size) if fit == "pad" else (size, size)
+    small = flat.resize(inner, Image.Resampling.BILINEAR, (0, 0, width, height))
+    if inner == (size, size):
+        return small
+    square = Image.new(flat.mode, (size, size))
+    square.paste(small, ((size - inner[0]) // 2, (size - inner[1]) // 2))
+    return square
 
 
 def look(path: str) -> Look:
@@ -87,10 +106,10 @@ def look(path: str) -> Look:
         Unreadable: with the reason.
     """
     with _opened(path) as image:
-        short = min(image.size)
+        short, oblong = min(image.size), image.width != image.height
         image.draft(None, (_GLANCE, _GLANCE))
         _flat(image, "RGB")
-        return Look(short, image.mode in _GREY)
+        return Look(short, image.mode in _GREY, oblong)
 
 
 def every(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

@@ -135,7 +135,7 @@ def kept(files: Files, folder: Path, room: int) -> Decoded:
 
 
 def _key(files: Files) -> str:
-    parts = [__version__, PIL.__version__, files.size, files.channels]
+    parts = [__version__, PIL.__version__, files.size, files.channels, files.fit]
     parts += [(path, stamp(path)) for path in map(os.path.abspath, map(files.title, range(len(files))))]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 

@@ -28,8 +28,11 @@ class Files:
     short_sides: npt.NDArray[np.int64]
     """In pixels; 0 for a file that cannot be used."""
     grey: npt.NDArray[np.bool_]
+    oblong: npt.NDArray[np.bool_]
+    """Not square."""
     size: int = 0
     channels: int = 0
+    fit: str = "crop"
 
     def __len__(self) -> int:
         return len(self.names)
@@ -38,9 +41,9 @@ class Files:
         """The path of an image."""
         return os.path.join(self.root, self.names[row])
 
-    def fitted(self, size: int, channels: int) -> Files:
+    def fitted(self, size: int, channels: int, fit: str = "crop") -> Files:
         """The same files, to be decoded as squares of `size` pixels with so many channels."""
-        return replace(self, size=size, channels=channels)
+        return replace(self, size=size, channels=channels, fit=fit)
 
     def gather(self, rows: Ids) -> Tensor:
         """Images of these rows, shape (len(rows), channels, size, size), uint8.
@@ -49,7 +52,9 @@ class Files:
             DataError: if a file changed or went away since it was checked.
         """
         with decode.quiet():
-            images = decode.every(partial(_pixels, size=self.size, channels=self.channels), self._paths(rows))
+            images = decode.every(
+                partial(_pixels, size=self.size, channels=self.channels, fit=self.fit), self._paths(rows)
+            )
         return torch.from_numpy(np.stack(images))
 
     def whole_paths(self) -> set[str]:
@@ -67,7 +72,8 @@ def checked(root: str, names: Sequence[str]) -> tuple[Files, dict[int, Bad]]:
     bad = {row: Bad(os.path.join(root, names[row]), seen) for row, seen in enumerate(looks) if isinstance(seen, str)}
     sides = [0 if isinstance(seen, str) else seen.short_side for seen in looks]
     grey = [not isinstance(seen, str) and seen.grey for seen in looks]
-    return Files(root, names, np.array(sides, np.int64), np.array(grey, np.bool_)), bad
+    oblong = [not isinstance(seen, str) and seen.oblong for seen in looks]
+    return Files(root, names, np.array(sides, np.int64), np.array(grey, np.bool_), np.array(oblong, np.bool_)), bad
 
 
 def _look(path: str) -> decode.Look | str:
@@ -77,9 +83,9 @@ def _look(path: str) -> decode.Look | str:
         return str(reason)
 
 
-def _pixels(path: str, size: int, channels: int) -> npt.NDArray[np.uint8]:
+def _pixels(path: str, size: int, channels: int, fit: str) -> npt.NDArray[np.uint8]:
     try:
-        return decode.pixels(path, size, channels)
+        return decode.pixels(path, size, channels, fit)
     except decode.Unreadable as reason:
         raise DataError(f"{path}: {reason}", "it could be decoded when the run began",
                         "restore the file; a run started now leaves it out") from None  # fmt: skip

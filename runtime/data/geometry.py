@@ -9,6 +9,12 @@ SMALLEST, LARGEST, GRID = 16, 224, 16
 """Limits and multiple of a size chosen for image files, in pixels."""
 
 
+def padded(sides: tuple[float, float], size: int) -> tuple[int, int]:
+    """The sides of an image of which the longer one becomes `size`."""
+    scale = size / max(sides)
+    return max(1, round(sides[0] * scale)), max(1, round(sides[1] * scale))
+
+
 def choose_size(asked: int | str, short_sides: npt.NDArray[np.int64], exact: bool) -> tuple[int, str]:
     """The side of the square and the reason.
 

@@ -28,6 +28,11 @@ from runtime.job.job import ImageJob
 from runtime.storage import DECODED
 from runtime.vision import Expected
 
+_BECOMES = {
+    "crop": "the ends of the long side are cut off (data.fit: crop); pad or squash keeps them",
+    "pad": "black bars fill the square (data.fit: pad)",
+    "squash": "they are squeezed into a square (data.fit: squash)",
+}
 MEASURED = 2000
 """Training images that mean and deviation are taken from."""
 
@@ -61,14 +66,16 @@ def load(job: ImageJob, settled: Settled | None = None) -> Dataset:
     classes = settled.heads[""].classes if settled else _classes(train)
     wanted = vision.expected(job)
     size, channels, notes = _geometry(job, train, wanted)
+    notes += _oblong(train, job.data.fit)
     if settled:
         size, channels = settled.preprocessing["image_size"], settled.preprocessing["channels"]
-    train.fit(size, channels)
+    fit = settled.preprocessing.get("fit", "crop") if settled else job.data.fit
+    train.fit(size, channels, fit)
     targets = labels.indices(train.used(), classes, train.key)
     read = [(train.key, train.images)]
     if isinstance(job.data.validation, str):
         held = source.read(job.resolve(job.data.validation), job.data, "data.validation")
-        held.fit(size, channels)
+        held.fit(size, channels, fit)
         parts = _apart(train, targets, held, classes)
         notes += [*held.notes, *_shared(train, held)]
         read.append((held.key, held.images))
@@ -138,6 +145,12 @@ def _geometry(job: ImageJob, train: Source, wanted: Expected | None) -> tuple[in
     return size, channels, [f"image_size {size}: {why}", f"channels {channels}: {because}"]
 
 
+def _oblong(train: Source, fit: str) -> list[str]:
+    """A note on images that are not square, and on what becomes of them."""
+    count = int(train.images.oblong[train.rows].sum())
+    return [f"{count:,} of {len(train.rows):,} images are not square: {_BECOMES[fit]}"] * bool(count)
+
+
 Parts = tuple[ImageSplit, ImageSplit]
 
 
@@ -196,7 +209,7 @@ def _preparer(
     preparer = Preparer(
         image_size=raw.shape[-1], channels=raw.shape[1], classes=classes, low=low, high=high,
         mean=tuple(mean), std=tuple(value or 1.0 for value in std),
-        augment=Augment(job.data.augment, job.train.seed, tuple(mean)),
+        augment=Augment(job.data.augment, job.train.seed, tuple(mean)), fit=job.data.fit,
     )  # fmt: skip
     return preparer, notes
 

@@ -64,7 +64,11 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
                         f"at least one image of the kinds {' '.join(EXTENSIONS)}", "name other files")  # fmt: skip
     used = [found.labels[row] for row in rows.tolist()] if labelled else None
     classes = None if used is None else labels.indices(used, heads[""].classes, KEY)
-    return New(ImageSplit(found.images.fitted(preparer.image_size, preparer.channels), rows, classes), preparer, notes)
+    return New(
+        ImageSplit(found.images.fitted(preparer.image_size, preparer.channels, preparer.fit), rows, classes),
+        preparer,
+        notes,
+    )
 
 
 def _arrays(paths: Sequence[Path], preparer: Preparer, labelled: bool) -> _Found:

@@ -13,7 +13,12 @@ from runtime.data.dataset import Inputs
 from runtime.data.transfer import onto
 from runtime.draws import Ids
 
-RESIZE = "upright, transparency over white, centre square of the short side, bilinear with antialias"
+RESIZE = {
+    "crop": "upright, transparency over white, centre square of the short side, bilinear with antialias",
+    "pad": "upright, transparency over white, long side fits, black bars beside the short one, bilinear with antialias",
+    "squash": "upright, transparency over white, each side by itself, bilinear with antialias",
+}
+"""What becomes of an image, by `data.fit`."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,8 @@ class Preparer:
     std: tuple[float, ...]
     """Per channel, of the training images, after scaling."""
     augment: Augment | None = None
+    fit: str = "crop"
+    """How an image that is not square becomes one."""
 
     def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
         """Raw pixels (N, C, S, S) to network inputs (N, C, S, S) float32, on the device of the pixels."""
@@ -54,7 +61,7 @@ class Preparer:
         """Plain data from which `from_preprocessing` makes the same preparer."""
         return {
             "kind": "images", "image_size": self.image_size, "channels": self.channels,
-            "classes": list(self.classes), "resize": RESIZE, "low": self.low, "high": self.high,
+            "classes": list(self.classes), "fit": self.fit, "resize": RESIZE[self.fit], "low": self.low, "high": self.high,
             "mean": list(self.mean), "std": list(self.std),
         }  # fmt: skip
 
@@ -64,4 +71,5 @@ def from_preprocessing(data: dict[str, Any]) -> Preparer:
     return Preparer(
         image_size=data["image_size"], channels=data["channels"], classes=tuple(data["classes"]),
         low=data["low"], high=data["high"], mean=tuple(data["mean"]), std=tuple(data["std"]),
+        fit=data.get("fit", "crop"),  # models from before there was a choice
     )  # fmt: skip

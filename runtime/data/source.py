@@ -36,9 +36,9 @@ class Source:
         """Labels of the usable rows."""
         return [self.labels[row] for row in self.rows.tolist()]
 
-    def fit(self, size: int, channels: int) -> None:
+    def fit(self, size: int, channels: int, fit: str) -> None:
         """Make `images.gather` give squares of `size` pixels with so many channels."""
-        self.images = self.images.fitted(size, channels)
+        self.images = self.images.fitted(size, channels, fit)
 
 
 def read(path: Path, data: ImageData, key: str) -> Source:

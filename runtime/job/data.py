@@ -19,6 +19,8 @@ from runtime.job.values import (
     Validation,
 )
 
+Fit = Literal["crop", "pad", "squash"]
+
 
 class Data(Spec):
     """What all tasks share."""
@@ -95,6 +97,11 @@ class ImageData(Data):
     label_column: str = Field("label", description="column of a manifest that holds labels")
     image_size: Annotated[int, Field(ge=4, le=2048)] | Literal["auto"] = Field(
         "auto", description="side of the square the network sees, in pixels; auto looks at the images"
+    )
+    fit: Fit = Field(
+        "crop",
+        description="how an image that is not square becomes one; crop: its centre; pad: all of it between black bars; "
+        "squash: all of it, squeezed",
     )
     channels: Literal[1, 3, "auto"] = Field("auto", description="1 grey, 3 colour; auto looks at the images")
     augment: ImageAugment = Field(ImageAugment(), description="random changes to training images")

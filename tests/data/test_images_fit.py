@@ -1,0 +1,92 @@
+"""Images that are not square: cropped, padded or squashed, the same from files and arrays, in training and prediction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from runtime import artifact, spec
+from runtime.data import crop, decode, decoded, new
+from runtime.data.load import load
+from tests.trained import Case, trained
+
+FITS = ("crop", "pad", "squash")
+
+
+def bands(wide: bool) -> np.ndarray:
+    """Four bands of 10 pixels, left to right or top to bottom, of 40 by 20 pixels."""
+    values = np.repeat(np.array([50, 100, 150, 200], np.uint8), 10)
+    picture = np.broadcast_to(values, (20, 40)) if wide else np.broadcast_to(values[:, None], (40, 20))
+    return np.ascontiguousarray(picture)
+
+
+def wanted(fit: str, wide: bool) -> list[int]:
+    """Grey values along the middle of the long side, and across it at both ends, of the square of 20 pixels."""
+    return {"crop": [100, 150, 150, 150], "pad": [50, 200, 0, 0], "squash": [50, 200, 150, 150]}[fit]
+
+
+def seen(square: np.ndarray, wide: bool) -> list[int]:
+    square = square if wide else square.T
+    return [int(square[10, 2]), int(square[10, 17]), int(square[1, 12]), int(square[18, 12])]
+
+
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("fit", FITS)
+def test_what_becomes_of_a_long_image(tmp_path: Path, fit: str, wide: bool) -> None:
+    Image.fromarray(bands(wide)).save(tmp_path / "x.png")
+    from_file = decode.pixels(str(tmp_path / "x.png"), 20, 1, fit)[0]
+    assert seen(from_file, wide) == wanted(fit, wide)
+    from_array = crop.square(torch.from_numpy(bands(wide))[None, None], 20, 1, fit)[0, 0]
+    assert seen(from_array.numpy(), wide) == wanted(fit, wide)
+    assert np.abs(from_file.astype(int) - from_array.numpy()).max() <= 2
+
+
+def folders(folder: Path) -> None:
+    drawn = np.random.default_rng(0)
+    for number in range(24):
+        place = folder / ("held" if number % 3 == 0 else "train") / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        shape = (24, 24, 3) if number < 6 else (20, 44, 3)
+        Image.fromarray(drawn.integers(0, 120, shape).astype(np.uint8) + 100 * (number % 2)).save(
+            place / f"{number}.png"
+        )
+
+
+CASE = "task: image-classification\ndata: {{train: train, validation: held, image_size: 16, fit: {fit}}}\nmodel: {{name: small-cnn, width: 4}}\n"
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_it_is_told_and_a_prediction_does_the_same(tmp_path: Path, fit: str) -> None:
+    done = trained(Case(folders, "", CASE.format(fit=fit)), tmp_path)
+    (note,) = [note for note in done.dataset.notes if "not square" in note]
+    assert note.startswith("12 of 16 images are not square: ")
+    assert f"data.fit: {fit}" in note
+    model = artifact.load(tmp_path / "run")
+    assert model.preprocessing["fit"] == fit
+    again = new.read([tmp_path / "held"], model.preprocessing, model.heads, labelled=True)
+    ids = np.arange(8)
+    assert torch.equal(again.split.gather(ids)[0], done.dataset.validation.gather(ids)[0])
+
+
+def test_the_cache_of_decoded_images_tells_them_apart(tmp_path: Path) -> None:
+    folders(tmp_path)
+    kept = []
+    for fit in FITS:
+        (tmp_path / "job.yaml").write_text(f"name: t\n{CASE.format(fit=fit)}")
+        images = load(spec.load(tmp_path / "job.yaml")).train.images  # type: ignore[attr-defined]
+        kept.append(decoded.kept(images, tmp_path / "cache", 1 << 30))
+    rows = np.arange(16)
+    assert len({each.path for each in kept}) == 3
+    assert all(torch.equal(each.gather(rows), each.files.gather(rows)) for each in kept)
+
+
+def test_a_model_from_before_there_was_a_choice_crops() -> None:
+    from runtime.data.preparer import Preparer, from_preprocessing
+
+    stored = Preparer(8, 1, ("a", "b"), 0, 255, (0.0,), (1.0,)).to_json()
+    del stored["fit"]
+    assert from_preprocessing(stored).fit == "crop"
