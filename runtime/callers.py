@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime import optimizations, torch_settings
-from runtime.hardware import Hardware
+from runtime import guard, optimizations, torch_settings
+from runtime.errors import DeviceError
+from runtime.hardware import Gpu, Hardware
+from runtime.job import Job
 from runtime.optimizations import Effect, Stage
 from runtime.plan import Plan, written
 from runtime.signals import WATCHED, Signals
@@ -70,6 +72,33 @@ def as_found() -> Iterator[None]:
             torch.set_num_threads(threads)
             if hasattr(_compiler(), "deterministic"):
                 _compiler().deterministic = compiler
+
+
+def machine(here: Hardware, job: Job) -> Hardware:
+    """The facts with the GPU that this process computes on: the first that CUDA shows it, whose order is CUDA's own.
+
+    Raises:
+        DeviceError: if the job names another GPU, or this one cannot be used.
+    """
+    wanted, first = job.limits.gpus, _first(here)
+    if wanted == "none" or first is None:
+        found = guard.admitted(here, wanted)
+    elif isinstance(wanted, str) or list(wanted) == [first.index]:
+        found = guard.admitted(here, [first.index])
+    else:
+        raise DeviceError(f"limits.gpus is {list(wanted)}, and this process computes on GPU {first.index} ({first.name})",
+                          "the first GPU that CUDA shows to this process",
+                          "start it with another one: CUDA_VISIBLE_DEVICES=UUID, which nvidia-smi -L lists")  # fmt: skip
+    guard.check(found)
+    return found
+
+
+def _first(here: Hardware) -> Gpu | None:
+    """The GPU that is `cuda:0`; None if there is no choice, or torch cannot tell."""
+    if len(here.gpus) < 2 or not torch.cuda.is_available():
+        return None
+    uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
+    return next((gpu for gpu in here.gpus if uuid and gpu.uuid.endswith(uuid)), None)
 
 
 def as_started(plan: Plan, hardware: Hardware) -> Plan:

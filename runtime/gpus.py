@@ -97,7 +97,9 @@ def environment(hardware: Hardware) -> dict[str, str]:
     same = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     if any(gpu.mig for gpu in hardware.gpus):
         return same
-    numbers = ",".join(str(gpu.index) for gpu in hardware.gpus)
+    # Numbers count the GPUs that a container or the variable shows, in an order that hangs on another variable.
+    named = all(gpu.uuid for gpu in hardware.gpus)
+    numbers = ",".join(gpu.uuid if named else str(gpu.index) for gpu in hardware.gpus)
     return same | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers}
 
 

@@ -8,7 +8,8 @@ check        in the trainer, from the torch that is really loaded
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from runtime import gpus, image
 from runtime.errors import DeviceError
@@ -58,6 +59,34 @@ def admitted(hardware: Hardware, wanted: gpus.Wanted) -> Hardware:
         gpus.refuse_full(gpu)
     _refuse_build(machine, hardware.torch, hardware.torch.architectures)
     return machine
+
+
+def usable(hardware: Hardware, tell: Callable[[str], None]) -> Hardware:
+    """The facts for what runs without a GPU as well: with the best one, or, told why, with none.
+
+    Raises:
+        DeviceError: if no torch is installed.
+    """
+    if hardware.torch is None or hardware.gpu is None:
+        return hardware
+    try:
+        return admitted(hardware, "auto")
+    except DeviceError as error:
+        return _without(hardware, error, tell)
+
+
+def device(hardware: Hardware, tell: Callable[[str], None]) -> str:
+    """Where to compute what `usable` gave: `cuda:0`, or, told why if CUDA does not answer, `cpu`."""
+    try:
+        check(hardware)
+    except DeviceError as error:
+        hardware = _without(hardware, error, tell)
+    return "cuda:0" if hardware.gpu else "cpu"
+
+
+def _without(hardware: Hardware, error: DeviceError, tell: Callable[[str], None]) -> Hardware:
+    tell(f"warning: {error.given}; computing on the CPU")
+    return replace(hardware, gpus=())
 
 
 def check(hardware: Hardware) -> None:

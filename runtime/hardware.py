@@ -92,6 +92,8 @@ class Gpu:
     free: int
     driver: str
     mig: bool = False
+    uuid: str = ""
+    """The one name that every order of GPUs agrees on; empty in facts of older versions."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime import cells, pace, threads
+from runtime import cells, guard, pace, threads
 from runtime.errors import DataError
 from runtime.files import read_json, storage_error, write_json
 from runtime.report.confusion import Confusion, confusions
@@ -50,7 +50,7 @@ def judge(request: Request) -> int:
     from runtime import artifact
 
     trained = artifact.load(request.run, consent=request.run_code)
-    device = torch.device("cuda:0" if machine.gpu else "cpu")
+    device = torch.device(guard.device(machine, threads.tell))
     if request.data is None:
         tally = _validation(request, trained, device)
         source, over = "validation data of the run", "validation/"

@@ -8,11 +8,12 @@ Facts, plan, loop, report and run folder are those of `drivetrain train`. What h
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
-from runtime import batch_size, callers, dropout, seen, shown, spec, strided, trainer, tune
+from runtime import call, callers, dropout, in_force, seen, shown, strided, trainer, tune
 from runtime import folder as folders
 from runtime import plan as plans
 from runtime import run as running
@@ -31,10 +32,10 @@ from runtime.data.load import check_loss
 from runtime.detect import detect
 from runtime.errors import CheckpointError, Problem, SpecError, Stopped
 from runtime.files import read_json, write_json
+from runtime.fitting import Fitting
 from runtime.hardware import Hardware
 from runtime.job import Job
 from runtime.job.caller import CallersData, CallersJob, CallersModel
-from runtime.job.document import Document
 from runtime.job.model import Freeze
 from runtime.models import trial
 from runtime.models.build import Model
@@ -75,7 +76,9 @@ def train(
     names: Sequence[str] | None = None,
     optimize: Mapping[str, Setting] | None = None,
     checkpoint: Mapping[str, Any] | None = None,
+    limits: Mapping[str, Any] | None = None,
     new: bool = False,
+    quiet: bool = False,
     **settings: Any,
 ) -> Result:
     """Train a network, or go on with the unfinished run of this name.
@@ -92,7 +95,9 @@ def train(
         names: of the classes, labels or numbers.
         optimize: optimizations by name, as in the spec.
         checkpoint: `every`, `keep` and `best`, as in the spec.
+        limits: `gpus` and `gpu_memory`, as in the spec.
         new: start a new run, whatever is unfinished.
+        quiet: print nothing, nor let anything else print meanwhile; all is in the run folder.
         settings: any key of the spec's `train:` part: epochs, batch_size, optimizer, schedule, max_time, ...
 
     Raises:
@@ -101,14 +106,21 @@ def train(
         Stopped: on Ctrl-C or SIGTERM, after a checkpoint; the same call goes on from there.
         DrivetrainError: for whatever else ends it.
     """
-    call = sys._getframe(1)
+    caller = sys._getframe(1)
     data = {"targets": targets} | ({} if names is None else {"names": list(names)})
-    how = settings | ({} if loss is None else {"loss": _told(loss)})
+    how = settings | ({} if loss is None else {"loss": call.loss_of(loss)})
     written = {"name": name, "task": "python", "data": data, "train": how, "optimize": dict(optimize or {}),
-               "checkpoint": dict(checkpoint or {})}  # fmt: skip
-    source = call.f_code.co_filename
-    job = _job(written, f"{Path(source).name}:{call.f_lineno}:1")
-    return _listening(job, model, (train_data, validation_data), loss, Path(runs), new, source)
+               "checkpoint": dict(checkpoint or {}), "limits": dict(limits or {})}  # fmt: skip
+    source = caller.f_code.co_filename
+    job = call.spec_of(written, f"{Path(source).name}:{caller.f_lineno}:1")
+    with _silent() if quiet else contextlib.nullcontext():
+        return _listening(job, model, (train_data, validation_data), loss, Path(runs), new, source)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
 
 
 def _listening(job: CallersJob, model: nn.Module, data: tuple[Any, Any], loss: Any, runs: Path, new: bool, source: str
@@ -128,33 +140,6 @@ def _listening(job: CallersJob, model: nn.Module, data: tuple[Any, Any], loss: A
                 strided.as_before(model)
 
 
-def _told(loss: Any) -> Any:
-    """A loss as the spec has it; a callable by its name."""
-    if isinstance(loss, str | Mapping):
-        return loss
-    return {"name": "own", "function": getattr(loss, "__qualname__", type(loss).__name__)}
-
-
-def _job(written: dict[str, Any], place: str) -> CallersJob:
-    """The checked spec; every mistake is where the call is."""
-
-    def places(path: tuple[str, ...], value: Any) -> dict[Any, str]:
-        found: dict[Any, str] = {path: place}
-        for key, inner in value.items() if isinstance(value, Mapping) else ():
-            found |= places((*path, key), inner)
-        return found
-
-    document = Document("runtime.train", written, places((), written))
-    try:
-        job = spec.check(document, CallersJob)
-        batch_size.fixed(job, "runtime.train")
-    except SpecError as error:
-        # The caller wrote `epochs=3`, not `train: {epochs: 3}`.
-        raise SpecError([replace(each, key=each.key.removeprefix("train.")) for each in error.problems]) from None
-    assert isinstance(job, CallersJob)
-    return job
-
-
 def _tried(job: CallersJob, model: nn.Module, parts: tuple[Any, Any], loss: Any) -> tuple[CallersJob, Dataset]:
     """The data, once it went through network and loss; and the spec with what they turned out to be."""
 
@@ -163,6 +148,9 @@ def _tried(job: CallersJob, model: nn.Module, parts: tuple[Any, Any], loss: Any)
 
     if not isinstance(model, nn.Module):
         raise refuse(f"model is {type(model).__name__}", "a torch.nn.Module", "give an instance of your network")
+    if copies := trial.wrapper(model):
+        raise refuse(f"model is a {copies}", "the network itself, in one process on one GPU",
+                     "give model.module; `drivetrain train` with limits: {gpus: all} starts a process for each GPU")  # fmt: skip
     terms = OwnTerms(loss, "loss", refuse) if job.has_own_loss() else None
     dataset = own.dataset(job, parts, ("train_data", "validation_data"), job.data.targets, job.data.names, terms)
     check_loss(job, dataset)
@@ -181,7 +169,8 @@ def _trained(
     job: Job, network: Model, dataset: Dataset, signals: Signals, runs: Path, new: bool, source: str
 ) -> Result:  # fmt: skip
     """Train in the run folder of the job, with the records that a supervisor keeps."""
-    machine, place = detect(runs), _opened(runs, job, new)
+    machine = callers.machine(detect(runs), job)
+    place = _opened(runs, job, new)
     state: dict[str, Any] = {
         "status": "running", "exit_code": None, "source": source, "set": [],
         "started": place.state().get("started") or _now(), "ended": None,
@@ -220,11 +209,14 @@ def _assembled(
     """The run under a plan that this process can have."""
     facts, clock = running.workload(dataset, network.module), Clock()
     before = place.path / "plan.json"
-    stored = plans.load(before) if place.resumes and before.exists() else None
+    stored = in_force.plan_of(place.path) if place.resumes and before.exists() else None
     plan = plans.resolve(job, machine, facts, replay=plans.replayed(stored) if stored else {})
     plan = callers.as_started(plans.carried(plan, stored) if stored else plan, machine)
     if stored is None:
-        found = tune.measured(job, machine, plan, dataset, network, place.path, signals, say)
+        found = Fitting(job, machine, plan, dataset, network, facts, place.path, signals, say).measured()
+        if found:
+            plan = callers.as_started(plans.resolve(job, machine, facts, measured=found), machine)
+        found |= tune.measured(job, machine, plan, dataset, network, place.path, signals, say)
         if found:
             plan = callers.as_started(plans.resolve(job, machine, facts, measured=found), machine)
     shown.show(plan, job, machine, before, stored)
@@ -242,7 +234,8 @@ def _result(folder: Path, model: nn.Module, reason: str) -> Result:
 def _report(run: Path) -> None:
     """Written in a process of its own: its libraries are heavy."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-m", "runtime.report", str(run)], env=environment, check=False)
+    done = subprocess.run([sys.executable, "-m", "runtime.report", str(run)], env=environment, check=False,
+                          stdout=subprocess.DEVNULL)  # fmt: skip
     say(f"report {run}/report.html" if done.returncode == 0 else "warning: the report could not be written")
 
 

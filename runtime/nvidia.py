@@ -88,7 +88,8 @@ def _device(nvml: Any, handle: Any, index: int, capability: tuple[int, int], dri
     return _Device(
         _string(nvml.nvmlDeviceGetUUID(handle)),
         Gpu(index=index, name=_string(nvml.nvmlDeviceGetName(handle)), capability=capability,
-            memory=int(memory.total), free=int(memory.free), driver=driver, mig=mig),
+            memory=int(memory.total), free=int(memory.free), driver=driver, mig=mig,
+            uuid=_string(nvml.nvmlDeviceGetUUID(handle))),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from runtime import cells, pace, threads
+from runtime import cells, guard, pace, threads
 from runtime.errors import StorageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def predict(request: Request) -> int:
     for note in data.notes:
         print(f"data: {note}", file=sys.stderr, flush=True)
     started = time.monotonic()
-    device = torch.device("cuda:0" if machine.gpu else "cpu")
+    device = torch.device(guard.device(machine, threads.tell))
     batches = inference.outputs(trained.network, trained.heads, data.split, data.prepare, device)
     among = request.output is None and (sys.stdout.isatty() or bool(os.environ.get(TERMINAL)))
     if not among:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
+from runtime import gpus, guard
 from runtime.detect import detect
 from runtime.hardware import Hardware
 from runtime.optimizations import cpu_threads
@@ -12,6 +14,12 @@ from runtime.optimizations import cpu_threads
 
 def limit() -> Hardware:
     """Keep this process within what the container may use; returns what that is. Call it before torch is imported."""
-    machine = detect(Path())
+    machine = guard.usable(detect(Path()), tell)
+    os.environ.update(gpus.environment(machine))
     os.environ.update(cpu_threads.environment(machine, cpu_threads.threads_of(machine)))
     return machine
+
+
+def tell(text: str) -> None:
+    """One line beside the results."""
+    print(text, file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime import gpus, guard, hardware, image, plan, spec
+from runtime import gpus, guard, hardware, image, plan, spec, threads
 from runtime.errors import DeviceError
 from runtime.hardware import Gpu, Hardware, Torch
 from runtime.job.document import parse
@@ -277,3 +277,41 @@ def test_architectures_are_read_without_loading_torch(
     if content is not None:
         (tmp_path / "lib/libtorch_python.so").write_bytes(content)
     assert read_architectures(tmp_path) == expected
+
+
+def test_what_needs_no_gpu_goes_on_without_one_that_cannot_be_used() -> None:
+    """As `predict` and `evaluate` do on a host with a GPU and a torch for CPUs."""
+    said = list[str]()
+    here = machine("rtx3060-driver580", CPU)
+    assert guard.usable(here, said.append).gpus == ()
+    assert said == ["warning: NVIDIA GeForce RTX 3060 (capability 8.6, driver 580.95.05) is here, and torch 2.13.0+cpu "
+                    "(CPU build) has no code for any GPU; computing on the CPU"]  # fmt: skip
+    said.clear()
+    assert guard.usable(machine("rtx3060-driver580", AMPERE), said.append).gpu is not None
+    assert said == []
+
+
+def test_what_needs_no_gpu_goes_on_where_cuda_does_not_answer() -> None:
+    said = list[str]()
+    assert guard.device(machine("rtx3060-driver580", AMPERE), said.append) == "cpu"  # this torch is for CPUs
+    assert said[0].startswith("warning: NVIDIA GeForce RTX 3060")
+    assert guard.device(machine("vm-2core-cgroup1"), said.append) == "cpu"
+    assert len(said) == 1
+
+
+def test_gpus_are_named_so_that_every_order_agrees() -> None:
+    cards = [replace(card(index), uuid=f"GPU-{index}a") for index in (2, 0)]
+    assert gpus.environment(with_gpus(*cards))["CUDA_VISIBLE_DEVICES"] == "GPU-2a,GPU-0a"
+    older = with_gpus(cards[0], card(1))
+    assert gpus.environment(older)["CUDA_VISIBLE_DEVICES"] == "2,1"
+
+
+def test_predict_and_evaluate_compute_on_the_cpu_where_torch_has_no_code_for_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(threads, "detect", lambda runs: machine("rtx3060-driver580", CPU))
+    monkeypatch.setattr(threads, "os", SimpleNamespace(environ=dict[str, str]()))
+    here = threads.limit()
+    assert here.gpus == ()
+    assert guard.device(here, threads.tell) == "cpu"
+    assert capsys.readouterr().err.endswith("has no code for any GPU; computing on the CPU\n")

@@ -21,6 +21,14 @@ def first(dataset: Dataset, split: Split) -> Batch:
     return Batch(batch.ids, dataset.prepare(batch.inputs, batch.ids, None), batch.targets)
 
 
+def wrapper(module: nn.Module) -> str | None:
+    """What copies or cuts the network for several GPUs, by its class; None for a network by itself."""
+    kinds = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    found = (type(each).__name__ for each in module.modules()
+             if isinstance(each, kinds) or type(each).__name__.startswith(("FullyShardedDataParallel", "FSDP")))  # fmt: skip
+    return next(found, None)
+
+
 def check(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> None:
     """Pass samples through the network and through a loss of the person's own.
 
