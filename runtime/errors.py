@@ -8,7 +8,7 @@
     ├── OutOfMemory       6    memory is short at micro-batch 1
     ├── StorageError      7    a folder cannot be written
     ├── PeerError         8    another process is lost or hung
-    ├── DeviceError       9    the device cannot be used: wrong image, lost GPU, no engine
+    ├── DeviceError       9    the device cannot be used: wrong image, lost GPU, no engine, kernels that crash
     ├── Replanned        10    a new plan needs another process; the supervisor starts it, so nobody else sees this
     ├── Busy             11    another process is training this run
     └── Stopped          75    stopped early, nothing committed was lost, run me again
@@ -111,7 +111,7 @@ class PeerError(DrivetrainError):
 
 
 class DeviceError(DrivetrainError):
-    """The device cannot be used: wrong image, lost GPU, no engine."""
+    """The device cannot be used: wrong image, lost GPU, no engine, kernels that crash."""
 
     exit_code = 9
 

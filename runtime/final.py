@@ -9,7 +9,7 @@ from runtime import optimizations
 from runtime.evidence import Measured
 from runtime.hardware import Hardware
 from runtime.job import Job
-from runtime.plan import OPEN, Plan, resolve, written
+from runtime.plan import LEARNED, OPEN, Plan, resolve, written
 from runtime.workload import Workload
 
 
@@ -36,7 +36,7 @@ def settle(
         old = before[row.name]
         if row.source == "file" and old.value == row.value:
             row = replace(row, source=old.source, reason=old.reason, evidence=old.evidence)
-        if old.source == "memory":
+        if old.source in LEARNED:
             row = old
         if old.value != row.value:
             say(f"plan: {row.name} is {written(row.value)}, not {written(old.value)}: {row.reason}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime import batch_size, guard, signals, spec, supervise
+from runtime import batch_size, children, guard, signals, spec
 from runtime import plan as plans
 from runtime.detect import detect
 from runtime.errors import SpecError
@@ -50,4 +50,4 @@ def find_lr(request: Request) -> int:
     plan = plans.resolve(job, machine)
     console().print(render(plan, job, machine))
     words = (repr(request.lowest), repr(request.highest), str(request.steps))
-    return supervise.measure("runtime.range_test", output, request.spec, request.assignments, plan, machine, words)
+    return children.measure("runtime.range_test", output, request.spec, request.assignments, plan, machine, words)

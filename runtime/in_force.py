@@ -10,7 +10,7 @@ from typing import Any
 from runtime.errors import CheckpointError
 from runtime.files import read_json
 from runtime.optimizations import Value
-from runtime.plan import Decision, Plan, load, replayed
+from runtime.plan import LEARNED, Decision, Plan, load, replayed
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Asked:
         Raises:
             CheckpointError: if this is something else.
         """
-        plain = all(row.source in ("plain", "memory") for row in stored.decisions)
+        plain = all(row.source in ("plain", *LEARNED) for row in stored.decisions)
         before = Asked(state.get("plain", plain), state.get("plan", None if plain else self.plan))
         if self in (before, Asked(False, replayed(stored))):
             return before

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime import batch_size, guard, signals, spec, supervise
+from runtime import batch_size, children, guard, signals, spec
 from runtime import plan as plans
 from runtime.detect import detect
 from runtime.files import make_folder
@@ -38,4 +38,4 @@ def memory(request: Request) -> int:
     make_folder(output)
     machine = guard.admitted(detect(output), job.limits.gpus)
     plan = plans.resolve(job, machine)
-    return supervise.measure("runtime.memory_test", output, request.spec, request.assignments, plan, machine)
+    return children.measure("runtime.memory_test", output, request.spec, request.assignments, plan, machine)

@@ -24,6 +24,8 @@ from runtime.workload import Workload
 
 OPEN = ("choice", "profile")
 """Sources of decisions that measuring may change."""
+LEARNED = ("memory", "crash")
+"""Sources of decisions that an end of the trainer has taught; they stand above all, even above the job."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Decision:
     name: str
     value: Value
     source: str
-    """job, measured, profile, choice, plain (by --plain), file (by --plan), or memory (after running out of it)."""
+    """job, measured, profile, choice, plain (by --plain), file (by --plan), memory (after running out of it), or crash."""
     reason: str
     effect: str
     evidence: str | None = None
@@ -207,13 +209,13 @@ def replayed(plan: Plan) -> dict[str, Value]:
 def carried(fresh: Plan, stored: Plan) -> Plan:
     """The fresh plan of a resumed run with what the stored one knows: why a value that stays was decided.
 
-    What running out of memory has taught stands above all, even above the job.
+    What the ends of earlier trainers have taught stands above all, even above the job.
     """
     old = {row.name: row for row in stored.decisions}
 
     def row(now: Decision) -> Decision:
         before = old.get(now.name, now)
-        kept = before.source == "memory" or (now.source == "file" and now.value == before.value)
+        kept = before.source in LEARNED or (now.source == "file" and now.value == before.value)
         return before if kept else now
 
     return replace(fresh, decisions=tuple(row(now) for now in fresh.decisions))

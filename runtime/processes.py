@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 from runtime.errors import PeerError, SpecError, Stopped
 from runtime.hardware import Hardware
 from runtime.job import Job
+from runtime.signals import CRASHES
 
 NUMBER, COUNT, MEETING = "DRIVETRAIN_RANK", "DRIVETRAIN_RANKS", "DRIVETRAIN_MEETING"
 """Environment of a process: its rank, how many there are, and the file where they find each other."""
@@ -101,6 +103,10 @@ def wait(leader: subprocess.Popen[bytes], others: Sequence[subprocess.Popen[byte
         time.sleep(LOOK_EVERY)
     code = leader.wait()
     lost = [process for process in others if process.poll() not in (None, 0)]
+    ends = [code, *(process.returncode for process in lost)]
+    if -signal.SIGKILL not in ends and (crashed := [end for end in ends if 128 - end in CRASHES]):
+        # The others have only lost a peer by it.
+        return crashed[0]
     if lost and code not in (0, Stopped.exit_code) and not 2 <= code <= 7:
         if any(process.returncode == Stopped.exit_code for process in lost):
             # Told to stop before they had met; later all stop together.

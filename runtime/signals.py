@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
 import subprocess
@@ -19,6 +20,11 @@ from runtime.errors import Stopped
 WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 AT_ONCE = tuple(128 + number for number in WATCHED)
 """Exit codes after a second signal."""
+CRASHES = {
+    128 + number: number.name
+    for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+}
+"""Signals that a fault inside a kernel raises, by the exit code that they give."""
 NOTICE = "a notice that this machine will be taken away"
 """Comes as SIGUSR1 from the thread that watches for it; the signals that follow it are no second ones."""
 
@@ -103,6 +109,7 @@ def ending() -> Iterator[None]:
 
 def forget() -> None:
     """In a loader worker: a signal ends it as it ends any process."""
+    faulthandler.disable()  # the trainer's file is for the trainer
     for number in WATCHED:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 

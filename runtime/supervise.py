@@ -17,7 +17,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runtime import batch_size, cgroup, evidence, guard, in_force, killed, processes, shown, signals, spec
+from runtime import (
+    batch_size,
+    cgroup,
+    children,
+    crash,
+    evidence,
+    guard,
+    in_force,
+    killed,
+    processes,
+    shown,
+    signals,
+    spec,
+)
 from runtime import folder as folders
 from runtime import plan as plans
 from runtime.detect import detect
@@ -87,7 +100,9 @@ def _sized(request: Request, job: Job, machine: Hardware, run: folders.RunFolder
         print("batch_size: measured, since train.batch_size is auto", flush=True)
         with tempfile.TemporaryDirectory(prefix="batch-") as scratch:
             sets = [*request.assignments, f"train.batch_size={batch_size.FIRST}"]
-            code = measure("runtime.batch_size_test", Path(scratch), request.spec, sets, plan, machine, [str(path)])
+            code = children.measure(
+                "runtime.batch_size_test", Path(scratch), request.spec, sets, plan, machine, [str(path)]
+            )
         signals.stop_early()
         if code:
             return code, request
@@ -109,6 +124,7 @@ def _run(
     write_json(run.path / "state.json", state)
     print(f"run {run.path} {'goes on' if run.resumes else 'starts'}", flush=True)
     code = _attempts(request, job, machine, plan, run)
+    crash.tidy(run.path)
     state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
     write_json(run.path / "state.json", state)
     if (run.path / "metrics.jsonl").exists() and code not in signals.AT_ONCE:
@@ -117,7 +133,10 @@ def _run(
 
 
 def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder) -> int:
-    """Run the trainer; after a kill for memory again, from its last checkpoint, with half the micro-batch."""
+    """Run the trainer; after a kill for memory again, from its last checkpoint, with half the micro-batch.
+
+    After a death inside a kernel once more with everything off.
+    """
     words: list[str] = []
     with signals.forwarding() as forward:
         while True:
@@ -129,24 +148,42 @@ def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, r
             if code == Replanned.exit_code:
                 words = ["--measured"]
                 continue
-            after = cgroup.oom_kills(Path("/"))
-            if code not in (KILLED, PeerError.exit_code) or before is None or after is None or after <= before:
+            crashed = code in signals.CRASHES and not forward.sent
+            if not crashed and not (code in (KILLED, PeerError.exit_code) and _killed(before)):
                 if code == KILLED:
                     print(killed.meaning("the trainer"), file=sys.stderr, flush=True)
                 return code
-            why = f"killed at the memory limit of {size(machine.memory.limit)} (peak {size(cgroup.peak(Path('/')))})"
+            kind, why = ("crash", crash.told(run.path, code)) if crashed else ("memory", _at_the_limit(machine))
             if not words and not in_force.begun(run.path) and evidence.measures(job):
-                Events(run.path).add("memory", f"the trainer was {why} before its first step; again without measuring")
+                Events(run.path).add(kind, f"{why} before its first step; again without measuring")
                 words = ["--measured"]
                 continue
-            again = plans.smaller(plan, job.train.batch, why)
+            again = crash.without(plan, why) if crashed else plans.smaller(plan, job.train.batch, why)
             if again is None:
-                print(OutOfMemory(f"the trainer was {why} with one sample at a time", "a job that fits the limit",
-                                  "raise limits.memory, or take a smaller network or smaller samples"), file=sys.stderr)  # fmt: skip
-                return OutOfMemory.exit_code
-            Events(run.path).add("memory", f"the trainer was {why}; again from its last checkpoint with "
-                                 f"optimize.micro_batch {again.value('micro_batch')}, train.batch_size as it is")  # fmt: skip
+                error = crash.hopeless(why) if crashed else _too_large(why)
+                print(error, file=sys.stderr)
+                return error.exit_code
+            then = "again from its last checkpoint"
+            Events(run.path).add(kind, f"{why}; {crash.consequence(plan, then)}" if crashed else
+                                 f"{why}; {then} with optimize.micro_batch {again.value('micro_batch')}, "
+                                 "train.batch_size as it is")  # fmt: skip
             plan = again
+
+
+def _killed(before: int | None) -> bool:
+    """Whether a process of ours was killed at the memory limit since then."""
+    after = cgroup.oom_kills(Path("/"))
+    return before is not None and after is not None and after > before
+
+
+def _at_the_limit(machine: Hardware) -> str:
+    peak = size(cgroup.peak(Path("/")))
+    return f"the trainer was killed at the memory limit of {size(machine.memory.limit)} (peak {peak})"
+
+
+def _too_large(why: str) -> OutOfMemory:
+    return OutOfMemory(f"{why} with one sample at a time", "a job that fits the limit",
+                       "raise limits.memory, or take a smaller network or smaller samples")  # fmt: skip
 
 
 def _trainers(
@@ -157,34 +194,10 @@ def _trainers(
 
     def start(folder: Path, more: dict[str, str], log: int) -> subprocess.Popen[bytes]:
         with signals.waiting():
-            return _started([*_command(request, folder), *words], environment | more, output=log)
+            return children.started([*_command(request, folder), *words], environment | more, output=log)
 
     with processes.followers(count, run.path, start) as (more, others):
-        return child([*_command(request, run.path), *words], environment | more, forward, [run.lock], others)
-
-
-def measure(
-    module: str, folder: Path, job: Path, assignments: Sequence[str], plan: plans.Plan, machine: Hardware,
-    words: Sequence[str] = (),
-) -> int:  # fmt: skip
-    """Run a measuring module under a plan, as a trainer would run; its exit code.
-
-    Args:
-        module: called with the folder, the spec and `words`.
-        folder: where it finds facts and plan, and puts what it finds.
-        job: the spec.
-        assignments: of the spec's values.
-        plan: fixes threads, OpenMP runtime and allocator.
-        machine: the facts.
-        words: more arguments.
-    """
-    write_json(folder / "hardware.json", machine.to_json())
-    write_json(folder / "plan.json", plan.to_json())
-    command = [sys.executable, "-m", module, str(folder), str(job), *words]
-    for assignment in assignments:
-        command += ["--set", assignment]
-    with signals.forwarding() as forward:
-        return child(command, plan.environment(machine), forward)
+        return children.child([*_command(request, run.path), *words], environment | more, forward, [run.lock], others)
 
 
 def _command(request: Request, folder: Path) -> list[str]:
@@ -192,38 +205,6 @@ def _command(request: Request, folder: Path) -> list[str]:
     for assignment in request.assignments:
         command += ["--set", assignment]
     return [*command, "--trace"] if request.trace else command
-
-
-def child(
-    command: Sequence[str], environment: dict[str, str], forward: signals.Forward, locks: Sequence[int] = (),
-    others: Sequence[subprocess.Popen[bytes]] = (),
-) -> int:  # fmt: skip
-    """Run a child under a plan's environment; its exit code as a shell gives it, 75 if a signal came before it."""
-    with signals.waiting():
-        if forward.sent:
-            return Stopped.exit_code
-        leader = _started(command, environment, locks)
-        forward.children = [leader, *others]
-    code = processes.wait(leader, others)
-    return 128 - code if code < 0 else code
-
-
-def _started(
-    command: Sequence[str], environment: dict[str, str], locks: Sequence[int] = (), output: int | None = None
-) -> subprocess.Popen[bytes]:  # fmt: skip
-    # A group of its own, so that Ctrl-C reaches the child once, through us. Bound to us before it is anything:
-    # a child that were only starting when we are killed would hold the lock for as long as that takes.
-    return subprocess.Popen(
-        command, env=surroundings(environment), pass_fds=locks, process_group=0,
-        preexec_fn=functools.partial(signals.die_with, os.getpid()), stdout=output, stderr=output,
-    )  # fmt: skip
-
-
-def surroundings(environment: dict[str, str]) -> dict[str, str]:
-    """The variables of a child: ours, with a plan's on top, and where our packages are."""
-    preload = ":".join(filter(None, (environment.get("LD_PRELOAD"), os.environ.get("LD_PRELOAD"))))
-    preloads = {"LD_PRELOAD": preload} if preload else {}
-    return {**os.environ, **environment, **preloads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def _report(run: Path, seconds: float | None) -> None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from runtime import apart, deadline, final, guard, hardware, notice, processes, spec
+from runtime import apart, crash, deadline, final, guard, hardware, notice, processes, spec
 from runtime import plan as plans
 from runtime.clock import Clock, since_start
 from runtime.errors import DrivetrainError, Replanned, Stopped
@@ -30,6 +30,7 @@ def main() -> int:
     arguments.add_argument("--trace", action="store_true")
     arguments.add_argument("--measured", action="store_true")
     given = arguments.parse_args()
+    crash.listen(given.run)
     try:
         with stopping(), ending():
             signals, source = Signals(), apart.Source(given.spec, given.set)

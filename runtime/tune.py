@@ -32,7 +32,7 @@ from runtime.job import Job
 from runtime.models.build import Model
 from runtime.optimizations import Effect, Optimization, Stage, Value
 from runtime.pairs import BLOCK, compare
-from runtime.plan import OPEN, Plan, written
+from runtime.plan import LEARNED, OPEN, Plan, written
 from runtime.run import Run, assemble, workload
 from runtime.signals import Signals
 
@@ -46,7 +46,7 @@ QUICKEST = 15.0
 """Likewise where it can: in less hardly anything compiles."""
 OWN = 2 / 3
 """Share of the budget for what is measured here but compiling, where processes are to be measured too."""
-SETTLED = ("job", "file", "memory", "measured")
+SETTLED = ("job", "file", "measured", *LEARNED)
 """Sources of decisions that are not contested any more."""
 BATCHES, FETCHING = 8, 2.0
 """Batches that all arms go through again and again: so many, or what comes in so many seconds, two at least."""

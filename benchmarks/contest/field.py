@@ -20,8 +20,8 @@ from benchmarks.contest import figures
 from benchmarks.contest.figures import OURS, SOL
 from benchmarks.contest.race import Contender, Failed, last_words
 from benchmarks.contest.rows import Row
+from runtime import children, spec
 from runtime import plan as plans
-from runtime import spec, supervise
 from runtime.detect import detect
 from runtime.files import write_json
 from runtime.hardware import Hardware
@@ -230,10 +230,10 @@ class Field:
         return done.stdout
 
     def _ours(self, plan: plans.Plan) -> dict[str, str]:
-        return supervise.surroundings(plan.environment(self.machine))
+        return children.surroundings(plan.environment(self.machine))
 
     def _theirs(self) -> dict[str, str]:
-        return supervise.surroundings({})
+        return children.surroundings({})
 
 
 def _bound() -> Callable[[], None]:

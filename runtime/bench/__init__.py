@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime import batch_size, guard, optimizations, signals, spec, supervise
+from runtime import batch_size, children, guard, optimizations, signals, spec
 from runtime import plan as plans
 from runtime.bench import show
 from runtime.bench.ladder import climb, steps_of
@@ -84,7 +84,7 @@ def _redrawn(plan: plans.Plan) -> bool:
 def _settled(request: Request, job: Job, machine: Hardware, scratch: Path) -> tuple[int, plans.Plan | None]:
     """The plan that `train` would use, settled by a child that knows model and data; None if the child fails."""
     first = plans.resolve(job, machine)
-    code = supervise.measure("runtime.bench.settle", scratch, request.spec, request.assignments, first, machine)
+    code = children.measure("runtime.bench.settle", scratch, request.spec, request.assignments, first, machine)
     signals.stop_early()
     return code, plans.load(scratch / "plan.json") if code == 0 else None
 

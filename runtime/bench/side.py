@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from runtime import signals, supervise
+from runtime import children, signals
 from runtime.bench.calm import Block
 from runtime.files import write_json
 from runtime.hardware import Hardware
@@ -85,6 +85,8 @@ class Side:
         return told
 
     def _last_words(self) -> str:
+        if (end := signals.CRASHES.get(128 - (self.child.poll() or 0))) is not None:
+            return f"died of {end} inside a kernel"
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1].strip()[:200] if lines else f"ended with code {self.child.poll()}"
 
@@ -137,7 +139,7 @@ class Workshop:
         log = self.scratch / f"{name}.log"
         with log.open("wb") as file:
             child = subprocess.Popen(
-                command, env=supervise.surroundings(self._environment(plan)), stdin=subprocess.PIPE, stderr=file,
+                command, env=children.surroundings(self._environment(plan)), stdin=subprocess.PIPE, stderr=file,
                 stdout=subprocess.PIPE, process_group=0, preexec_fn=functools.partial(signals.die_with, os.getpid()),
             )  # fmt: skip
         late = threading.Timer(patience or 0.0, child.kill)
