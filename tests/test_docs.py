@@ -137,4 +137,5 @@ def test_from_nothing_to_a_prediction(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-m", "runtime", *shlex.split(line)[1:]], cwd=tmp_path, env=environment,
                               capture_output=True, text=True, check=False)  # fmt: skip
         assert done.returncode == 0, (line, done.stdout, done.stderr)
-    assert len((tmp_path / "answers.csv").read_text().splitlines()) == 301
+    answers = tmp_path / walk[2].split("--output ")[1].split()[0]
+    assert len(answers.read_text().splitlines()) == 301
