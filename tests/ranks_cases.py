@@ -126,7 +126,9 @@ def trained(folder: Path, case: str) -> Losses | str:
     return [*losses, sum(float(p.detach().double().sum()) for p in made.model.parameters())]
 
 
-def together(folder: Path, cases: Sequence[str], count: int, module: str = "ranks_cases") -> list[dict[str, Any]]:
+def together(
+    folder: Path, cases: Sequence[str], count: int, module: str = "ranks_cases", seconds: float = 300
+) -> list[dict[str, Any]]:
     """What each of so many processes found, by case: the losses, or what another module of ours writes down."""
     names = {"DRIVETRAIN_RANKS": str(count), "DRIVETRAIN_MEETING": str(folder / "store"), "GLOO_SOCKET_IFNAME": "lo",
              "OMP_NUM_THREADS": "1"}  # fmt: skip
@@ -135,7 +137,11 @@ def together(folder: Path, cases: Sequence[str], count: int, module: str = "rank
                          env={**os.environ, **names, "DRIVETRAIN_RANK": str(rank)}, stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT, text=True) for rank in range(count)
     ]  # fmt: skip
-    said = [process.communicate(timeout=300)[0] for process in started]
+    try:
+        said = [process.communicate(timeout=seconds)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
     assert [process.returncode for process in started] == [0] * count, "\n".join(said)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 

@@ -62,7 +62,7 @@ FAST = ["fused_optimizer=true", "fused_optimizer=true+precision=bf16"]
 """What is on; channels_last is added where there are images."""
 
 
-def losses_of_tasks(folder: Path, ways: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+def losses_of_tasks(folder: Path, ways: Sequence[str], seconds: float = 300) -> dict[str, dict[str, list[float]]]:
     """By task: the losses of one plain process that takes the halves of each batch in turn, and of all ways in two."""
     for name, case in trained.CASES.items():
         home = folder / "data" / name.replace(" ", "-")
@@ -74,7 +74,7 @@ def losses_of_tasks(folder: Path, ways: Sequence[str]) -> dict[str, dict[str, li
         cases = [f"task/{name}+{way}" for name in TASKS for way in ways]
         cases = [case + "+channels_last=true" * ("image" in case and "fused" in case) for case in cases]
         (folder / str(count)).mkdir()
-        found = ranks_cases.together(folder / str(count), cases, count)[0]
+        found = ranks_cases.together(folder / str(count), cases, count, seconds=seconds)[0]
         return dict(zip(product(TASKS, ways), found.values(), strict=True))
 
     alone, together = of(1, ["halves", *(f"{way}+halves" for way in ways)]), of(2, ["", *ways])
@@ -100,7 +100,7 @@ def test_every_task_is_the_same_for_one_process_and_for_two(tasks: dict[str, Any
 
 @pytest.mark.nightly
 def test_every_task_is_the_same_compiled(tmp_path: Path) -> None:
-    for task, found in losses_of_tasks(tmp_path, ["compile=true+fused_optimizer=true"]).items():
+    for task, found in losses_of_tasks(tmp_path, ["compile=true+fused_optimizer=true"], 3600).items():
         plain = found.pop("alone")
         for way, losses in found.items():
             np.testing.assert_allclose(losses, plain, rtol=1e-6, err_msg=f"{task} {way}")
