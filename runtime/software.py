@@ -17,7 +17,7 @@ from pathlib import Path
 from runtime.hardware import Libraries, Torch
 
 _VERSION = re.compile(r"^__version__\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
-_CODES = re.compile(rb"sm_\d+[af]?( (sm|compute)_\d+[af]?)*")
+_CODES = re.compile(rb"(sm_\d+[af]?(?: (?:sm|compute)_\d+[af]?)*)\0")
 _CUDA = re.compile(r"^cuda\s*(?::[^=]+)?=\s*(?:['\"]([^'\"]*)['\"]|None)", re.MULTILINE)
 
 
@@ -53,15 +53,11 @@ def read_architectures(package: Path) -> tuple[str, ...]:
             open(package / "lib/libtorch_python.so", "rb") as file,
             mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as code,
         ):
-            start = code.find(b"sm_")
-            while start >= 0:
-                end = code.find(b"\0", start)
-                if _CODES.fullmatch(code[start:end]):
-                    return tuple(code[start:end].decode().split())
-                start = code.find(b"sm_", end)
+            found = [text[1].decode().split() for text in _CODES.finditer(code)]
     except (OSError, ValueError):  # not there, or empty
-        pass
-    return ()
+        return ()
+    # A single chip may be named in another text too: the list is the longest.
+    return tuple(max(found, key=len, default=[]))
 
 
 def _from_metadata(folder: Path) -> Torch | None:

@@ -266,6 +266,7 @@ def test_the_builds_are_those_of_the_images() -> None:
         (b"xx\0sm_50 sm_60 sm_90\0yy", ("sm_50", "sm_60", "sm_90")),
         (b"sm_count is\0see sm_\0sm_75 sm_90a compute_90\0", ("sm_75", "sm_90a", "compute_90")),
         (b"nothing sm_75, of the kind\0", ()),
+        (b"warn about sm_90\0sm_50 sm_60 sm_90\0sm_75\0", ("sm_50", "sm_60", "sm_90")),
         (b"", ()),
         (None, ()),
     ],

@@ -90,8 +90,13 @@ def fetch(
 ) -> Iterator[Batch]:  # fmt: skip
     """One batch per group of ids; in this process, or prepared ahead by worker processes or, pinned, by a thread."""
     source = _Groups(split)
+    if workers == 0 and not pin:
+        return map(source.__getitem__, groups)
+    if workers == 0 and source.together is None:
+        return ahead(lambda ids: source[ids].pin_memory(), groups)
     if workers == 0:
-        return ahead(lambda ids: source[ids].pin_memory(), groups) if pin else map(source.__getitem__, groups)
+        # A dataset of the user's own may draw from the generators that a step draws from: never beside one.
+        return (source[ids].pin_memory() for ids in groups)
     return map(_received, crews.Crew(workers, pin, tell).prepared(_Sent(source), groups))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from runtime.data.ahead import ahead
 from runtime.data.batches import Batches
 from runtime.data.dataset import Batch
+from runtime.data.items import opened
 from tests import tiny
 from tests.data.test_resident import same
 
@@ -26,6 +28,31 @@ def test_batches_ahead_are_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         same(one, two)
     assert len(pinned) == len(plain) == 5
     assert threading.main_thread() not in pinned
+
+
+def test_a_dataset_that_draws_is_never_read_beside_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both draw from the global generators: in a thread the samples were whatever the step had left of them."""
+
+    class Noise(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.0005)
+            return torch.rand(3), index % 2
+
+    monkeypatch.setattr(Batch, "pin_memory", lambda self: self)
+    split = opened(Noise(), "noise", 0)
+    split.settle(lambda targets: targets, None)
+    given = Batches(split, 5, 0)
+    plain = list(given.epoch(0))
+    given.pin = True
+    for one, two in zip(plain, given.epoch(0), strict=True):
+        for _ in range(20):  # a step
+            torch.default_generator.manual_seed(1)
+            torch.rand(2)
+            time.sleep(0.0002)
+        same(one, two)
 
 
 def test_the_loader_of_torch_pins_batches_too(monkeypatch: pytest.MonkeyPatch) -> None:
