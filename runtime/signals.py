@@ -29,6 +29,14 @@ NOTICE = "a notice that this machine will be taken away"
 """Comes as SIGUSR1 from the thread that watches for it; the signals that follow it are no second ones."""
 
 
+def word(number: int) -> str:
+    """A signal by its name, and what it usually comes from."""
+    inside = bool(os.environ.get("DRIVETRAIN_IMAGE"))
+    origin = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal is closed",
+              signal.SIGTERM: "docker stop, or Ctrl-C in docker compose" if inside else ""}.get(signal.Signals(number))  # fmt: skip
+    return signal.Signals(number).name + (f" ({origin})" if origin else "")
+
+
 class Interrupted(KeyboardInterrupt):
     """A signal came. No Exception: what others wrote, compilers above all, must not take it for a failure of theirs."""
 
@@ -46,7 +54,7 @@ class Signals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received not in (None, NOTICE):
             os._exit(128 + number)
-        ending, self.received = self.received == NOTICE, signal.Signals(number).name
+        ending, self.received = self.received == NOTICE, word(number)
         if not ending:
             self.check()
 
@@ -140,7 +148,7 @@ def stop_early() -> None:
     """Until there is a child, a signal ends this process with `Stopped`."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(f"stopped by {signal.Signals(number).name}", "", "run the same command again")
+        raise Stopped(f"stopped by {word(number)}", "", "run the same command again")
 
     _install(stop)
 

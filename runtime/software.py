@@ -53,11 +53,11 @@ def read_architectures(package: Path) -> tuple[str, ...]:
             open(package / "lib/libtorch_python.so", "rb") as file,
             mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as code,
         ):
-            found = [text[1].decode().split() for text in _CODES.finditer(code)]
+            found = [tuple(text[1].decode().split()) for text in _CODES.finditer(code)]
     except (OSError, ValueError):  # not there, or empty
         return ()
     # A single chip may be named in another text too: the list is the longest.
-    return tuple(max(found, key=len, default=[]))
+    return max(found, key=len, default=())
 
 
 def _from_metadata(folder: Path) -> Torch | None:

@@ -140,7 +140,7 @@ def test_stopped_by_ctrl_c_and_gone_on_with_to_the_same_weights(tmp_path: Path) 
     whole = train(tmp_path / "whole", data=Points(), **settings)
     with pytest.raises(Stopped) as raised:
         train(tmp_path / "parts", data=Points(stop_at=200), **settings)
-    assert raised.value.given.startswith("stopped by SIGINT after step ")
+    assert raised.value.given.startswith("stopped by SIGINT (Ctrl-C) after step ")
     assert raised.value.action == "call runtime.train again with the same name to go on"
     folder = tmp_path / "parts" / "library-001"
     assert json.loads((folder / "state.json").read_text())["status"] == "stopped"

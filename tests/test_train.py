@@ -106,7 +106,8 @@ def test_a_signal_saves_and_exits_with_75(job: Path, number: signal.Signals) -> 
     running.send_signal(number)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 75, out + err
-    assert f"stopped by {number.name} after step" in err
+    origin = {signal.SIGTERM: "", signal.SIGINT: " (Ctrl-C)"}[number]
+    assert f"stopped by {number.name}{origin} after step" in err
     assert "run the same command to go on from there" in err
     assert "Traceback" not in err
     assert json.loads((run / "state.json").read_text())["status"] == "stopped"

@@ -21,6 +21,38 @@ _BOUNDS = {"greater_than_equal": (">=", "ge"), "greater_than": (">", "gt"), "les
 _BOOLEANS = dict.fromkeys(("yes", "on", "y"), "true") | dict.fromkeys(("no", "off", "n"), "false")
 
 UNKNOWN_KEY = "unknown key"
+_ELSEWHERE = {
+    "train.optimizer.lr": "learning_rate lr lrate learningrate base_lr max_lr peak_lr init_lr initial_lr",
+    "train.optimizer.weight_decay": "weight_decay wd l2 l2_reg decay",
+    "train.optimizer.name": "optim opt optimiser",
+    "train.optimizer.momentum": "momentum",
+    "train.batch_size": "batch batchsize bs mini_batch minibatch train_batch_size per_device_train_batch_size",
+    "train.epochs": "epoch n_epochs num_epochs max_epochs nepochs num_train_epochs",
+    "train.steps": "max_steps total_steps num_steps iterations max_iter max_iters",
+    "train.schedule": "scheduler lr_scheduler lr_schedule lr_scheduler_type",
+    "train.schedule.warmup": "warmup warmup_ratio warmup_steps warmup_epochs",
+    "train.clip_norm": "grad_clip gradient_clip clip_grad clip_grad_norm max_grad_norm gradient_clip_val clipnorm",
+    "train.loss": "criterion loss_fn loss_function objective",
+    "train.loss.label_smoothing": "label_smoothing label_smoothing_factor smoothing",
+    "train.early_stopping.patience": "patience",
+    "train.seed": "random_seed random_state manual_seed",
+    "train.max_time": "time_limit timeout max_hours",
+    "model.dropout": "dropout drop dropout_rate drop_rate",
+    "model.name": "arch architecture backbone network net model_name model_name_or_path",
+    "data.train": "dataset data_dir data_path train_data train_path train_file root",
+    "data.validation": "val valid val_split validation_split val_data valid_data eval_data test_size",
+    "data.image_size": "img_size imgsz imgsize input_size resolution",
+    "data.max_length": "max_len max_seq_length max_seq_len maxlen seq_len",
+    "optimize.precision": "amp fp16 bf16 mixed_precision half dtype",
+    "optimize.micro_batch": "accumulate grad_accum accumulate_grad_batches gradient_accumulation_steps accumulation_steps",
+    "optimize.loader_workers": "workers num_workers n_workers dataloader_num_workers",
+    "optimize.compile": "torch_compile jit",
+    "limits.gpus": "gpu gpus device devices cuda n_gpus",
+    "checkpoint.every": "save_every save_steps save_freq save_interval",
+    "checkpoint.keep": "save_total_limit save_top_k",
+}  # fmt: skip
+"""Keys of ours, and what other frameworks call the same."""
+_SYNONYMS = {word: home for home, words in _ELSEWHERE.items() for word in words.split()}
 
 Alternative = tuple[type[BaseModel], tuple[str, ...]]
 """A class that a value can have, and the words by which pydantic's locations name it."""
@@ -84,8 +116,12 @@ def _unknown(path: Path, loc: tuple[Any, ...], model: type[BaseModel]) -> list[s
     known = list(dict.fromkeys(name for owner in here for name in owner.model_fields))
     others = [words[0] for owner, words in every if owner not in here and wrong in owner.model_fields and words]
     homes = [home for home in _homes(model, wrong) if home != path]
+    home = "" if homes else _SYNONYMS.get(wrong.lower().replace("-", "_"), "")
+    beside = home.rpartition(".")[0] == dotted(path[:-1])
     if others:
         hint = f"remove it: it is a setting of {_listed(others)}"
+    elif home and _there(model, home):
+        hint = f'did you mean "{home.rpartition(".")[2] if beside else home}"?'
     elif not (hint := nearest(wrong, known)):
         hint = f'move it: it is known as "{dotted(homes[0])}"' if homes else "remove it, or see `drivetrain schema`"
     return [UNKNOWN_KEY, f"known keys: {', '.join(known)}", hint]
@@ -187,3 +223,8 @@ def _homes(model: type[BaseModel], word: str, path: Path = ()) -> Iterator[Path]
             yield (*path, name)
         for owner, _ in _alternatives(field.annotation):
             yield from _homes(owner, word, (*path, name))
+
+
+def _there(model: type[BaseModel], home: str) -> bool:
+    """Whether the spec of this task has the key."""
+    return any(dotted(found) == home for found in _homes(model, home.rsplit(".", 1)[-1]))

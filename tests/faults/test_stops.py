@@ -92,7 +92,7 @@ def test_a_signal_while_the_trainer_starts(tmp_path: Path, calm: Path) -> None:
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=120) == 75, (job.parent / "job.log").read_text()
-    assert "stopped by SIGINT" in (job.parent / "job.log").read_text()
+    assert "stopped by SIGINT (Ctrl-C)" in (job.parent / "job.log").read_text()
     assert "Traceback" not in (job.parent / "job.log").read_text()
     go_on(job, calm)
 

@@ -249,3 +249,14 @@ def test_a_spec_error_holds_its_problems() -> None:
         checked("train: {epochs: 0}\nlimits: {cpus: 0}")
     assert [problem.key for problem in caught.value.problems] == ["train.epochs", "limits.cpus"]
     assert caught.value.exit_code == 2
+
+
+def test_every_key_that_a_synonym_leads_to_is_there() -> None:
+    """In the spec of one task at least, the values of `optimize:` among them."""
+    from runtime.job import JOBS
+    from runtime.job.problems import _ELSEWHERE, _there
+
+    kinds = [spec._typed(kind) for kind in JOBS.values()]
+    assert [home for home in _ELSEWHERE if not any(_there(kind, home) for kind in kinds)] == []
+    words = [word for line in _ELSEWHERE.values() for word in line.split()]
+    assert len(set(words)) == len(words)
