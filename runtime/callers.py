@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime import guard, optimizations, torch_settings
+from runtime import compiling, guard, optimizations, torch_settings
 from runtime.errors import DeviceError
 from runtime.hardware import Gpu, Hardware
 from runtime.job import Job
@@ -70,6 +70,7 @@ def as_found() -> Iterator[None]:
             random.setstate(drawn[0])
             np.random.set_state(drawn[1])
             torch.set_num_threads(threads)
+            compiling.undo()
             if hasattr(_compiler(), "deterministic"):
                 _compiler().deterministic = compiler
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime import agreement, compat, memory
+from runtime import agreement, compat, compiling, memory
 from runtime.buffers import Buffers
 from runtime.data.dataset import Batch, Inputs
 from runtime.losses import Objective
@@ -213,31 +213,6 @@ class Step:
         self.dtype, self.scaler.fallen = None, True
 
     def compile(self, *, graphs: bool = False) -> None:
-        """Compile the forward pass; if the compiler fails at the first call, go on without, loudly and once.
-
-        Args:
-            graphs: whether kernels are recorded and replayed; only while a batch goes through the network whole, since
-                a replay writes over gradients that are still to be added up.
-        """
-        compiled, self.graphs = torch.compile(self.plain), graphs
-        recorded = torch.compile(self.plain, mode="reduce-overhead") if graphs else None
-
-        def forward(*inputs: Tensor) -> Any:
-            try:
-                if recorded is not None and not self.micro_batch:
-                    return _kept(recorded(*inputs))
-                return compiled(*inputs)
-            except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
-                self.forward = self.plain
-                self.compile_error = str(error).strip().splitlines()[0][:200]
-                self.uncompiled(f"compile failed, training goes on without it: {self.compile_error}")
-                return self.plain(*inputs)
-
-        self.forward = forward
-
-
-def _kept(outputs: Any) -> Any:
-    """Outputs that the next replay does not write over."""
-    if isinstance(outputs, Mapping):
-        return {name: value.clone() for name, value in outputs.items()}
-    return outputs.clone()
+        """Compile the forward pass; if the compiler fails, go on without, loudly and once."""
+        self.graphs = graphs
+        self.forward = compiling.forward(self, graphs=graphs)
