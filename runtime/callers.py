@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime import compiling, guard, optimizations, torch_settings
+from runtime import compiling, guard, optimizations, torch_settings, variables
 from runtime.errors import DeviceError
 from runtime.hardware import Gpu, Hardware
 from runtime.job import Job
@@ -112,7 +112,7 @@ def as_started(plan: Plan, hardware: Hardware) -> Plan:
         row = rows[optimization.name]
         environment = optimization.environment(hardware, row.value)
         if optimization.stage is not Stage.PROCESS:
-            os.environ.update(environment)
+            os.environ.update(variables.merged(os.environ, environment))
         elif "LD_PRELOAD" in environment and (now := optimization.seen(None)) != row.value:
             why = f"{written(row.value)} would have to be there before the process starts, as under `drivetrain train`"
             effect = str(Effect.EXACT) if now == optimization.off else row.effect

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime import crash, processes, signals
+from runtime import crash, processes, signals, variables
 from runtime.errors import Stopped
 from runtime.files import write_json
 from runtime.hardware import Hardware
@@ -42,10 +42,9 @@ def started(
 
 
 def surroundings(environment: dict[str, str]) -> dict[str, str]:
-    """The variables of a child: ours, with a plan's on top, and where our packages are."""
-    preload = ":".join(filter(None, (environment.get("LD_PRELOAD"), os.environ.get("LD_PRELOAD"))))
-    preloads = {"LD_PRELOAD": preload} if preload else {}
-    return {**os.environ, **environment, **preloads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    """The variables of a child: ours, a plan's where we have none that says otherwise, and where our packages are."""
+    given = variables.merged(os.environ, environment)
+    return {**os.environ, **given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def measure(

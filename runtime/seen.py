@@ -18,6 +18,7 @@ CAUSES = {
     "cpu_threads": "something set the number of threads after us",
     "openmp_runtime": "LD_PRELOAD was dropped, or another OpenMP runtime came first",
     "allocator": "LD_PRELOAD was dropped",
+    "allocator_segments": "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF was set to something else before",
     "cuda_graphs": "compile is off, of which it is a mode, or failed",
     "gpu_resident_data": "the samples did not fit; see events.jsonl",
     "compile": "the compiler failed; see events.jsonl",

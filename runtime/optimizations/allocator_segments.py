@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from runtime.optimizations import Choice, Effect, Stage, Value
@@ -57,5 +56,7 @@ def apply(run: Any, value: Value) -> None:
 
 
 def seen(run: Any) -> Value:
-    """Whether the variable stands in this process."""
-    return run.device.type == "cuda" and SETTING in os.environ.get(VARIABLE, "")
+    """What the variable says in this process."""
+    from runtime import variables
+
+    return run.device.type == "cuda" and SETTING in variables.allocator()

@@ -1,0 +1,53 @@
+"""Variables that a person has set are kept beside those of a plan, and win."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from runtime import children, seen, variables
+from runtime.optimizations import allocator_segments
+
+OURS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({}, OURS),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+         {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"},
+         {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": "a:1", "PYTORCH_CUDA_ALLOC_CONF": "b:2"},
+         {"PYTORCH_ALLOC_CONF": "a:1,expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "b:2,expandable_segments:True"}),
+    ],
+)  # fmt: skip
+def test_settings_of_the_allocator_are_joined(found: dict[str, str], expected: dict[str, str]) -> None:
+    assert variables.merged(found, OURS) == expected
+
+
+def test_a_workspace_that_gives_the_same_bits_stays() -> None:
+    ours = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    assert variables.merged({"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, ours) == {}
+    assert variables.merged({"CUBLAS_WORKSPACE_CONFIG": ":0:0"}, ours) == ours
+
+
+def test_a_child_has_the_settings_of_its_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    monkeypatch.setenv("LD_PRELOAD", "theirs.so")
+    given = children.surroundings(OURS | {"LD_PRELOAD": "ours.so"})
+    assert given["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
+    assert given["LD_PRELOAD"] == "ours.so:theirs.so"
+
+
+def test_what_a_person_has_set_otherwise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert allocator_segments.seen(on_gpu) is True
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")
+    assert allocator_segments.seen(on_gpu) is False
+    assert "PYTORCH_ALLOC_CONF" in seen.CAUSES["allocator_segments"]
