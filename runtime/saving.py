@@ -6,6 +6,7 @@ run ends is the run's end: StorageError, exit 7.
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ import torch
 
 from runtime import cgroup, checkpoint
 from runtime.errors import StorageError
+from runtime.hardware import size
+from runtime.job.train import Adam, Sgd
 from runtime.job.values import interval
 from runtime.numerics import NotFinite, not_finite
 from runtime.run import Run
@@ -112,6 +115,23 @@ class Saver:
                 self._write(self.unsaved_best)
             return self._write(snapshot)
 
+    def foresee(self) -> None:
+        """Tell at once if the disk has no room for all that the run will keep; an event, for others may free some."""
+        run, keep = self.run, self.run.job.checkpoint.keep
+        weights = _bytes(run.model.state_dict()) + (_bytes(run.ema.average) if run.ema else 0)
+        whole = weights + moments(run.job.train.optimizer) * sum(
+            p.numel() * p.element_size() for p in run.step.parameters
+        )
+        # While one is written, the last ones are still there; the best one and model/ hold weights alone.
+        need = (keep + 1) * whole + 2 * weights
+        there = sum(path.stat().st_size for path in run.checkpoints.glob("*/*.*"))
+        free = shutil.disk_usage(run.folder).free
+        if need > there + free:
+            run.events.add("storage", f"{run.folder} has room for {size(there + free)}, and the run will want {size(need)}: "
+                           f"{keep + 1} checkpoints of {size(whole)}, the best one and the model; free some space, or set "
+                           "checkpoint.keep: 1. A save that fails is tried again; one that fails at the end is exit 7",
+                           run.counters.step)  # fmt: skip
+
     def _step_snapshot(self) -> Snapshot:
         run = self.run
         return self._snapshot(f"step-{run.counters.step}", {}, checkpoint.optimizer_tensors(run.model, run.optimizer))
@@ -132,10 +152,10 @@ class Saver:
         return Snapshot(name, tensors, {**run.state(), **notes}, best, run.metrics.trouble if run.metrics else None)
 
     def _has_room(self, snapshot: Snapshot) -> bool:
-        size = sum(t.numel() * t.element_size() for group in snapshot.tensors.values() for t in group.values())
+        copy = sum(_bytes(group) for group in snapshot.tensors.values())
         room = cgroup.read_limits(Path("/")).room
         free = psutil.virtual_memory().available
-        return size * ROOM < min(free, room if room is not None else free)
+        return copy * ROOM < min(free, room if room is not None else free)
 
     def _start(self, snapshot: Snapshot) -> None:
         self.thread = threading.Thread(target=self._try, args=(snapshot,), name="checkpoint")
@@ -175,6 +195,17 @@ class Saver:
         return path
 
 
+def moments(spec: Adam | Sgd) -> int:
+    """Numbers that the optimizer keeps for each weight."""
+    if isinstance(spec, Sgd):
+        return int(spec.momentum > 0)
+    return 3 if spec.amsgrad else 2
+
+
+def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
 def _copied(snapshot: Snapshot) -> Snapshot:
     """The snapshot with tensors of its own, so that training may go on."""
     tensors = {
@@ -190,6 +221,9 @@ class Onlooker(Saver):
     def due(self, *, epoch_ended: bool = False) -> bool:
         """Never."""
         return False
+
+    def foresee(self) -> None:
+        """Nothing to write."""
 
     def best(self, notes: Mapping[str, Any]) -> None:
         """Nothing to write."""

@@ -150,6 +150,7 @@ def _begun(run: Any, *, trace: bool) -> Any:
     if not loaded:
         # A full or read-only disk shows now and not after an epoch; and there is always something to go back to.
         saver.final()
+    saver.foresee()
     run.tracer = Tracer(run) if trace and run.ranks.leads else None
     stopwatch.install(run)
     return saver

@@ -323,3 +323,26 @@ def test_a_run_that_went_back_behind_a_damaged_checkpoint_keeps_what_it_writes(t
     assert checkpoint.verify(kept.final()) is None
     assert [path.name for path in checkpoint.steps(tmp_path / "checkpoints")] == ["step-30"]
     made.metrics.close()
+
+
+@pytest.mark.parametrize("lack", [1, 0], ids=["a byte short", "enough"])
+def test_a_disk_that_is_too_small_is_told_at_the_start(
+    tmp_path: Path, lack: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """The first checkpoint has no moments yet; what the third takes is what is counted."""
+    made = tiny.assembled(tmp_path, tiny.job(train="ema: 0.5", more="checkpoint: {keep: 2}"))
+    weights = 2 * sum(value.numel() * value.element_size() for value in made.model.state_dict().values())
+    trained = sum(p.numel() * p.element_size() for p in made.model.parameters())
+    need = 3 * (weights + 2 * trained) + 2 * weights
+    made.metrics = Metrics(tmp_path)
+    kept = saving.Saver(made)
+    kept.final()
+    there = sum(path.stat().st_size for path in (tmp_path / "checkpoints").rglob("*") if path.is_file())
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=need - there - lack))
+    kept.foresee()
+    made.metrics.close()
+    events = tmp_path / "events.jsonl"
+    told = events.read_text() if events.exists() else ""
+    assert ("the run will want" in told and "3 checkpoints of" in told and "checkpoint.keep: 1" in told) == bool(lack)
+    assert bool(told) == bool(lack)
