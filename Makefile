@@ -1,6 +1,7 @@
 # Everything people type, in one place. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help sbom setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults readme reference peers benchmark check format doctor logs stop rebuild clean prune engine base-image image-cpu sizes lock schema
+targets := help sbom setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults readme reference peers benchmark check format doctor logs stop rebuild clean prune engine base-image image-cpu sizes lock schema
+.PHONY: $(targets)
 
 JOB ?= jobs/digits.yaml
 PYTHON ?= python3
@@ -8,14 +9,17 @@ ARGS ?=
 python := .venv/bin/python
 
 # make would train the digits for a job that it was not told of: by a word that is no target, or by another variable.
-files := $(filter %.yaml %.yml jobs/%,$(MAKECMDGOALS))
-others := $(strip $(foreach name,job Job jobs JOBS spec SPEC args Args arg ARG,$(if $(findstring command,$(origin $(name))),$(name))))
+words := $(filter-out $(targets) .venv/host .venv/check,$(MAKECMDGOALS))
+files := $(filter %.yaml %.yml jobs/%,$(words))
+given := $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name)))
+others := $(filter job Job jobs JOBS spec SPEC args Args arg ARG,$(given)) $(foreach name,$(given),$(if $(findstring .,$(name)),$(name)))
+others := $(strip $(others))
 define refusal
-$(if $(files),$(firstword $(files)) is no target of make,$(firstword $(others))= is no variable of this Makefile)
+$(if $(words),$(firstword $(words)) is no target of make,$(firstword $(others))= is no variable of this Makefile)
   possible: JOB=FILE and ARGS='OPTIONS'
   do:       make train-cpu JOB=$(or $(firstword $(files)),jobs/mine.yaml)
 endef
-ifneq ($(files)$(others),)
+ifneq ($(words)$(others),)
 $(error $(refusal))
 endif
 
@@ -23,7 +27,7 @@ help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 	@echo "  JOB=jobs/x.yaml chooses the job, ARGS='--set train.epochs=3' passes options on"
 
-train-cpu train-gpu: export JOB := $(JOB)
+train-cpu train-gpu: override export JOB := $(value JOB)
 train-cpu: .venv/host ## train JOB in a container on the CPU; natively where no engine answers
 	@$(python) -m runtime launch "$$JOB" $(ARGS)
 

@@ -19,9 +19,10 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 def cell(value: Any) -> Any:
     """A value for a CSV writer."""
-    if isinstance(value, str) and value.startswith(_BEGINS) and not _NUMBER.fullmatch(value):
-        return f"'{value}"
-    return value
+    if not isinstance(value, str) or _NUMBER.fullmatch(value.strip(" ")):
+        return value
+    # Some spreadsheets drop spaces before they look at what a cell begins with.
+    return f"'{value}" if value.startswith(_BEGINS) or value.lstrip().startswith(_BEGINS) else value
 
 
 def row(values: Iterable[Any]) -> list[Any]:

@@ -98,7 +98,7 @@ def line(
 def _bind(source: Path, target: Path) -> str:
     """As the engine's command line takes it: a row of CSV."""
     cells = ("type=bind", f"source={source}", f"target={target}")
-    return ",".join('"' + cell.replace('"', '""') + '"' if set(cell) & set(',"') else cell for cell in cells)
+    return ",".join('"' + cell.replace('"', '""') + '"' if set(cell) & set(',"\n\r') else cell for cell in cells)
 
 
 def _wait(command: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -103,7 +104,7 @@ def _start(client: Any, override: dict[str, Any], job: Job, word: str, variables
     project = f"{checkout.name()}-{job.name.lower().replace('.', '-')}"
     _refuse_if_running(client, project)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        json.dump(override | {"volumes": _caches(client, variables["DRIVETRAIN_UID"])}, file)
+        file.write(_yaml(override | {"volumes": _caches(client, variables["DRIVETRAIN_UID"])}))
         file.flush()
         files = [str(PROJECT / "compose" / name) for name in ("base.yaml", f"{word}.yaml")]
         options = [part for name in (*files, file.name) for part in ("--file", name)]
@@ -163,6 +164,12 @@ def _override(request: Request, job: Job) -> dict[str, Any]:
     return {"services": {"trainer": {"command": _literal(command), "volumes": _literal(volumes)}}}
 
 
+def _yaml(value: Any) -> str:
+    """JSON that is YAML too: what JSON writes as a pair of surrogates, YAML takes as one code point alone."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", text)
+
+
 def _literal(value: Any) -> Any:
     """Compose replaces variables in what it reads; two dollar signs are one."""
     if isinstance(value, dict):
@@ -174,7 +181,8 @@ def _literal(value: Any) -> Any:
 
 def _inside(path: Path) -> str:
     """A path as the container sees it: relative to the project if it lies in there."""
-    for full in (Path(os.path.abspath(path)), path.resolve()):
+    # A spec that is itself a link counts its paths from the folder of the link, on the host and inside.
+    for full in (Path(os.path.abspath(path)), path.parent.resolve() / path.name):
         if full.is_relative_to(PROJECT):
             return str(full.relative_to(PROJECT))
     return os.path.abspath(path)

@@ -28,6 +28,8 @@ FOLDERS = ("/", "/bin", "/home", "/lib", "/opt", "/root", "/sbin", "/tmp", "/usr
 PRIVATE = (".ssh", ".gnupg", ".aws", ".azure", ".config", ".docker", ".kube", ".netrc", ".git-credentials",
            ".password-store", ".mozilla", ".local")  # fmt: skip
 """In a home: never mounted, nor anything below."""
+KEYS = (".ssh", ".gnupg", ".aws", ".kube", ".password-store", ".netrc", ".git-credentials")
+"""A folder with one of these is a home, or a copy of one, whatever it is called."""
 MANIFESTS = (".csv", ".tsv", ".jsonl", ".parquet")
 """Tables that for images hold paths relative to themselves."""
 MOST_LINKS = 10_000
@@ -57,7 +59,7 @@ def of_job(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]:
     named = [("the spec", Path(os.path.abspath(path)))]
     for key, text in _paths(job):
         blame = f"{job.document.place(key)}: {dotted(key)}"
-        _same_inside(blame, text, job)
+        _same_inside(blame, text, job, root)
         given = Path(os.path.abspath(job.resolve(text)))
         if isinstance(job, ImageJob) and given.suffix.lower() in MANIFESTS and not given.is_relative_to(PROJECT):
             blame, given = f"{blame}: {text} names files in its folder", given.parent
@@ -94,7 +96,7 @@ def of_path(blame: str, path: Path, root: Path = WORKSPACE) -> Iterator[Mount]:
     whole = _with_blobs(path)
     target, real = _seen(whole, root), whole.resolve()
     if target is not None:
-        if why := refusal(whole) or refusal(real):
+        if why := refusal(real) or refusal(whole):
             raise SpecError(f"{blame}: {whole}" + f", which is {real}," * (real != whole) + f" is not mounted: {why}",
                             _POSSIBLE, "name a smaller folder, or copy what the job needs into one of its own")  # fmt: skip
         yield Mount(real, target)
@@ -113,6 +115,8 @@ def refusal(path: Path) -> str | None:
             return "it is a home, or holds one"
         if path.is_relative_to(home) and path != home and path.relative_to(home).parts[0] in PRIVATE:
             return f"{path.relative_to(home).parts[0]} in a home holds keys and settings"
+    if found := next((name for name in KEYS if os.path.lexists(path / name)), None):
+        return f"it holds keys: {found}"
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -121,9 +125,10 @@ def refusal(path: Path) -> str | None:
 
 
 def _homes() -> set[Path]:
-    """The homes of this host's people."""
+    """The homes of this host's people, as they are called and as they are reached once links are followed."""
     known = {Path(entry.pw_dir) for entry in pwd.getpwall() if entry.pw_uid == 0 or 1000 <= entry.pw_uid < 65534}
-    return {home for home in known | {Path.home()} if len(home.parts) > 1}
+    known.add(Path(os.path.expanduser("~")))  # stays as it is for a user without a home
+    return {place for home in known if home.is_absolute() for place in (home, home.resolve()) if len(place.parts) > 1}
 
 
 def _paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -136,19 +141,34 @@ def _paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("model", keys[str(source)]), text
 
 
-def _same_inside(blame: str, text: str, job: Job) -> None:
+def _same_inside(blame: str, text: str, job: Job, root: Path) -> None:
     """A relative path counts from the spec, then from the working folder, which inside is the project.
 
     Raises:
         SpecError: if it means something else inside.
     """
     given = Path(os.path.expanduser(text))
-    if given.is_absolute() or os.path.exists(job.folder / given):
+    if text.startswith("~"):
+        raise SpecError(f"{blame}: {text!r} counts from a home, which is another one in the container",
+                        "a path that counts from the spec or from the project, or an absolute one", f"write {given}")  # fmt: skip
+    if given.is_absolute():
+        return
+    if os.path.exists(job.folder / given):
+        _refuse_leaving(blame, text, job, root)
         return
     here = Path(os.path.abspath(given))
     if not here.is_relative_to(PROJECT) or here != Path(os.path.abspath(PROJECT / given)):
         raise SpecError(f"{blame}: {text!r} counts from the working folder, which is another one in the container",
                         "a path that counts from the spec or from the project, or an absolute one", f"write {here}")  # fmt: skip
+
+
+def _refuse_leaving(blame: str, text: str, job: Job, root: Path) -> None:
+    """`..` out of the project leads elsewhere inside, where the project is another folder; so it does behind a link."""
+    here, real = Path(os.path.abspath(job.folder / text)), (job.folder / text).resolve()
+    moved = root != PROJECT and job.folder.resolve().is_relative_to(PROJECT)
+    if here.resolve() != real or (moved and not here.is_relative_to(PROJECT) and not real.is_relative_to(PROJECT)):
+        raise SpecError(f"{blame}: {text!r} leads out of the project or of a link by `..`, which the container does not follow",
+                        "a path below the spec or the project, or an absolute one", f"write {real}")  # fmt: skip
 
 
 def _with_blobs(path: Path) -> Path:

@@ -15,14 +15,28 @@ EVIL = "=cmd|' /C calc'!A0"
 
 
 @pytest.mark.parametrize(
-    "text", [EVIL, "+1+2", "-1+cmd()", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\N{FULLWIDTH EQUALS SIGN}1", "--"]
+    "text",
+    [
+        EVIL,
+        "+1+2",
+        "-1+cmd()",
+        "@SUM(A1)",
+        "\t=1",
+        "\r=1",
+        "\n=1",
+        "\N{FULLWIDTH EQUALS SIGN}1",
+        "--",
+        " =1",
+        "\N{NO-BREAK SPACE} @SUM(A1)",
+        "\tcat",
+    ],
 )
 def test_a_formula_becomes_text(text: str) -> None:
     assert cells.cell(text) == f"'{text}"
 
 
 @pytest.mark.parametrize(
-    "value", [-1, -1.5, 0.25, None, "-1", "+2.5", "-1e-05", "-.5", "cat", "a=b", "", "1-2", "'quoted"]
+    "value", [-1, -1.5, 0.25, None, "-1", "+2.5", "-1e-05", "-.5", "cat", "a=b", "", "1-2", "'quoted", " -1", " a"]
 )
 def test_everything_else_stays(value: object) -> None:
     assert cells.cell(value) == value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 from pathlib import Path
@@ -190,3 +191,10 @@ def test_an_output_that_the_container_cannot_write(
     assert ran == []
     tmp_path.chmod(0o777)
     assert cli.main([*words, str(tmp_path / "answers.csv")]) == 3
+
+
+def test_a_path_is_one_cell_of_the_engines_row(tmp_path: Path) -> None:
+    odd = tmp_path / 'a, "b"\nc\rd: $e'
+    row = inside._bind(odd, odd)
+    assert next(csv.reader([row])) == ["type=bind", f"source={odd}", f"target={odd}"]
+    assert inside._bind(Path("/a"), Path("/b\nc")) == 'type=bind,source=/a,"target=/b\nc"'

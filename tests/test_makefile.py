@@ -42,6 +42,10 @@ def make(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (["jobs/mine.yaml"], "jobs/mine.yaml is no target of make"),
         (["jobs/absent.yaml"], "jobs/absent.yaml is no target of make"),
         (["elsewhere/job.yml"], "elsewhere/job.yml is no target of make"),
+        (["digits"], "digits is no target of make"),
+        (["mine.json"], "mine.json is no target of make"),
+        (["jobs"], "jobs is no target of make"),
+        (["train.epochs=3"], "train.epochs= is no variable of this Makefile"),
         (["job=jobs/mine.yaml"], "job= is no variable of this Makefile"),
         (["JOBS=jobs/mine.yaml"], "JOBS= is no variable of this Makefile"),
         (["args=--new"], "args= is no variable of this Makefile"),
@@ -59,7 +63,7 @@ def test_another_job_than_was_asked_for_is_never_trained(
     assert "do:       make train-cpu JOB=" in done.stderr
 
 
-@pytest.mark.parametrize("job", ["jobs/mine.yaml", "my jobs/a 'b' (c).yaml", 'jobs/a"b.yaml'])
+@pytest.mark.parametrize("job", ["jobs/mine.yaml", "my jobs/a 'b' (c).yaml", 'jobs/a"b.yaml', "jobs/a$b$(c).yaml"])
 def test_the_job_is_one_word(checkout: Path, job: str) -> None:
     done = make(checkout, "train-cpu", f"JOB={job}", "ARGS=--set train.epochs=3")
     assert done.stdout == f"[-m][runtime][launch][{job}][--set][train.epochs=3]", done.stderr

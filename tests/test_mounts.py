@@ -106,12 +106,17 @@ def _home(folder: Path) -> str:
         ("HOME/..", "it is a home, or holds one"),
         ("HOME/.ssh", ".ssh in a home holds keys and settings"),
         ("LINK", "it is a home, or holds one"),
+        ("REAL", "it is a home, or holds one"),
+        ("REAL/.ssh", ".ssh in a home holds keys and settings"),
+        ("COPY", "it holds keys: .ssh"),
         ("SOCKET", "it is neither a file nor a folder"),
     ],
 )
 def test_what_is_never_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, why: str) -> None:
     home = tmp_path / "homes" / "me"
-    (home / ".ssh").mkdir(parents=True)
+    (tmp_path / "disk" / "me" / ".ssh").mkdir(parents=True)
+    (tmp_path / "backup" / ".ssh").mkdir(parents=True)
+    (tmp_path / "homes").symlink_to(tmp_path / "disk")
     monkeypatch.setenv("HOME", str(home))
     (tmp_path / "link").symlink_to(home)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -119,7 +124,8 @@ def test_what_is_never_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         os.chdir(tmp_path)  # the name of a socket is short
         listener.bind("sock")
         os.chdir(here)
-    for word, path in (("HOME", home), ("LINK", tmp_path / "link"), ("SOCKET", tmp_path / "sock")):
+    for word, path in (("HOME", home), ("LINK", tmp_path / "link"), ("SOCKET", tmp_path / "sock"),
+                       ("REAL", tmp_path / "disk" / "me"), ("COPY", tmp_path / "backup")):  # fmt: skip
         named = named.replace(word, str(path))
     told = refused(
         written(tmp_path, f"name: a\ntask: image-classification\ndata:\n  train: photos\n  validation: {named}\n")
@@ -187,6 +193,62 @@ def test_a_path_that_means_something_else_inside(project: Path, monkeypatch: pyt
     monkeypatch.chdir(project / "deep")
     told = refused(Path("../jobs/job.yaml"))
     assert "'photos' counts from the working folder, which is another one in the container" in told
+
+
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert mounted(written(tmp_path))
+
+
+def test_a_home_is_another_one_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "set").mkdir()
+    told = refused(written(tmp_path, IMAGES.replace("photos", "~/set")))
+    assert "data.train: '~/set' counts from a home, which is another one in the container" in told
+    assert f"do:       write {tmp_path}/set" in told
+
+
+def test_a_path_that_leads_out_of_the_project(project: Path, tmp_path: Path) -> None:
+    """The container would look for it beside its own folder of the project."""
+    (tmp_path / "far").mkdir()
+    path = project / "jobs" / "job.yaml"
+    path.write_text(IMAGES.replace("photos", "../../far"))
+    told = refused(Path("jobs/job.yaml"))
+    assert "data.train: '../../far' leads out of the project or of a link by `..`" in told
+    assert f"do:       write {tmp_path}/far" in told
+    assert [mount.source for mount in mounts.of_job(path, spec.load(path), project)] == [tmp_path / "far"]
+
+
+def test_a_path_that_leads_out_of_a_link(tmp_path: Path) -> None:
+    """Beside the folder that the link leads to, not beside the link."""
+    for folder in ("here/far", "there/far", "there/jobs"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "here" / "jobs").symlink_to(tmp_path / "there" / "jobs")
+    told = refused(written(tmp_path / "here" / "jobs", IMAGES.replace("photos", "../far")))
+    assert f"do:       write {tmp_path}/there/far" in told
+
+
+def test_a_spec_that_is_a_link_into_the_project(project: Path, tmp_path: Path) -> None:
+    """Its paths count from the folder of the link, so inside it has to lie there too."""
+    (project / "jobs" / "photos").mkdir()
+    (project / "jobs" / "job.yaml").write_text(IMAGES)
+    (tmp_path / "photos").mkdir()
+    path = tmp_path / "job.yaml"
+    path.symlink_to(project / "jobs" / "job.yaml")
+    service = launch._override(launch.Request(path), spec.load(path))["services"]["trainer"]
+    assert service["command"] == ["train", str(path)]
+    (tmp_path / "alias").symlink_to(project)
+    assert launch._inside(tmp_path / "alias" / "jobs" / "job.yaml") == "jobs/job.yaml"
+
+
+def test_compose_reads_what_it_is_given() -> None:
+    """Go's YAML knows no pairs of surrogates, and no control characters that are not escaped."""
+    text = launch._yaml({"a": ["/data/\N{GRINNING FACE}", 'b"\\\n\x7f\N{LATIN SMALL LETTER E WITH ACUTE}']})
+    assert text == r'{"a": ["/data/\U0001f600", "b\"\\\n\U0000007f\U000000e9"]}'
 
 
 def test_what_compose_would_replace_is_left_as_it_is(tmp_path: Path) -> None:

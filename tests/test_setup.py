@@ -88,3 +88,20 @@ def test_local_wheels_are_taken_without_asking(tmp_path: Path) -> None:
     told, line = setup(tmp_path, closed(), "global.find-links='/srv/wheels'")
     assert line.endswith("-r docker/requirements-cpu.txt")
     assert "does not answer" not in told
+
+
+def test_a_setting_whose_line_is_not_ended_stays(tmp_path: Path) -> None:
+    """Editors leave such lines; what is added must not become a part of the value."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    (tmp_path / ".env").write_text("DRIVETRAIN_MEMORY=8g")
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text("#!/bin/sh\nexit 1\n")
+    docker.chmod(0o755)
+    for _ in range(2):
+        subprocess.run([tmp_path / "scripts" / "env"], check=True, capture_output=True,
+                       env={**os.environ, "PATH": f"{docker.parent}:{os.environ['PATH']}"})  # fmt: skip
+    lines = (tmp_path / ".env").read_text().splitlines()
+    assert lines[0] == "DRIVETRAIN_MEMORY=8g"
+    assert [line.partition("=")[0] for line in lines].count("COMPOSE_PROJECT_NAME") == 1
+    assert "" not in lines
