@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtime import cgroup, final, in_force, plan, resume, supervise
+from runtime import cgroup, final, in_force, plan, resume, signals, supervise
 from runtime.errors import Replanned
 from runtime.files import read_json, write_json
 from runtime.models.build import build
@@ -48,6 +49,15 @@ class Trainers:
         code = self.ends[len(self.plans) - 1]
         self.kills += code == KILLED
         return code
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A supervisor ignores signals once its run is over; this process has more to do."""
+    before = {number: signal.getsignal(number) for number in (*signals.WATCHED, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
