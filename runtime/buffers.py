@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from runtime.errors import SpecError
 
@@ -77,8 +78,10 @@ class Buffers:
         for tensor, before in zip(self.tensors, self.before, strict=True):
             if tensor.shape != before.shape:
                 tensor.resize_(before.shape)
-        if self.tensors:
-            torch._foreach_copy_(self.tensors, self.before)
+        # What shares memory between its elements cannot have been filled, only assigned.
+        filled = [pair for pair in zip(self.tensors, self.before, strict=True) if not _shares(pair[0])]
+        if filled:
+            torch._foreach_copy_([tensor for tensor, _ in filled], [before for _, before in filled])
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -88,6 +91,24 @@ class Buffers:
             yield
         finally:
             self.rewind()
+
+
+def unshare(model: nn.Module) -> None:
+    """Give each buffer whose elements share memory, as `expand` leaves it, memory of its own, in place.
+
+    Neither a checkpoint nor another process could fill it otherwise.
+    """
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not is_lazy(buffer) and _shares(buffer):
+                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+
+
+def _shares(tensor: Tensor) -> bool:
+    """Whether elements of a tensor lie in the same place."""
+    return tensor.layout == torch.strided and any(
+        size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _alike(some: list[Tensor], others: list[Tensor]) -> bool:

@@ -75,11 +75,23 @@ def unchanged(job: Job, folder: Path, settled: Settled, refuse: Refuse) -> Datas
 
 
 def stored(folder: Path) -> Settled | None:
-    """What a run has made of its data; None if that is not recorded."""
-    found, record = read_json(folder / SETTLED), read_json(folder / RECORD)
-    if not (isinstance(found, dict) and isinstance(record, dict)):
+    """What a run has made of its data; None if it began with a version that did not record that.
+
+    Raises:
+        CheckpointError: if one of the two files is gone or damaged.
+    """
+    if not any((folder / name).exists() for name in (RECORD, SETTLED)):
         return None
-    return Settled(found["preprocessing"], {row["name"]: head(row) for row in found["heads"]})
+    name = RECORD
+    try:
+        record = read_json(folder / RECORD)
+        {**record["files"], **record["arrays"]}
+        name = SETTLED
+        found = read_json(folder / SETTLED)
+        return Settled({**found["preprocessing"]}, {row["name"]: head(row) for row in found["heads"]})
+    except (LookupError, TypeError, ValueError):
+        raise CheckpointError(f"{folder / name} is gone or damaged", "the file as the run has written it when it began",
+                              "put it back, or start a new run with --new") from None  # fmt: skip
 
 
 def begin(run: Run, say: Callable[[str], None], *, resumes: bool) -> None:

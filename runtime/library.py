@@ -21,7 +21,7 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
-from runtime import call, callers, dropout, in_force, seen, shown, strided, trainer, tune
+from runtime import buffers, call, callers, dropout, in_force, seen, shown, strided, trainer, tune
 from runtime import folder as folders
 from runtime import plan as plans
 from runtime import run as running
@@ -154,6 +154,7 @@ def _tried(job: CallersJob, model: nn.Module, parts: tuple[Any, Any], loss: Any)
     terms = OwnTerms(loss, "loss", refuse) if job.has_own_loss() else None
     dataset = own.dataset(job, parts, ("train_data", "validation_data"), job.data.targets, job.data.names, terms)
     check_loss(job, dataset)
+    buffers.unshare(model)
     trial.check(model, dataset, "the model", refuse)
     for note in dataset.notes:
         say(f"data: {note}")

@@ -221,10 +221,16 @@ def carried(fresh: Plan, stored: Plan) -> Plan:
     return replace(fresh, decisions=tuple(row(now) for now in fresh.decisions))
 
 
-def smaller(plan: Plan, batch_size: int, why: str) -> Plan | None:
-    """The plan with half the micro-batch and the same batch size; None if it is 1 already."""
+def smaller(plan: Plan, part: int, why: str) -> Plan | None:
+    """The plan with half the micro-batch and the same batch size; None if it is 1 already.
+
+    Args:
+        plan: what was in force.
+        part: samples of a batch that one process computes: never more go through at a time.
+        why: the reason, without the number of samples.
+    """
     value = plan.value("micro_batch")
-    now = batch_size if value == "off" else int(value)
+    now = part if value == "off" else min(part, int(value))
     if now == 1:
         return None
     rows = [

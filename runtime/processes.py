@@ -91,6 +91,7 @@ def _folder(run: Path, rank: int) -> Path:
 def wait(leader: subprocess.Popen[bytes], others: Sequence[subprocess.Popen[bytes]]) -> int:
     """The end of a run: the leader's return code, or what the loss of another process makes of it."""
     lost_at: float | None = None
+    ended = False
     if not others:
         return leader.wait()
     while leader.poll() is None:
@@ -99,11 +100,13 @@ def wait(leader: subprocess.Popen[bytes], others: Sequence[subprocess.Popen[byte
             lost_at = time.monotonic()
         if lost_at is not None and time.monotonic() - lost_at > LAST_WORDS:
             leader.kill()
+            ended = True
             break
         time.sleep(LOOK_EVERY)
     code = leader.wait()
     lost = [process for process in others if process.poll() not in (None, 0)]
-    ends = [code, *(process.returncode for process in lost)]
+    # Our own kill of a leader that waits for the lost one says nothing of why that was lost.
+    ends = [*([] if ended else [code]), *(process.returncode for process in lost)]
     if -signal.SIGKILL not in ends and (crashed := [end for end in ends if 128 - end in CRASHES]):
         # The others have only lost a peer by it.
         return crashed[0]

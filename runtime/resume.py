@@ -61,7 +61,10 @@ def check_fit(loaded: checkpoint.Loaded, state: Mapping[str, Any], tensors: Mapp
     Raises:
         CheckpointError: naming what is missing, unknown or of another kind.
     """
-    wrong = _unlike(loaded.state, {**state, "last": loaded.state.get("last")}, "")
+    scaler = loaded.state.get("scaler")
+    # After a crash a run goes on without fp16, and so without its scaler.
+    free = {"last": loaded.state.get("last")} | ({} if scaler and state["scaler"] else {"scaler": scaler})
+    wrong = _unlike(loaded.state, {**state, **free}, "")
     wrong += [f"{stem}.safetensors" for stem in {*tensors, "optimizer"} ^ set(loaded.tensors)]
     for stem, group in tensors.items():
         found = {name: (value.shape, value.dtype) for name, value in loaded.tensors.get(stem, {}).items()}

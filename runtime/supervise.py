@@ -138,11 +138,12 @@ def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, r
     After a death inside a kernel once more with everything off.
     """
     words: list[str] = []
+    count = processes.wanted(job, machine)
     with signals.forwarding() as forward:
         while True:
             write_json(run.path / "plan.json", plan.to_json())
             before = cgroup.oom_kills(Path("/"))
-            code = _trainers(request, processes.wanted(job, machine), plan.environment(machine), forward, run, words)
+            code = _trainers(request, count, plan.environment(machine), forward, run, words)
             # The first plan is not what was trained with: the trainer has settled it, and may have measured.
             plan = in_force.plan_of(run.path)
             if code == Replanned.exit_code:
@@ -158,7 +159,7 @@ def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, r
                 Events(run.path).add(kind, f"{why} before its first step; again without measuring")
                 words = ["--measured"]
                 continue
-            again = crash.without(plan, why) if crashed else plans.smaller(plan, job.train.batch, why)
+            again = crash.without(plan, why) if crashed else plans.smaller(plan, -(-job.train.batch // count), why)
             if again is None:
                 error = crash.hopeless(why) if crashed else _too_large(why)
                 print(error, file=sys.stderr)

@@ -228,13 +228,16 @@ def _stopped(run: Any, saver: Any, stop: Stopped) -> Stopped:
     """Save if there is progress, and say how to go on."""
     from runtime.numerics import NotFinite
 
+    again = "run the same command"
+    if run.time_left() <= 0 and run.counters.samples == run.samples_before:
+        again = "raise train.max_time, which ended before this attempt had done a step, and run the command"
     if run.counters.step == 0:
-        return Stopped(f"{stop.given} before the first step was done", "", "run the same command again")
+        return Stopped(f"{stop.given} before the first step was done", "", f"{again} again")
     try:
         saved = f"saved as {saver.final()}"
     except NotFinite as why:
         saved = f"not saved, {why}; the last checkpoint stays"
-    return Stopped(f"{stop.given} after step {run.counters.step}", saved, "run the same command to go on from there")
+    return Stopped(f"{stop.given} after step {run.counters.step}", saved, f"{again} to go on from there")
 
 
 def _result(run: Any, best: Any, reason: str, peak: int, watching: dict[str, float]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime.buffers import Buffers
+from runtime import artifact
+from runtime.buffers import Buffers, unshare
 from runtime.data.dataset import Batch, Head
 from runtime.errors import SpecError
 from runtime.losses import objective
@@ -40,6 +41,10 @@ def in_place(net: Any, mean: Tensor) -> None:
 
 def assigned(net: Any, mean: Tensor) -> None:
     net.kept = net.kept * 0.9 + mean * 0.1
+
+
+def expanded(net: Any, mean: Tensor) -> None:
+    net.kept = (net.kept[:1] + mean[:1]).expand(4)
 
 
 def at_first(net: Any, mean: Tensor) -> None:
@@ -181,3 +186,26 @@ def test_a_run_with_a_bad_sample_and_a_buffer_that_is_assigned(tmp_path: Path) -
     events = (made / "events.jsonl").read_text()
     assert events.count("skipped: loss nan") == 2  # once in each epoch
     assert "back to" not in events
+
+
+def test_a_buffer_whose_elements_share_memory() -> None:
+    net = Net(expanded, torch.ones(1).expand(4), persistent=True)
+    unshare(net)
+    net.load_state_dict({name: value.clone() for name, value in net.state_dict().items()})
+    kept = Buffers(net)
+    for _ in range(2):
+        kept.remember()
+        before = net.kept.clone()
+        net(torch.full((2, 4), 3.0))
+        kept.rewind()
+        assert torch.equal(net.kept, before)
+        net(torch.full((2, 4), 3.0))
+
+
+def test_an_own_network_with_a_buffer_whose_elements_share_memory(tmp_path: Path) -> None:
+    mask = "self.register_buffer('mask', torch.ones(1).expand(4))"
+    code = MODEL.replace("self.last =", f"{mask}\n        self.last =").replace(
+        "from torch", "import torch\nfrom torch"
+    )
+    made = trained(write(tmp_path, {"my_model.py": code}))
+    assert artifact.load(made / "model").network.get_buffer("mask").tolist() == [1.0] * 4

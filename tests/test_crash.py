@@ -138,13 +138,22 @@ def ending(how: str, seconds: float = 0.0) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code])
 
 
+def test_a_leader_that_we_end_does_not_hide_why_another_process_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "LAST_WORDS", 0.2)
+    dead = ending("os.kill(os.getpid(), 11)")
+    dead.wait()
+    assert processes.wait(ending("pass", 60.0), [dead]) == -signal.SIGSEGV
+
+
 @pytest.mark.parametrize(("leader", "follower", "code"), [
     ("sys.exit(8)", "os.kill(os.getpid(), 11)", -signal.SIGSEGV),
     ("os.kill(os.getpid(), 6)", "sys.exit(8)", -signal.SIGABRT),
     ("os.kill(os.getpid(), 6)", "os.kill(os.getpid(), 9)", 8),
 ])  # fmt: skip
 def test_the_end_of_several_processes(leader: str, follower: str, code: int) -> None:
-    assert processes.wait(ending(leader, 1.0), [ending(follower)]) == code
+    dead = ending(follower)
+    dead.wait()
+    assert processes.wait(ending(leader), [dead]) == code
 
 
 def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime import draws, loop
+from runtime import draws, loop, trainer
 from runtime.data.dataset import Batch
 from runtime.ema import Ema
 from runtime.errors import Stopped
 from runtime.job import Job
 from runtime.job.data import Cutmix, ImageAugment, Mixup
 from runtime.metrics import Metrics
-from runtime.run import Run
+from runtime.run import Counters, Run
 from runtime.saving import Saver
 from tests import tiny
 from tests.test_numerics import Still
@@ -256,6 +256,18 @@ def test_steps_stretch_the_schedule_and_not_the_epochs(tmp_path: Path) -> None:
     assert rates[-1] == pytest.approx(1e-3 * 1e-4)
     (tmp_path / "more").mkdir()
     assert fitted(tiny.assembled(tmp_path / "more", asked("steps: 600"))) == "all 2 epochs are done"
+
+
+def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, asked("max_time: 1h"))
+    stop = Stopped("max_time of 1h is spent")
+    assert trainer._stopped(made, None, stop).action == "run the same command again"
+    made.clock.start -= 3600
+    assert trainer._stopped(made, None, stop).action.startswith("raise train.max_time, which ended before")
+    made.counters = Counters(step=3, samples=48)
+    assert trainer._stopped(made, Saver(made), stop).action == "run the same command to go on from there"
+    made.samples_before = 48
+    assert trainer._stopped(made, Saver(made), stop).action.startswith("raise train.max_time, which ended before")
 
 
 def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime import cgroup, final, in_force, plan, resume, signals, supervise
+from runtime import cgroup, final, in_force, plan, processes, resume, signals, supervise
 from runtime.errors import Replanned
 from runtime.files import read_json, write_json
 from runtime.models.build import build
@@ -89,6 +89,13 @@ def test_after_a_kill_for_memory_the_settled_plan_goes_on(folder: Path, monkeypa
     assert row(again, "precision").source == "measured"
     assert row(again, "micro_batch").reason.endswith("with 8 at a time")
     assert again.seen == {}
+
+
+def test_several_processes_halve_the_part_that_each_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "wanted", lambda job, machine: 4)  # of 16 samples each computes 4
+    trainers = Trainers(folder, KILLED, KILLED, 0)
+    assert attempted(trainers, monkeypatch) == 0
+    assert [given.value("micro_batch") for given in trainers.plans] == ["off", 2, 1]
 
 
 def test_a_second_kill_halves_what_the_first_has_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime import cli, library, plan, spec, trainer
+from runtime import cli, inputs, library, plan, spec, trainer
 from runtime.clock import Clock
 from runtime.data import features, windows
 from runtime.errors import CheckpointError, DataError, SpecError, Stopped
@@ -338,6 +338,25 @@ def test_a_folder_of_an_older_version_goes_on_and_is_recorded(
     assert outcome(folder) == "the same"
     assert "did not record its data: what has changed in it since cannot be seen" in capsys.readouterr().out
     assert (folder / "run" / "data.json").exists()
+
+
+@pytest.mark.parametrize("name", ["data.json", "preprocessing.json"])
+@pytest.mark.parametrize("text", [None, '{"files": {', "[]", "{}"])
+def test_a_damaged_record_is_not_taken_for_that_of_an_older_version(
+    tmp_path: Path, name: str, text: str | None
+) -> None:
+    head = {"name": "", "classes": ["a", "b"]}
+    write_json(tmp_path / "data.json", {"files": {}, "arrays": {}})
+    write_json(tmp_path / "preprocessing.json", {"heads": [head], "preprocessing": {}})
+    found = inputs.stored(tmp_path)
+    assert found is not None
+    assert found.heads[""].classes == ("a", "b")
+    if text is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(CheckpointError, match=rf"/{name} is gone or damaged"):
+        inputs.stored(tmp_path)
 
 
 def test_files_that_nobody_touched_are_not_read_again(

@@ -148,3 +148,12 @@ def test_what_was_saved_after_a_fall_back_goes_on_in_fp32(tmp_path: Path, fallen
     half(again)
     again.restore(checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1]))
     assert (again.step.dtype, again.step.scaler.active, again.counters.step) == (None, False, 12)
+
+
+def test_a_run_that_goes_on_without_fp16_after_a_crash_drops_the_scaler(tmp_path: Path) -> None:
+    made, _ = fit(tmp_path, "fp16: {growth_interval: 4}", range(0))
+    (tmp_path / "again").mkdir()
+    again = tiny.assembled(tmp_path / "again", made.job)
+    again.restore(checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1]))
+    assert not again.step.scaler.active
+    assert again.state()["scaler"] == {}

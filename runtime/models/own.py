@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from runtime import draws, memory, user_code
+from runtime import buffers, draws, memory, user_code
 from runtime.blame import blamed, own_lines, told
 from runtime.consent import stored
 from runtime.data import features
@@ -64,6 +64,7 @@ def made(job: Job, spec: OwnModel, dataset: Dataset) -> tuple[nn.Module, dict[st
         given = f"{name} returned a DataParallel, which copies the network to every GPU at every step"
         raise SpecError([job.problem(KEY, given, "the network itself; limits: {gpus: all} starts one process for each GPU",
                                      "return it without DataParallel")])  # fmt: skip
+    buffers.unshare(module)
     trial.check(module, dataset, f"the network of {name}", lambda *given: SpecError([job.problem(KEY, *given)]))
     kinds = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
     return module, {"file": spec.file, "factory": spec.factory, "arguments": arguments, "inputs": kinds}
@@ -93,6 +94,7 @@ def rebuilt(
         # Parameters that wait for their shape get it from the first inputs.
         with torch.no_grad():
             module.eval()(*(torch.zeros(2, *x["shape"], dtype=getattr(torch, x["type"])) for x in given["inputs"]))
+    buffers.unshare(module)
     return module
 
 
