@@ -10,41 +10,47 @@ channels_last off is no cure.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 NARROW = 16
 """Channels from which on the workspace is large enough: those of one AVX-512 register."""
 
 
 def rewrite(network: nn.Module) -> None:
-    """Change the affected convolutions in place; what they compute stays, to rounding."""
+    """Change how the affected convolutions are computed, in place; the result stays, to rounding.
+
+    Their stride and all other settings stay as they are, since a network of the user's own may read them. What such a
+    network computes with `torch.nn.functional` by itself is not changed.
+    """
     for module in network.modules():
         if isinstance(module, nn.Conv2d) and _affected(module, module.in_channels):
-            handle = module.register_forward_pre_hook(_thin, with_kwargs=True)
+            module._conv_forward = partial(_thinned, module.stride)  # type: ignore[method-assign]
         elif isinstance(module, nn.ConvTranspose2d) and _affected(module, module.out_channels):
-            handle = module.register_forward_hook(_spread)
-        else:
-            continue
-        # On the module, so that a copy of the network has its own.
-        module.strided = module.stride, module.output_padding, handle.id  # type: ignore[assignment]
-        module.stride, module.output_padding = (1, 1), (0, 0)
+            module.forward = partial(_spread, module)  # type: ignore[method-assign]
 
 
 def rewritten(network: nn.Module) -> list[str]:
     """The names of the convolutions that are computed in this way."""
-    return [name for name, module in network.named_modules() if hasattr(module, "strided")]
+    return [name for name, module in network.named_modules() if _method(module)]
 
 
 def as_before(network: nn.Module) -> None:
     """Torch's own convolutions again, in place."""
     for module in network.modules():
-        if hasattr(module, "strided"):
-            module.stride, module.output_padding, hook = module.strided  # type: ignore[misc]
-            module._forward_pre_hooks.pop(hook, None)
-            module._forward_hooks.pop(hook, None)
-            del module.strided
+        if name := _method(module):
+            delattr(module, name)
+
+
+def _method(module: nn.Module) -> str | None:
+    """The method that stands on this module instead of on its class, if `rewrite` has put one there."""
+    for name, ours in (("_conv_forward", _thinned), ("forward", _spread)):
+        if getattr(vars(module).get(name), "func", None) is ours:
+            return name
+    return None
 
 
 def _affected(module: nn.Conv2d | nn.ConvTranspose2d, channels: int) -> bool:
@@ -60,18 +66,17 @@ def _numbers(padding: Any) -> tuple[int, ...]:
     return (0,) if padding == "valid" else tuple(padding)
 
 
-def _thin(
-    module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]
-) -> tuple[tuple[Tensor], dict[str, Any]]:
-    (rows, columns), *_ = module.strided  # type: ignore[misc]
-    return ((*inputs, *named.values())[0][..., ::rows, ::columns],), {}
+def _thinned(stride: tuple[int, ...], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows, columns = stride
+    return functional.conv2d(x[..., ::rows, ::columns], weight, bias)
 
 
-def _spread(module: nn.ConvTranspose2d, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    (rows, columns), *_ = module.strided  # type: ignore[misc]
+def _spread(module: nn.ConvTranspose2d, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+    if output_size is not None:
+        return type(module).forward(module, input, output_size)
+    rows, columns = module.stride
+    output = functional.conv_transpose2d(input, module.weight)
     *front, height, width = output.shape
     whole = output.new_zeros((*front, height * rows, width * columns))
-    if module.bias is not None:
-        whole = whole + module.bias[:, None, None]
     whole[..., ::rows, ::columns] = output
-    return whole
+    return whole if module.bias is None else whole + module.bias.to(whole.dtype)[:, None, None]

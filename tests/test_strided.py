@@ -37,6 +37,8 @@ def test_the_same_numbers() -> None:
     x = torch.randn(2, 2, 5, 7).double()
     assert torch.allclose(changed(x), network(x), atol=1e-12)
     assert torch.allclose(changed[0](input=x), network[0](x), atol=1e-12)
+    y = torch.randn(2, 4, 5, 7).double()
+    assert torch.equal(changed[1](y, output_size=[9, 13]), network[1](y, output_size=[9, 13]))
     for one in (network, changed):
         one(x).square().sum().backward()
     for p, q in zip(network.parameters(), changed.parameters(), strict=True):
@@ -53,6 +55,35 @@ def test_what_torch_computes_rightly_stays(module: nn.Module) -> None:
     assert strided.rewritten(module) == []
 
 
+class ByItself(nn.Module):
+    """A network that takes weight and settings of its convolution and computes by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 1, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(x, self.conv.weight, self.conv.bias, self.conv.stride)
+
+
+def test_settings_stay_for_who_reads_them() -> None:
+    network, x = ByItself(), torch.randn(1, 4, 8, 8)
+    before = network(x)
+    strided.rewrite(network)
+    assert network.conv.stride == (2, 2)
+    assert torch.equal(network(x), before)
+
+
+def test_compiled_and_in_bf16() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 1, 2), nn.ConvTranspose2d(4, 3, 1, 2, output_padding=1))
+    x = torch.randn(1, 3, 6, 6)
+    before = network(x)
+    strided.rewrite(network)
+    assert torch.allclose(torch.compile(network)(x), before, atol=1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert network(x).dtype == torch.bfloat16
+
+
 def test_as_before() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 1, 2), nn.ConvTranspose2d(4, 3, 1, 2, output_padding=1))
     known = [set(vars(module)) for module in network]
@@ -61,6 +92,7 @@ def test_as_before() -> None:
     strided.rewrite(network)
     strided.rewrite(network)
     copied = copy.deepcopy(network)
+    assert copied[1].forward.args[0] is copied[1]
     strided.as_before(network)
     assert strided.rewritten(network) == []
     assert [set(vars(module)) for module in network] == known
