@@ -47,7 +47,7 @@ check: .venv/check ## format, lint, types, shell scripts, Dockerfile
 	@scripts/check
 
 format: .venv/check ## format the code
-	@$(python) -m ruff format -q runtime tests && $(python) -m ruff check -q --fix runtime tests
+	@$(python) -m ruff format -q runtime tests docs/generate && $(python) -m ruff check -q --fix runtime tests docs/generate
 
 doctor: .venv/host ## what is wrong on this machine, with the command that mends it
 	@$(python) -m runtime doctor
@@ -96,13 +96,13 @@ schema: .venv/check ## write the JSON schema of the job spec
 	@$(python) -m runtime schema > docs/job.schema.json
 
 decisions: .venv/check ## write the table of decisions on all recorded machines
-	@$(python) -m runtime.decisions jobs/digits.yaml tests/machines > docs/decisions.md
+	@$(python) -m docs.generate.decision_table jobs/digits.yaml tests/machines > docs/decisions.md
 
 readme: .venv/check ## write the plan that the README shows
-	@$(python) -m runtime.readme README.md
+	@$(python) -m docs.generate.readme_plan README.md
 
 reference: .venv/check ## write the references of the spec and of the optimizations
-	@for page in spec optimizations; do $(python) -m runtime.reference $$page > docs/$$page.md || exit; done
+	@for page in spec optimizations; do $(python) -m docs.generate.reference $$page > docs/$$page.md || exit; done
 
 peers: .venv/check ## the environment of the peers that `make benchmark` measures against
 	@scripts/peers

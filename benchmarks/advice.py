@@ -111,7 +111,7 @@ def photos(folder: Path) -> None:
 
 def reports(folder: Path) -> None:
     """Texts of very different lengths."""
-    from runtime.samples import texts
+    from runtime.data.sample_data import text as texts
 
     texts.write(folder, 2000, 0)
 
@@ -217,8 +217,8 @@ def compared(before: list[dict[str, float]], after: list[dict[str, float]], abou
 
 def trained(folder: Path, case: Case, name: str, spec: Mapping[str, Any]) -> tuple[dict[str, float], list[Any]]:
     """One run: its figures and its advice."""
-    from runtime.report.advice import advice
     from runtime.report.record import read
+    from runtime.report.sections.advice import advice
     from runtime.report.summary import summarize
 
     name = f"advice-{name}"

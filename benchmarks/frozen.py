@@ -44,7 +44,7 @@ def main() -> int:
         return 0
     given.folder.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(ROOT))
-    from runtime.samples import texts
+    from runtime.data.sample_data import text as texts
 
     texts.write(given.folder, given.texts, 0)
     rows = []
@@ -115,10 +115,10 @@ def usual(path: Path) -> float:
     from torch.nn import functional
     from torch.utils.data import DataLoader
 
-    from runtime import spec
     from runtime.data.load import load
+    from runtime.job_spec import load as spec
     from runtime.models.build import build
-    from runtime.schedules import schedule
+    from runtime.training.schedules import schedule
 
     job = spec.load(path)
     data = load(job)

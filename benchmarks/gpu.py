@@ -26,10 +26,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from gpu_page import page, slug  # noqa: E402
 from gpu_rows import ROWS  # noqa: E402
 
-from runtime import gpus, plan, spec  # noqa: E402
-from runtime.detect import detect  # noqa: E402
 from runtime.errors import SpecError  # noqa: E402
-from runtime.hardware import Hardware  # noqa: E402
+from runtime.hardware import gpu_selection as gpus  # noqa: E402
+from runtime.hardware.detect import detect  # noqa: E402
+from runtime.hardware.facts import Hardware  # noqa: E402
+from runtime.job_spec import load as spec  # noqa: E402
+from runtime.plan import plan  # noqa: E402
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 LONGEST = 150.0

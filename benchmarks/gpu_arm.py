@@ -24,16 +24,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch.utils.data import DataLoader
 
-from runtime import gpus, losses, optimizer, plan, run, spec
-from runtime.clock import Clock
-from runtime.data.batches import Batches
 from runtime.data.load import load
-from runtime.detect import detect
+from runtime.data.loader.batches import Batches
 from runtime.errors import SpecError
-from runtime.hardware import Hardware
+from runtime.hardware import gpu_selection as gpus
+from runtime.hardware.detect import detect
+from runtime.hardware.facts import Hardware
+from runtime.job_spec import load as spec
 from runtime.models.build import build
-from runtime.sensors import Sensors
-from runtime.signals import Signals
+from runtime.plan import plan
+from runtime.system.signals import Signals
+from runtime.tracking.gpu_sensors import Sensors
+from runtime.training import losses, optimizer, run
+from runtime.training.phase_timer import Clock
 
 WARM, SHOWN = 8, 60
 """Steps before the clock starts, and steps whose loss is kept."""

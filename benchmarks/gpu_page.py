@@ -8,8 +8,8 @@ from typing import Any
 
 from gpu_rows import ROWS
 
-from runtime.hardware import Hardware, size
-from runtime.plan import written
+from runtime.hardware.facts import Hardware, size
+from runtime.plan.plan import written
 
 SHOWN = ("precision", "compile", "cuda_graphs", "attention", "channels_last", "cudnn_benchmark", "fused_optimizer",
          "gpu_resident_data", "pinned_transfer", "loader_workers", "allocator_segments")  # fmt: skip

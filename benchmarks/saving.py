@@ -18,14 +18,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runtime import loop, plan, spec, trainer
-from runtime.clock import Clock
-from runtime.detect import detect
-from runtime.files import write_json
+from runtime.hardware.detect import detect
 from runtime.job.values import duration_seconds
-from runtime.metrics import Metrics
-from runtime.saving import SHARE, Saver
-from runtime.signals import Signals
+from runtime.job_spec import load as spec
+from runtime.plan import plan
+from runtime.supervisor import trainer_process as trainer
+from runtime.system.files import write_json
+from runtime.system.signals import Signals
+from runtime.tracking.metrics_log import Metrics
+from runtime.training import loop
+from runtime.training.phase_timer import Clock
+from runtime.training.saver import SHARE, Saver
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = 300.0

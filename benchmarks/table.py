@@ -73,7 +73,7 @@ def arguments() -> argparse.Namespace:
 
 def make(given: argparse.Namespace) -> None:
     """The table, if it is not there, and the job."""
-    from runtime.samples import tables
+    from runtime.data.sample_data import tables
 
     table = given.folder / f"rows-{given.rows}"
     if not (table / "train.parquet").exists():
@@ -114,9 +114,10 @@ def plain(job_file: Path, workers: int) -> int:
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
 
-    from runtime import optimizer, spec
     from runtime.data.load import load
+    from runtime.job_spec import load as spec
     from runtime.models.build import build
+    from runtime.training import optimizer
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     job = spec.load(job_file)

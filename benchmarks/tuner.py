@@ -86,7 +86,7 @@ def main() -> int:
 
 def generated(name: str, folder: Path) -> Path:
     """The data of a job; made if they are not there."""
-    from runtime import samples
+    from runtime.data.sample_data import write as samples
 
     kind, size, _ = JOBS[name]
     target = folder / kind
@@ -98,15 +98,17 @@ def generated(name: str, folder: Path) -> Path:
 
 def ready(name: str, data: Path, scratch: Path) -> Any:
     """A tuner for a run of one hour."""
-    from runtime import apart, budget, spec
-    from runtime import plan as plans
-    from runtime import run as runs
-    from runtime.clock import Clock
     from runtime.data.load import load
-    from runtime.detect import detect
+    from runtime.hardware.detect import detect
+    from runtime.job_spec import load as spec
     from runtime.models.build import build
-    from runtime.signals import Signals
-    from runtime.tune import Tuner
+    from runtime.plan import plan as plans
+    from runtime.system.signals import Signals
+    from runtime.training import run as runs
+    from runtime.training.phase_timer import Clock
+    from runtime.tuning import process_settings as apart
+    from runtime.tuning import time_budget as budget
+    from runtime.tuning.tuner import Tuner
 
     here, signals = detect(scratch), Signals()
     path = scratch / "job.yaml"
@@ -127,7 +129,9 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
 
 def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
     """The tuner's choice against every combination."""
-    from runtime import apart, arms, deadline
+    from runtime.system import timeout as deadline
+    from runtime.tuning import process_settings as apart
+    from runtime.tuning import variants as arms
 
     start = time.perf_counter()
     found = tuner.tune(given.budget)
@@ -161,8 +165,8 @@ def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 def with_values(plan: Any, values: dict[str, Any]) -> Any:
     """The plan with a combination; texts that are compiled are cut into parts, as rows of them are not compiled."""
-    from runtime import arms
     from runtime.optimizations import unpadding
+    from runtime.tuning import variants as arms
 
     if values["compile"] and plan.value("unpadding") == unpadding.PACKED:
         plan = arms.changed(plan, "unpadding", unpadding.TOKENS)
@@ -187,7 +191,7 @@ def combinations(tuner: Any) -> Iterator[dict[str, Any]]:
 
 def warm(tuner: Any, plan: Any) -> Any:
     """An arm that has seen every batch once, so that whatever is compiled is compiled."""
-    from runtime.tune import BATCHES
+    from runtime.tuning.tuner import BATCHES
 
     arm = tuner.arm(plan)
     arm.steps(BATCHES)
@@ -238,8 +242,9 @@ def delays(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 def decided(tuner: Any, slower: bool) -> bool:
     """Whether a value is taken that does the same work with a known delay, on its own side or on the incumbent's."""
-    from runtime import arms, budget
-    from runtime.pairs import compare
+    from runtime.tuning import time_budget as budget
+    from runtime.tuning import variants as arms
+    from runtime.tuning.paired_timing import compare
 
     plan = tuner.made.plan
     incumbent, challenger = tuner.arm(plan), tuner.arm(plan)

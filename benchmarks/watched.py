@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from runtime.time_left import TimeLeft  # noqa: E402
+from runtime.tracking.live.time_left import TimeLeft  # noqa: E402
 
 
 def main() -> int:

@@ -9,18 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runtime.alone import facts_here as facts_here
-    from runtime.alone import memory_for as memory_for
-    from runtime.alone import plan_for as plan_for
-    from runtime.library import Result as Result
-    from runtime.library import train as train
-    from runtime.monitor import Monitor as Monitor
+    from runtime.api import facts_here as facts_here
+    from runtime.api import memory_for as memory_for
+    from runtime.api import plan_for as plan_for
+    from runtime.supervisor.embedded import Result as Result
+    from runtime.supervisor.embedded import train as train
+    from runtime.tracking.monitor import Monitor as Monitor
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "train": "library", "Result": "library", "facts_here": "alone", "plan_for": "alone", "memory_for": "alone",
-    "Monitor": "monitor",
+    "train": "supervisor.embedded", "Result": "supervisor.embedded",
+    "facts_here": "api", "plan_for": "api", "memory_for": "api",
+    "Monitor": "tracking.monitor",
 }  # fmt: skip
 
 

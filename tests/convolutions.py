@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime import strided
+from runtime.models import strided_convolution as strided
 from tests import heap
 
 SECONDS = 30

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent
 
-from runtime import spec
 from runtime.job import Job
+from runtime.job_spec import load as spec
 
 JOB = """
 name: tiny

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data.images import load
+from runtime.data.images.load import load
 from runtime.errors import DataError
 from runtime.job.job import ImageJob
 

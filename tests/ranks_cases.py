@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime import plan, run, spec
-from runtime.clock import Clock
 from runtime.data.dataset import Batch
 from runtime.data.load import load
+from runtime.distributed.ranks import Ranks
 from runtime.errors import DrivetrainError
 from runtime.job.model import Freeze
+from runtime.job_spec import load as spec
 from runtime.models.build import Model, build
 from runtime.optimizations import Value
-from runtime.ranks import Ranks
+from runtime.plan import plan
+from runtime.training import run
+from runtime.training.phase_timer import Clock
 from tests import tiny
 
 ROOT = Path(__file__).parent.parent

@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime import plan, run, spec, trainer
-from runtime.clock import Clock
 from runtime.data.dataset import Batch
 from runtime.job.document import parse
 from runtime.job.model import Freeze
+from runtime.job_spec import load as spec
 from runtime.models.build import Model
+from runtime.plan import plan
+from runtime.supervisor import trainer_process as trainer
+from runtime.training import run
+from runtime.training.phase_timer import Clock
 from tests import tiny
 
 JOB = """

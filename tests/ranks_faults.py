@@ -16,8 +16,11 @@ from typing import Any
 
 import torch
 
-from runtime import evaluate, ranks, run, trainer
+from runtime.distributed import ranks
 from runtime.errors import DrivetrainError
+from runtime.supervisor import trainer_process as trainer
+from runtime.training import run
+from runtime.training.evaluation import validation as evaluate
 from tests import tiny
 
 TRAIN = "max_time: 1h"

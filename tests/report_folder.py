@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runtime import plan as plans
-from runtime import spec
-from runtime.folder import spec_text
-from runtime.hardware import load
+from runtime.hardware.facts import load
 from runtime.job import Job
+from runtime.job_spec import load as spec
+from runtime.plan import plan as plans
+from runtime.supervisor.run_folder import spec_text
 
 ROOT = Path(__file__).parent.parent
 MACHINES = ROOT / "tests" / "machines"

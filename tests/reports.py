@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from runtime import spec
-from runtime.data import corpus, tokenizer
-from runtime.job.texts import TextJob
-from runtime.pretrained import quiet
-from runtime.samples import texts
+from runtime.data.sample_data import text as texts
+from runtime.data.text import corpus, tokenizer
+from runtime.job.text import TextJob
+from runtime.job_spec import load as spec
+from runtime.pretrained.folder import quiet
 
 LABELS = "{modo: 0.1, causa: 0.6, prioridad: 0.3}"
 ENCODER = "{name: encoder, layers: 2, width: 16, heads: 2, vocabulary: 400}"

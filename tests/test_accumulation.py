@@ -12,14 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from runtime import compat, losses, plan, run, spec
 from runtime.data.dataset import Batch, Head
 from runtime.data.load import load
 from runtime.job.train import CrossEntropy, Focal, Huber
-from runtime.models import series, tables, texts
+from runtime.job_spec import load as spec
 from runtime.models.build import build
+from runtime.models.networks import cnn_lstm as series
+from runtime.models.networks import mlp as tables
+from runtime.models.networks import text_encoder as texts
 from runtime.optimizations import Effect
-from runtime.step import Step
+from runtime.plan import plan
+from runtime.system import torch_compat as compat
+from runtime.training import losses, run
+from runtime.training.step import Step
 from tests.test_train import train
 from tests.tiny import assembled, job, machine
 from tests.trained import CASES

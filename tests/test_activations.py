@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime import activations, blocks, hardware, plan, run
 from runtime.data.dataset import Dataset
-from runtime.models import images
+from runtime.hardware import facts as hardware
+from runtime.job.workload import Workload
+from runtime.models import recompute as blocks
+from runtime.models.networks import cnn as images
 from runtime.optimizations import Value, gradient_checkpointing
-from runtime.workload import Workload
+from runtime.plan import plan
+from runtime.training import run
+from runtime.tuning.memory import activation_bytes as activations
 from tests import tiny
 from tests.test_blocks import ENCODER, encoder, resnet
 from tests.test_fitting import case, settled

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from runtime import checkpoint, lost
 from runtime.errors import DeviceError, PeerError
+from runtime.system import gpu_errors as lost
+from runtime.training.checkpoints import checkpoint
 from tests import ranks_cases
 
 STOPS = ["time@0", "time@01", "signal@0", "signal@1", "signal@01", "signal in the evaluation@1",

@@ -17,13 +17,17 @@ import numpy as np
 import psutil
 import pytest
 
-from runtime import apart, evidence, in_force, plan, remembered, spec
-from runtime.bench.calm import Block
-from runtime.bench.side import Failed, Ready
 from runtime.data.load import load
-from runtime.detect import detect
-from runtime.hardware import Hardware, Libraries
+from runtime.hardware.detect import detect
+from runtime.hardware.facts import Hardware, Libraries
+from runtime.job_spec import load as spec
 from runtime.models.build import build
+from runtime.plan import effective_plan as in_force
+from runtime.plan import evidence, plan
+from runtime.tuning import evidence_keys as remembered
+from runtime.tuning import process_settings as apart
+from runtime.tuning.bench.block_timing import Block
+from runtime.tuning.bench.variant import Failed, Ready
 from tests import tiny
 
 ROOT = Path(__file__).parent.parent
@@ -217,7 +221,7 @@ def test_evidence_of_another_way_to_start_is_taken_by_a_new_process(job: Path) -
 
 def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
     found = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in found if "runtime.bench.arm" in child.cmdline()]
+    return [child for child in found if "runtime.tuning.processes.variant" in child.cmdline()]
 
 
 @needs_two

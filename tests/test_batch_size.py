@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import runtime
-from runtime import batch_size, batch_size_test
 from runtime.errors import OutOfMemory, SpecError
+from runtime.tuning import batch_size
+from runtime.tuning.processes import batch_size as batch_size_test
 from tests import tiny
 from tests.test_train import ROOT
 

@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import cli, picture, plan
-from runtime.bench import show
-from runtime.bench.calm import Block, calmest
-from runtime.bench.ladder import Ladder, Rung, climb, steps_of, switched
-from runtime.bench.side import Failed, Ready
+from runtime.cli import main as cli
 from runtime.optimizations import Effect
-from runtime.pairs import Pair
-from runtime.table import console
+from runtime.plan import plan
+from runtime.plan.plan_table import console
+from runtime.report.render import png as picture
+from runtime.tuning.bench import results as show
+from runtime.tuning.bench.ablation import Ladder, Rung, climb, steps_of, switched
+from runtime.tuning.bench.block_timing import Block, calmest
+from runtime.tuning.bench.variant import Failed, Ready
+from runtime.tuning.paired_timing import Pair
 from tests import tiny
 from tests.test_train import TEXT
 
@@ -247,7 +249,7 @@ def test_the_command_measures_a_real_job(measured: tuple[Path, str]) -> None:
 def test_options_that_make_no_sense(
     options: list[str], expected: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("runtime.signals._install", lambda handler: None)
+    monkeypatch.setattr("runtime.system.signals._install", lambda handler: None)
     words = [str(tmp_path) if word == "OUT" else word for word in options]
     assert cli.main(["bench", str(ROOT / "jobs" / "digits.yaml"), *words]) in (2, 3)
     assert expected in capfd.readouterr().err

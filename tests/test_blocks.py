@@ -13,10 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime import arms, blocks, hardware, plan, run, seen, spec
 from runtime.errors import SpecError
+from runtime.hardware import facts as hardware
 from runtime.job.document import parse
-from runtime.models import images, series, tables, texts
+from runtime.job_spec import load as spec
+from runtime.models import recompute as blocks
+from runtime.models.networks import cnn as images
+from runtime.models.networks import cnn_lstm as series
+from runtime.models.networks import mlp as tables
+from runtime.models.networks import text_encoder as texts
+from runtime.plan import plan
+from runtime.training import effective_settings as seen
+from runtime.training import run
+from runtime.tuning import variants as arms
 from tests import tiny
 
 torch.set_num_threads(1)

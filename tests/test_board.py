@@ -14,11 +14,13 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from runtime import checkpoint, showcase, trainer
-from runtime.board import Board
 from runtime.errors import StorageError
-from runtime.metrics import Metrics
-from runtime.monitor import Monitor
+from runtime.supervisor import trainer_process as trainer
+from runtime.tracking import tensorboard_images as showcase
+from runtime.tracking.metrics_log import Metrics
+from runtime.tracking.monitor import Monitor
+from runtime.tracking.tensorboard import Board
+from runtime.training.checkpoints import checkpoint
 from tests import tiny
 from tests.test_train import job, train
 

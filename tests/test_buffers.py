@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime import artifact
-from runtime.buffers import Buffers, unshare
 from runtime.data.dataset import Batch, Head
 from runtime.errors import SpecError
-from runtime.losses import objective
-from runtime.step import Step
+from runtime.models import saved_model as artifact
+from runtime.training.buffers import Buffers, unshare
+from runtime.training.losses import objective
+from runtime.training.step import Step
 from tests.own_job import MODEL, write
 from tests.test_own_runs import trained
 

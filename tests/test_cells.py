@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime import cells, judge, predict
+from runtime.inference import evaluate as judge
+from runtime.inference import predict
 from runtime.report.confusion import Confusion
+from runtime.system import spreadsheet_cells as cells
 
 EVIL = "=cmd|' /C calc'!A0"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cgroup import Limits, cpu_list, number, oom_kills, peak, read_limits
+from runtime.hardware.cgroup import Limits, cpu_list, number, oom_kills, peak, read_limits
 from tests.recorded import plant, write
 
 MIB = 2**20

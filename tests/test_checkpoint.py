@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime import checkpoint
 from runtime.errors import CheckpointError, StorageError
+from runtime.training.checkpoints import checkpoint
 
 TENSORS = {"model": {"weight": torch.arange(6.0).view(2, 3), "count": torch.tensor(3)}}
 

@@ -12,9 +12,14 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from runtime import artifact, chosen, evaluate, loop, run, seen, trainer
 from runtime.errors import CheckpointError
-from runtime.watch import Watch
+from runtime.models import saved_model as artifact
+from runtime.supervisor import trainer_process as trainer
+from runtime.training import effective_settings as seen
+from runtime.training import loop, run
+from runtime.training.best_metric import Watch
+from runtime.training.checkpoints import final_weights as chosen
+from runtime.training.evaluation import validation as evaluate
 from tests import tiny
 from tests.test_checkpoint import flip
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from runtime.clock import Clock
+from runtime.training.phase_timer import Clock
 
 
 def test_phases_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

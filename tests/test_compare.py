@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import main
-from runtime.compare import differences, flat
+from runtime.cli.main import main
+from runtime.report.comparison import differences, flat
 from tests.report_folder import change, make, rows
 from tests.report_page import page_of
 

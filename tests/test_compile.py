@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import compiling, loop, run
-from runtime.metrics import Metrics
 from runtime.optimizations import compile as optimizations_compile
 from runtime.optimizations import cuda_graphs
-from runtime.saving import Saver
+from runtime.tracking.metrics_log import Metrics
+from runtime.training import compiled_forward as compiling
+from runtime.training import loop, run
+from runtime.training.saver import Saver
 from tests import reports, tiny
 from tests.test_numerics import Still
 

@@ -16,10 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import arms, budget, hardware, pairs, plan, run, tune
-from runtime.clock import Clock
+from runtime.hardware import facts as hardware
 from runtime.models.build import build
 from runtime.optimizations import Value
+from runtime.plan import plan
+from runtime.training import run
+from runtime.training.phase_timer import Clock
+from runtime.tuning import paired_timing as pairs
+from runtime.tuning import time_budget as budget
+from runtime.tuning import tuner as tune
+from runtime.tuning import variants as arms
 from tests import tiny
 
 Cost = Callable[[plan.Plan], float]

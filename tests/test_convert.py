@@ -14,8 +14,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime import convert, unpickle
 from runtime.errors import DataError
+from runtime.pretrained import convert
+from runtime.pretrained import unpickle_process as unpickle
 
 ROOT = Path(__file__).parent.parent
 A, B = torch.arange(6.0).view(2, 3), torch.ones(3)

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime import children, crash, plan, processes
-from runtime.bench.side import Failed, Side
+from runtime.distributed import local_processes as processes
+from runtime.plan import plan
+from runtime.tuning import child_process as children
+from runtime.tuning import kernel_crash as crash
+from runtime.tuning.bench.variant import Failed, Side
 from tests import tiny
 from tests.own_job import write
 from tests.test_in_force import Trainers, attempted, folder, row  # noqa: F401
@@ -164,10 +167,17 @@ def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     )
     job, machine = tiny.job(optimize="channels_last: true"), tiny.machine()
     first = plan.resolve(job, machine)
-    assert children.measure("runtime.memory_test", tmp_path, Path("x.yaml"), [], first, machine) == 0
-    assert "crash: runtime.memory_test died of SIGSEGV inside a kernel; in force were " in capsys.readouterr().out
+    assert (
+        children.measure("runtime.tuning.processes.memory_profile", tmp_path, Path("x.yaml"), [], first, machine) == 0
+    )
+    assert (
+        "crash: runtime.tuning.processes.memory_profile died of SIGSEGV inside a kernel; in force were "
+        in capsys.readouterr().out
+    )
     assert plan.load(tmp_path / "plan.json").value("channels_last") is False
-    assert children.measure("runtime.memory_test", tmp_path, Path("x.yaml"), [], first, machine) == 9
+    assert (
+        children.measure("runtime.tuning.processes.memory_profile", tmp_path, Path("x.yaml"), [], first, machine) == 9
+    )
     assert "with every optimization off" in capsys.readouterr().err
 
 

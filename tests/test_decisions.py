@@ -22,7 +22,7 @@ WANTED = {
 
 
 def test_the_page_is_what_its_command_prints() -> None:
-    command = [sys.executable, "-m", "runtime.decisions", "jobs/digits.yaml", "tests/machines"]
+    command = [sys.executable, "-m", "docs.generate.decision_table", "jobs/digits.yaml", "tests/machines"]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert made == PAGE.read_text(encoding="utf-8"), "make it again: the command stands on top of the page"
 

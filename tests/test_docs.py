@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime import readme, spec
-from runtime.arguments import parser
+from docs.generate import readme_plan as readme
+from runtime.cli.arguments import parser
 from runtime.job.document import parse
+from runtime.job_spec import load as spec
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]

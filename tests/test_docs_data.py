@@ -15,7 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime import cli, spec
+from runtime.cli import main as cli
+from runtime.job_spec import load as spec
 from tests import own_job, test_library, tiny
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -138,7 +139,7 @@ def test_new_samples_of_an_own_task(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_training_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call that docs/library.md begins with."""
     import runtime
-    from runtime import library
+    from runtime.supervisor import embedded as library
 
     call, used = re.findall(r"^    (result\b.*)$", PAGES["library.md"], re.MULTILINE)
     monkeypatch.setattr(library, "_report", lambda run: None)

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from runtime import hardware
-from runtime.doctor import engine, findings, render
-from runtime.doctor.finding import EXIT, Finding, Level, worst
-from runtime.doctor.scene import Scene, disk, port_taken, run
-from runtime.table import console
+from runtime.cli.doctor import docker_engine as engine
+from runtime.cli.doctor.doctor import findings, render
+from runtime.cli.doctor.finding import EXIT, Finding, Level, worst
+from runtime.cli.doctor.snapshot import Scene, disk, port_taken, run
+from runtime.hardware import facts as hardware
+from runtime.plan.plan_table import console
 
 ROOT = Path(__file__).parent.parent
 NOW = 1.9e9

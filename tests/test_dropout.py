@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from runtime import hardware, optimizations
-from runtime.dropout import ENOUGH, DropoutFromBits, as_before
+from runtime import optimizations
+from runtime.hardware import facts as hardware
+from runtime.job.workload import Workload
+from runtime.models.fast_dropout import ENOUGH, DropoutFromBits, as_before
 from runtime.optimizations import packed_dropout
-from runtime.workload import Workload
 from tests import tiny
 
 MACHINES = Path(__file__).parent / "machines"

@@ -13,9 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime import cli, export, onnx_file, threads
-from runtime.models import images, series, tables, texts
-from runtime.run import Run
+from runtime.cli import main as cli
+from runtime.inference import export, onnx_file
+from runtime.inference import thread_limits as threads
+from runtime.models.networks import cnn as images
+from runtime.models.networks import cnn_lstm as series
+from runtime.models.networks import mlp as tables
+from runtime.models.networks import text_encoder as texts
+from runtime.training.run import Run
 from tests.trained import CASES, seen, trained
 
 pytest.importorskip("onnxscript", reason="the extra `export` is not installed")
@@ -82,7 +87,7 @@ NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_built_in_network_exports(name: str, tmp_path: Path) -> None:
-    from runtime.data import example
+    from runtime.inference import dummy_inputs as example
 
     build, preprocessing = NETWORKS[name]
     torch.manual_seed(0)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from runtime.facts import render, size
-from runtime.hardware import Hardware, Torch, load
+from runtime.hardware.facts import Hardware, Torch, load
+from runtime.hardware.facts_table import render, size
 
 MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from runtime import family
-from runtime.own_group import OwnGroup
+from runtime.hardware.cgroup_usage import OwnGroup
+from runtime.system import process_tree as family
 
 CODE = (
     "import subprocess, sys; data = bytearray(40 << 20); data[::4096] = b'x' * len(data[::4096]);"
@@ -56,7 +56,7 @@ def test_who_has_ended_counts_nothing() -> None:
 def test_a_group_that_is_looked_up_once_tells_the_same() -> None:
     from pathlib import Path
 
-    from runtime import cgroup
+    from runtime.hardware import cgroup
 
     limits, group = cgroup.read_limits(Path("/")), OwnGroup()
     limit, used = group.memory()

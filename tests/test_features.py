@@ -12,15 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime import draws, loop, trainer
+from runtime.data import stateless_random as draws
 from runtime.data.dataset import Batch
-from runtime.ema import Ema
 from runtime.errors import Stopped
 from runtime.job import Job
 from runtime.job.data import Cutmix, ImageAugment, Mixup
-from runtime.metrics import Metrics
-from runtime.run import Counters, Run
-from runtime.saving import Saver
+from runtime.supervisor import trainer_process as trainer
+from runtime.tracking.metrics_log import Metrics
+from runtime.training import loop
+from runtime.training.ema import Ema
+from runtime.training.run import Counters, Run
+from runtime.training.saver import Saver
 from tests import tiny
 from tests.test_numerics import Still
 
@@ -108,7 +110,7 @@ def test_ema_is_torchs_where_both_have_one_decay() -> None:
 
 
 def test_the_average_is_what_is_validated(tmp_path: Path) -> None:
-    from runtime.evaluate import evaluate
+    from runtime.training.evaluation.validation import evaluate
 
     made = tiny.assembled(tmp_path, asked("ema: 0.9"))
     tiny.losses(made, 8)
@@ -294,7 +296,7 @@ def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("gamma", "alpha", "smoothing"), [(2.0, None, 0.0), (0.7, None, 0.15), (2.0, 0.25, 0.1)])
 def test_focal_loss_in_numpy(gamma: float, alpha: float | None, smoothing: float, soft: bool) -> None:
     from runtime.job.train import Focal
-    from runtime.losses import terms
+    from runtime.training.losses import terms
 
     classes = 2 if alpha is not None else 4
     drawn = np.random.default_rng(1)

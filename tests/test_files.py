@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime import checkpoint, files, follow, hardware, notice, plan
-from runtime.data import jsonlines
+from runtime.data.formats import jsonl_file as jsonlines
 from runtime.errors import DataError, SpecError
+from runtime.hardware import facts as hardware
+from runtime.plan import plan
+from runtime.supervisor import preemption as notice
+from runtime.system import files
+from runtime.tracking.live import run_reader as follow
+from runtime.training.checkpoints import checkpoint
 
 DEEP = "[" * 200_000 + "]" * 200_000
 

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import cli, range_test, spec
+from runtime.cli import main as cli
 from runtime.errors import NumericsError
-from runtime.range_test import judged, sweep
+from runtime.job_spec import load as spec
+from runtime.tuning.processes import lr_range as range_test
+from runtime.tuning.processes.lr_range import judged, sweep
 from tests import tiny
 from tests.test_train import TEXT
 

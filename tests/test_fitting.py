@@ -12,16 +12,23 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import blocks, evidence, fitting, gauge, plan, run, search, spec, trainer
-from runtime.clock import Clock
 from runtime.data.load import load
-from runtime.files import write_json
-from runtime.fitting import Fitting
 from runtime.job import Job
 from runtime.job.document import parse
+from runtime.job_spec import load as spec
+from runtime.models import recompute as blocks
 from runtime.models.build import build
-from runtime.search import Found, Search, Try
-from runtime.step import Step
+from runtime.plan import evidence, plan
+from runtime.supervisor import trainer_process as trainer
+from runtime.system.files import write_json
+from runtime.training import run
+from runtime.training.phase_timer import Clock
+from runtime.training.step import Step
+from runtime.tuning.memory import meter as gauge
+from runtime.tuning.memory import micro_batch as fitting
+from runtime.tuning.memory import size_search as search
+from runtime.tuning.memory.micro_batch import Fitting
+from runtime.tuning.memory.size_search import Found, Search, Try
 from tests import tiny
 from tests.trained import CASES
 

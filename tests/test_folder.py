@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime import folder, spec
 from runtime.errors import Busy, CheckpointError
 from runtime.job import Job
+from runtime.job_spec import load as spec
+from runtime.supervisor import run_folder as folder
 
 TEXT = "name: a\ntask: image-classification\ndata: {train: data}\n"
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from runtime import follow_container
-from runtime.checkout import PROJECT
+from runtime.launch import follow_container
+from runtime.launch.project import PROJECT
 
 LOG = [
     b"plan for digits\n",
@@ -93,7 +93,7 @@ def test_what_an_end_means(code: int, oom: bool, told: str, capsys: pytest.Captu
 TRAINER = """
 import os, sys
 from pathlib import Path
-from runtime import supervise
+from runtime.supervisor import supervisor as supervise
 supervise._trainers = lambda *given, **named: 137
 sys.exit(supervise.train(supervise.Request(Path(sys.argv[1]), ("train.epochs=1",), Path(sys.argv[2]))))
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime import hardware
+from runtime.hardware import facts as hardware
 from tests import tiny
 
 ROOT = Path(__file__).parent.parent

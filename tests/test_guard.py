@@ -10,11 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime import gpus, guard, hardware, image, plan, spec, threads
 from runtime.errors import DeviceError
-from runtime.hardware import Gpu, Hardware, Torch
+from runtime.hardware import device_check as guard
+from runtime.hardware import facts as hardware
+from runtime.hardware import gpu_selection as gpus
+from runtime.hardware import image_selection as image
+from runtime.hardware.facts import Gpu, Hardware, Torch
+from runtime.hardware.software import read_architectures
+from runtime.inference import thread_limits as threads
 from runtime.job.document import parse
-from runtime.software import read_architectures
+from runtime.job_spec import load as spec
+from runtime.plan import plan
 
 ROOT = Path(__file__).parent.parent
 GIB = 2**30

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import SpecError
-from runtime.hardware import Hardware, from_json, load
-from runtime.processor import budget
+from runtime.hardware.cpu import budget
+from runtime.hardware.facts import Hardware, from_json, load
 
 MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
 GIB = 2**30

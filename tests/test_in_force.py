@@ -10,11 +10,18 @@ from typing import Any
 
 import pytest
 
-from runtime import cgroup, final, in_force, plan, processes, resume, signals, supervise
+from runtime.distributed import local_processes as processes
 from runtime.errors import Replanned
-from runtime.files import read_json, write_json
+from runtime.hardware import cgroup
 from runtime.models.build import build
-from runtime.run import workload
+from runtime.plan import effective_plan as in_force
+from runtime.plan import final_plan as final
+from runtime.plan import plan
+from runtime.supervisor import supervisor as supervise
+from runtime.system import signals
+from runtime.system.files import read_json, write_json
+from runtime.training.checkpoints import resume
+from runtime.training.run import workload
 from tests import tiny
 
 KILLED = 137

@@ -16,13 +16,19 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime import cli, inputs, library, plan, spec, trainer
-from runtime.clock import Clock
-from runtime.data import features, windows
+from runtime.cli import main as cli
+from runtime.data.series import windows
+from runtime.data.tables import features
 from runtime.errors import CheckpointError, DataError, SpecError, Stopped
-from runtime.files import write_json
-from runtime.run import Run
-from runtime.signals import Interrupted
+from runtime.job_spec import load as spec
+from runtime.plan import plan
+from runtime.supervisor import embedded as library
+from runtime.supervisor import trainer_process as trainer
+from runtime.system.files import write_json
+from runtime.system.signals import Interrupted
+from runtime.training import recorded_inputs as inputs
+from runtime.training.phase_timer import Clock
+from runtime.training.run import Run
 from tests import own_job, reports, tiny
 from tests.trained import CASES, Case, image_folders, table, texts
 
@@ -308,11 +314,11 @@ def test_the_same_result_or_refused(started: Callable[[str], Path], way: str, jo
 
 
 FITTED = {
-    "image folders": ("runtime.data.images._statistics", lambda raw, low, high: ([0.3] * 3, [0.1] * 3)),
-    "texts": ("runtime.data.tokenizer.learn", None),
-    "series": ("runtime.data.windows.fit", lambda values: (windows.Scale((0.5, 0.5), (2.0, 2.0)), [])),
-    "table numbers": ("runtime.data.targets.head", lambda *given: None),
-    "table": ("runtime.data.features._number", lambda name, values: features.Number(name, 1.0, 9.0, 0.0, True)),
+    "image folders": ("runtime.data.images.load._statistics", lambda raw, low, high: ([0.3] * 3, [0.1] * 3)),
+    "texts": ("runtime.data.text.tokenizer.learn", None),
+    "series": ("runtime.data.series.windows.fit", lambda values: (windows.Scale((0.5, 0.5), (2.0, 2.0)), [])),
+    "table numbers": ("runtime.data.target_columns.head", lambda *given: None),
+    "table": ("runtime.data.tables.features._number", lambda name, values: features.Number(name, 1.0, 9.0, 0.0, True)),
 }
 """What another processor or another version of a library may find otherwise in the same data."""
 

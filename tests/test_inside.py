@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 
-from runtime import allowance, cli, engine, inside, launch, named_run
+from runtime.cli import main as cli
 from runtime.errors import DeviceError, SpecError, StorageError
+from runtime.launch import container as launch
+from runtime.launch import container_limits as allowance
+from runtime.launch import docker_engine as engine
+from runtime.launch import run_in_image as inside
+from runtime.supervisor import named_run
 
 HERE = inside.PROJECT
 

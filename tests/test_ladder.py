@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from runtime.ladder import Ladder
+from runtime.tuning.memory.size_ladder import Ladder
 
 
 def climb(ladder: Ladder, floor: int, each: int, batch: int = 0) -> list[int]:

@@ -17,11 +17,19 @@ from typing import Any
 import pynvml
 import pytest
 
-from runtime import allowance, checkout, cli, detect, engine, follow_container, launch, spec, toolkit
+from runtime.cli import main as cli
 from runtime.errors import Busy, DeviceError, DrivetrainError, SpecError
-from runtime.hardware import Hardware
+from runtime.hardware import detect
+from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.document import parse
+from runtime.job_spec import load as spec
+from runtime.launch import container as launch
+from runtime.launch import container_limits as allowance
+from runtime.launch import docker_engine as engine
+from runtime.launch import follow_container
+from runtime.launch import nvidia_toolkit as toolkit
+from runtime.launch import project as checkout
 from tests.recorded import write
 from tests.test_nvidia import A100, GIB, GTX, LOADED, PCI, RTX, T4, Card, Nvml
 

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import runtime
-from runtime import artifact, library
-from runtime.detect import detect
 from runtime.errors import CheckpointError, DataError, SpecError, Stopped
-from runtime.hardware import Libraries
-from runtime.plan import load
+from runtime.hardware.detect import detect
+from runtime.hardware.facts import Libraries
+from runtime.models import saved_model as artifact
+from runtime.plan.plan import load
+from runtime.supervisor import embedded as library
 
 ROOT = Path(__file__).parent.parent
 torch.set_num_threads(1)

@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 import runtime
-from runtime import callers, library
-from runtime.detect import detect
 from runtime.errors import DeviceError, SpecError
-from runtime.plan import load
+from runtime.hardware.detect import detect
+from runtime.plan.plan import load
+from runtime.supervisor import embedded as library
+from runtime.supervisor import host_process as callers
 from tests import tiny
 from tests.test_guard import CPU, card, machine, with_gpus
 from tests.test_library import circle, network

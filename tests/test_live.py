@@ -15,13 +15,13 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from runtime.curve import KEPT, Curve
 from runtime.errors import CheckpointError
-from runtime.follow import Follower, Tail, View
-from runtime.painter import Painter
-from runtime.progress import Progress, pause
-from runtime.run import Run
-from runtime.screen import left_text, line, screen
+from runtime.tracking.live.dashboard import left_text, line, screen
+from runtime.tracking.live.run_reader import Follower, Tail, View
+from runtime.tracking.live.sparkline import KEPT, Curve
+from runtime.tracking.live.terminal_painter import Painter
+from runtime.training.progress import Progress, pause
+from runtime.training.run import Run
 from tests.report_folder import change, metrics, rows, running
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")

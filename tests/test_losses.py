@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime import losses
 from runtime.data.dataset import Head
 from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
+from runtime.training import losses
 
 HEAD = Head("", classes=("a", "b", "c"))
 

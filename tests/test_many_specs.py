@@ -19,8 +19,9 @@ import pytest
 import torch
 import yaml
 
-from runtime import artifact, spec
 from runtime.errors import DataError, NumericsError, SpecError
+from runtime.job_spec import load as spec
+from runtime.models import saved_model as artifact
 from tests import own_job
 from tests.test_own_runs import trained
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import runtime
-from runtime import memory_test
 from runtime.errors import DrivetrainError
-from runtime.memory_test import Row
-from runtime.search import Found, Try
+from runtime.tuning.memory.size_search import Found, Try
+from runtime.tuning.processes import memory_profile as memory_test
+from runtime.tuning.processes.memory_profile import Row
 
 ROOT = Path(__file__).parent.parent
 TEXT = """

@@ -14,9 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime import report
-from runtime.mistakes import FILE, MOST, Worst, picture
-from runtime.report.worst import worst_sections
+from runtime.report import write as report
+from runtime.report.sections.mistakes import worst_sections
+from runtime.training.evaluation.worst_mistakes import FILE, MOST, Worst, picture
 from tests import tiny
 from tests.report_folder import make
 from tests.test_train import job, train

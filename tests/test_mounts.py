@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime import launch, mounts, network, spec
 from runtime.errors import SpecError
 from runtime.job import Job
+from runtime.job_spec import load as spec
+from runtime.launch import container as launch
+from runtime.launch import mounts, network
 from tests import own_job
 
 ROOT = Path(__file__).parent.parent

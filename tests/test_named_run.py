@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime import arguments, cli, named_run, watch_run
+from runtime.cli import arguments
+from runtime.cli import main as cli
 from runtime.errors import CheckpointError
+from runtime.supervisor import named_run
+from runtime.tracking.live import watch as watch_run
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from runtime import notice
-from runtime.notice import Post, Silent
-from runtime.signals import NOTICE, Interrupted, Signals
+from runtime.supervisor import preemption as notice
+from runtime.supervisor.preemption import Post, Silent
+from runtime.system.signals import NOTICE, Interrupted, Signals
 from tests.faults import trained
 
 

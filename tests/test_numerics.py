@@ -11,11 +11,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime import checkpoint, loop, run
 from runtime.errors import NumericsError, Stopped
-from runtime.metrics import Metrics
-from runtime.numerics import NotFinite, Numerics
-from runtime.saving import Saver
+from runtime.tracking.metrics_log import Metrics
+from runtime.training import loop, run
+from runtime.training.checkpoints import checkpoint
+from runtime.training.nonfinite import NotFinite, Numerics
+from runtime.training.saver import Saver
 from tests import tiny
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from runtime.nvidia import read_gpus
+from runtime.hardware.nvidia import read_gpus
 from tests.recorded import write
 
 GIB = 2**30

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from runtime import optimizer
+from runtime.training import optimizer
 from tests import tiny
 
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -48,7 +48,7 @@ def test_same_bits_as_torch(spec: str, fused: bool) -> None:
 def test_what_compiles_nothing_does_not_import_the_compiler(tmp_path: Path) -> None:
     """Importing it takes as long as importing torch."""
     code = (
-        "import sys; from pathlib import Path; from tests import tiny; from runtime import trainer;"
+        "import sys; from pathlib import Path; from tests import tiny; from runtime.supervisor import trainer_process as trainer;"
         "trainer.conduct(tiny.assembled(Path(sys.argv[1]), tiny.job()));"
         "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.data.batches import Batches
 from runtime.data.dataset import Dataset
 from runtime.data.load import load
+from runtime.data.loader.batches import Batches
 from runtime.errors import DataError, SpecError
 from runtime.models.build import build
 from tests.own_job import DATA, MODEL, both, items, job, loads

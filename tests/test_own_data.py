@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset, random_split
 
-from runtime.data import own
-from runtime.data.batches import Batches, fetch
+from runtime.data.custom import load as own
+from runtime.data.custom.arrays import ArraySplit
+from runtime.data.custom.map_dataset import ItemSplit, opened
 from runtime.data.dataset import Head
-from runtime.data.given import ArraySplit
-from runtime.data.items import ItemSplit, opened
 from runtime.data.load import load
+from runtime.data.loader.batches import Batches, fetch
 from runtime.errors import DataError
 from tests.own_job import both, job
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import spec
 from runtime.errors import SpecError
+from runtime.job_spec import load as spec
 from tests.own_job import LOSS, MODEL, job, write
 
 ROOT = Path(__file__).parent.parent
@@ -136,7 +136,7 @@ def test_nothing_is_run_and_torch_is_not_loaded(tmp_path: Path) -> None:
     bomb = "open('exploded', 'w')\n"
     path = write(tmp_path, {"my_model.py": bomb + MODEL, "my_data.py": bomb + "def load():\n    pass\n"})
     code = (
-        "import sys; from runtime.cli import main; code = main(['validate', sys.argv[1]]); "
+        "import sys; from runtime.cli.main import main; code = main(['validate', sys.argv[1]]); "
         "sys.exit(code or 'torch' in sys.modules)"
     )
     done = subprocess.run(

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime import losses, spec
+from runtime.data.custom.user_loss import OwnTerms
 from runtime.data.dataset import Head
 from runtime.data.load import load
 from runtime.errors import SpecError
+from runtime.job_spec import load as spec
 from runtime.models.build import Model, build
-from runtime.own_loss import OwnTerms
+from runtime.training import losses
 from tests.own_job import items, job
 
 torch.set_num_threads(1)

@@ -10,12 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import answers, apart, artifact, cli, consent, folder, inference, plan, spec, trainer, user_code
-from runtime.data import example, new
+from runtime.cli import main as cli
+from runtime.data import load_new as new
+from runtime.data.custom import user_code
 from runtime.data.load import load
 from runtime.errors import CheckpointError, DataError, SpecError
-from runtime.files import write_json
+from runtime.inference import dummy_inputs as example
+from runtime.inference import forward as inference
+from runtime.inference import predictions as answers
 from runtime.job import Job
+from runtime.job_spec import load as spec
+from runtime.models import code_consent as consent
+from runtime.models import saved_model as artifact
+from runtime.plan import plan
+from runtime.supervisor import run_folder as folder
+from runtime.supervisor import trainer_process as trainer
+from runtime.system.files import write_json
+from runtime.tuning import process_settings as apart
 from tests.own_job import DATA, LOSS, MODEL, write
 from tests.tiny import Quiet, machine
 

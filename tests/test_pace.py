@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime import pace
+from runtime.tracking.live import pass_progress as pace
 
 
 def passed(monkeypatch: pytest.MonkeyPatch, seconds: float, terminal: bool, batches: int = 10) -> str:

@@ -11,12 +11,14 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from runtime import hardware, plan, spec
 from runtime.errors import SpecError
-from runtime.hardware import Hardware
+from runtime.hardware import facts as hardware
+from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.document import parse
-from runtime.table import render, render_changes
+from runtime.job_spec import load as spec
+from runtime.plan import plan
+from runtime.plan.plan_table import render, render_changes
 
 MACHINES = Path(__file__).parent / "machines"
 TEXT = "name: a\ntask: image-classification\ndata: {train: x}\n"

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from runtime import plan
 from runtime.errors import CheckpointError
-from runtime.in_force import Asked
+from runtime.plan import plan
+from runtime.plan.effective_plan import Asked
 from tests import tiny
 from tests.faults import trained
 
-STOPPED = {"FAULT": "runtime.loop:_step:10:term"}
+STOPPED = {"FAULT": "runtime.training.loop:_step:10:term"}
 
 
 def made(plain: bool = False) -> plan.Plan:

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import answers, artifact, cli
-from runtime.run import Run
+from runtime.cli import main as cli
+from runtime.inference import predictions as answers
+from runtime.models import saved_model as artifact
+from runtime.training.run import Run
 from tests.trained import CASES, seen, trained
 
 ROOT = Path(__file__).parent.parent

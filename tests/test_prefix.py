@@ -12,16 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import plan, prefix, run, spec
-from runtime.clock import Clock
 from runtime.data.load import load
-from runtime.evaluate import evaluate
 from runtime.job import Job
-from runtime.mistakes import FILE
+from runtime.job.workload import Workload
+from runtime.job_spec import load as spec
+from runtime.models import feature_cache as prefix
 from runtime.models.build import build
 from runtime.optimizations import Value, feature_cache, prefix_precision
-from runtime.resume import PROMISE
-from runtime.workload import Workload
+from runtime.plan import plan
+from runtime.training import run
+from runtime.training.checkpoints.resume import PROMISE
+from runtime.training.evaluation.validation import evaluate
+from runtime.training.evaluation.worst_mistakes import FILE
+from runtime.training.phase_timer import Clock
 from tests import reports, test_train, tiny
 
 FROZEN = "freeze: {embeddings: true, layers: 1}}"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cgroup import read_limits
-from runtime.hardware import Cpu
-from runtime.processor import budget, read_cpu
+from runtime.hardware.cgroup import read_limits
+from runtime.hardware.cpu import budget, read_cpu
+from runtime.hardware.facts import Cpu
 from tests.recorded import plant, write
 
 TOPOLOGY = "sys/devices/system/cpu/cpu{}/topology/{}"

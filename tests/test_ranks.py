@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime import processes
+from runtime.distributed import local_processes as processes
+from runtime.distributed.ranks import Ranks
 from runtime.errors import SpecError
-from runtime.hardware import load
+from runtime.hardware.facts import load
 from runtime.optimizations import cpu_threads, feature_cache, loader_workers
-from runtime.ranks import Ranks
 from tests import tiny
 from tests.test_train import ROOT, command, job, rows, same, train  # noqa: F401
 

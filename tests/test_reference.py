@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime import optimizations, reference, spec
-from runtime.reference import _type
+from docs.generate import reference
+from docs.generate.reference import _type
+from runtime import optimizations
+from runtime.job_spec import load as spec
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from runtime import optimizations
-from runtime.report import write
 from runtime.report.__main__ import main
+from runtime.report.write import write
 from tests.report_folder import ROOT, STEPS, change, confusion, make, rows
 from tests.report_page import page_of
 

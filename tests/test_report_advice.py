@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.data.lengths import padding
-from runtime.report import write
-from runtime.report.advice import FILLED, MOST, Advice, advice
+from runtime.data.text.max_length import padding
 from runtime.report.record import read
+from runtime.report.sections.advice import FILLED, MOST, Advice, advice
 from runtime.report.summary import summarize
+from runtime.report.write import write
 from tests.report_folder import change, make, rows, telemetry
 
 GIB = 2**30

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from runtime.report.confusion import confusions
-from runtime.report.series import Series, collect, mean, sparkline, thin
-from runtime.report.wording import duration, number, share, short, shown, tick
+from runtime.report.formatting import duration, number, share, short, shown, tick
+from runtime.report.log_series import Series, collect, mean, sparkline, thin
 
 
 def series(*ys: float) -> Series:

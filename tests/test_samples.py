@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from runtime import cli, samples, spec
-from runtime.samples import images
+from runtime.cli import main as cli
+from runtime.data.sample_data import images
+from runtime.data.sample_data import write as samples
+from runtime.job_spec import load as spec
 from tests import examples
 
 ROOT = Path(__file__).parent.parent
@@ -92,9 +94,7 @@ def test_the_data_of_every_example_job_can_be_made(job: str, tmp_path: Path, mon
 
 
 def test_no_torch_is_needed() -> None:
-    code = (
-        "import sys; from runtime import samples; from runtime.samples import images; sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys; from runtime.data.sample_data import write as samples; from runtime.data.sample_data import images; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

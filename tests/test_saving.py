@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import checkpoint, saving, weights
 from runtime.errors import StorageError
-from runtime.metrics import Metrics
-from runtime.numerics import NotFinite
+from runtime.models import safetensors_file as weights
+from runtime.tracking.metrics_log import Metrics
+from runtime.training import saver as saving
+from runtime.training.checkpoints import checkpoint
+from runtime.training.nonfinite import NotFinite
 from tests import tiny
 
 ROOT = Path(__file__).parent.parent
@@ -123,7 +125,7 @@ def test_rows_wait_for_room_and_are_never_cut(tmp_path: Path, monkeypatch: pytes
 SERVER = """
 import os, signal, torch
 from pathlib import Path
-from runtime import checkpoint
+from runtime.training.checkpoints import checkpoint
 
 torch.set_num_threads(1)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})

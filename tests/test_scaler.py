@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import checkpoint, loop, run
 from runtime.errors import NumericsError, SpecError
 from runtime.job.train import Fp16
-from runtime.metrics import Metrics
-from runtime.saving import Saver
-from runtime.scaler import Scaler
+from runtime.tracking.metrics_log import Metrics
+from runtime.training import loop, run
+from runtime.training.checkpoints import checkpoint
+from runtime.training.grad_scaler import Scaler
+from runtime.training.saver import Saver
 from tests import tiny
 from tests.test_numerics import Still, nan_input, rows
 

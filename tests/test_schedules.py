@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime.job.train import Constant, Cosine, Linear, OneCycle, Plateau, StepDown
-from runtime.schedules import Spec, schedule
+from runtime.training.schedules import Spec, schedule
 
 
 def test_one_cycle_is_torchs() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime.data.dataset import Head
-from runtime.scores import scores
+from runtime.training.evaluation.scores import scores
 
 
 @pytest.fixture(scope="module")

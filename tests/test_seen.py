@@ -7,7 +7,9 @@ from pathlib import Path
 
 import torch
 
-from runtime import run, seen, trainer
+from runtime.supervisor import trainer_process as trainer
+from runtime.training import effective_settings as seen
+from runtime.training import run
 from tests import tiny
 
 

@@ -11,14 +11,16 @@ from typing import Any
 import pynvml
 import pytest
 
-from runtime import monitor, report, spec
-from runtime.hardware import Gpu
+from runtime.hardware.facts import Gpu
 from runtime.job.document import parse
-from runtime.monitor import Monitor
-from runtime.report.machine import time_section
-from runtime.report.sections import curves_section
-from runtime.report.series import collect
-from runtime.sensors import Sensors
+from runtime.job_spec import load as spec
+from runtime.report import write as report
+from runtime.report.log_series import collect
+from runtime.report.sections.body import curves_section
+from runtime.report.sections.machine import time_section
+from runtime.tracking import monitor
+from runtime.tracking.gpu_sensors import Sensors
+from runtime.tracking.monitor import Monitor
 from tests.test_nvidia import A100, GIB, RTX, Card, Nvml
 
 HOT = 0x4 | 0x40 | 0x1

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from runtime import starved
-from runtime.follow import Follower
-from runtime.report import write
-from runtime.report.advice import advice
 from runtime.report.record import read
+from runtime.report.sections.advice import advice
 from runtime.report.summary import summarize
-from runtime.screen import screen
+from runtime.report.write import write
+from runtime.system import cpu_starvation as starved
+from runtime.tracking.live.dashboard import screen
+from runtime.tracking.live.run_reader import Follower
 from tests.report_folder import make, rows, running
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from runtime import efficiency, stopwatch
-from runtime.evaluate import evaluate
-from runtime.report import write
+from runtime.report.write import write
+from runtime.training.evaluation.validation import evaluate
+from runtime.training.profiling import efficiency
+from runtime.training.profiling import step_phases as stopwatch
 from tests import tiny
 from tests.report_folder import change, make
 

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import runtime
-from runtime import library, strided
+from runtime.models import strided_convolution as strided
+from runtime.supervisor import embedded as library
 from tests import heap
 from tests.convolutions import answers, cases
 

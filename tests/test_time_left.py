@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.time_left import TimeLeft, clock_time
+from runtime.tracking.live.time_left import TimeLeft, clock_time
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.json"))
 Trace = list[tuple[float, int]]

@@ -14,9 +14,12 @@ from torch import nn
 from torch.backends import cuda, cudnn
 
 import runtime
-from runtime import callers, inference, seen, torch_settings
+from runtime.inference import forward as inference
 from runtime.optimizations import precision
-from runtime.step import Step
+from runtime.supervisor import host_process as callers
+from runtime.system import torch_settings
+from runtime.training import effective_settings as seen
+from runtime.training.step import Step
 from tests import tiny
 
 GPU_RUN = SimpleNamespace(

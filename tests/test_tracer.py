@@ -10,9 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime import report
-from runtime.report.operators import operators_section
-from runtime.tracer import OPERATORS, STEPS, TRACE, Tracer
+from runtime.report import write as report
+from runtime.report.sections.operators import operators_section
+from runtime.training.profiling.profiler import OPERATORS, STEPS, TRACE, Tracer
 from tests import tiny
 from tests.test_train import job, train
 

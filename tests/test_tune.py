@@ -18,11 +18,17 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import arms, deadline, evidence, optimizations, pairs, plan, run, tune
-from runtime.clock import Clock
+from runtime import optimizations
 from runtime.data.load import load
-from runtime.hardware import Hardware
+from runtime.hardware.facts import Hardware
 from runtime.models.build import build
+from runtime.plan import evidence, plan
+from runtime.system import timeout as deadline
+from runtime.training import run
+from runtime.training.phase_timer import Clock
+from runtime.tuning import paired_timing as pairs
+from runtime.tuning import tuner as tune
+from runtime.tuning import variants as arms
 from tests import reports, tiny
 
 ROOT = Path(__file__).parent.parent
@@ -168,10 +174,14 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
 SLOW = """
 import sys
 from pathlib import Path
-from runtime import apart, deadline, plan, spec, trainer, tune
-from runtime.clock import Clock
+from runtime.tuning import process_settings as apart, tuner as tune
+from runtime.system import timeout as deadline
+from runtime.plan import plan
+from runtime.job_spec import load as spec
+from runtime.supervisor import trainer_process as trainer
+from runtime.training.phase_timer import Clock
 from runtime.errors import Replanned
-from runtime.files import write_json
+from runtime.system.files import write_json
 from tests import tiny
 from tests.test_tune import machine
 tune.FULL, tune.QUICKEST = 9.0, 2.0

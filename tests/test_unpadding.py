@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import run
-from runtime.data import pieces
 from runtime.data.dataset import Batch
-from runtime.evaluate import evaluate
+from runtime.data.text import length_buckets as pieces
+from runtime.job.workload import Workload
 from runtime.optimizations import Effect, unpadding
-from runtime.step import Outcome
-from runtime.workload import Workload
+from runtime.training import run
+from runtime.training.evaluation.validation import evaluate
+from runtime.training.step import Outcome
 from tests import reports, tiny
 from tests.test_prefix import Recorder, made
 

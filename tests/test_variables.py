@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime import children, seen, variables
 from runtime.optimizations import allocator_segments
+from runtime.system import library_variables as variables
+from runtime.training import effective_settings as seen
+from runtime.tuning import child_process as children
 
 OURS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 

@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime import arms, evidence, pairs, plan, remembered, run, tune, vetted
-from runtime.clock import Clock
-from runtime.contest import Contest
 from runtime.data.dataset import Dataset
 from runtime.job import Job
 from runtime.models.build import build
+from runtime.plan import evidence, plan
+from runtime.training import run
+from runtime.training.phase_timer import Clock
+from runtime.tuning import evidence_keys as remembered
+from runtime.tuning import paired_timing as pairs
+from runtime.tuning import tuner as tune
+from runtime.tuning import variants as arms
+from runtime.tuning import vetted_plans as vetted
+from runtime.tuning.tuner_state import Contest
 from tests import tiny
 from tests.test_tune import machine
 

@@ -15,16 +15,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime import losses, step
-from runtime.data import mixing
-from runtime.data.augment import Augment
+from runtime.data import mixup as mixing
 from runtime.data.dataset import Batch
-from runtime.data.preparer import Preparer
+from runtime.data.images.augment import Augment
+from runtime.data.images.preprocess import Preparer
 from runtime.job.data import ColorJitter, Cutmix, Erasing, ImageAugment, Mixup, RandAugment, ResizedCrop
 from runtime.job.train import CrossEntropy, Focal, Fp16
-from runtime.losses import Spec
-from runtime.scaler import Scaler
-from runtime.step import Outcome, Step
+from runtime.training import losses, step
+from runtime.training.grad_scaler import Scaler
+from runtime.training.losses import Spec
+from runtime.training.step import Outcome, Step
 from tests import tiny
 
 DEVICE = torch.device("meta")

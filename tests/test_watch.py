@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from runtime.job.train import Constant, EarlyStopping, Plateau
-from runtime.watch import Watch
+from runtime.training.best_metric import Watch
 
 CONSTANT = Constant(name="constant")
 

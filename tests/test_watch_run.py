@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from runtime import watch_run
-from runtime.follow import Follower
+from runtime.tracking.live import watch as watch_run
+from runtime.tracking.live.run_reader import Follower
 from tests.report_folder import ROOT, change, running
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
@@ -42,7 +42,7 @@ def test_watch_of_a_finished_run_in_a_log(run: Path) -> None:
 def test_watch_loads_no_torch(run: Path) -> None:
     change(run / "state.json", lambda s: s.update(status="done"))
     code = (
-        "import sys; from pathlib import Path; from runtime.watch_run import watch\n"
+        "import sys; from pathlib import Path; from runtime.tracking.live.watch import watch\n"
         f"watch(Path({str(run)!r})); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 0

@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from runtime import weights
 from runtime.errors import CheckpointError
+from runtime.models import safetensors_file as weights
 
 
 def mixed() -> dict[str, Tensor]:

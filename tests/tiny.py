@@ -8,17 +8,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from runtime import hardware, plan, run, spec
-from runtime.clock import Clock
 from runtime.data.dataset import Dataset, Head, Inputs, Targets
 from runtime.data.load import load
-from runtime.detect import detect
-from runtime.draws import Ids
+from runtime.data.stateless_random import Ids
+from runtime.hardware import facts as hardware
+from runtime.hardware.detect import detect
 from runtime.job import Job
 from runtime.job.document import parse
+from runtime.job_spec import load as spec
 from runtime.models.build import Model, build
 from runtime.optimizations import Value
-from runtime.signals import Signals
+from runtime.plan import plan
+from runtime.system.signals import Signals
+from runtime.training import run
+from runtime.training.phase_timer import Clock
 
 TEXT = """
 name: tiny

@@ -10,12 +10,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from runtime import artifact, chosen, run, spec
-from runtime.data.batches import in_order
-from runtime.evaluate import evaluate
-from runtime.files import write_text
-from runtime.folder import spec_text
-from runtime.saving import Saver
+from runtime.data.loader.batches import in_order
+from runtime.job_spec import load as spec
+from runtime.models import saved_model as artifact
+from runtime.supervisor.run_folder import spec_text
+from runtime.system.files import write_text
+from runtime.training import run
+from runtime.training.checkpoints import final_weights as chosen
+from runtime.training.evaluation.validation import evaluate
+from runtime.training.saver import Saver
 from tests.tiny import losses, plain
 
 DRAWN = np.random.default_rng(0)

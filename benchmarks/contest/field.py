@@ -20,13 +20,14 @@ from benchmarks.contest import figures
 from benchmarks.contest.figures import OURS, SOL
 from benchmarks.contest.race import Contender, Failed, last_words
 from benchmarks.contest.rows import Row
-from runtime import children, spec
-from runtime import plan as plans
-from runtime.detect import detect
-from runtime.files import write_json
-from runtime.hardware import Hardware
-from runtime.signals import die_with
-from runtime.table import machine as machine_line
+from runtime.hardware.detect import detect
+from runtime.hardware.facts import Hardware
+from runtime.job_spec import load as spec
+from runtime.plan import plan as plans
+from runtime.plan.plan_table import machine as machine_line
+from runtime.system.files import write_json
+from runtime.system.signals import die_with
+from runtime.tuning import child_process as children
 
 PLAIN = "drivetrain --plain"
 FORMS = {"tutorial loop": ("tutorial", "default"), "Lightning": ("lightning", "default"),
@@ -102,7 +103,7 @@ class Field:
         first = plans.resolve(job, self.machine, plain=plain)
         write_json(folder / "hardware.json", self.machine.to_json())
         write_json(folder / "plan.json", first.to_json())
-        command = [sys.executable, "-m", "runtime.bench.settle", str(folder), str(self.long)]
+        command = [sys.executable, "-m", "runtime.tuning.processes.final_plan", str(folder), str(self.long)]
         log = folder.with_name(f"{folder.name}-plan.log")
         with log.open("wb") as file:
             done = subprocess.run(command, env=self._ours(first), stderr=file, check=False, preexec_fn=_bound())

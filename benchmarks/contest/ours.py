@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks.contest.pace import Pace
-from runtime import hardware, spec, trainer
-from runtime import plan as plans
-from runtime import run as runs
-from runtime.clock import Clock
 from runtime.data.dataset import Split
 from runtime.data.load import load
-from runtime.draws import Ids
-from runtime.files import read_json
+from runtime.data.stateless_random import Ids
+from runtime.hardware import facts as hardware
+from runtime.job_spec import load as spec
 from runtime.models.build import build
-from runtime.signals import Signals
+from runtime.plan import plan as plans
+from runtime.supervisor import trainer_process as trainer
+from runtime.system.files import read_json
+from runtime.system.signals import Signals
+from runtime.training import run as runs
+from runtime.training.phase_timer import Clock
 
 
 class Stops(Signals):

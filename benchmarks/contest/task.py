@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from runtime import spec
 from runtime.data.dataset import Dataset
 from runtime.data.load import load
 from runtime.job import Job
+from runtime.job_spec import load as spec
 from runtime.models.build import build
 
 RATE, CLIP = 1e-3, 1.0

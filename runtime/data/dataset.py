@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from runtime.data.transfer import onto
-from runtime.draws import Ids
+from runtime.data.stateless_random import Ids
+from runtime.data.to_device import onto
 
 Inputs = tuple[torch.Tensor, ...]
 Targets = dict[str, torch.Tensor]

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from runtime.files import sha256
+from runtime.system.files import sha256
 
 GONE = "missing"
 Rows = dict[str, str]

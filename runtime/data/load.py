@@ -7,11 +7,11 @@ import sys
 from runtime.data.dataset import Dataset, Settled
 from runtime.errors import SpecError
 from runtime.job import Job
+from runtime.job.custom import CustomJob
 from runtime.job.job import ImageJob
-from runtime.job.own import CustomJob
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
-from runtime.job.texts import TextJob
+from runtime.job.text import TextJob
 from runtime.job.train import Focal
 
 
@@ -49,23 +49,23 @@ def check_loss(job: Job, dataset: Dataset) -> None:
 
 def _read(job: Job, settled: Settled | None) -> Dataset:
     if isinstance(job, ImageJob):
-        from runtime.data import images
+        from runtime.data.images import load as images
 
         return images.load(job, settled)
     if isinstance(job, TextJob):
-        from runtime.data import texts
+        from runtime.data.text import load as texts
 
         return texts.load(job, settled)
     if isinstance(job, SeriesJob):
-        from runtime.data import series
+        from runtime.data.series import load as series
 
         return series.load(job, settled)
     if isinstance(job, TableJob):
-        from runtime.data import tables
+        from runtime.data.tables import load as tables
 
         return tables.load(job, settled)
     if isinstance(job, CustomJob):
-        from runtime.data import own
+        from runtime.data.custom import load as own
 
         return own.load(job)
     raise AssertionError(f"no data for {job.task}")

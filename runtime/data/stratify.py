@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from runtime import draws
-from runtime.draws import Ids
+from runtime.data import stateless_random as draws
+from runtime.data.stateless_random import Ids
 
 
 def held_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Ids, Ids]:

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from runtime.errors import Problem, SpecError
-from runtime.job.reader import Reader
-from runtime.job.syntax import PREFIX, CoreLoader, compose
-from runtime.job.written import Path, dotted, printable, shown
+from runtime.job.formatting import Path, dotted, printable, shown
+from runtime.job.yaml_nodes import Reader
+from runtime.job.yaml_syntax import PREFIX, CoreLoader, compose
 
 
 @dataclass

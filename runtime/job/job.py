@@ -12,10 +12,10 @@ from pydantic import Field, PrivateAttr
 from runtime.errors import Problem
 from runtime.job.data import Data, ImageData
 from runtime.job.document import Document
+from runtime.job.formatting import dotted
 from runtime.job.model import ImageModel, ImageNetwork
 from runtime.job.train import Train
 from runtime.job.values import Address, Count, Duration, GpuMemory, Gpus, Interval, Name, Positive, Size, Spec
-from runtime.job.written import dotted
 
 Setting = bool | int | float | str
 

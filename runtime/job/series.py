@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from runtime.errors import Problem
-from runtime.job.columns import Column, OneOrMore
+from runtime.job.column_names import Column, OneOrMore
 from runtime.job.data import Data, Mixup
 from runtime.job.job import Job
 from runtime.job.model import BuiltIn, OwnModel, kind

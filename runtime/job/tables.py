@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from runtime.errors import Problem
-from runtime.job.columns import OneOrMore
+from runtime.job.column_names import OneOrMore
 from runtime.job.data import Data
 from runtime.job.job import Job
 from runtime.job.model import BuiltIn, OwnModel, kind

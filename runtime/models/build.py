@@ -9,19 +9,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime import draws, pretrained, user_code
-from runtime.data import features
+from runtime.data import stateless_random as draws
+from runtime.data.custom import user_code
+from runtime.data.custom.user_code import Code
 from runtime.data.dataset import Dataset
+from runtime.data.tables import features
 from runtime.errors import SpecError
-from runtime.freeze import freeze
 from runtime.job import Job
 from runtime.job.job import ImageJob
 from runtime.job.model import Freeze, ImageNetwork, ImagePretrained, ImageTimm, OwnModel
 from runtime.job.series import CnnLstm, SeriesJob
 from runtime.job.tables import Mlp, TableJob
-from runtime.job.texts import TextEncoder, TextJob, TextPretrained
-from runtime.models import family, images, own, series, tables, texts, timm_images, vision
-from runtime.user_code import Code
+from runtime.job.text import TextEncoder, TextJob, TextPretrained
+from runtime.models.freeze import freeze
+from runtime.models.networks import cnn as images
+from runtime.models.networks import cnn_lstm as series
+from runtime.models.networks import hf_vision as vision
+from runtime.models.networks import mlp as tables
+from runtime.models.networks import text_encoder as texts
+from runtime.models.networks import timm_vision as timm_images
+from runtime.models.networks import user_network as own
+from runtime.pretrained import families as family
+from runtime.pretrained import folder as pretrained
 
 
 @dataclass

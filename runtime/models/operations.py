@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.models import images
+from runtime.job.workload import flop
 from runtime.models.build import Model
-from runtime.workload import flop
+from runtime.models.networks import cnn as images
 
 _LESS = 0.5
 """The other stem is told where it takes no more than this share of the operations."""

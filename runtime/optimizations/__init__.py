@@ -25,9 +25,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runtime.hardware import Hardware
+    from runtime.hardware.facts import Hardware
     from runtime.job import Job
-    from runtime.workload import Workload
+    from runtime.job.workload import Workload
 
 Value = bool | int | float | str
 

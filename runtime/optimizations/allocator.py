@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from runtime.optimizations import Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
-    from runtime.hardware import Hardware
+    from runtime.hardware.facts import Hardware
     from runtime.job import Job
-    from runtime.workload import Workload
+    from runtime.job.workload import Workload
 
 STAGE = Stage.PROCESS
 EFFECT = Effect.EXACT

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from runtime.optimizations import Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
-    from runtime.hardware import Hardware
+    from runtime.hardware.facts import Hardware
     from runtime.job import Job
-    from runtime.workload import Workload
+    from runtime.job.workload import Workload
 
 # Before anything touches the GPU; nothing reads the variable earlier.
 STAGE = Stage.LOADER
@@ -57,6 +57,6 @@ def apply(run: Any, value: Value) -> None:
 
 def seen(run: Any) -> Value:
     """What the variable says in this process."""
-    from runtime import variables
+    from runtime.system import library_variables as variables
 
     return run.device.type == "cuda" and SETTING in variables.allocator()

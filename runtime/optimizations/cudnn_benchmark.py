@@ -8,9 +8,9 @@ from runtime.optimizations import Choice, Effect, Stage, Value
 from runtime.optimizations.precision import tensor_cores
 
 if TYPE_CHECKING:
-    from runtime.hardware import Hardware
+    from runtime.hardware.facts import Hardware
     from runtime.job import Job
-    from runtime.workload import Workload
+    from runtime.job.workload import Workload
 
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING

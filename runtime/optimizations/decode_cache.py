@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from runtime.hardware import size
+from runtime.hardware.facts import size
 from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache
 
 if TYPE_CHECKING:
-    from runtime.hardware import Hardware
+    from runtime.hardware.facts import Hardware
     from runtime.job import Job
-    from runtime.workload import Workload
+    from runtime.job.workload import Workload
 
 STAGE = Stage.LOADER
 EFFECT = Effect.EXACT
@@ -70,7 +70,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 def apply(run: Any, value: Value) -> None:
     """Put the mapped file in front of the image files; if that cannot be made, say so and go on without."""
-    from runtime.data.images import keep_decoded
+    from runtime.data.images.load import keep_decoded
     from runtime.errors import StorageError
 
     try:
@@ -82,7 +82,7 @@ def apply(run: Any, value: Value) -> None:
 
 def seen(run: Any) -> Value:
     """Whether pixels come from the mapped file."""
-    from runtime.data.decoded import Decoded
+    from runtime.data.images.decoded_cache import Decoded
 
     split = run.dataset.train
     images = getattr(getattr(split, "split", split), "images", None)

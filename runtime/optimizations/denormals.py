@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from runtime.optimizations import Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
-    from runtime.hardware import Hardware
+    from runtime.hardware.facts import Hardware
     from runtime.job import Job
-    from runtime.workload import Workload
+    from runtime.job.workload import Workload
 
 STAGE = Stage.PROCESS
 EFFECT = Effect.ROUNDING

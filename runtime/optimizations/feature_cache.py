@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from runtime import processes
-from runtime.hardware import size
+from runtime.distributed import local_processes as processes
+from runtime.hardware.facts import size
 from runtime.optimizations import Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
-    from runtime.hardware import Hardware
+    from runtime.hardware.facts import Hardware
     from runtime.job import Job
     from runtime.job.model import Freeze
-    from runtime.workload import Workload
+    from runtime.job.workload import Workload
 
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING
@@ -104,7 +104,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 def apply(run: Any, value: Value) -> None:
     """Put the activations in the place of the samples, and the rest in the place of the network."""
-    from runtime import prefix
+    from runtime.models import feature_cache as prefix
 
     saving = prefix.saving(run.dataset, run.model)
     assert saving is not None, "refused where nothing can be computed apart"

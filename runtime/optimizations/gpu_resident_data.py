@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from runtime import gpus
-from runtime.hardware import size
+from runtime.hardware import gpu_selection as gpus
+from runtime.hardware.facts import size
 from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache, gradient_checkpointing
 
 if TYPE_CHECKING:
-    from runtime.hardware import Hardware
+    from runtime.hardware.facts import Hardware
     from runtime.job import Job
-    from runtime.workload import Workload
+    from runtime.job.workload import Workload
 
 STAGE = Stage.LOADER
 # The same numbers, gathered elsewhere.
@@ -97,8 +97,8 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 def apply(run: Any, value: Value) -> None:
     """Put the copy on the GPU in the place of the samples; if it does not fit after all, say so and go on without."""
-    from runtime import memory
-    from runtime.data.resident import reside
+    from runtime.data.loader.gpu_resident import reside
+    from runtime.system import torch_errors as memory
 
     try:
         run.dataset = reside(run.dataset, run.device, AT_ONCE, _workers(run.hardware))
@@ -119,6 +119,6 @@ def _workers(hardware: Hardware) -> int:
 
 def seen(run: Any) -> Value:
     """Whether batches are gathered on the device."""
-    from runtime.data.resident import Resident
+    from runtime.data.loader.gpu_resident import Resident
 
     return isinstance(run.batches.split, Resident)

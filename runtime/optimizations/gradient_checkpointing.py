@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from runtime import gpus
-from runtime.hardware import size
+from runtime.hardware import gpu_selection as gpus
+from runtime.hardware.facts import size
 from runtime.optimizations import Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
-    from runtime.hardware import Hardware
+    from runtime.hardware.facts import Hardware
     from runtime.job import Job
-    from runtime.workload import Workload
+    from runtime.job.workload import Workload
 
 STAGE = Stage.MODEL
 # The same operations on the same numbers with the same draws.
@@ -86,13 +86,13 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 def apply(run: Any, value: Value) -> None:
     """Let the blocks keep their inputs only."""
-    from runtime import blocks
+    from runtime.models import recompute as blocks
 
     blocks.recompute(run.model)
 
 
 def seen(run: Any) -> Value:
     """Whether the blocks keep their inputs only."""
-    from runtime import blocks
+    from runtime.models import recompute as blocks
 
     return blocks.recomputes(run.model)

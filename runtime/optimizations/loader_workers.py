@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from runtime import processes
+from runtime.distributed import local_processes as processes
 from runtime.optimizations import Choice, Effect, Stage, Value, gpu_resident_data
 
 if TYPE_CHECKING:
-    from runtime.hardware import Hardware
+    from runtime.hardware.facts import Hardware
     from runtime.job import Job
-    from runtime.workload import Workload
+    from runtime.job.workload import Workload
 
 STAGE = Stage.LOADER
 EFFECT = Effect.EXACT

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from runtime.optimizations import Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
-    from runtime.hardware import Hardware
+    from runtime.hardware.facts import Hardware
     from runtime.job import Job
-    from runtime.workload import Workload
+    from runtime.job.workload import Workload
 
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING
@@ -53,7 +53,7 @@ def apply(run: Any, value: Value) -> None:
     """Let the network's dropout layers draw that way."""
     from torch import nn
 
-    from runtime.dropout import DropoutFromBits
+    from runtime.models.fast_dropout import DropoutFromBits
 
     for module in run.model.modules():
         if type(module) is nn.Dropout:
@@ -62,6 +62,6 @@ def apply(run: Any, value: Value) -> None:
 
 def seen(run: Any) -> Value:
     """Whether dropout layers draw that way."""
-    from runtime.dropout import DropoutFromBits
+    from runtime.models.fast_dropout import DropoutFromBits
 
     return any(isinstance(module, DropoutFromBits) for module in run.model.modules())

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from runtime.optimizations import Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
-    from runtime.hardware import Gpu, Hardware
+    from runtime.hardware.facts import Gpu, Hardware
     from runtime.job import Job
-    from runtime.workload import Workload
+    from runtime.job.workload import Workload
 
 STAGE = Stage.STEP
 EFFECT = Effect.ROUNDING
@@ -79,8 +79,8 @@ def apply(run: Any, value: Value) -> None:
     """Autocast around the forward pass; TF32 for the rest of a GPU's arithmetic; a scaler for fp16."""
     import torch
 
-    from runtime import torch_settings
-    from runtime.scaler import Scaler
+    from runtime.system import torch_settings
+    from runtime.training.grad_scaler import Scaler
 
     if run.device.type == "cuda" and value in ("tf32", "bf16"):
         torch_settings.set_tf32(True)
@@ -94,7 +94,7 @@ def seen(run: Any) -> Value:
     """The type that autocast gives, or what fp32 kernels use; `mixed` where not all use the same."""
     import torch
 
-    from runtime import torch_settings
+    from runtime.system import torch_settings
 
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     if run.step.dtype in names:

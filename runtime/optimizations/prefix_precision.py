@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache, precision
 
 if TYPE_CHECKING:
-    from runtime.hardware import Hardware
+    from runtime.hardware.facts import Hardware
     from runtime.job import Job
-    from runtime.workload import Workload
+    from runtime.job.workload import Workload
 
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING

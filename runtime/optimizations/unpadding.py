@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from runtime.hardware import size
+from runtime.hardware.facts import size
 from runtime.optimizations import (
     Choice,
     Effect,
@@ -24,9 +24,9 @@ from runtime.optimizations import (
 )
 
 if TYPE_CHECKING:
-    from runtime.hardware import Hardware
+    from runtime.hardware.facts import Hardware
     from runtime.job import Job
-    from runtime.workload import Workload
+    from runtime.job.workload import Workload
 
 STAGE = Stage.STEP
 OFF = "off"
@@ -99,7 +99,7 @@ def apply(run: Any, value: Value) -> None:
     """Let the step cut its batches by length, or into rows that go through the network packed."""
     from functools import partial
 
-    from runtime.data import pieces
+    from runtime.data.text import length_buckets as pieces
 
     if value == PACKED:
         run.step.cut = partial(pieces.rows, tokens=ROW)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runtime.errors import DrivetrainError, SpecError
-from runtime.report import write
+from runtime.report.write import write
 
 
 def main(arguments: Sequence[str]) -> int:

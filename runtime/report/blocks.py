@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from runtime.report.confusion import Confusion
-from runtime.report.series import Series
+from runtime.report.log_series import Series
 
 
 class Tone(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.report.wording import clean
+from runtime.report.formatting import clean
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import CheckpointError, SpecError
-from runtime.files import parse_json
-from runtime.hardware import Hardware, from_json
+from runtime.hardware.facts import Hardware, from_json
 from runtime.job.document import parse
-from runtime.plan import Decision, Plan
-from runtime.report.series import Series, collect
-from runtime.report.wording import clean
+from runtime.plan.plan import Decision, Plan
+from runtime.report.formatting import clean
+from runtime.report.log_series import Series, collect
+from runtime.system.files import parse_json
 
 _AT_THE_END = "result.json"
 """Written when a training is done: of a run that was stopped, or still runs, it is not missing."""

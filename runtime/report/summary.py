@@ -10,9 +10,9 @@ from typing import Any
 
 from runtime import errors
 from runtime.job import lower_is_better
+from runtime.report.formatting import shown
+from runtime.report.log_series import Series, number
 from runtime.report.record import Record
-from runtime.report.series import Series, number
-from runtime.report.wording import shown
 
 
 @dataclass(frozen=True)

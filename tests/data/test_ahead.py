@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data.ahead import ahead
-from runtime.data.batches import Batches
+from runtime.data.custom.map_dataset import opened
 from runtime.data.dataset import Batch
-from runtime.data.items import opened
+from runtime.data.loader.batches import Batches
+from runtime.data.loader.prefetch import ahead
 from tests import tiny
 from tests.data.test_resident import same
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data.images import load
+from runtime.data.images.load import load
 from tests.pictures import job, message, noise, npz
 
 torch.set_num_threads(1)

@@ -11,9 +11,10 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from runtime.data import colour, randaugment, warp
-from runtime.data.augment import Augment, erased, padded_crop
-from runtime.data.preparer import Preparer
+from runtime.data.images import color_ops as colour
+from runtime.data.images import randaugment, warp
+from runtime.data.images.augment import Augment, erased, padded_crop
+from runtime.data.images.preprocess import Preparer
 from runtime.job.data import Erasing, ImageAugment
 
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data.images import load
+from runtime.data.images.load import load
 from tests.pictures import folder, job, message
 
 torch.set_num_threads(1)

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from runtime.data import columns
+from runtime.data.formats import table_file as columns
 from runtime.errors import DataError
 
 LATIN = "id,texto\n1,casa\n2,reparación\n".encode("latin-1")

@@ -16,15 +16,20 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime import optimizations, plan, run, spec
-from runtime.clock import Clock
-from runtime.data import decode, decoded, files
-from runtime.data.decoded import Decoded
+from runtime import optimizations
+from runtime.data.images import decode
+from runtime.data.images import decoded_cache as decoded
+from runtime.data.images import image_files as files
+from runtime.data.images.decoded_cache import Decoded
 from runtime.data.load import load
-from runtime.evaluate import evaluate
+from runtime.job.workload import Workload
+from runtime.job_spec import load as spec
 from runtime.models.build import build
 from runtime.optimizations import decode_cache
-from runtime.workload import Workload
+from runtime.plan import plan
+from runtime.training import run
+from runtime.training.evaluation.validation import evaluate
+from runtime.training.phase_timer import Clock
 from tests import test_train, tiny
 
 COUNT = 24

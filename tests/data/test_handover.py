@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime import evaluate
-from runtime.data import handover
-from runtime.data.batches import Batches
-from runtime.data.handover import Handover
-from runtime.search import Search
+from runtime.data.loader import shared_memory as handover
+from runtime.data.loader.batches import Batches
+from runtime.data.loader.shared_memory import Handover
+from runtime.training.evaluation import validation as evaluate
+from runtime.tuning.memory.size_search import Search
 from tests import tiny
 
 MIB = 1 << 20
@@ -85,7 +85,7 @@ def test_an_evaluation_and_a_search_keep_to_it(
         used.append(workers)
         return plain(*given, workers=0, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("runtime.data.batches.fetch", fetch)
+    monkeypatch.setattr("runtime.data.loader.batches.fetch", fetch)
     list(made.batches.epoch(0))
     evaluate.evaluate(made)
     assert used == [2, 0]

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from runtime.data import stratify
-from runtime.data.images import load
+from runtime.data.images.load import load
 from runtime.data.labels import class_names
 from tests.pictures import folder, job, message, noise, npz
 

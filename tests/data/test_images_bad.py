@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data.images import load
+from runtime.data.images.load import load
 from runtime.errors import DataError
 from tests.pictures import SIDE, good, job, plain, truncated_jpeg
 

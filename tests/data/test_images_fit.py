@@ -9,9 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime import artifact, spec
-from runtime.data import crop, decode, decoded, new
+from runtime.data import load_new as new
+from runtime.data.images import crop, decode
+from runtime.data.images import decoded_cache as decoded
 from runtime.data.load import load
+from runtime.job_spec import load as spec
+from runtime.models import saved_model as artifact
 from tests.trained import Case, trained
 
 FITS = ("crop", "pad", "squash")
@@ -85,7 +88,7 @@ def test_the_cache_of_decoded_images_tells_them_apart(tmp_path: Path) -> None:
 
 
 def test_a_model_from_before_there_was_a_choice_crops() -> None:
-    from runtime.data.preparer import Preparer, from_preprocessing
+    from runtime.data.images.preprocess import Preparer, from_preprocessing
 
     stored = Preparer(8, 1, ("a", "b"), 0, 255, (0.0,), (1.0,)).to_json()
     del stored["fit"]

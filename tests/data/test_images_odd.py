@@ -11,10 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data import decode, files, new_images
-from runtime.data.batches import Batches
-from runtime.data.images import load
-from runtime.data.preparer import from_preprocessing
+from runtime.data.images import decode
+from runtime.data.images import image_files as files
+from runtime.data.images import load_new as new_images
+from runtime.data.images.load import load
+from runtime.data.images.preprocess import from_preprocessing
+from runtime.data.loader.batches import Batches
 from runtime.errors import DataError
 from tests.pictures import SIDE, good, job, plain, truncated_jpeg
 

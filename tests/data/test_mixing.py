@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data import mixing
+from runtime.data import mixup as mixing
 from runtime.data.dataset import Batch, Head
-from runtime.data.mixing import mix, mixed, rectangle
+from runtime.data.mixup import mix, mixed, rectangle
 from runtime.job.data import Cutmix, Mixup
 from runtime.job.job import ImageJob
 

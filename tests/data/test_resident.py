@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import spec
-from runtime.data.batches import fetch
 from runtime.data.dataset import Batch, Dataset
 from runtime.data.load import load
-from runtime.data.resident import Resident, reside
+from runtime.data.loader.batches import fetch
+from runtime.data.loader.gpu_resident import Resident, reside
 from runtime.job import Job
 from runtime.job.document import parse
+from runtime.job_spec import load as spec
 from runtime.optimizations import gpu_resident_data
 from tests import tiny
 from tests.trained import CASES

@@ -10,10 +10,10 @@ import pytest
 import torch
 from pyarrow import csv, parquet
 
-from runtime import spec
 from runtime.data.load import load
+from runtime.data.sample_data import series, tables
 from runtime.errors import DataError
-from runtime.samples import series, tables
+from runtime.job_spec import load as spec
 
 ROOT = Path(__file__).parent.parent.parent
 

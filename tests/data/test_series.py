@@ -14,9 +14,11 @@ import pytest
 import torch
 from pyarrow import csv
 
-from runtime.data import mixing, series, windows
+from runtime.data import mixup as mixing
 from runtime.data.dataset import Batch
-from runtime.data.windows import SeriesSplit
+from runtime.data.series import load as series
+from runtime.data.series import windows
+from runtime.data.series.windows import SeriesSplit
 from runtime.errors import DataError
 from runtime.job import JOBS
 from runtime.job.series import SeriesJob

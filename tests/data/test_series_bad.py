@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow
 import pytest
 
-from runtime import spec
-from runtime.data import series
+from runtime.data.series import load as series
 from runtime.errors import DataError, SpecError
 from runtime.job.document import parse
+from runtime.job_spec import load as spec
 from tests.data.test_series import job, npz, one, several, stack, stored
 
 CLASSES, NUMBERS = "series-classification", "series-regression"

@@ -14,9 +14,9 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from runtime.data import tables
 from runtime.data.load import load
-from runtime.data.tables import TableSplit
+from runtime.data.tables import load as tables
+from runtime.data.tables.load import TableSplit
 from runtime.errors import DataError
 from runtime.job import JOBS
 from runtime.job.tables import TableJob

@@ -11,10 +11,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from runtime import spec
-from runtime.data import tables
+from runtime.data.tables import load as tables
 from runtime.errors import DataError, SpecError
 from runtime.job.document import parse
+from runtime.job_spec import load as spec
 from tests.data.test_tables import job, stored
 
 N = 60

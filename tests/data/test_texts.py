@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data import texts
 from runtime.data.load import load
-from runtime.data.texts import TextSplit
+from runtime.data.text import load as texts
+from runtime.data.text.load import TextSplit
 from runtime.errors import DataError
 from tests import reports
 

@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow
 import pytest
 
-from runtime import draws
-from runtime.data import lengths, ragged, tokenizer
+from runtime.data import stateless_random as draws
 from runtime.data.load import load
-from runtime.samples import texts as samples
+from runtime.data.sample_data import text as samples
+from runtime.data.text import max_length as lengths
+from runtime.data.text import ragged, tokenizer
 from tests import reports
 
 ROWS = [[1, 2, 3], [4], [], [5, 6, 7, 8, 9], [10, 11]]

@@ -28,22 +28,27 @@ PAUSE = 0.5
 def main() -> int:
     if sys.argv[1] == "trainer":
         return trainer(sys.argv[2:])
-    from runtime import cli, supervise
+    from runtime.cli import main as cli
+    from runtime.supervisor import supervisor as supervise
 
     plain = supervise._command
 
     def command(*given: Any) -> list[str]:
         words = plain(*given)
-        assert words[1:3] == ["-m", "runtime.trainer"]
+        assert words[1:3] == ["-m", "runtime.supervisor.trainer_process"]
         return [words[0], "-m", "tests.faults.driver", "trainer", *words[3:]]
 
     supervise._command = command
-    install("runtime.supervise")
+    install("runtime.supervisor.supervisor")
     return cli.main()
 
 
 def trainer(arguments: list[str]) -> int:
-    from runtime import loop, notice, saving, tally, trainer, tune  # noqa: F401
+    from runtime.supervisor import preemption as notice
+    from runtime.supervisor import trainer_process as trainer
+    from runtime.training import loop
+    from runtime.training.evaluation import metrics as tally  # noqa: F401
+    from runtime.tuning import tuner as tune
 
     notice.EVERY = 0.05
     tune.FULL, tune.COMPILING = 2.0, 10**9
@@ -60,7 +65,11 @@ def install(only: str) -> None:
     if text == "last steps" and not only:
         sys.modules["last steps"] = Last("last steps")
         return
-    if not text or text == "last steps" or text.startswith("runtime.supervise:") != (only == "runtime.supervise"):
+    if (
+        not text
+        or text == "last steps"
+        or text.startswith("runtime.supervisor.supervisor:") != (only == "runtime.supervisor.supervisor")
+    ):
         return
     module, name, number, action = text.split(":")
     owner: Any = importlib.import_module(module)

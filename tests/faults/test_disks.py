@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
-from runtime import checkpoint, saving, trainer
 from runtime.errors import StorageError
+from runtime.supervisor import trainer_process as trainer
+from runtime.training import saver as saving
+from runtime.training.checkpoints import checkpoint
 from tests import tiny
 from tests.faults import trained
 

@@ -25,10 +25,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime import artifact, checkpoint
-from runtime.data import arrays
+from runtime.data.images import npz_images as arrays
 from runtime.errors import CheckpointError, DataError, DrivetrainError
-from runtime.files import read_json, sha256, write_json
+from runtime.models import saved_model as artifact
+from runtime.system.files import read_json, sha256, write_json
+from runtime.training.checkpoints import checkpoint
 from tests import tiny
 
 MOST = 500 << 20

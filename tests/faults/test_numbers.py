@@ -16,10 +16,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime import checkpoint, loop, run, weights
 from runtime.errors import NumericsError
-from runtime.metrics import Metrics
-from runtime.saving import Saver
+from runtime.models import safetensors_file as weights
+from runtime.tracking.metrics_log import Metrics
+from runtime.training import loop, run
+from runtime.training.checkpoints import checkpoint
+from runtime.training.saver import Saver
 from tests import tiny
 from tests.test_numerics import Still, nan_gradient, nan_input, rows
 

@@ -18,21 +18,21 @@ from tests.faults import trained
 GRACE = 8.0
 """Seconds; engines give ten before they kill."""
 PHASES = {
-    "detect": "runtime.supervise:detect:1",
-    "plan written": "runtime.supervise:_attempts:1",
+    "detect": "runtime.supervisor.supervisor:detect:1",
+    "plan written": "runtime.supervisor.supervisor:_attempts:1",
     "data": "runtime.data.load:load:1",
-    "assemble": "runtime.run:assemble:1",
-    "trial save": "runtime.weights:write:1",
-    "gradients": "runtime.step:Step._gradients:20",
-    "update": "runtime.step:Step._update:20",
-    "middle of a save": "runtime.weights:write:8",
-    "rename of a save": "runtime.checkpoint:_put:4",
-    "removal of a save": "runtime.checkpoint:prune:4",
-    "evaluation": "runtime.tally:Tally.add:3",
-    "evaluation recorded": "runtime.loop:_record_evaluation:3",
-    "last save": "runtime.saving:Saver.final:2",
-    "artifact": "runtime.artifact:_commit:1",
-    "report": "runtime.supervise:_report:1",
+    "assemble": "runtime.training.run:assemble:1",
+    "trial save": "runtime.models.safetensors_file:write:1",
+    "gradients": "runtime.training.step:Step._gradients:20",
+    "update": "runtime.training.step:Step._update:20",
+    "middle of a save": "runtime.models.safetensors_file:write:8",
+    "rename of a save": "runtime.training.checkpoints.checkpoint:_put:4",
+    "removal of a save": "runtime.training.checkpoints.checkpoint:prune:4",
+    "evaluation": "runtime.training.evaluation.metrics:Tally.add:3",
+    "evaluation recorded": "runtime.training.loop:_record_evaluation:3",
+    "last save": "runtime.training.saver:Saver.final:2",
+    "artifact": "runtime.models.saved_model:_commit:1",
+    "report": "runtime.supervisor.supervisor:_report:1",
 }
 SHORT = {"epochs": "4"}
 
@@ -129,9 +129,9 @@ def test_a_signal_in_the_middle_of_compiling(tmp_path: Path, number: int) -> Non
 
 
 MEASURING = {
-    "tune": ("runtime.tune:Arm.step:6", "optimize.measure=full"),
-    "pairs of tune": ("runtime.tune:compare:1", "optimize.measure=full"),
-    "search": ("runtime.search:Search._step:2", "optimize.micro_batch=auto"),
+    "tune": ("runtime.tuning.tuner:Arm.step:6", "optimize.measure=full"),
+    "pairs of tune": ("runtime.tuning.tuner:compare:1", "optimize.measure=full"),
+    "search": ("runtime.tuning.memory.size_search:Search._step:2", "optimize.micro_batch=auto"),
 }
 """What measures before the first step, and how a job asks for it."""
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime import checkpoint, lost
 from runtime.errors import DeviceError
+from runtime.system import gpu_errors as lost
+from runtime.training.checkpoints import checkpoint
 from tests import tiny
 from tests.faults import trained
 from tests.test_saving import needs_strace
@@ -31,7 +32,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_clock_that_jumps_by_a_day(tmp_path: Path, calm: Path, way: str) -> None:
     """Saves by time and the time limit go by the clock that nobody can set; bits by none."""
     job = trained.written(tmp_path, **SHORT)
-    text = trained.finish(job, "--set", "train.max_time=1h", FAULT=f"runtime.loop:_step:10:{way}")
+    text = trained.finish(job, "--set", "train.max_time=1h", FAULT=f"runtime.training.loop:_step:10:{way}")
     assert f"fault: {way}" in text
     assert trained.differences(calm, trained.run(job)) == []
     result = trained.read(trained.run(job), "result.json")
@@ -42,7 +43,7 @@ def test_a_clock_that_jumps_by_a_day(tmp_path: Path, calm: Path, way: str) -> No
 def test_a_gpu_that_is_lost(tmp_path: Path, calm: Path) -> None:
     """Exit 9 with the last checkpoint as it was, and no other attempt by ourselves."""
     job = trained.written(tmp_path, **SHORT)
-    text = trained.finish(job, expected=9, FAULT="runtime.loop:_step:20:device")
+    text = trained.finish(job, expected=9, FAULT="runtime.training.loop:_step:20:device")
     assert "the GPU has failed: CUDA error: unspecified launch failure" in text
     assert "the last checkpoint is untouched" in text
     assert text.count("parameters are trained") == 1
@@ -71,8 +72,10 @@ def test_what_is_a_lost_gpu(text: str, kind: type[Exception]) -> None:
 def test_another_number_of_workers_after_a_stop(tmp_path: Path, calm: Path) -> None:
     """None, then two, then one: prefetched batches and the workers' own draws are nothing that must be kept."""
     job = trained.written(tmp_path, **SHORT)
-    trained.finish(job, expected=75, FAULT="runtime.step:Step._update:10:term")
-    trained.finish(job, "--set", "optimize.loader_workers=2", expected=75, FAULT="runtime.step:Step._update:8:term")
+    trained.finish(job, expected=75, FAULT="runtime.training.step:Step._update:10:term")
+    trained.finish(
+        job, "--set", "optimize.loader_workers=2", expected=75, FAULT="runtime.training.step:Step._update:8:term"
+    )
     trained.finish(job, "--set", "optimize.loader_workers=1")
     assert trained.differences(calm, trained.run(job)) == []
     assert trained.ledger_faults(job) == []
@@ -98,7 +101,7 @@ def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_no_connection_is_tried(tmp_path: Path) -> None:
     """With local data neither a whole run nor a resumed one asks the network for anything."""
     job = trained.written(tmp_path, **SHORT)
-    for number, fault in enumerate(("runtime.step:Step._update:10:term", "")):
+    for number, fault in enumerate(("runtime.training.step:Step._update:10:term", "")):
         record = tmp_path / f"calls-{number}"
         watched = ["strace", "-f", "-qq", "-e", "trace=connect,sendto", "--seccomp-bpf", "-o", str(record)]
         environment = {**trained.surroundings(job), "FAULT": fault}

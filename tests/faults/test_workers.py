@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data import workers
-from runtime.data.batches import Batches, in_order
-from runtime.data.workers import Crew
-from runtime.draws import Ids
+from runtime.data.loader import workers
+from runtime.data.loader.batches import Batches, in_order
+from runtime.data.loader.workers import Crew
+from runtime.data.stateless_random import Ids
 from runtime.errors import PeerError
 from tests import tiny
 

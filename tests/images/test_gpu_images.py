@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runtime.guard import covers
-from runtime.image import BUILDS
+from runtime.hardware.device_check import covers
+from runtime.hardware.image_selection import BUILDS
 from tests.images.conftest import ROOT, has_client, missing
 
 # The chips that each image is for, and one that it is not.

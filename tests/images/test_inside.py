@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import cli, inside
+from runtime.cli import main as cli
+from runtime.launch import run_in_image as inside
 
 
 def test_sample_data_are_made_in_the_image(

@@ -18,7 +18,7 @@ from tests import own_job
 from tests.images.conftest import ROOT, inspect
 from tests.images.test_cpu import copied
 
-NO_TORCH = "import sys; from runtime import cli, inside; inside.find_spec = lambda name: None; sys.exit(cli.main(sys.argv[1:]))"
+NO_TORCH = "import sys; from runtime.cli import main as cli; from runtime.launch import run_in_image as inside; inside.find_spec = lambda name: None; sys.exit(cli.main(sys.argv[1:]))"
 JOB = """
 name: tiny
 task: tabular-classification

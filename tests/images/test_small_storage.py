@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import checkpoint
+from runtime.training.checkpoints import checkpoint
 from tests.faults import trained
 from tests.images.conftest import ROOT, Run
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import main
+from runtime.cli.main import main
 from tests.job.bad_documents import DOCUMENTS
 from tests.job.bad_keys import KEYS
 from tests.job.bad_values import VALUES

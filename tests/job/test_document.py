@@ -10,7 +10,7 @@ import pytest
 from runtime.errors import SpecError
 from runtime.job import dotted, dump
 from runtime.job.document import parse, read
-from runtime.job.written import printable, shown
+from runtime.job.formatting import printable, shown
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from runtime.cli import main
+from runtime.cli.main import main
 from tests import examples
 from tests.job.test_bad_specs import SPLINTERS, broken
 

@@ -11,13 +11,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from runtime import spec
-from runtime.cli import main
+from runtime.cli.main import main
 from runtime.errors import SpecError
 from runtime.job import JOBS, Job, dump
 from runtime.job.document import parse
 from runtime.job.job import ImageJob
 from runtime.job.train import Adam, CrossEntropy, OneCycle, Sgd
+from runtime.job_spec import load as spec
 from tests import examples
 from tests.job.bad_keys import KEYS
 from tests.job.bad_values import VALUES
@@ -224,7 +224,7 @@ def test_a_light_command_loads_no_torch_and_opens_no_socket(command: str) -> Non
         "import sys\n"
         "seen = []\n"
         "sys.addaudithook(lambda event, _: seen.append(event) if event.startswith('socket.') else None)\n"
-        "from runtime.cli import main\n"
+        "from runtime.cli.main import main\n"
         f"code = main([{command!r}{', sys.argv[1]' if command != 'schema' else ''}])\n"
         "heavy = {'torch', 'numpy', 'transformers', 'matplotlib', 'docker'} & set(sys.modules)\n"
         "sys.exit(f'{code} {seen} {heavy}' if code or seen or heavy else 0)\n"
@@ -254,7 +254,7 @@ def test_a_spec_error_holds_its_problems() -> None:
 def test_every_key_that_a_synonym_leads_to_is_there() -> None:
     """In the spec of one task at least, the values of `optimize:` among them."""
     from runtime.job import JOBS
-    from runtime.job.problems import _ELSEWHERE, _there
+    from runtime.job_spec.validation_errors import _ELSEWHERE, _there
 
     kinds = [spec._typed(kind) for kind in JOBS.values()]
     assert [home for home in _ELSEWHERE if not any(_there(kind, home) for kind in kinds)] == []

@@ -12,13 +12,16 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime import artifact, convert, run, spec
-from runtime.data import new_images
+from runtime.data.images import load_new as new_images
 from runtime.data.load import load
 from runtime.errors import SpecError
 from runtime.job import Job
+from runtime.job_spec import load as spec
+from runtime.models import saved_model as artifact
 from runtime.models.build import BUILDERS
-from runtime.pretrained import quiet
+from runtime.pretrained import convert
+from runtime.pretrained.folder import quiet
+from runtime.training import run
 from tests import tiny, trained
 
 TRANSFORMER = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,

@@ -10,9 +10,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from runtime.job.model import Freeze
-from runtime.models import images, operations
+from runtime.models import operations
 from runtime.models.build import Model
-from runtime.report.advice import STEM
+from runtime.models.networks import cnn as images
+from runtime.report.sections.advice import STEM
 
 
 def network(name: str, **more: Any) -> Model:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runtime import blocks
-from runtime.dropout import DropoutFromBits
-from runtime.models import packed, texts
+from runtime.models import packed_attention as packed
+from runtime.models import recompute as blocks
+from runtime.models.fast_dropout import DropoutFromBits
+from runtime.models.networks import text_encoder as texts
 from tests import reports
 
 LENGTHS = [3, 40, 7, 7, 1, 25]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.data import series as data
-from runtime.models import series
+from runtime.data.series import load as data
+from runtime.models.networks import cnn_lstm as series
 from tests.data.test_series import job, npz
 
 torch.set_num_threads(1)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data import tables as data
-from runtime.freeze import freeze
+from runtime.data.tables import load as data
 from runtime.job.model import Freeze
-from runtime.models import build, tables
+from runtime.models import build
+from runtime.models.freeze import freeze
+from runtime.models.networks import mlp as tables
 from tests.data.test_tables import job, mixed, stored
 from tests.models.test_series import trained
 

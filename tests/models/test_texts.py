@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from runtime import run
 from runtime.data.dataset import Batch
 from runtime.errors import SpecError
 from runtime.job import dotted
 from runtime.models.build import BUILDERS
-from runtime.models.texts import TextNetwork
+from runtime.models.networks.text_encoder import TextNetwork
+from runtime.training import run
 from tests import reports, tiny
 
 PLAIN = "{name: encoder, layers: 2, width: 16, heads: 2, vocabulary: 400, dropout: 0.0}"

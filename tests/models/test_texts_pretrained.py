@@ -13,12 +13,15 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime import artifact, convert, pretrained, run
-from runtime.data import texts
 from runtime.data.load import load
+from runtime.data.text import load as texts
 from runtime.errors import DataError, SpecError
+from runtime.models import saved_model as artifact
 from runtime.models.build import BUILDERS
-from runtime.models.texts import TextNetwork
+from runtime.models.networks.text_encoder import TextNetwork
+from runtime.pretrained import convert
+from runtime.pretrained import folder as pretrained
+from runtime.training import run
 from tests import reports, tiny
 from tests.trained import Case, seen, trained
 

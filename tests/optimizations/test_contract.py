@@ -8,7 +8,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from runtime import hardware, optimizations
+from runtime import optimizations
+from runtime.hardware import facts as hardware
 from runtime.optimizations import Effect, Optimization, Stage
 from tests import tiny
 

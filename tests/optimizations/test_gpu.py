@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import fresh, gpus, hardware, plan, spec
 from runtime.errors import SpecError
-from runtime.hardware import Hardware
+from runtime.hardware import facts as hardware
+from runtime.hardware import gpu_selection as gpus
+from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.document import parse
+from runtime.job.workload import Workload
+from runtime.job_spec import load as spec
 from runtime.optimizations import allocator_segments, attention, cudnn_benchmark, gpu_resident_data
-from runtime.step import Step
-from runtime.workload import Workload
+from runtime.plan import plan
+from runtime.training import torch_setup as fresh
+from runtime.training.step import Step
 from tests import tiny
 
 MACHINES = Path(__file__).parent.parent / "machines"

@@ -1,0 +1,40 @@
+"""The plan that the README shows: what `drivetrain plan` prints for a recorded machine, put into its place on the page.
+
+python -m docs.generate.readme_plan README.md
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+
+from runtime.hardware import facts as hardware
+from runtime.job_spec import load as spec
+from runtime.plan import plan as plans
+from runtime.plan.plan_table import console, render
+
+JOB, MACHINE = Path("jobs/digits.yaml"), Path("tests/machines/codespace-2core-cgroup2.json")
+_BLOCK = re.compile(r"(?<=```\n)plan for digits .*?(?=```)", re.DOTALL)
+
+
+def shown(root: Path) -> str:
+    """What `drivetrain plan JOB --hardware MACHINE` prints, without spaces at the ends of lines."""
+    job, machine = spec.load(root / JOB), hardware.load(root / MACHINE)
+    file = io.StringIO()
+    console(file).print(render(plans.resolve(job, machine), job, machine))
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
+
+
+def renewed(page: str, root: Path) -> str:
+    """The page with the plan as it is by now."""
+    plan = shown(root)
+    made, count = _BLOCK.subn(lambda _: plan, page)
+    assert count == 1, "the page has one block with the plan"
+    return made
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(renewed(path.read_text(encoding="utf-8"), path.parent), encoding="utf-8")

@@ -1,0 +1,42 @@
+"""Surroundings: the port that TensorBoard wants, and the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from runtime.cli.doctor.finding import Finding, ok, warn
+from runtime.cli.doctor.snapshot import Scene
+
+PORT = 6006
+DAY = 86400.0
+
+
+def check(scene: Scene) -> Iterator[Finding]:
+    """Port and clock."""
+    yield from _port(scene)
+    yield _clock(scene)
+
+
+def _port(scene: Scene) -> Iterator[Finding]:
+    if scene.hardware.place != "host":
+        return
+    ours = scene.run(["docker", "ps", "-q", "--filter", "label=com.docker.compose.service=tensorboard"])
+    if not scene.port_taken(PORT):
+        yield ok(f"port {PORT}", "free for TensorBoard")
+    elif ours:
+        yield ok(f"port {PORT}", "our TensorBoard listens there")
+    else:
+        yield warn(f"port {PORT}", "in use by another program: TensorBoard cannot start",
+                   f"ss -ltnp 'sport = :{PORT}' shows which; end it, or set DRIVETRAIN_TENSORBOARD_PORT")  # fmt: skip
+
+
+def _clock(scene: Scene) -> Finding:
+    """A clock behind our own files makes logs, images and certificates lie."""
+    newest = max(path.stat().st_mtime for path in Path(__file__).parent.glob("*.py"))
+    shown = datetime.fromtimestamp(scene.now, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    if scene.now < newest - DAY:
+        return warn("clock", f"{shown} is before these files were written: certificates and ages will be wrong",
+                    "sudo timedatectl set-ntp true")  # fmt: skip
+    return ok("clock", shown)

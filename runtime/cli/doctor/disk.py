@@ -1,0 +1,97 @@
+"""Storage: shared memory, room on the disk, whose runs/ is, and whether compiled code can be kept and run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from runtime.cli.doctor.finding import Finding, fail, ok, warn
+from runtime.cli.doctor.snapshot import Scene
+from runtime.hardware.facts import size
+
+MIB, GIB = 2**20, 2**30
+
+
+def check(scene: Scene) -> Iterator[Finding]:
+    """All of it."""
+    yield _shm(scene)
+    yield _disk(scene)
+    yield _owner(scene)
+    yield from _cache(scene)
+
+
+def _shm(scene: Scene) -> Finding:
+    shm = scene.hardware.storage.shm
+    mend = "docker: --shm-size 256m; compose: DRIVETRAIN_SHM=256m in .env; in a job: limits.shm: 256m"
+    if shm is None:
+        return warn("/dev/shm", "not there: loader workers cannot hand batches over", mend)
+    if shm <= 64 * MIB:
+        return warn("/dev/shm", f"{size(shm)}, an engine's default: loader workers end with a bus error", mend)
+    return ok("/dev/shm", size(shm))
+
+
+def _disk(scene: Scene) -> Finding:
+    total, left = scene.disk(scene.runs)
+    text = f"{size(left)} of {size(total)} left for {scene.runs}"
+    mend = f"du -sh {scene.runs}/* shows which runs are large; docker system prune removes old images"
+    if left < GIB:
+        return fail("disk", f"{text}: checkpoints will not fit", mend)
+    if left <= total / 20:
+        return warn("disk", f"{text}: it is {1 - left / total:.0%} full", mend)
+    return ok("disk", text)
+
+
+def _owner(scene: Scene) -> Finding:
+    runs, uid = scene.runs, scene.uid
+    if not runs.exists():
+        return ok("runs", f"{runs} is not there yet; the first run makes it")
+    strange = next((path for path in [runs, *_inside(runs)] if _locked(path, uid)), None)
+    if strange is None:
+        return ok("runs", f"{runs} can be written")
+    owner = strange.stat().st_uid
+    return fail("runs", f"{strange} belongs to uid {owner}, and this is uid {uid}",
+                f"sudo chown -R {uid} {runs}")  # fmt: skip
+
+
+def _inside(runs: Path) -> list[Path]:
+    return sorted(path for path in runs.iterdir() if path.is_dir())
+
+
+def _locked(path: Path, uid: int) -> bool:
+    """Whether a user may not write here, by owner and by what everybody may; a group is of no help to compose."""
+    found = path.stat()
+    return uid not in (0, found.st_uid) and not found.st_mode & 0o002
+
+
+def _cache(scene: Scene) -> Iterator[Finding]:
+    hardware, storage = scene.hardware, scene.hardware.storage
+    if not storage.cache_writable:
+        yield warn("compile cache", f"{storage.cache} cannot be written: every start compiles again",
+                   "set TORCHINDUCTOR_CACHE_DIR to a folder of yours")  # fmt: skip
+    elif not storage.cache_exec:
+        yield warn("compile cache", f"{storage.cache} is mounted noexec: compiled code cannot run there",
+                   "set TORCHINDUCTOR_CACHE_DIR to a folder without noexec")  # fmt: skip
+    else:
+        yield ok("compile cache", storage.cache)
+    if not storage.tmp_exec:
+        yield warn("temporary folder", "mounted noexec: the compiler's parts cannot be loaded from there",
+                   "set TMPDIR to a folder without noexec")  # fmt: skip
+    if hardware.compiler is None:
+        yield warn("compiler", "no C++ compiler with Python headers: torch.compile stays off",
+                   "sudo apt-get install g++ python3-dev")  # fmt: skip
+    else:
+        yield ok("compiler", hardware.compiler)
+    if hardware.torch is None:
+        yield _without_torch(scene)
+    elif not scene.loaded:
+        yield fail("torch", f"{hardware.torch.version} is installed but cannot be loaded",
+                   "python -c 'import torch' shows why; make setup installs it anew")  # fmt: skip
+    else:
+        yield ok("torch", hardware.torch.version)
+
+
+def _without_torch(scene: Scene) -> Finding:
+    """Where an engine answers nothing is missing: containers train, and other commands run in the image."""
+    if scene.run(["docker", "version", "--format", "{{json .}}"]) is None:
+        return warn("torch", "not installed here, and no engine answers: nothing can train", "make setup")
+    return ok("torch", "not installed here: jobs, and commands that need it, run in the image")

@@ -1,0 +1,96 @@
+"""The container engine, its plugins, and the images that are here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime
+
+from runtime.cli.doctor.finding import Finding, fail, ok, warn
+from runtime.cli.doctor.snapshot import Scene
+
+ENGINE, COMPOSE = (20, 10), (2, 20)
+"""What the Dockerfile (`RUN --mount`) and compose.yaml (`include`) need."""
+OLD = 90 * 86400
+"""Seconds after which an image misses too many security fixes of its distribution."""
+WORDS = ("cpu", "ampere", "legacy")
+
+
+def check(scene: Scene) -> Iterator[Finding]:
+    """Only on a host: inside a container the engine is out of reach, and meant to be."""
+    if scene.hardware.place != "host":
+        yield ok("engine", f"inside a container ({scene.hardware.place}); run the doctor on the host as well")
+        return
+    answer = scene.run(["docker", "version", "--format", "{{json .}}"])
+    version = _server(answer)
+    if version is None:
+        yield _silent(scene)
+        return
+    if numbers(version) < ENGINE:
+        yield fail("engine", f"{version}; the images need 20.10 or newer", "make engine")
+    else:
+        yield ok("engine", version)
+    yield from _plugins(scene)
+    for word in WORDS:
+        yield from _image(scene, word)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """`v2.26.1-4` as (2, 26, 1)."""
+    found = re.search(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def _server(answer: str | None) -> str | None:
+    try:
+        return str(json.loads(answer or "")["Server"]["Version"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _silent(scene: Scene) -> Finding:
+    if scene.run(["docker", "--version"]) is None:
+        return warn(
+            "engine", "none is installed: jobs train natively, and their limits are not enforced", "make engine"
+        )
+    sock = scene.run(["stat", "-c", "%U %G", "/var/run/docker.sock"])
+    if sock and scene.uid != 0:
+        return warn("engine", f"it does not answer user {scene.uid}; its socket belongs to {sock}",
+                    "sudo usermod -aG docker $USER, then log in again")  # fmt: skip
+    return warn("engine", "a client is here, but no engine answers: jobs train natively", "make engine")
+
+
+def _plugins(scene: Scene) -> Iterator[Finding]:
+    compose = scene.run(["docker", "compose", "version", "--short"])
+    if compose is None:
+        yield fail("compose", "docker compose is missing", "make engine")
+    elif numbers(compose) < COMPOSE:
+        yield fail("compose", f"{compose}; compose.yaml needs 2.20 or newer", "make engine")
+    else:
+        yield ok("compose", compose)
+    buildx = scene.run(["docker", "buildx", "version"])
+    if buildx is None:
+        yield warn("buildx", "missing: images that are here run, but none can be built", "make engine")
+    else:
+        yield ok("buildx", ".".join(map(str, numbers(buildx))))
+
+
+def _image(scene: Scene, word: str) -> Iterator[Finding]:
+    name = f"image {word}"
+    answer = scene.run(["docker", "image", "inspect", f"localhost/drivetrain/{word}:latest"])
+    if answer is None:
+        return
+    data = json.loads(answer)[0]
+    labels = (data.get("Config") or {}).get("Labels") or {}
+    built = labels.get("org.opencontainers.image.revision", "unknown")
+    age = scene.now - datetime.fromisoformat(re.sub(r"\.\d+", "", data["Created"])).timestamp()
+    head = scene.run(["git", "-C", str(scene.project), "rev-parse", "--short", "HEAD"]) if scene.project else None
+    if word != "cpu" and scene.hardware.gpu is None:
+        yield ok(name, f"revision {built}; no job of this host uses it, as there is no GPU")
+    elif age > OLD:
+        yield warn(name, f"built {age / 86400:.0f} days ago: security fixes are missing", f"make image-{word}")
+    elif head and built not in ("unknown", head):
+        yield warn(name, f"built from revision {built}, the checkout is at {head}", f"make image-{word}")
+    else:
+        yield ok(name, f"revision {built}, {age / 86400:.0f} days old")

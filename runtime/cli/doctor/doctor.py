@@ -1,0 +1,60 @@
+"""The doctor: what is wrong on this machine, each line ok, warn or fail with the command that mends it.
+
+    Scene (gathered once) -> checks (pure) -> findings -> table or JSON, exit code by the worst
+
+Exit codes: 0 all is well, 1 something to mend, 9 something cannot work.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from runtime.cli.doctor import clock_and_port as surroundings
+from runtime.cli.doctor import disk as storage
+from runtime.cli.doctor import docker_engine as engine
+from runtime.cli.doctor import environment_variables as settings
+from runtime.cli.doctor import gpu, limits
+from runtime.cli.doctor.finding import EXIT, Check, Finding, Level, worst
+from runtime.cli.doctor.snapshot import Scene, gather
+from runtime.plan.plan_table import console
+
+CHECKS: tuple[Check, ...] = (
+    engine.check, gpu.check, limits.check, storage.check, settings.check, surroundings.check,
+)  # fmt: skip
+_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+
+
+def findings(scene: Scene) -> list[Finding]:
+    """Every line of the doctor."""
+    return [finding for check in CHECKS for finding in check(scene)]
+
+
+def examine(as_json: bool) -> int:
+    """Look at this machine and print what was found; returns the exit code."""
+    found = findings(gather())
+    if as_json:
+        print(json.dumps({"worst": worst(found), "findings": [asdict(f) for f in found]}, indent=1))
+    else:
+        console().print(render(found))
+    return EXIT[worst(found)]
+
+
+def render(found: list[Finding]) -> RenderableType:
+    """The table of the doctor."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1), show_edge=False)
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in found:
+        text = Text(finding.text)
+        if finding.mend:
+            text.append(f"\n-> {finding.mend}", style="bold")
+        table.add_row(Text(finding.level, style=_STYLES[finding.level]), finding.name, text)
+    bad = {level: sum(f.level == level for f in found) for level in Level}
+    sums = f"{bad[Level.OK]} ok, {bad[Level.WARN]} to mend, {bad[Level.FAIL]} that cannot work"
+    return Group(table, Text(f"\n{sums}", style="dim"))

@@ -1,0 +1,81 @@
+"""GPUs: driver, container toolkit, and whether the image and torch have code for the chip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runtime.cli.doctor.docker_engine import numbers
+from runtime.cli.doctor.finding import Finding, fail, ok, warn
+from runtime.cli.doctor.snapshot import Scene
+from runtime.hardware import image_selection as image
+from runtime.hardware.facts import Gpu
+
+TOOLKIT = (((1, 16, 1), "CVE-2024-0132"), ((1, 17, 3), "CVE-2025-23359"), ((1, 17, 7), "CVE-2025-23266"))
+"""Last vulnerable versions of the container toolkit: each lets an image take over the host."""
+DRIVERS = {535: (535, 261, 3), 570: (570, 172, 8), 575: (575, 64, 5)}
+"""First driver of a branch with the fixes of July 2025 (CVE-2025-23277 and others)."""
+
+
+def check(scene: Scene) -> Iterator[Finding]:
+    """Nothing where there is no GPU and nothing of NVIDIA."""
+    hardware = scene.hardware
+    if hardware.gpu_trouble:
+        yield fail("gpu", hardware.gpu_trouble, "nvidia-smi tells more; a container needs `gpus: all` (make train-gpu)")
+    if hardware.gpu is None:
+        return
+    yield _driver(hardware.gpu)
+    yield from _toolkit(scene)
+    yield from _match(scene)
+
+
+def _driver(gpu: Gpu) -> Finding:
+    version = numbers(gpu.driver)
+    if version[:1] < (image.LEGACY_DRIVER,):
+        return fail("driver", f"{gpu.driver}: no image runs on less than {image.LEGACY_DRIVER}",
+                    f"install driver {image.AMPERE_DRIVER} from your distribution, and restart")  # fmt: skip
+    first = DRIVERS.get(version[0])
+    if first and version < first:
+        return warn("driver", f"{gpu.driver} has known holes (CVE-2025-23277)",
+                    f"update to {'.'.join(map(str, first))} or newer, and restart")  # fmt: skip
+    if gpu.capability >= (8, 0) and version[0] < image.AMPERE_DRIVER:
+        return warn("driver", f"{gpu.driver} keeps {gpu.name} on the older image",
+                    f"driver {image.AMPERE_DRIVER} or newer allows the image `ampere`")  # fmt: skip
+    return ok("driver", gpu.driver)
+
+
+def _toolkit(scene: Scene) -> Iterator[Finding]:
+    """Only on a host with an engine: there it hands GPUs to containers."""
+    if scene.hardware.place != "host" or scene.run(["docker", "--version"]) is None:
+        return
+    answer = scene.run(["nvidia-ctk", "--version"])
+    if answer is None:
+        yield fail("container toolkit", "missing: containers see no GPU",
+                   "sudo apt-get install nvidia-container-toolkit && sudo nvidia-ctk runtime configure && "
+                   "sudo systemctl restart docker")  # fmt: skip
+        return
+    version = numbers(answer)
+    text = ".".join(map(str, version))
+    holes = [name for last, name in TOOLKIT if version <= last]
+    if holes:
+        yield fail("container toolkit", f"{text}: an image can take over this host ({', '.join(holes)})",
+                   "sudo apt-get install --only-upgrade nvidia-container-toolkit (1.17.8 or newer)")  # fmt: skip
+    else:
+        yield ok("container toolkit", text)
+
+
+def _match(scene: Scene) -> Iterator[Finding]:
+    hardware = scene.hardware
+    wanted = image.choose(hardware)
+    if wanted.word is None:
+        yield fail("gpu and image", wanted.reason, "train on the CPU, or on another machine")
+    elif hardware.image and hardware.image != wanted.word:
+        yield fail("gpu and image", f"this image is `{hardware.image}`, the GPU needs `{wanted.word}`: {wanted.reason}",
+                   f"make image-{wanted.word}")  # fmt: skip
+    elif hardware.torch and hardware.torch.cuda is None:
+        yield fail("gpu and image", f"torch {hardware.torch.version} is a CPU build: the GPU stays idle",
+                   "make setup, or train in the image `" + wanted.word + "`")  # fmt: skip
+    elif hardware.torch and scene.loaded.get("gpus") == 0:
+        yield fail("gpu and image", "the driver shows a GPU, torch finds none",
+                   "look at CUDA_VISIBLE_DEVICES and at the driver's version")  # fmt: skip
+    else:
+        yield ok("gpu and image", wanted.reason)

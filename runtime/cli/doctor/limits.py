@@ -1,0 +1,69 @@
+"""Limits of this container against what libraries believe, and threads that get in each other's way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runtime.cli.doctor.finding import Finding, fail, ok, warn
+from runtime.cli.doctor.snapshot import Scene
+from runtime.hardware.facts import size
+
+GIB = 2**30
+POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def check(scene: Scene) -> Iterator[Finding]:
+    """CPU, memory, threads."""
+    yield _cpu(scene)
+    yield _memory(scene)
+    yield from _oversubscribed(scene)
+    yield from _libraries(scene)
+
+
+def _cpu(scene: Scene) -> Finding:
+    cpu = scene.hardware.cpu
+    if cpu.quota is not None and cpu.quota < 1:
+        return warn("CPU", f"the quota is {cpu.quota:g} of a CPU: one thread alone is held back all the time",
+                    "raise limits.cpus in the job or DRIVETRAIN_CPUS in .env to 1 or more")  # fmt: skip
+    believed = scene.loaded.get("cpus")
+    if believed and cpu.budget < believed:
+        return ok("CPU", f"{cpu.budget} may be used; libraries believe {believed}, so every plan sets the threads")
+    return ok("CPU", f"{cpu.budget} of {cpu.host} may be used")
+
+
+def _memory(scene: Scene) -> Finding:
+    memory = scene.hardware.memory
+    bound = f"limit {size(memory.limit)}" if memory.limit else "no limit"
+    text = f"{size(memory.available)} left ({bound}, host {size(memory.host)})"
+    if memory.available < GIB // 2:
+        return fail("memory", f"{text}: torch alone needs half a GiB",
+                    "end other programs, or raise limits.memory in the job or DRIVETRAIN_MEMORY in .env")  # fmt: skip
+    if memory.available < GIB:
+        return warn("memory", f"{text}: room for small jobs only",
+                    "raise limits.memory in the job or DRIVETRAIN_MEMORY in .env")  # fmt: skip
+    return ok("memory", text)
+
+
+def _oversubscribed(scene: Scene) -> Iterator[Finding]:
+    cpu = scene.hardware.cpu
+    for name in POOLS:
+        value = scene.environ.get(name, "").split(",")[0]
+        if value.isdigit() and int(value) > cpu.budget:
+            yield warn(name, f"{value} threads on {cpu.budget} {'CPU' if cpu.budget == 1 else 'CPUs'}: they wait for "
+                       "each other; a plan sets its own, other programs keep this", f"unset {name}")  # fmt: skip
+
+
+def _libraries(scene: Scene) -> Iterator[Finding]:
+    """What torch has really loaded."""
+    pools = scene.loaded.get("pools", [])
+    if not scene.loaded:
+        return
+    openmp = sorted({pool["prefix"] for pool in pools if pool["user_api"] == "openmp"})
+    named = [
+        f"{pool['prefix']} {pool['version'] or ''}".strip() + f" ({pool['num_threads']} threads)" for pool in pools
+    ]
+    if len(openmp) > 1:
+        yield warn("OpenMP", f"two runtimes in one process ({', '.join(openmp)}): twice the threads",
+                   "preload only one: look at LD_PRELOAD, and at packages beside torch that bring their own")  # fmt: skip
+    else:
+        yield ok("libraries", f"{', '.join(named) or 'none'}; {scene.loaded.get('instructions')}")

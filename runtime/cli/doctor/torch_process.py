@@ -1,0 +1,27 @@
+"""`python -m runtime.cli.doctor.torch_process`: what torch and its libraries say of themselves, as JSON. Imports torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+
+def loaded() -> dict[str, Any]:
+    """Threads, instruction set, GPUs, and each OpenMP and BLAS library with its version and threads."""
+    import torch
+    from threadpoolctl import threadpool_info
+
+    return {
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "instructions": str(torch.backends.cpu.get_cpu_capability()),
+        "cpus": os.cpu_count(),
+        "gpus": torch.cuda.device_count(),
+        "pools": [{key: pool[key] for key in ("user_api", "internal_api", "prefix", "version", "num_threads")}
+                  for pool in threadpool_info()],
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(json.dumps(loaded()))

@@ -1,0 +1,230 @@
+"""The command line: `python -m runtime COMMAND`, installed as `drivetrain`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from runtime.cli.arguments import parser
+from runtime.errors import DeviceError, DrivetrainError, SpecError
+from runtime.launch import project as checkout
+from runtime.launch import run_in_image as inside
+from runtime.supervisor import named_run
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    given = parser().parse_args(arguments)
+    try:
+        _find_runs(given)
+        if inside.wanted(given.command):
+            return inside.run(given, sys.argv[1:] if arguments is None else arguments)
+        return COMMANDS[given.command](given)
+    except DrivetrainError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+def _find_runs(given: argparse.Namespace) -> None:
+    """Every run that the command line names has to be there; `watch` without one means the newest."""
+    if given.command == "watch" and given.run is None:
+        given.run = named_run.newest()
+    for path in [given.run] if hasattr(given, "run") else given.runs if given.command == "compare" else ():
+        named_run.existing(path)
+
+
+def validate(given: argparse.Namespace) -> int:
+    """Check a job spec."""
+    from runtime.job_spec import load as spec
+
+    job = spec.load(given.job, given.set)
+    print(f"{given.job}: valid ({job.name}, {job.task})")
+    return 0
+
+
+def facts(given: argparse.Namespace) -> int:
+    """Show what this container may use."""
+    from runtime.hardware.detect import detect
+    from runtime.hardware.facts_table import render
+    from runtime.plan.plan_table import console
+
+    machine = detect(Path("runs"))
+    if given.json:
+        print(json.dumps(machine.to_json(), indent=1))
+    else:
+        console().print(render(machine))
+    return 0
+
+
+def plan(given: argparse.Namespace) -> int:
+    """Show every decision."""
+    from runtime.hardware import facts as hardware
+    from runtime.hardware import gpu_selection as gpus
+    from runtime.hardware.detect import detect
+    from runtime.job_spec import load as spec
+    from runtime.plan import evidence
+    from runtime.plan import plan as plans
+    from runtime.plan.plan_table import console, render
+
+    job = spec.load(given.job, given.set)
+    machine = gpus.used(hardware.load(given.hardware) if given.hardware else detect(Path("runs")), job.limits.gpus)
+    known = {} if given.hardware else evidence.started(machine, job)
+    made = plans.resolve(job, machine, plain=given.plain, measured=known)
+    if given.json:
+        print(json.dumps(made.to_json(), indent=1))
+    else:
+        console().print(render(made, job, machine, whole=given.all))
+    return 0
+
+
+def train(given: argparse.Namespace) -> int:
+    """Train or resume."""
+    from runtime.supervisor import supervisor as supervise
+
+    if given.plain and given.plan:
+        raise SpecError("--plain and --plan together", "one of them", "leave one out")
+    if inside.missing() and (checkout.PROJECT / "compose").is_dir():
+        return _train_contained(given)
+    return supervise.train(
+        supervise.Request(given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new, given.trace)
+    )
+
+
+def _train_contained(given: argparse.Namespace) -> int:
+    """Train as `launch` does, where torch is in the image alone."""
+    if given.plan or given.runs != Path("runs") or Path.cwd() != checkout.PROJECT:
+        raise DeviceError("torch is not installed here, and the container in its place knows neither --plan nor --runs, and "
+                          "writes to runs/ in the project", f"the other options, called in {checkout.PROJECT}",
+                          "leave them out, or `make setup`, which installs torch here")  # fmt: skip
+    print("torch is in the image alone: training there, as `drivetrain launch` does; `make setup` installs it here")
+    return launch(argparse.Namespace(**vars(given), device="cpu", network=False))
+
+
+def launch(given: argparse.Namespace) -> int:
+    """Train in a container."""
+    from runtime.launch import container as launching
+
+    flags = tuple(f"--{name}" for name in ("plain", "new", "trace") if getattr(given, name))
+    return launching.launch(launching.Request(given.job, tuple(given.set), given.device, flags, network=given.network))
+
+
+def find_lr(given: argparse.Namespace) -> int:
+    """Test learning rates."""
+    from runtime.tuning import lr_range as finding
+
+    return finding.find_lr(
+        finding.Request(given.job, tuple(given.set), given.output, given.lowest, given.highest, given.steps)
+    )
+
+
+def memory(given: argparse.Namespace) -> int:
+    """Measure memory."""
+    from runtime.tuning.memory import profile as peaks
+
+    return peaks.memory(peaks.Request(given.job, tuple(given.set), given.output))
+
+
+def bench(given: argparse.Namespace) -> int:
+    """Measure the ladder."""
+    from runtime.tuning.bench import bench as benching
+
+    return benching.bench(
+        benching.Request(given.job, tuple(given.set), tuple(given.against), given.output, given.rounds, given.json)
+    )
+
+
+def watch(given: argparse.Namespace) -> int:
+    """Follow a run."""
+    from runtime.tracking.live import watch as watch_run
+
+    return watch_run.watch(given.run)
+
+
+def report(given: argparse.Namespace) -> int:
+    """Write a report anew."""
+    from runtime.report import write as reports
+
+    reports.write(given.run)
+    print(f"report {given.run}/report.html")
+    return 0
+
+
+def compare(given: argparse.Namespace) -> int:
+    """Compare runs."""
+    from runtime.report.comparison import Request, compare
+
+    return compare(Request(given.runs, given.output, given.json))
+
+
+def doctor(given: argparse.Namespace) -> int:
+    """Examine this machine."""
+    from runtime.cli.doctor.doctor import examine
+
+    return examine(given.json)
+
+
+def evaluate(given: argparse.Namespace) -> int:
+    """Judge a trained model."""
+    from runtime.inference import evaluate as judge
+
+    return judge.judge(judge.Request(given.run, given.data, given.output, given.run_code))
+
+
+def predict(given: argparse.Namespace) -> int:
+    """Use a trained model."""
+    from runtime.inference import predict as predicting
+
+    return predicting.predict(
+        predicting.Request(given.run, given.inputs, given.format, given.output, given.probabilities, given.run_code)
+    )
+
+
+def export(given: argparse.Namespace) -> int:
+    """Export a trained model."""
+    from runtime.inference import export as exporting
+
+    return exporting.export(exporting.Request(given.run, given.output, given.data, given.run_code))
+
+
+def sample(given: argparse.Namespace) -> int:
+    """Write sample data."""
+    from runtime.data.sample_data import write as samples
+
+    paths = samples.write(given.kind, given.folder, given.size, given.seed)
+    megabytes = sum(path.stat().st_size for path in paths) / 1e6
+    print(f"{given.folder}: {len(paths):,} file{'s' * (len(paths) > 1)}, {megabytes:.1f} MB")
+    return 0
+
+
+def convert(given: argparse.Namespace) -> int:
+    """Convert a pickle checkpoint."""
+    from runtime.pretrained import convert as converting
+
+    print("\n".join(converting.convert(given.file).lines()))
+    return 0
+
+
+def schema(given: argparse.Namespace) -> int:
+    """Print the JSON schema."""
+    from runtime.job_spec import load as spec
+
+    print(json.dumps(spec.schema(), indent=1))
+    return 0
+
+
+COMMANDS: dict[str, Command] = {
+    "validate": validate, "facts": facts, "plan": plan, "schema": schema,
+    "train": train, "launch": launch, "find-lr": find_lr, "memory": memory, "bench": bench,
+    "watch": watch, "report": report, "compare": compare, "doctor": doctor,
+    "evaluate": evaluate, "predict": predict, "export": export,
+    "sample": sample, "convert": convert,
+}  # fmt: skip

@@ -1,0 +1,170 @@
+"""Own data: samples from a function of the person's own, or handed over by a Python program."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime.data.custom import target_kinds as kinds
+from runtime.data.custom import user_code
+from runtime.data.custom import user_loss as own_loss
+from runtime.data.custom.arrays import ArraySplit, described
+from runtime.data.custom.map_dataset import Items, opened
+from runtime.data.custom.user_errors import blamed
+from runtime.data.dataset import Dataset, Head, Inputs, New
+from runtime.data.formats import npz_file as npz
+from runtime.data.stateless_random import Ids
+from runtime.errors import DataError
+from runtime.job.custom import CustomJob, OwnTask
+
+LINES = "correct these lines"
+
+
+def load(job: CustomJob) -> Dataset:
+    """Call the person's function and check what it returns.
+
+    Raises:
+        DataError: if it raises, or returns what cannot be used.
+        SpecError: if the loss or a metric of the job does not go with the targets.
+    """
+    data = job.data
+    name = f"data.file: {data.factory}() in {data.file}"
+    with blamed(lambda told: DataError(f"{name} raised {told}", "", LINES)):
+        found, _ = user_code.at(job.folder).call(data.file, data.factory, data.arguments)
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise DataError(f"{name} returned {described(found)}", "a pair: (training data, validation data)",
+                        "return both, as `return training, validation`")  # fmt: skip
+    reader = {"file": data.file, "function": data.reader, "arguments": data.arguments} if data.reader else None
+    labels = tuple(f"data.file: {kind} data of {data.factory}() in {data.file}" for kind in ("training", "validation"))
+    return dataset(job, (found[0], found[1]), labels, data.targets, data.names, own_loss.load(job), reader)
+
+
+def dataset(
+    job: OwnTask, parts: tuple[Any, Any], labels: Sequence[str], targets: str, names: tuple[str, ...] | None,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None, reader: Mapping[str, Any] | None = None,
+) -> Dataset:  # fmt: skip
+    """Training and validation samples as the loop takes them.
+
+    Args:
+        job: for its loss, metrics and seed.
+        parts: training and validation data as the person gave them.
+        labels: what messages call the two.
+        targets: what they are; auto, classes, labels, numbers or other.
+        names: of classes, labels or numbers.
+        loss: of the person's own.
+        reader: file, function and arguments that read new samples.
+
+    Raises:
+        DataError: if the data cannot be used.
+        SpecError: if the loss or a metric of the job does not go with the targets.
+    """
+    train, held = (opened(part, label, job.train.seed) for part, label in zip(parts, labels, strict=True))
+    head, kind = kinds.settle(job, train, held, targets, names)
+    inputs = as_float32(train.gather(np.arange(1)), np.arange(1), None)
+    shapes = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in inputs]
+    stored = {"kind": "own", "inputs": shapes, "targets": kind, "reader": reader}
+    notes = [f"{len(train):,} training and {len(held):,} validation samples", _goal(head, kind), *_way(train, names, kind),
+             *kinds.unseen(train, head)]  # fmt: skip
+    arrays = {name: part for name, part in zip(("training", "validation"), (train, held), strict=True)
+              if isinstance(part, ArraySplit)}  # fmt: skip
+    return Dataset(train, held, {"": head}, stored, as_float32, mixable=False, decoded=isinstance(train, ArraySplit),
+                   notes=notes, loss=loss, content=lambda: {name: part.digest() for name, part in arrays.items()})  # fmt: skip
+
+
+def as_float32(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
+    """Double precision becomes single precision, which networks have."""
+    return tuple(x.float() if x.dtype == torch.float64 else x for x in inputs)
+
+
+def _goal(head: Head, kind: str) -> str:
+    what = f"{head.outputs} {kind}" if kind != "other" else "compared by your loss alone: no other metric"
+    return f"targets: {what}"
+
+
+def _way(train: Items, names: tuple[str, ...] | None, kind: str) -> list[str]:
+    if isinstance(train, ArraySplit):
+        return []
+    notes = ["the dataset gives one sample at a time, collated batch by batch"]
+    if kind == "classes" and names is None:
+        notes.append("every target was looked at once to count the classes; `names` spares that")
+    return notes
+
+
+def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool) -> New:
+    """New samples: from the person's own reader, or .npz files with `inputs` (or `inputs_0`, ...) and `targets`.
+
+    Args:
+        paths: files, for a reader of one's own anything.
+        preprocessing: what `dataset` left, and `code`, the folder of the model's code.
+        heads: the outputs of the model.
+        labelled: whether to read the targets too.
+
+    Raises:
+        DataError: if nothing can be used.
+        CheckpointError: if the model's code may not be run.
+    """
+    shapes, reader = [tuple(x["shape"]) for x in preprocessing["inputs"]], preprocessing["reader"]
+    found = _called(reader, paths, preprocessing) if reader else _arrays(paths, len(shapes), labelled)
+    name = f"{reader['function']}() in {reader['file']}" if reader else str(paths[0])
+    split = opened(found, name, 0, len(shapes))
+    if labelled and _bare(split):
+        raise DataError(f"{name}: the samples have no targets", "samples with targets", "give them, or use `predict`")
+    given = [tuple(x.shape[1:]) for x in split.gather(np.arange(1))]
+    if [len(shape) for shape in given] != [len(shape) for shape in shapes]:
+        raise DataError(f"{name}: inputs have the shapes {_listed(given)}", f"as in training: {_listed(shapes)}",
+                        "give what the network was trained on")  # fmt: skip
+    kind = preprocessing["targets"]
+    most = kinds.highest(kind, len(heads[""].classes))
+    if labelled and most is not None and isinstance(split, ArraySplit):
+        _check_targets(split, most)
+    split.settle(partial(kinds.converted, kind), most)
+    return New(split, as_float32)
+
+
+def _called(reader: Mapping[str, Any], paths: Sequence[Path], preprocessing: Mapping[str, Any]) -> Any:
+    name, code = f"{reader['function']}() in {reader['file']}", user_code.allowed(Path(preprocessing["code"]))
+    with blamed(lambda told: DataError(f"{name} raised {told}", "", LINES)):
+        return code.call(reader["file"], reader["function"], {}, reader["arguments"], [list(paths)])[0]
+
+
+def _arrays(paths: Sequence[Path], count: int, labelled: bool) -> tuple[Any, ...]:
+    """The arrays of all files, one after the other."""
+    keys = ["inputs"] if count == 1 else [f"inputs_{i}" for i in range(count)]
+    keys += ["targets"] if labelled else []
+    parts = [_npz(path, keys) for path in paths]
+    return tuple(np.concatenate(same) for same in zip(*parts, strict=True))
+
+
+def _npz(path: Path, keys: Sequence[str]) -> list[Any]:
+    form = f"an .npz with {', '.join(keys)}; or name a `reader` under data: before training"
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            lost = [key for key in keys if key not in content]
+            if lost:
+                raise DataError(
+                    f"{path} has no {', '.join(lost)}, it has {', '.join(content)}", form, "rename the arrays"
+                )
+            return [npz.member(content, key) for key in keys]
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read: {error}", form, "write it with numpy.savez") from None
+
+
+def _bare(split: Items) -> bool:
+    return split.raw is None if isinstance(split, ArraySplit) else "" not in split.samples(np.arange(1))[1]
+
+
+def _check_targets(split: ArraySplit, most: int) -> None:
+    targets = split.all_targets()
+    if targets.min() < 0 or targets.max() > most:
+        raise DataError(f"{split.name}: targets go from {targets.min():g} to {targets.max():g}",
+                        f"targets from 0 to {most}, as in training", "take out samples of other classes")  # fmt: skip
+
+
+def _listed(shapes: Sequence[tuple[int, ...]]) -> str:
+    return ", ".join(map(str, shapes))

@@ -1,0 +1,203 @@
+"""Items: samples of the person's own that a map-style dataset gives one at a time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+
+from runtime.data import stateless_random as draws
+from runtime.data.custom.arrays import FORMS, ArraySplit, arrays, described, empty
+from runtime.data.custom.user_errors import blamed
+from runtime.data.dataset import Inputs, Targets
+from runtime.data.stateless_random import Ids
+from runtime.errors import DataError
+
+ITEM = "(inputs, target): tensors, arrays or numbers; inputs may be a tuple of them"
+
+
+def as_given(targets: Tensor) -> Tensor:
+    """Targets as they came."""
+    return targets
+
+
+class ItemSplit:
+    """Samples of a map-style dataset, collated batch by batch.
+
+    Random numbers that the dataset draws from torch, NumPy or `random` are a function of the run's seed and of the
+    samples of the batch, so they differ by epoch and do not depend on worker processes or on resuming.
+    """
+
+    def __init__(self, name: str, dataset: Any, seed: int, inputs: int | None = None) -> None:
+        """Args: `inputs` is their number if items may come without a target, else None."""
+        self.name, self.dataset, self.seed, self.inputs = name, dataset, seed, inputs
+        self.convert: Callable[[Tensor], Tensor] = as_given
+        self.highest: int | None = None
+        self._targets: Targets | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Inputs of these samples."""
+        return self._collated(ids)[0]
+
+    def title(self, index: int) -> str:
+        """The number of the sample."""
+        return f"sample {index}"
+
+    def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
+        """Inputs and targets of these samples, each item asked for once.
+
+        Raises:
+            DataError: if the dataset raises, or gives what cannot be a batch.
+        """
+        inputs, raw = self._collated(ids)
+        if raw is None:
+            return inputs, {}
+        if self.highest is not None and not bool(((raw >= 0) & (raw <= self.highest)).all()):
+            wrong = raw.max() if raw.max() > self.highest else raw.min()
+            raise DataError(f"{self.name}: a target is {wrong:g}", f"targets from 0 to {self.highest}, as at the start",
+                            "correct the dataset, or give data.names and data.targets")  # fmt: skip
+        return inputs, {"": self.convert(raw)}
+
+    @property
+    def targets(self) -> Targets:
+        """All targets; who asks first pays for reading every item once, if the dataset does not list them."""
+        if self._targets is None:
+            self._targets = {"": self.convert(self.all_targets())}
+        return self._targets
+
+    @targets.setter
+    def targets(self, value: Targets) -> None:
+        self._targets = value
+
+    def first_targets(self) -> Tensor:
+        """Targets of the first samples as they were given."""
+        found = self._collated(np.arange(min(8, len(self))))[1]
+        assert found is not None
+        return found
+
+    def all_targets(self) -> Tensor:
+        """All targets as they were given: from the dataset's own `targets`, if it has them, else item by item."""
+        listed = self._listed()
+        if listed is not None:
+            return listed
+        groups = np.array_split(np.arange(len(self)), -(-len(self) // 1024))
+        return torch.cat([found for ids in groups if (found := self._collated(ids)[1]) is not None])
+
+    def settle(self, convert: Callable[[Tensor], Tensor], highest: int | None) -> None:
+        """Fix what the network is compared with, and the highest target that there can be."""
+        self.convert, self.highest = convert, highest
+
+    def _listed(self) -> Tensor | None:
+        """The attribute `targets`, as torchvision's datasets have it, if it says what the items say."""
+        try:
+            listed = torch.as_tensor(self.dataset.targets)
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            return None
+        ids = np.unique(np.array([0, len(self) // 2, len(self) - 1]))
+        found = self._collated(ids)[1]
+        if found is None or len(listed) != len(self) or not torch.equal(listed[torch.from_numpy(ids)].to(found), found):
+            return None
+        return listed
+
+    def _collated(self, ids: Ids) -> tuple[Inputs, Tensor | None]:
+        _seed(draws.key(self.seed, "items", self.name, ids.tobytes().hex()))
+        at = 0
+        with blamed(lambda told: DataError(f"{self.name}: sample {at} raised {told}", "", "correct these lines")):
+            items = [self.dataset[(at := index)] for index in ids.tolist()]
+        try:
+            made: Any = default_collate(items)
+        except (RuntimeError, TypeError, ValueError, KeyError) as error:
+            raise self._wrong(items, ids, str(error)) from error
+        if self._bare(items[0]):
+            made = (made, None)
+        elif not isinstance(made, tuple | list) or len(made) != 2:
+            raise self._wrong(items, ids, "no pair")
+        inputs = tuple(made[0]) if isinstance(made[0], tuple | list) else (made[0],)
+        if not all(isinstance(value, Tensor) for value in (*inputs, made[1]) if value is not None):
+            raise self._wrong(items, ids, "no numbers")
+        return inputs, made[1]
+
+    def _bare(self, item: Any) -> bool:
+        """Whether a new sample comes without a target."""
+        pair = isinstance(item, tuple | list) and len(item) == 2
+        return self.inputs is not None and (not pair or (self.inputs == 2 and not isinstance(item[0], tuple | list)))
+
+    def _wrong(self, items: list[Any], ids: Ids, why: str) -> DataError:
+        """What keeps these samples from being a batch."""
+        parts = []
+        for index, item in zip(ids.tolist(), items, strict=True):
+            pair = (item, 0) if self._bare(item) else item
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                return DataError(f"{self.name}: sample {index} is {described(item)}", ITEM, "return such a pair")
+            parts.append([*pair[0], pair[1]] if isinstance(pair[0], tuple | list) else [*pair])
+            for place, value in enumerate(parts[-1]):
+                if not isinstance(value, Tensor | np.ndarray | np.generic | int | float):
+                    where = "the target" if place == len(parts[-1]) - 1 else "an input"
+                    return DataError(f"{self.name}: {where} of sample {index} is {described(value)}", ITEM,
+                                     "convert it in the dataset")  # fmt: skip
+        shapes = [", ".join(str(tuple(np.shape(value))) for value in values) for values in parts]
+        other = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if other is None:
+            return DataError(f"{self.name}: samples cannot be put into a batch: {why}", ITEM, "correct the dataset")
+        return DataError(f"{self.name}: samples {ids[0]} and {ids[other]} differ in shape: {shapes[0]} and {shapes[other]}",
+                         "inputs and targets of one shape", "pad or crop them in the dataset")  # fmt: skip
+
+
+Items = ArraySplit | ItemSplit
+
+
+def opened(value: Any, name: str, seed: int, inputs: int | None = None) -> Items:
+    """The samples of what the person's function returned.
+
+    Args:
+        value: one of `FORMS`.
+        name: for messages.
+        seed: of the run.
+        inputs: their number, if the samples may come without targets; else None.
+
+    Raises:
+        DataError: if it is none of the forms, or empty.
+    """
+    whole, rows = _unwrapped(value)
+    if isinstance(whole, TensorDataset):
+        return arrays(whole.tensors, name, inputs, rows)
+    if isinstance(value, Tensor | np.ndarray) and inputs == 1:
+        value = (value,)
+    if isinstance(value, tuple):
+        flat = (*value[0], *value[1:]) if value and isinstance(value[0], tuple | list) else value
+        return arrays(flat, name, inputs, None)
+    if isinstance(value, IterableDataset | DataLoader) or not (
+        hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    ):
+        hint = "give its dataset" if isinstance(value, DataLoader) else "write __len__ and __getitem__"
+        raise DataError(f"{name}: is {described(value)}, which gives no sample by its number", FORMS, hint)
+    with blamed(lambda told: DataError(f"{name}: len() raised {told}", FORMS, "correct these lines")):
+        size = len(value)
+    if not size:
+        raise empty(name)
+    return ItemSplit(name, value, seed, inputs)
+
+
+def _unwrapped(value: Any) -> tuple[Any, Tensor | None]:
+    """What lies below torch's Subset, as `random_split` makes it, and the rows that are meant."""
+    rows = None
+    while isinstance(value, Subset):
+        own = torch.as_tensor(value.indices, dtype=torch.int64)
+        rows = own if rows is None else own[rows]
+        value = value.dataset
+    return value, rows
+
+
+def _seed(seed: int) -> None:
+    """Start the global generators that a dataset may draw from; nothing of ours draws from them."""
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)

@@ -1,0 +1,158 @@
+"""Kinds: what targets of the person's own are (classes, labels, numbers, or something else), and the head for them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from runtime.data.custom.map_dataset import Items, ItemSplit
+from runtime.data.dataset import Head
+from runtime.data.labels import listed
+from runtime.errors import DataError, Problem, SpecError
+from runtime.job.custom import OwnTask
+from runtime.job.train import BinaryCrossEntropy
+
+LOSSES = {"classes": ("cross-entropy", "focal"), "labels": ("bce",), "numbers": ("mse", "huber"), "other": ()}
+SCORES = {"classes": ("accuracy", "f1"), "labels": ("accuracy", "f1"), "numbers": ("mae", "rmse", "r2"), "other": ()}
+NEEDS = {
+    "classes": "whole numbers from 0, one for each sample",
+    "labels": "0 or 1, as (samples, labels)",
+    "numbers": "one number for each sample, or (samples, numbers)",
+}
+MANY = 1000
+"""More classes than this, and than samples, are no classes."""
+
+
+def settle(
+    job: OwnTask, train: Items, validation: Items, asked: str, names: tuple[str, ...] | None
+) -> tuple[Head, str]:
+    """The head for these targets, and what they are; the splits convert their targets from now on.
+
+    Args:
+        job: for its loss, its metrics and the places of its keys.
+        train: training samples.
+        validation: validation samples.
+        asked: auto, classes, labels, numbers or other.
+        names: of classes, labels or numbers; None to number them.
+
+    Raises:
+        DataError: if the targets are none of these.
+        SpecError: if the job asks for a loss or a metric that does not go with them.
+    """
+    first = train.first_targets()
+    kind = _guess(job, first) if asked == "auto" else asked
+    _check(job, first, kind)
+    _check_asked(job, kind, first)
+    count = _classes(train, validation, names) if kind == "classes" else first[0].numel()
+    if kind != "other" and names is not None and len(names) != count:
+        what = f"is a list of {len(names)}, and the targets have {count} {kind}"
+        raise SpecError([job.problem(("data", "names"), what, f"{count} names", "name each of them, in order")])
+    named = names or (("value",) if kind == "numbers" and count == 1 else tuple(map(str, range(count))))
+    for split in (train, validation):
+        split.settle(partial(converted, kind), highest(kind, count))
+    return _head(kind, named), kind
+
+
+def _head(kind: str, names: tuple[str, ...]) -> Head:
+    if kind == "other":
+        return Head("")
+    if kind == "numbers":
+        # The person's own network and loss see the numbers as they are.
+        return Head("", columns=names, mean=(0.0,) * len(names), std=(1.0,) * len(names))
+    return Head("", classes=names, several=kind == "labels")
+
+
+def converted(kind: str, targets: Tensor) -> Tensor:
+    """Targets as losses and scores take them: classes (N,) int64, labels and numbers (N, K) float32."""
+    if kind == "classes":
+        return targets.long()
+    if kind == "other":
+        return targets.float() if targets.dtype == torch.float64 else targets
+    return targets.float().reshape(len(targets), -1)
+
+
+def highest(kind: str, count: int) -> int | None:
+    """The highest target of `count` classes or labels; None where there is none."""
+    return {"classes": count - 1, "labels": 1}.get(kind)
+
+
+def _guess(job: OwnTask, targets: Tensor) -> str:
+    whole = not targets.is_floating_point()
+    if targets.ndim == 2 and (isinstance(job.train.loss, BinaryCrossEntropy) or (whole and _binary(targets))):
+        return "labels"
+    if whole:
+        return "classes" if targets.ndim == 1 else "other"
+    return "numbers" if targets.ndim <= 2 else "other"
+
+
+def _binary(targets: Tensor) -> bool:
+    return bool(((targets == 0) | (targets == 1)).all())
+
+
+def _check(job: OwnTask, targets: Tensor, kind: str) -> None:
+    """Whether targets can be what they are said to be."""
+    fits = {
+        "classes": targets.ndim == 1 and not targets.is_floating_point(),
+        "labels": targets.ndim == 2 and _binary(targets),
+        "numbers": targets.ndim <= 2,
+        "other": True,
+    }
+    shape = f"{_type(targets)} of shape (samples{''.join(f', {size}' for size in targets.shape[1:])})"
+    if not fits[kind]:
+        given = f"is {kind}, and the targets are {shape}"
+        raise SpecError([job.problem(("data", "targets"), given, NEEDS[kind], "change one of the two")])
+    if kind == "other" and job.train.loss is None:
+        given = f"is missing, and the targets are {shape}"
+        raise SpecError([job.problem(("train", "loss"), given, "no built-in loss goes with them",
+                                     "give a loss of your own")])  # fmt: skip
+
+
+def _type(targets: Tensor) -> str:
+    return str(targets.dtype).removeprefix("torch.")
+
+
+def _check_asked(job: OwnTask, kind: str, targets: Tensor) -> None:
+    """Whether the loss, class weights and the watched metrics of the job go with the targets."""
+    found: list[Problem] = []
+    what = f"the targets are {kind} ({_type(targets)})" if kind != "other" else "the targets are of no known kind"
+    loss = job.train.loss
+    if loss is not None and not job.has_own_loss() and loss.name not in LOSSES[kind]:
+        path = job.document.nearest(("train", "loss", "name"))
+        possible = f"{what}, for which there is {', '.join(LOSSES[kind]) or 'none'}, or a loss of your own"
+        found.append(job.problem(tuple(map(str, path)), f"is {loss.name}", possible, "choose one of these"))
+    if job.train.class_weights != "none" and kind != "classes":
+        found.append(job.problem(("train", "class_weights"), f"is {job.train.class_weights}", what, "remove it"))
+    known = ["validation/loss", *(f"validation/{name}" for name in SCORES[kind])]
+    for path, metric in job.watched():
+        if metric not in known:
+            found.append(job.problem(path, f"is {metric}", f"{what}, with the metrics {', '.join(known)}", "pick one"))
+    if found:
+        raise SpecError(found)
+
+
+def _classes(train: Items, validation: Items, names: tuple[str, ...] | None) -> int:
+    """How many classes there are: as many as are named, else as the highest index says."""
+    if names is not None and isinstance(train, ItemSplit):
+        return len(names)  # each batch is checked; reading every item beforehand can take long
+    seen = [torch.unique(split.all_targets()) for split in (train, validation)]
+    low, high = int(torch.cat(seen).min()), int(torch.cat(seen).max())
+    if low < 0:
+        raise DataError(f"{train.name}: a target is {low}", "class indices from 0", "count the classes from 0")
+    if len(seen[0]) < 2:
+        raise DataError(f"{train.name}: all targets are {int(seen[0][0])}", "two classes or more", "add another class")
+    if high >= max(MANY, len(train)):
+        raise DataError(f"{train.name}: targets are whole numbers up to {high:,}, more than samples",
+                        "class indices from 0, or numbers as floats", "give numbers as floats, or data.targets: numbers")  # fmt: skip
+    if names is not None and high < len(names):
+        return len(names)
+    return high + 1
+
+
+def unseen(train: Items, head: Head) -> list[str]:
+    """A note on classes without a training sample, where that is known without reading every item."""
+    if isinstance(train, ItemSplit) or not head.classes or head.several:
+        return []
+    lost = sorted(set(range(len(head.classes))) - set(torch.unique(train.targets[""]).tolist()))
+    return [f"no training sample of the classes {listed([head.classes[i] for i in lost])}"] * bool(lost)

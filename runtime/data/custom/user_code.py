@@ -1,0 +1,220 @@
+"""User code: Python files of the person's own, loaded from one folder and nowhere else.
+
+A file is read by us and never from bytecode beside it, so what is recorded and verified is what runs. Files in its own
+folder can be imported while it is loaded and while its factory is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from runtime.errors import CheckpointError
+from runtime.system.files import read_json, write_json
+
+RECORD = "code.json"
+"""In a run folder: SHA-256 of the person's own files, by name."""
+
+_codes: dict[Path, Code] = {}
+_siblings: dict[str, Path] = {}
+"""Modules that were imported as siblings, and the folder that each was found in."""
+
+
+class Code(MetaPathFinder):
+    """The Python files of one folder.
+
+    Args:
+        folder: nothing outside of it is loaded.
+        expected: SHA-256 by name relative to the folder; None to load whatever is there.
+    """
+
+    def __init__(self, folder: Path, expected: Mapping[str, str] | None = None) -> None:
+        self.folder, self.expected = folder.resolve(), expected
+        self.sources: dict[str, bytes] = {}
+        """What was loaded, by name relative to the folder."""
+        self._modules: dict[str, ModuleType] = {}
+        self._open: Path | None = None
+
+    def call(self, file: str, name: str, arguments: Mapping[str, Any], offered: Mapping[str, Any] | None = None,
+             given: Sequence[Any] = ()) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+        """Call a function of a file.
+
+        Args:
+            file: relative to the folder.
+            name: of the function or class.
+            arguments: by keyword.
+            offered: more of them; each is given if the function names it, and `arguments` do not.
+            given: by position.
+
+        Returns:
+            What it returns, and all arguments by keyword.
+        """
+        with self._importable((self.folder / file).parent):
+            function = getattr(self._module(file), name)
+            if not callable(function):
+                raise TypeError(f"{name} is of type {type(function).__name__} and cannot be called")
+            every = dict(arguments) | _wanted(function, arguments, offered or {})
+            return function(*given, **every), every
+
+    def __deepcopy__(self, memo: Any) -> Code:
+        return self
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of everything that was loaded, by name relative to the folder."""
+        return {name: hashlib.sha256(content).hexdigest() for name, content in sorted(self.sources.items())}
+
+    def read(self, path: Path) -> bytes:
+        """The content of a file, recorded and, if that is asked for, verified.
+
+        Raises:
+            CheckpointError: if it is not the expected one.
+        """
+        if not path.resolve().is_relative_to(self.folder):
+            raise CheckpointError(f"{path} lies outside of {self.folder}", "code inside this folder", "copy it there")
+        name, content = path.relative_to(self.folder).as_posix(), path.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        if self.expected is not None and self.expected.get(name) != digest:
+            wanted = f"expected {self.expected[name][:12]}..." if name in self.expected else "which is not recorded"
+            raise CheckpointError(f"{path} has SHA-256 {digest[:12]}..., {wanted}",
+                                  "the files that the model was trained with", "restore it from the run's own copy")  # fmt: skip
+        self.sources[name] = content
+        return content
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """A sibling of the file that is being loaded; called by Python's import."""
+        places = [self._open] if path is None else [Path(place) for place in path]
+        for place in places:
+            if place is not None and (found := self._sibling(fullname, place)):
+                _siblings.setdefault(fullname, self._open or place)
+                return found
+        return None
+
+    def _sibling(self, fullname: str, place: Path) -> ModuleSpec | None:
+        folder = place / fullname.rpartition(".")[2]
+        if not folder.resolve().is_relative_to(self.folder):
+            return None
+        for file, inside in ((folder / "__init__.py", [str(folder)]), (folder.with_name(f"{folder.name}.py"), None)):
+            if file.is_file() and file.resolve().is_relative_to(self.folder):
+                return self._spec(fullname, file, inside)
+        # A folder of images called `torchvision` must not hide the library.
+        if folder.is_dir() and any(folder.glob("*.py")) and ("." in fullname or PathFinder.find_spec(fullname) is None):
+            package = ModuleSpec(fullname, None, is_package=True)
+            package.submodule_search_locations = [str(folder)]
+            return package
+        return None
+
+    def _spec(self, name: str, file: Path, inside: list[str] | None) -> ModuleSpec | None:
+        loader = _Reader(name, str(file), self)
+        return importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=inside)
+
+    def _module(self, file: str) -> ModuleType:
+        if file not in self._modules:
+            path = self.folder / file
+            mark = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
+            spec = self._spec(f"_own_{path.stem}_{mark}", path, None)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            # Dataclasses, and the compiler of torch, look modules up by name.
+            sys.modules[spec.name] = module
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[spec.name]
+                raise
+            self._modules[file] = module
+        return self._modules[file]
+
+    @contextlib.contextmanager
+    def _importable(self, place: Path) -> Iterator[None]:
+        """Siblings come first, as for a script; those of the same name from another folder are forgotten."""
+        for name, where in list(_siblings.items()):
+            top = place / name.partition(".")[0]
+            if where != place and (top.is_dir() or top.with_name(f"{top.name}.py").exists()):
+                sys.modules.pop(name, None)
+                del _siblings[name]
+        self._open = place
+        sys.meta_path.insert(0, self)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(self)
+            self._open = None
+
+
+class _Reader(SourceFileLoader):
+    """Reads a source file through its Code, and no bytecode: that could be of another source."""
+
+    def __init__(self, name: str, path: str, code: Code) -> None:
+        super().__init__(name, path)
+        self.code = code
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError  # by which Python's loader knows that there is no bytecode
+
+    def get_data(self, path: Any) -> bytes:
+        return self.code.read(Path(path))
+
+
+def at(folder: Path, expected: Mapping[str, str] | None = None) -> Code:
+    """The code of a folder, one for the whole process; once it is verified it stays so."""
+    key = folder.resolve()
+    if key not in _codes or (expected is not None and _codes[key].expected != expected):
+        _codes[key] = Code(key, expected)
+    return _codes[key]
+
+
+def allowed(folder: Path) -> Code:
+    """The code of a folder that `at` or `consent.stored` has opened before.
+
+    Raises:
+        CheckpointError: if it has not been.
+    """
+    if folder.resolve() not in _codes:
+        raise CheckpointError(f"{folder} holds code that nobody has agreed to run", "a model that was loaded as a whole",
+                              "load the model first")  # fmt: skip
+    return _codes[folder.resolve()]
+
+
+def _wanted(function: Callable[..., Any], arguments: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        names = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+    return {name: value for name, value in offered.items() if name in names and name not in arguments}
+
+
+def short_name(file: str) -> str | None:
+    """A loaded file by its name relative to its Code's folder; None for a file that is not the person's own."""
+    path = Path(file)
+    for code in _codes.values():
+        if path.is_relative_to(code.folder) and path.relative_to(code.folder).as_posix() in code.sources:
+            return path.relative_to(code.folder).as_posix()
+    return None
+
+
+def remember(run: Path, code: Code) -> None:
+    """Record with a run which files it uses; a run that goes on has to use the same.
+
+    Raises:
+        CheckpointError: if a file has changed since the run was started.
+    """
+    before, now = read_json(run / RECORD), code.digests()
+    if before is None:
+        write_json(run / RECORD, now)
+        return
+    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    if changed:
+        raise CheckpointError(f"{run} is unfinished and was started with another {', '.join(changed)}",
+                              "the files that the run was started with", "undo the change, or start a new run with --new")  # fmt: skip

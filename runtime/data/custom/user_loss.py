@@ -1,0 +1,89 @@
+"""Own loss: a callable of the person's own as terms of the objective, exact for batches that are split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from runtime.data.custom import user_code
+from runtime.data.custom.arrays import described
+from runtime.data.custom.user_errors import blamed
+from runtime.errors import Problem, SpecError
+from runtime.job.custom import CustomJob, OwnLoss
+
+Refuse = Callable[[str, str, str], SpecError]
+"""Given, possible, action."""
+POSSIBLE = "one term per sample, shape (N,), or their mean as a scalar"
+LINES = "correct these lines"
+
+
+class OwnTerms:
+    """(outputs, targets) -> one term per sample, shape (N,).
+
+    A scalar is taken for the mean over the samples it was given, so a part of a batch counts by its size.
+
+    Args:
+        function: of the person's own.
+        name: for messages.
+        refuse: makes the error.
+
+    Raises:
+        SpecError: if it cannot be a loss.
+    """
+
+    def __init__(self, function: Any, name: str, refuse: Refuse) -> None:
+        self.function, self.name, self.refuse = function, name, refuse
+        if isinstance(function, type) or not callable(function):
+            raise refuse(f"{name} is {described(function)}", "a callable of (outputs, targets)", "return a callable")
+        if isinstance(function, nn.Module) and any(p.requires_grad for p in function.parameters()):
+            raise refuse(f"{name} has trainable parameters, which no optimizer would see",
+                         "parameters that are part of the network", "move them into the network")  # fmt: skip
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if isinstance(self.function, nn.Module):
+            self.function.to(outputs.device)  # its buffers, such as class weights
+        found = self.function(outputs, targets)
+        if not isinstance(found, Tensor):
+            raise self.refuse(f"{self.name} gives {described(found)}", POSSIBLE, "return a tensor")
+        if found.ndim > 0 and found.shape != (len(targets),):
+            raise self.refuse(f"{self.name} gives shape {tuple(found.shape)} for {len(targets)} samples", POSSIBLE,
+                              "take the mean over everything but the samples")  # fmt: skip
+        if outputs.requires_grad and not found.requires_grad:
+            raise self.refuse(f"{self.name} gives a value that no gradient flows through", "a differentiable loss",
+                              "leave out detach(), item() and argmax()")  # fmt: skip
+        return found.expand(len(targets)) if found.ndim == 0 else found
+
+    def tried(self, outputs: Tensor, targets: Tensor) -> None:
+        """Call it once.
+
+        Raises:
+            SpecError: if it raises, or cannot be a loss.
+        """
+        given = f"{self.name}, called with outputs {_shape(outputs)} and targets {_shape(targets)}, raised"
+        with blamed(lambda told: self.refuse(f"{given} {told}", "", LINES)):
+            self(outputs, targets)
+
+
+def load(job: CustomJob) -> OwnTerms | None:
+    """The loss of a job's file; None if it has none.
+
+    Raises:
+        SpecError: if the person's code raises, or returns no loss.
+    """
+    spec, key = job.train.loss, ("train", "loss", "file")
+    if not isinstance(spec, OwnLoss):
+        return None
+
+    def refuse(given: str, possible: str, action: str) -> SpecError:
+        return SpecError([Problem(job.document.place(key), ".".join(key), given, possible, action)])
+
+    name = f"{spec.factory}() in {spec.file}"
+    with blamed(lambda told: refuse(f"{name} raised {told}", "", LINES)):
+        made, _ = user_code.at(job.folder).call(spec.file, spec.factory, spec.arguments)
+    return OwnTerms(made, f"the loss of {name}", refuse)
+
+
+def _shape(values: Tensor) -> str:
+    return f"{tuple(values.shape)} {str(values.dtype).removeprefix('torch.')}"

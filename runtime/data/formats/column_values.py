@@ -1,0 +1,123 @@
+"""Cells: the values of a table's column as numbers or as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.data import labels
+from runtime.errors import DataError
+from runtime.job.formatting import printable
+
+Numbers = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Numbers beyond it count as infinite: the network computes in float32."""
+_NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?(inf|infinity|Inf|Infinity)$"
+_NOTHING = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None")
+
+
+def kind(column: Any) -> str:
+    """What a pyarrow column holds: `number` (also truth values), `text`, `nothing`, `time`, or another type's name."""
+    from pyarrow import types
+
+    held = column.type
+    if types.is_integer(held) or types.is_floating(held) or types.is_boolean(held) or types.is_decimal(held):
+        return "number"
+    if types.is_string(held) or types.is_large_string(held) or types.is_string_view(held):
+        return "text"
+    if types.is_null(held):
+        return "nothing"
+    return "time" if types.is_temporal(held) else str(held)
+
+
+def numbers(column: Any) -> tuple[Numbers, Mask]:
+    """A column as float64 with NaN where a cell is empty, and the cells that are no numbers (NaN too); both (N,)."""
+    from pyarrow import compute, float64, int8, types
+
+    strange = np.zeros(len(column), np.bool_)
+    if kind(column) == "text":
+        trimmed = texts(column)
+        good = compute.fill_null(compute.match_substring_regex(trimmed, _NUMBER), False)
+        empty = compute.is_null(trimmed)
+        strange = ~_array(compute.or_(good, compute.or_(empty, _is_one_of(trimmed, _NOTHING))))
+        column = compute.if_else(good, trimmed, None)
+    elif types.is_boolean(column.type):
+        column = column.cast(int8())
+    # Whole numbers beyond 2^53 lose digits, which no network would see either.
+    values = _array(compute.cast(column, float64(), safe=False))
+    return values, strange
+
+
+def texts(column: Any) -> Any:
+    """A column as trimmed text, null where a cell is empty; a pyarrow array of strings.
+
+    Numbers are written without a needless `.0`, so that a column of whole numbers reads the same with gaps in it.
+    """
+    from pyarrow import compute, int64, large_string, string, types
+
+    if types.is_floating(column.type):
+        values = _array(column).astype(np.float64)
+        whole = np.isnan(values) | (np.abs(values) < 2.0**53) & (values == np.floor(values))
+        if whole.all():
+            column = compute.cast(compute.if_else(compute.is_nan(column), None, column), int64())
+    if not (types.is_string(column.type) or types.is_large_string(column.type)):
+        column = compute.cast(column, large_string() if types.is_string_view(column.type) else string())
+    trimmed = compute.utf8_trim_whitespace(column)
+    return compute.if_else(compute.equal(trimmed, ""), None, trimmed)
+
+
+def different(column: Any) -> list[str]:
+    """Every text of a column once; empty cells do not count."""
+    from pyarrow import compute
+
+    return [str(value) for value in compute.unique(column).to_pylist() if value is not None]
+
+
+def class_indices(column: Any, classes: tuple[str, ...], key: str) -> npt.NDArray[np.int64]:
+    """The class index of each text, shape (N,); no cell may be empty.
+
+    Raises:
+        DataError: for a text that is no class; names `key`.
+    """
+    found = different(column)
+    if set(found) - set(classes):
+        labels.indices(column.to_pylist(), classes, key)
+    return positions(column, classes).astype(np.int64)
+
+
+def positions(column: Any, values: tuple[str, ...]) -> npt.NDArray[np.int32]:
+    """The place of each text among `values`, -1 if it is not there; shape (N,), int32."""
+    from pyarrow import array, compute
+
+    return np.asarray(_array(compute.fill_null(compute.index_in(column, array(values, column.type)), -1)), np.int32)
+
+
+def shown(column: Any, row: int) -> str:
+    """One cell, for messages."""
+    return f"`{printable(str(column[row].as_py()), 40)}`"
+
+
+def check_kind(column: Any, name: str, option: str, source: str, *, dates: bool = False) -> None:
+    """Check that cells are numbers or text, or, if allowed, dates.
+
+    Raises:
+        DataError: for other types; names `option`.
+    """
+    held = kind(column)
+    if held not in ("number", "text", "nothing") and not (dates and held == "time"):
+        raise DataError(f'{option}: column "{name}" of {source} is {column.type}', "numbers, text, true or false",
+                        "convert it, or leave the column out")  # fmt: skip
+
+
+def _array(column: Any) -> npt.NDArray[Any]:
+    return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def _is_one_of(column: Any, values: tuple[str, ...]) -> Any:
+    from pyarrow import array, compute
+
+    return compute.is_in(column, array(values, column.type))

@@ -1,0 +1,131 @@
+"""Delimited: CSV with commas and TSV with tabs; UTF-8, a header, quotes where a cell needs them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runtime.data.formats import text_encoding as encoding
+from runtime.errors import DataError
+from runtime.job.formatting import printable
+
+SIGNS = {"semicolons": ";", "tabs": "\t", "bars": "|"}
+SHOWN = 5
+"""Rows of a wrong length that are shown."""
+
+
+def names(path: Path, key: str) -> list[str]:
+    """The header.
+
+    Raises:
+        DataError: if there is none, or it is separated by something else; names `key`.
+    """
+    from pyarrow import ArrowInvalid, csv
+
+    try:
+        with csv.open_csv(path, parse_options=_parsing(path)) as reader:
+            found = list(reader.schema.names)
+    except ArrowInvalid as error:
+        if "Empty CSV" in str(error):
+            raise _no_rows(path, key) from None
+        _check_separator(path, key)
+        _check_lengths(path, key)
+        raise
+    if len(found) == 1:
+        _check_separator(path, key)
+    return found
+
+
+def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> Any:
+    """These columns, those of `text` as written.
+
+    Raises:
+        DataError: if rows have different numbers of cells, or a quote is not closed; names `key`.
+    """
+    from pyarrow import ArrowInvalid, csv, string
+
+    options = csv.ConvertOptions(include_columns=list(columns), column_types=dict.fromkeys(text, string()))
+    try:
+        table = csv.read_csv(path, parse_options=_parsing(path), convert_options=options)
+    except ArrowInvalid:
+        _check_lengths(path, key)
+        raise
+    _check_last(path, key, table)
+    return table
+
+
+def _parsing(path: Path, **options: Any) -> Any:
+    from pyarrow import csv
+
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    return csv.ParseOptions(delimiter=separator, newlines_in_values=True, **options)
+
+
+def _no_rows(path: Path, key: str) -> DataError:
+    return DataError(f"{key}: {path} has no rows", "a header and at least one row", "check how the file was written")
+
+
+def _check_separator(path: Path, key: str) -> None:
+    with path.open("rb") as file:
+        header = file.readline(1 << 16)
+    if path.suffix.lower() == ".csv" and b"," not in header:
+        found = next((name for name, sign in SIGNS.items() if sign.encode() in header), "")
+        if found:
+            # What is converted next has to be readable.
+            encoding.check(path, key)
+            raise DataError(f"{key}: the columns of {path} are separated by {found}", "a .csv with commas, or a .tsv with tabs",
+                            f"convert it: {_with_commas(path, SIGNS[found])}; numbers need a decimal point")  # fmt: skip
+
+
+def _with_commas(path: Path, sign: str) -> str:
+    """A command that writes such a file with commas, and quotes where a cell needs them."""
+    target = path.with_name(f"{path.stem}-commas.csv")
+    code = (f"import csv; csv.writer(open({str(target)!r}, 'w', newline='', encoding='utf-8')).writerows("
+            f"csv.reader(open({str(path)!r}, newline='', encoding='utf-8-sig'), delimiter={sign!r}))")  # fmt: skip
+    return shlex.join(["python3", "-c", code])
+
+
+def _check_lengths(path: Path, key: str) -> None:
+    """Read again, in one thread, to find the numbers of the rows that are too short or too long."""
+    from pyarrow import ArrowInvalid, csv
+
+    # Rows of a wrong length are told with their text.
+    encoding.check(path, key)
+
+    wrong: list[str] = []
+
+    def note(row: Any) -> str:
+        # The header is row 1 for the parser.
+        wrong.append(f"row {row.number - 1}: {row.actual_columns} cells, {printable(row.text)}")
+        expected.append(row.expected_columns)
+        return "skip"
+
+    expected: list[int] = []
+    serial = csv.ReadOptions(use_threads=False)
+    try:
+        with csv.open_csv(path, read_options=serial, parse_options=_parsing(path, invalid_row_handler=note)) as reader:
+            for _ in reader:
+                pass
+    except ArrowInvalid:
+        # Without a wrong row the failure is another one, which the caller reports.
+        pass
+    if wrong:
+        more = [f"and {len(wrong) - SHOWN:,} more"] if len(wrong) > SHOWN else []
+        head = f"{key}: {path} has {expected[0]} columns; rows of another length: {len(wrong):,}"
+        raise DataError("\n    ".join([head, *wrong[:SHOWN], *more]), "as many cells in each row as in the header",
+                        "put quotes around cells that contain a comma, and add missing commas")  # fmt: skip
+
+
+def _check_last(path: Path, key: str, table: Any) -> None:
+    """A quote that is not closed makes one cell of the rest of the file, without any complaint of the parser."""
+    cell = table.column(table.num_columns - 1)[-1].as_py() if len(table) and table.num_columns else None
+    if not isinstance(cell, str) or "\n" not in cell:
+        return
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 64))
+        closed = file.read().rstrip().endswith(b'"')
+    if not closed:
+        raise DataError(f"{key}: {path} row {len(table):,}: a quote is not closed, so the rest of the file is one cell",
+                        'quotes in pairs; a quote inside of a cell is written ""', "close it")  # fmt: skip

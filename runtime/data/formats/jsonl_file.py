@@ -1,0 +1,80 @@
+"""JSON lines: one object in each line, whose keys are the columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import DataError
+from runtime.job.formatting import printable
+
+
+def names(path: Path, key: str) -> list[str]:
+    """All keys, in the order of their first use.
+
+    Raises:
+        DataError: if a line is not an object, or a key changes its type; names `key`.
+    """
+    return list(_table(path, key).column_names)
+
+
+def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> Any:
+    """These columns; a key that a line lacks has no value there."""
+    from pyarrow import schema, string, types
+
+    table = _table(path, key)
+    # Text that looks like a time would come back in another form.
+    changed = [name for name in text if types.is_temporal(table.schema.field(name).type)]
+    if changed:
+        table = _table(path, key, schema([(name, string()) for name in changed]))
+    return table.select(list(columns))
+
+
+def _table(path: Path, key: str, schema: Any = None) -> Any:
+    from pyarrow import ArrowInvalid
+    from pyarrow import json as reader
+
+    try:
+        return reader.read_json(path, parse_options=reader.ParseOptions(explicit_schema=schema))
+    except ArrowInvalid:
+        _check_lines(path, key)
+        raise
+
+
+def _check_lines(path: Path, key: str) -> None:
+    """Read again, line by line, to find the one that cannot be read. Other failures are the caller's to report."""
+    kinds: dict[str, tuple[str, int]] = {}
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                value = json.loads(line) if line.strip() else {}
+            except UnicodeDecodeError:
+                return
+            except RecursionError:
+                raise _error(f"{key}: {path} line {number} is nested too deeply: {_start(line)}") from None
+            except json.JSONDecodeError as error:
+                given = f"{key}: {path} line {number}, column {error.colno}: {error.msg.lower()}: {_start(line)}"
+                raise _error(given) from None
+            if not isinstance(value, dict):
+                raise _error(f"{key}: {path} line {number} is not an object: {_start(line)}")
+            for name, cell in value.items():
+                kind = _kind(cell)
+                before, where = kinds.setdefault(name, (kind, number)) if kind else ("", 0)
+                if kind and kind != before:
+                    given = f'{key}: {path} line {number}: "{name}" is {kind}, in line {where} it is {before}'
+                    raise DataError(given, "one type for each key", "write all of them as text, or as numbers")
+
+
+def _kind(cell: Any) -> str:
+    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    return names.get(type(cell), "")
+
+
+def _start(line: bytes) -> str:
+    return printable(line.decode("utf-8", "replace").strip())
+
+
+def _error(given: str) -> DataError:
+    return DataError(given, 'one JSON object in each line: {"text": "...", "label": "..."}', "mend the line")

@@ -1,0 +1,138 @@
+"""Columns: a CSV, TSV, JSONL or Parquet file as a table, or a clear word about what is wrong with it.
+
+The first row below the header is row 1. In a CSV an empty cell has no value; in columns of numbers so have NA, N/A,
+NaN, NULL and their like. A row with too many or too few cells is an error, not a sample to be left out: it mostly means
+that a separator in a text is not quoted, and then the rows around it cannot be trusted either.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from runtime.data.formats import csv_file as delimited
+from runtime.data.formats import jsonl_file as jsonlines
+from runtime.data.formats import parquet_file as parquet
+from runtime.data.formats import text_encoding as encoding
+from runtime.data.labels import listed
+from runtime.errors import DataError, nearest
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+POSSIBLE = "a CSV or TSV in UTF-8 with a header, a JSONL with one object in each line, or a Parquet file"
+_KINDS: dict[str, ModuleType] = {
+    ".csv": delimited, ".tsv": delimited, ".jsonl": jsonlines, ".parquet": parquet,
+}  # fmt: skip
+
+
+def read(
+    path: Path, key: str, *, wanted: Mapping[str, str] | None = None, only: bool = False,
+    leave: Collection[str] = (), text: Collection[str] = (),
+) -> Any:  # fmt: skip
+    """Read a table.
+
+    Args:
+        path: a file of one of SUFFIXES.
+        key: the key of the spec that names the file, for messages.
+        wanted: columns that have to be there, each with the key of the spec that names it.
+        only: read no other columns than the wanted ones.
+        leave: columns that are not read.
+        text: columns that are read as text, as written: a label 007 stays 007.
+
+    Returns:
+        A pyarrow.Table with at least one row, columns in the order of the file. Types are those of the file; of a CSV
+        and a JSONL, what all the cells of a column can be read as: bool, int64, double, date, time, timestamp, string.
+
+    Raises:
+        DataError: if it cannot be read, has no rows, has two columns of one name, or lacks a column; names `key`.
+    """
+    kind = _kind(path, key)
+    wanted = wanted or {}
+    try:
+        if kind is not parquet:
+            encoding.check_mark(path, key)
+        names = kind.names(path, key)
+        _check_names(names, path, key)
+        check_wanted(names, wanted, path)
+        chosen = [name for name in names if (name in wanted or not only) and name not in leave]
+        written = [name for name in chosen if name in text]
+        table = _as_text(kind.read(path, key, chosen, written), written)
+        # Readers let text pass that is not UTF-8.
+        table.validate(full=True)
+    except _failures() as error:
+        if kind is not parquet:
+            encoding.check(path, key)
+        raise DataError(f"{key}: {path} cannot be read: {_reason(error)}", POSSIBLE, "write the file again") from None
+    if kind is not parquet and any("binary" in str(field.type) for field in table.schema):
+        # So pyarrow calls text that is not UTF-8.
+        encoding.check(path, key)
+    if not len(table):
+        raise DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
+    return table
+
+
+def check_wanted(names: Collection[str], wanted: Mapping[str, str], path: Path) -> None:
+    """Check that all wanted columns are there.
+
+    Raises:
+        DataError: for the first that is not, with the key that names it and the nearest name.
+    """
+    for name, option in wanted.items():
+        if name not in names:
+            raise DataError(f'{option}: {path} has no column "{name}"', f"its columns: {listed(list(names), 30)}",
+                            nearest(name, names) or "name one of its columns")  # fmt: skip
+
+
+def _kind(path: Path, key: str) -> ModuleType:
+    try:
+        import pyarrow  # noqa: F401 - only asks whether it is there
+    except ImportError:
+        raise DataError(f"{key}: {path} is a table, and pyarrow is not installed here", "an environment with pyarrow",
+                        "pip install pyarrow, or use an image of this project, which has it") from None  # fmt: skip
+    if path.is_dir():
+        raise DataError(f"{key}: {path} is a folder", POSSIBLE, "name one file")
+    suffix = path.suffix.lower()
+    if suffix not in _KINDS:
+        raise DataError(
+            f"{key}: {path} is of no known kind", POSSIBLE, f"name a file that ends in {', '.join(SUFFIXES)}"
+        )
+    if path.exists() and path.stat().st_size == 0:
+        raise DataError(f"{key}: {path} is empty (0 bytes)", POSSIBLE, "check how the file was written")
+    return _KINDS[suffix]
+
+
+def _as_text(table: Any, names: list[str]) -> Any:
+    """Whole numbers and truth values of these columns as text; other types stay, for the caller to judge."""
+    from pyarrow import string, types
+
+    for name in names:
+        kind = table.schema.field(name).type
+        if types.is_integer(kind) or types.is_boolean(kind):
+            table = table.set_column(table.column_names.index(name), name, table[name].cast(string()))
+    return table
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    import pyarrow
+
+    return (pyarrow.ArrowException, OSError, UnicodeDecodeError)
+
+
+def _check_names(names: list[str], path: Path, key: str) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"{key}: {path} has several columns of the name {listed(twice)}", "one column of each name",
+                        "rename or remove the others")  # fmt: skip
+    if not all(name.strip() for name in names):
+        number = next(i for i, name in enumerate(names, start=1) if not name.strip())
+        raise DataError(f"{key}: column {number} of {path} has no name", "a name for each column",
+                        "name or remove it; pandas writes its index so: use to_csv(..., index=False)")  # fmt: skip
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__

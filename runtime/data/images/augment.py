@@ -1,0 +1,105 @@
+"""Augment: random changes to training images, on whole batches.
+
+Order: resized crop, padded crop, flip, RandAugment, colour jitter (brightness, contrast, saturation), erasing. Places
+that an image does not cover (padding, warps, erased patches) get the mean colour of the training images, which is 0
+after normalisation. Every draw depends on (seed, purpose, epoch, sample id) alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from runtime.data import stateless_random as draws
+from runtime.data.images import color_ops as colour
+from runtime.data.images.randaugment import randaugment
+from runtime.data.images.warp import Floats, cropped
+from runtime.data.stateless_random import Ids
+from runtime.data.to_device import onto
+from runtime.job.data import ColorJitter, Erasing, ImageAugment
+
+NARROWEST = 0.3
+"""Smallest width / height of an erased patch, and its inverse the largest (Zhong et al. 2020)."""
+
+
+@dataclass(frozen=True)
+class Augment:
+    """The changes that a job asks for."""
+
+    spec: ImageAugment
+    seed: int
+    fill: tuple[float, ...]
+    """Mean colour of the training images."""
+
+    def __call__(self, pixels: Tensor, ids: Ids, epoch: int) -> Tensor:
+        """Changed images; those given stay as they are.
+
+        Args:
+            pixels: shape (N, C, S, S), from 0 to 1.
+            ids: sample ids, shape (N,).
+            epoch: counted from 0.
+        """
+        spec, draw = self.spec, partial(_draw, self.seed, epoch, ids)
+        fill = onto(pixels.device, self.fill, pixels.dtype).view(-1, 1, 1)
+        if spec.resized_crop:
+            pixels = cropped(pixels, draw("resized_crop", 4), spec.resized_crop.scale, spec.resized_crop.ratio)
+        if spec.crop_padding:
+            pixels = padded_crop(pixels, draw("crop_padding", 2), spec.crop_padding, fill)
+        if spec.flip:
+            pixels = torch.where(_column(draw("flip", 1) < 0.5, pixels), pixels.flip(3), pixels)
+        if spec.randaugment:
+            numbers = draw("randaugment", 2 * spec.randaugment.num_ops)
+            pixels = randaugment(pixels, numbers, spec.randaugment.magnitude, fill)
+        if spec.color_jitter:
+            pixels = jittered(pixels, draw("color_jitter", 3), spec.color_jitter)
+        if spec.erasing:
+            pixels = erased(pixels, draw("erasing", 5), spec.erasing, fill)
+        return pixels
+
+
+def padded_crop(pixels: Tensor, drawn: Floats, padding: int, fill: Tensor) -> Tensor:
+    """Each image moved by up to `padding` pixels each way; `drawn` has shape (N, 2)."""
+    count, channels, height, width = pixels.shape
+    padded = fill.expand(count, channels, height + 2 * padding, width + 2 * padding).clone()
+    padded[:, :, padding : padding + height, padding : padding + width] = pixels
+    corners = (drawn * (2 * padding + 1)).astype(np.int64).tolist()
+    return torch.stack([image[:, y : y + height, x : x + width] for image, (y, x) in zip(padded, corners, strict=True)])
+
+
+def jittered(pixels: Tensor, drawn: Floats, spec: ColorJitter) -> Tensor:
+    """Brightness, contrast and saturation, each by a factor in [1 - x, 1 + x]; `drawn` has shape (N, 3)."""
+    changes = {colour.brightness: spec.brightness, colour.contrast: spec.contrast, colour.saturation: spec.saturation}
+    for (change, most), number in zip(changes.items(), drawn.T, strict=True):
+        if most:
+            pixels = change(pixels, _column(1 + most * (2 * number - 1), pixels).to(pixels.dtype))
+    return pixels
+
+
+def erased(pixels: Tensor, drawn: Floats, spec: Erasing, fill: Tensor) -> Tensor:
+    """A patch of some images painted over; `drawn` (whether, area, shape, y, x) has shape (N, 5)."""
+    height, width = pixels.shape[2:]
+    whether, share, shape, y, x = drawn.T
+    area = spec.area[0] + (spec.area[1] - spec.area[0]) * share
+    ratio = np.exp(np.log(NARROWEST) * (2 * shape - 1))
+    tall = np.clip(np.rint(np.sqrt(area / ratio) * height), 1, height)
+    wide = np.clip(np.rint(np.sqrt(area * ratio) * width), 1, width)
+    top, left = np.floor(y * (height - tall + 1)), np.floor(x * (width - wide + 1))
+    lines, columns = np.arange(height), np.arange(width)
+    inside = ((lines >= top[:, None]) & (lines < (top + tall)[:, None]))[:, :, None]
+    inside = inside & ((columns >= left[:, None]) & (columns < (left + wide)[:, None]))[:, None, :]
+    inside &= (whether < spec.probability)[:, None, None]
+    return torch.where(onto(pixels.device, inside)[:, None], fill, pixels)
+
+
+def _draw(seed: int, epoch: int, ids: Ids, purpose: str, count: int) -> Floats:
+    return draws.uniform(seed, purpose, epoch, ids, count)
+
+
+def _column(values: Floats | npt.NDArray[np.bool_], like: Tensor) -> Tensor:
+    """One value for each image, in shape (N, 1, 1, 1)."""
+    return onto(like.device, values).view(-1, 1, 1, 1)

@@ -1,0 +1,122 @@
+"""Class folders: a folder of images with one folder per class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runtime.data.images.decode import EXTENSIONS
+from runtime.data.labels import listed
+from runtime.errors import DataError
+
+_PARTS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"}
+
+
+@dataclass
+class Listing:
+    """Image files with the label of each, and what was passed over."""
+
+    names: list[str] = field(default_factory=list)
+    """Paths relative to the folder."""
+    labels: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read(folder: Path, key: str) -> Listing:
+    """List the images of every class, nested ones too, in sorted order.
+
+    Hidden files and folders are passed over; files of other kinds, empty folders, images outside of every class
+    folder and folders that lead back to themselves are passed over with a note.
+
+    Raises:
+        DataError: if there are no class folders, or they are parts of a data set; names `key`.
+    """
+    top = sorted(_entries(folder, key), key=lambda entry: entry.name)
+    classes = [entry.name for entry in top if _is_folder(entry)]
+    _check_parts(folder, classes, key)
+    listing = Listing()
+    empty, passed = [], _Passed()
+    for label in classes:
+        names = list(_images(folder, label, (os.path.realpath(folder),), passed, key))
+        listing.names += names
+        listing.labels += [label] * len(names)
+        if not names:
+            empty.append(label)
+    loose = [entry.name for entry in top if not _is_folder(entry) and _is_image(entry.name)]
+    if not listing.names:
+        raise DataError(f"{key}: {folder} has no images in class folders ({len(loose):,} images lie outside of them)",
+                        f"one folder per class with files of the kinds {' '.join(EXTENSIONS)}",
+                        "move the images into one folder per class, or write a manifest")  # fmt: skip
+    if empty:
+        listing.notes.append(f"{folder}: folders without images are no classes: {listed(empty)}")
+    if loose:
+        listing.notes.append(f"{folder}: {len(loose):,} images outside of class folders are left out: {listed(loose)}")
+    listing.notes += passed.notes(folder)
+    return listing
+
+
+@dataclass
+class _Passed:
+    """What was passed over inside of class folders."""
+
+    kinds: dict[str, int] = field(default_factory=dict)
+    loops: list[str] = field(default_factory=list)
+
+    def notes(self, folder: Path) -> Iterator[str]:
+        if self.kinds:
+            counts = [f"{count:,} {kind or 'without extension'}" for kind, count in sorted(self.kinds.items())]
+            yield f"{folder}: files that are no images by their name are left out: {listed(counts)}"
+        if self.loops:
+            yield f"{folder}: links that lead back to a folder above are not followed: {listed(self.loops)}"
+
+
+def _images(root: Path, place: str, above: tuple[str, ...], passed: _Passed, key: str) -> Iterator[str]:
+    """Images of a folder and of the folders in it, as paths relative to the root."""
+    real = os.path.realpath(root / place)
+    if real in above:
+        passed.loops.append(place)
+        return
+    for entry in sorted(_entries(root / place, key), key=lambda entry: entry.name):
+        name = f"{place}/{entry.name}"
+        if _is_folder(entry):
+            yield from _images(root, name, (*above, real), passed, key)
+        elif _is_image(entry.name):
+            yield name
+        else:
+            kind = os.path.splitext(entry.name)[1].lower()
+            passed.kinds[kind] = passed.kinds.get(kind, 0) + 1
+
+
+def _entries(folder: Path, key: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"{key}: {folder} cannot be listed: {(error.strerror or str(error)).lower()}",
+                        "a folder that this user may read", "give this user the right") from None  # fmt: skip
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """False for a link that leads nowhere; as an image it is reported when it is opened."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS)
+
+
+def _check_parts(folder: Path, classes: list[str], key: str) -> None:
+    if len(classes) > 1 and all(name.lower() in _PARTS for name in classes):
+        raise DataError(f"{key}: the folders of {folder} are parts of a data set, not classes: {listed(classes)}",
+                        "a folder with one folder per class",
+                        f"name the parts: data.train: .../{max(classes, key=_is_train)}, "
+                        f"data.validation: .../{min(classes, key=_is_train)}")  # fmt: skip
+
+
+def _is_train(name: str) -> bool:
+    return name.lower().startswith("train")

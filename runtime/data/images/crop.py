@@ -1,0 +1,63 @@
+"""Crop: images as squares: their centre, or all of them between bars of zeros, or squeezed (`data.fit`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from runtime.data.images.input_shape import padded
+
+LUMA = (0.299, 0.587, 0.114)
+"""Share of red, green and blue in grey (ITU-R BT.601, as Pillow and JPEG have it)."""
+
+
+def square(pixels: Tensor, size: int, channels: int, fit: str = "crop") -> Tensor:
+    """Images as squares with so many channels, of the dtype they had.
+
+    Args:
+        pixels: shape (N, C, H, W), uint8 or float32.
+        size: side of the square in pixels; smaller is antialiased, larger is bilinear.
+        channels: 1 or 3; grey becomes three equal channels, colour becomes its luma.
+        fit: crop, pad or squash.
+
+    Returns:
+        Shape (N, channels, size, size).
+    """
+    pixels = _recoloured(pixels, channels)
+    height, width = pixels.shape[2:]
+    inner = padded((height, width), size) if fit == "pad" else (size, size)
+    if fit == "crop":
+        side = min(height, width)
+        top, left = (height - side) // 2, (width - side) // 2
+        pixels = pixels[:, :, top : top + side, left : left + side]
+    if pixels.shape[2:] != inner:
+        parts = [_resized(pixels[start : start + 1024], inner) for start in range(0, len(pixels), 1024)]
+        pixels = torch.cat(parts)
+    top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
+    return functional.pad(pixels, (left, size - inner[1] - left, top, size - inner[0] - top)).contiguous()
+
+
+def luma(pixels: Tensor) -> Tensor:
+    """Float images (N, C, H, W) as grey (N, 1, H, W)."""
+    if pixels.shape[1] == 1:
+        return pixels
+    red, green, blue = (pixels[:, i : i + 1] * share for i, share in enumerate(LUMA))
+    return red + green + blue
+
+
+def _resized(pixels: Tensor, sides: tuple[int, int]) -> Tensor:
+    out = functional.interpolate(pixels.float(), sides, mode="bilinear", antialias=True)
+    return _as(out, pixels.dtype)
+
+
+def _recoloured(pixels: Tensor, channels: int) -> Tensor:
+    if pixels.shape[1] == channels:
+        return pixels
+    if channels == 3:
+        return pixels.expand(-1, 3, -1, -1)
+    return _as(luma(pixels.float()), pixels.dtype)
+
+
+def _as(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values if dtype.is_floating_point else values.round().clamp(0, 255).to(dtype)

@@ -1,0 +1,182 @@
+"""Decode: one image file to a square of 8-bit pixels, the same for training, validation and prediction.
+
+Rules: the first frame of an animation; turned upright by EXIF; transparency laid over white; 16 bits scaled to 8; CMYK
+and palettes as Pillow converts them; the centre square, or all of it between black bars or squeezed (`data.fit`), resized
+bilinearly with antialias. A JPEG much larger than
+needed is decoded at a half, a quarter or an eighth, never below twice the wanted size.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, UnidentifiedImageError
+
+from runtime.data.images.input_shape import padded
+
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+
+_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
+_GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I;16N")
+_GLANCE = 64
+"""Side that a JPEG is at least decoded at when it is only checked: all of its data is read all the same."""
+_CHUNK = 256
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Unreadable(Exception):
+    """An image that cannot be used; its text is the reason."""
+
+
+class Look(NamedTuple):
+    """What is seen of a file without keeping its pixels."""
+
+    short_side: int
+    """In pixels of the file."""
+    grey: bool
+    """Stored without colour."""
+    oblong: bool
+    """Not square."""
+
+
+def pixels(path: str, size: int, channels: int, fit: str = "crop") -> npt.NDArray[np.uint8]:
+    """The image as a square.
+
+    Args:
+        path: an image file.
+        size: side of the square in pixels.
+        channels: 1 for grey, 3 for red, green, blue.
+        fit: `data.fit` of the job: crop, pad or squash.
+
+    Returns:
+        Shape (channels, size, size).
+
+    Raises:
+        Unreadable: with the reason.
+    """
+    mode = "L" if channels == 1 else "RGB"
+    with _opened(path) as image:
+        # A JPEG holds luma by itself, so grey costs no conversion.
+        drafted = image.draft("L" if channels == 1 else None, (2 * size, 2 * size))
+        flat = _flat(image, mode)
+        # An eighth of 601 pixels is 76 columns, of which the last is not whole.
+        width, height = drafted[1][2:] if drafted else flat.size
+        small = _square(flat, width, height, size, fit)
+        turn = _UPRIGHT.get(_orientation(image))
+        array = np.asarray(small if turn is None else small.transpose(turn))
+    return array.reshape(size, size, channels).transpose(2, 0, 1)
+
+
+def _square(flat: Image.Image, width: float, height: float, size: int, fit: str) -> Image.Image:
+    """The part of an image from its left top corner that is so wide and high, as a square."""
+    if fit == "crop":
+        side = min(width, height)
+        left, top = (width - side) / 2, (height - side) / 2
+        return flat.resize((size, size), Image.Resampling.BILINEAR, (left, top, left + side, top + side))
+    inner = padded((width, height), size) if fit == "pad" else (size, size)
+    small = flat.resize(inner, Image.Resampling.BILINEAR, (0, 0, width, height))
+    if inner == (size, size):
+        return small
+    square = Image.new(flat.mode, (size, size))
+    square.paste(small, ((size - inner[0]) // 2, (size - inner[1]) // 2))
+    return square
+
+
+def look(path: str) -> Look:
+    """Decode the image once and throw the pixels away.
+
+    Raises:
+        Unreadable: with the reason.
+    """
+    with _opened(path) as image:
+        short, oblong = min(image.size), image.width != image.height
+        image.draft(None, (_GLANCE, _GLANCE))
+        _flat(image, "RGB")
+        return Look(short, image.mode in _GREY, oblong)
+
+
+def every(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """`function` of every item, in order, on as many threads as torch may use; decoding does not hold Python's lock."""
+    threads = torch.get_num_threads()
+    if threads == 1 or len(items) < 2:
+        return [function(item) for item in items]
+    size = min(_CHUNK, -(-len(items) // threads))
+    chunks = [items[start : start + size] for start in range(0, len(items), size)]
+    with ThreadPoolExecutor(threads) as pool:
+        parts = pool.map(lambda chunk: [function(item) for item in chunk], chunks)
+        return [result for part in parts for result in part]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Pillow's warnings about odd metadata say nothing about pixels; the one about size is a reason to refuse.
+
+    Entered once around many files and their threads, because Python's list of filters is shared by all threads.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Image.Image]:
+    try:
+        # Opening a pipe would wait forever.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise Unreadable("not a file")
+        with Image.open(path, formats=FORMATS) as image:
+            yield image
+    except (Unreadable, MemoryError):
+        raise
+    # A damaged file makes Pillow's readers raise nearly anything: OSError, SyntaxError, IndexError, struct.error, ...
+    except Exception as error:
+        raise Unreadable(_reason(path, error)) from None
+
+
+def _reason(path: str, error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "empty file" if os.path.getsize(path) == 0 else f"none of {', '.join(FORMATS)}"
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+        return f"more than {Image.MAX_IMAGE_PIXELS:,} pixels"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror[0].lower() + error.strerror[1:]
+    return str(error) or type(error).__name__
+
+
+def _flat(image: Image.Image, mode: str) -> Image.Image:
+    """The whole image in 8 bits without transparency."""
+    image.load()
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray(np.rint(np.asarray(image, np.float32) / 257).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise Unreadable("32-bit pixels, whose range is not known; save it with 8 or 16 bits")
+    elif image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation, 1 to 8; 1 where the metadata cannot be read, since the pixels still can."""
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:
+        return 1

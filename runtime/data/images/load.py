@@ -1,0 +1,242 @@
+"""Images: the data of an image-classification job, from class folders, a manifest or an .npz file."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from runtime.data import labels, stratify
+from runtime.data import stateless_random as draws
+from runtime.data.dataset import Dataset, Head, Inputs, Settled, Targets
+from runtime.data.images import decoded_cache as decoded
+from runtime.data.images import input_shape as geometry
+from runtime.data.images import npz_images as arrays
+from runtime.data.images import source
+from runtime.data.images.augment import Augment
+from runtime.data.images.decoded_cache import Decoded
+from runtime.data.images.image_files import Files
+from runtime.data.images.preprocess import Preparer, from_preprocessing
+from runtime.data.images.source import Images, Source
+from runtime.data.stateless_random import Ids
+from runtime.errors import DataError
+from runtime.hardware.disk_space import DECODED
+from runtime.hardware.facts import Storage
+from runtime.job.job import ImageJob
+from runtime.pretrained import image_input as vision
+from runtime.pretrained.image_input import Expected
+
+_BECOMES = {
+    "crop": "the ends of the long side are cut off (data.fit: crop); pad or squash keeps them",
+    "pad": "black bars fill the square (data.fit: pad)",
+    "squash": "they are squeezed into a square (data.fit: squash)",
+}
+MEASURED = 2000
+"""Training images that mean and deviation are taken from."""
+
+
+class ImageSplit:
+    """Some images of a source: for training, for validation, or new ones, which may have no labels."""
+
+    def __init__(self, images: Images | Decoded, rows: Ids, classes: npt.NDArray[np.int64] | None) -> None:
+        self.images, self.rows = images, rows
+        self.targets: Targets = {} if classes is None else {"": torch.from_numpy(classes)}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Pixels of these samples: one tensor (N, C, S, S), uint8 or float32."""
+        return (self.images.gather(self.rows[ids]),)
+
+    def title(self, index: int) -> str:
+        """Path or row of one image."""
+        return self.images.title(int(self.rows[index]))
+
+
+def load(job: ImageJob, settled: Settled | None = None) -> Dataset:
+    """Read and check the images of a job, prepared as they are `settled` or as they themselves ask for.
+
+    Raises:
+        DataError: if they cannot be used.
+    """
+    train = source.read(job.resolve(job.data.train), job.data, "data.train")
+    classes = settled.heads[""].classes if settled else _classes(train)
+    wanted = vision.expected(job)
+    size, channels, notes = _geometry(job, train, wanted)
+    notes += _oblong(train, job.data.fit)
+    if settled:
+        size, channels = settled.preprocessing["image_size"], settled.preprocessing["channels"]
+    fit = settled.preprocessing.get("fit", "crop") if settled else job.data.fit
+    train.fit(size, channels, fit)
+    targets = labels.indices(train.used(), classes, train.key)
+    read = [(train.key, train.images)]
+    if isinstance(job.data.validation, str):
+        held = source.read(job.resolve(job.data.validation), job.data, "data.validation")
+        held.fit(size, channels, fit)
+        parts = _apart(train, targets, held, classes)
+        notes += [*held.notes, *_shared(train, held)]
+        read.append((held.key, held.images))
+    else:
+        parts = _divided(train, targets, job.data.validation, job.train.seed)
+    preparer, more = _preparer(job, parts[0], classes, wanted)
+    if settled:
+        known = from_preprocessing(dict(settled.preprocessing))
+        preparer = replace(known, augment=Augment(job.data.augment, job.train.seed, known.mean))
+    counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation images, {len(classes)} classes"
+    columns = {"path_column": job.data.path_column, "label_column": job.data.label_column}
+    return Dataset(
+        *parts, heads={"": Head("", classes)}, preprocessing=preparer.to_json() | columns, prepare=preparer,
+        decoded=not isinstance(train.images, Files), notes=[counts, *train.notes, *notes, *more],
+        files={key: images.names for key, images in read if isinstance(images, Files)},
+    )  # fmt: skip
+
+
+def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
+    """The same data with the pixels of its image files kept in the cache, which may take one part in `share` of its room.
+
+    Raises:
+        StorageError: if the cache cannot be written.
+    """
+    folder, made = Path(storage.cache) / DECODED, dict[int, Decoded]()
+
+    def split(given: Any) -> ImageSplit:
+        twin: ImageSplit = copy.copy(given)
+        if isinstance(given.images, Files):
+            if id(given.images) not in made:
+                made[id(given.images)] = decoded.kept(given.images, folder, (storage.cache_room or 0) // share)
+            twin.images = made[id(given.images)]
+        return twin
+
+    return replace(dataset, train=split(dataset.train), validation=split(dataset.validation))
+
+
+def _classes(train: Source) -> tuple[str, ...]:
+    used = Counter(train.used())
+    classes = labels.class_names(used)
+    lost = sorted(set(train.labels) - set(used))
+    if lost:
+        raise DataError(f"{train.key}: no image can be used of the classes {labels.listed(lost)}",
+                        "at least one image for each class", "repair these images, or remove the class")  # fmt: skip
+    if len(classes) < 2:
+        raise DataError(f"{train.key}: {len(train.rows):,} images of {len(classes)} class: {labels.listed(classes)}",
+                        "two classes or more", "add another class")  # fmt: skip
+    return classes
+
+
+def _geometry(job: ImageJob, train: Source, wanted: Expected | None) -> tuple[int, int, list[str]]:
+    """Size, channels, and the reasons as notes."""
+    if wanted is not None:
+        asked = wanted.size if job.data.image_size == "auto" and wanted.size else job.data.image_size
+        size, why = geometry.choose_size(asked, train.images.short_sides[train.rows], exact=False)
+        if asked != job.data.image_size:
+            why = "the pretrained network was made for it"
+        return (
+            size,
+            wanted.channels,
+            [f"image_size {size}: {why}", f"channels {wanted.channels}: the network takes them"],
+        )
+    sides, grey = train.images.short_sides[train.rows], train.images.grey[train.rows]
+    exact = isinstance(train.images, arrays.Arrays)
+    size, why = geometry.choose_size(job.data.image_size, sides, exact)
+    channels, because = geometry.choose_channels(job.data.channels, bool(grey.all()))
+    return size, channels, [f"image_size {size}: {why}", f"channels {channels}: {because}"]
+
+
+def _oblong(train: Source, fit: str) -> list[str]:
+    """A note on images that are not square, and on what becomes of them."""
+    count = int(train.images.oblong[train.rows].sum())
+    return [f"{count:,} of {len(train.rows):,} images are not square: {_BECOMES[fit]}"] * bool(count)
+
+
+Parts = tuple[ImageSplit, ImageSplit]
+
+
+def _divided(train: Source, targets: npt.NDArray[np.int64], fraction: float, seed: int) -> Parts:
+    """Training and validation samples from one source."""
+    counts = np.bincount(targets)
+    if (counts == 1).any():
+        alone = sorted({label for label, target in zip(train.used(), targets, strict=True) if counts[target] == 1})
+        train.notes.append(f"classes with one image, which stays in training: {labels.listed(alone)}")
+    kept, held = stratify.held_out(targets, fraction, seed)
+    if not len(held):
+        raise DataError(f"{train.key}: every class has one image, so nothing is left for validation",
+                        "two images of a class or more", "add images, or give data.validation a path")  # fmt: skip
+    return (ImageSplit(train.images, train.rows[kept], targets[kept]),
+            ImageSplit(train.images, train.rows[held], targets[held]))  # fmt: skip
+
+
+def _apart(train: Source, targets: npt.NDArray[np.int64], held: Source, classes: tuple[str, ...]) -> Parts:
+    """Training and validation samples from a source each."""
+    known = labels.indices(held.used(), classes, held.key)
+    seen, own = (part.images.gather(part.rows[:1]).dtype for part in (train, held))
+    if seen == torch.uint8 and own != torch.uint8:
+        raise DataError(f"{held.key}: pixels are {own}, those of data.train are {seen}".replace("torch.", ""),
+                        "the same type for both", "write both files alike")  # fmt: skip
+    return ImageSplit(train.images, train.rows, targets), ImageSplit(held.images, held.rows, known)
+
+
+def _shared(train: Source, held: Source) -> list[str]:
+    """A note on images that are in both parts, which makes validation look better than it is."""
+    if not (isinstance(train.images, Files) and isinstance(held.images, Files)):
+        return []
+    both = train.images.whole_paths() & held.images.whole_paths()
+    return [f"{len(both):,} validation images are training images too: {labels.listed(sorted(both), 3)}"] * bool(both)
+
+
+def _preparer(
+    job: ImageJob, train: ImageSplit, classes: tuple[str, ...], wanted: Expected | None
+) -> tuple[Preparer, list[str]]:
+    """Statistics of the training images alone, or those that a pretrained network expects, and notes."""
+    chosen = draws.generator(job.train.seed, "statistics").permutation(len(train))[:MEASURED]
+    (raw,) = train.gather(np.sort(chosen).astype(np.int64))
+    low, high = _range(raw)
+    mean, std = _statistics(raw, low, high)
+    if wanted is not None and wanted.mean and wanted.std:
+        mean, std = list(wanted.mean), list(wanted.std)
+    notes = [f"pixels from {low:g} to {high:g} become 0 to 1"] if (low, high) not in ((0, 1), (0, 255)) else []
+    if 0 in std:
+        notes.append("a channel has the same value everywhere; it is centred and not scaled")
+    if wanted is not None:
+        where = (
+            "its preprocessor_config.json"
+            if wanted.mean
+            else "the training images, for lack of preprocessor_config.json"
+        )
+        notes.append(f"mean {_listed(mean)} and deviation {_listed(std)} are those of {where}")
+    preparer = Preparer(
+        image_size=raw.shape[-1], channels=raw.shape[1], classes=classes, low=low, high=high,
+        mean=tuple(mean), std=tuple(value or 1.0 for value in std),
+        augment=Augment(job.data.augment, job.train.seed, tuple(mean)), fit=job.data.fit,
+    )  # fmt: skip
+    return preparer, notes
+
+
+def _listed(values: list[float]) -> str:
+    return "/".join(f"{value:.3g}" for value in values)
+
+
+def _range(raw: Tensor) -> tuple[float, float]:
+    """Raw values that become 0 and 1: of the type, or where floats go beyond 0 and 1, the smallest and largest."""
+    if raw.dtype == torch.uint8:
+        return 0.0, 255.0
+    low, high = float(raw.min()), float(raw.max())
+    return (0.0, 1.0) if low == high or (low >= 0 and high <= 1) else (low, high)
+
+
+def _statistics(raw: Tensor, low: float, high: float) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each channel, computed in float64; 0 where all values are the same."""
+    means, deviations = [], []
+    for channel in range(raw.shape[1]):
+        values = raw[:, channel].to(torch.float64).sub_(low).div_(high - low)
+        means.append(float(values.mean()))
+        deviation = float(values.std(correction=0))
+        deviations.append(deviation if deviation > 1e-6 else 0.0)
+    return means, deviations

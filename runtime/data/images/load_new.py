@@ -1,0 +1,138 @@
+"""New images: files, folders, manifests or an array file that a trained network is used on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.data import bad_samples as bad
+from runtime.data import labels
+from runtime.data.bad_samples import Bad
+from runtime.data.dataset import Head, New
+from runtime.data.formats import table_file as columns
+from runtime.data.images import class_folders, manifest
+from runtime.data.images import image_files as files
+from runtime.data.images import npz_images as arrays
+from runtime.data.images.decode import EXTENSIONS
+from runtime.data.images.load import ImageSplit
+from runtime.data.images.npz_images import Arrays
+from runtime.data.images.preprocess import Preparer, from_preprocessing
+from runtime.data.images.source import Images
+from runtime.errors import DataError
+
+KEY = "data"
+
+
+@dataclass
+class _Found:
+    """What the paths hold."""
+
+    images: Images
+    labels: list[str]
+    """One for each image, or none at all."""
+    broken: dict[int, Bad]
+    """Images that cannot be used, by row."""
+    absent: list[Bad] = field(default_factory=list)
+    """Rows of a manifest that never became images."""
+    notes: list[str] = field(default_factory=list)
+
+
+def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, Head], *, labelled: bool) -> New:
+    """Prepare new images exactly as those of validation were prepared.
+
+    Args:
+        paths: image files, folders of images at any depth, manifests with a column of paths; or one .npz. With
+            labels: folders of class folders, manifests with a column of labels, or one .npz.
+        preprocessing: what was stored with the model.
+        heads: the outputs of the model.
+        labelled: whether to read the labels too.
+
+    Raises:
+        DataError: if no image can be used, or a label is not among the classes.
+    """
+    preparer = from_preprocessing(preprocessing)
+    if any(path.suffix.lower() == ".npz" for path in paths):
+        found = _arrays(paths, preparer, labelled)
+    else:
+        found = _files(paths, preprocessing, labelled)
+    unusable = [*found.absent, *found.broken.values()]
+    total = len(found.images) + len(found.absent)
+    notes = [*found.notes, *bad.check(unusable, total, 1.0, KEY)]
+    rows = np.setdiff1d(np.arange(len(found.images), dtype=np.int64), np.array(list(found.broken), np.int64))
+    if not len(rows):
+        raise DataError("\n    ".join(notes) or f"{KEY}: no images in {', '.join(map(str, paths))}",
+                        f"at least one image of the kinds {' '.join(EXTENSIONS)}", "name other files")  # fmt: skip
+    used = [found.labels[row] for row in rows.tolist()] if labelled else None
+    classes = None if used is None else labels.indices(used, heads[""].classes, KEY)
+    return New(
+        ImageSplit(found.images.fitted(preparer.image_size, preparer.channels, preparer.fit), rows, classes),
+        preparer,
+        notes,
+    )
+
+
+def _arrays(paths: Sequence[Path], preparer: Preparer, labelled: bool) -> _Found:
+    if len(paths) > 1:
+        raise DataError(f"{KEY}: {len(paths)} paths with an .npz among them", "one .npz, or any number of others",
+                        "give the .npz alone")  # fmt: skip
+    if labelled:
+        images, names, broken, notes = arrays.read(paths[0], KEY)
+    else:
+        names = []
+        images, broken, notes = arrays.unlabelled(paths[0], KEY)
+    _check_range(images, preparer, paths[0])
+    return _Found(images, names, broken, notes=notes)
+
+
+def _check_range(images: Arrays, preparer: Preparer, path: Path) -> None:
+    """Refuse numbers that would be scaled to almost nothing."""
+    if images.pixels.is_floating_point() and preparer.high == 255 and float(images.pixels.max()) <= 1:
+        raise DataError(f"{KEY}: pixels of {path} lie between 0 and 1, those of training between 0 and 255",
+                        "the same range for both", "multiply by 255, and store them as uint8")  # fmt: skip
+
+
+def _files(paths: Sequence[Path], preprocessing: dict[str, Any], labelled: bool) -> _Found:
+    names: list[str] = []
+    given: list[str] = []
+    absent: list[Bad] = []
+    notes: list[str] = []
+    for path in paths:
+        if path.suffix.lower() in columns.SUFFIXES and path.is_file():
+            column = preprocessing["label_column"] if labelled else None
+            rows = manifest.read(path, preprocessing["path_column"], column, KEY)
+            names += [os.path.join(path.parent, name) for name in rows.names]
+            given += rows.labels
+            absent += rows.bad
+        elif labelled:
+            _check_folder(path)
+            listing = class_folders.read(path, KEY)
+            names += [os.path.join(path, name) for name in listing.names]
+            given += listing.labels
+            notes += listing.notes
+        else:
+            names += list(_inside(path)) if path.is_dir() else [str(path)]
+    found, broken = files.checked("", names)
+    return _Found(found, given, broken, absent, notes)
+
+
+def _check_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise DataError(f"{KEY}: {path} is a file without a label",
+                        "a folder with one folder per class, a manifest with labels, or an .npz with labels",
+                        "name one of these, or use `drivetrain predict`, which needs no labels")  # fmt: skip
+
+
+def _inside(folder: Path) -> Iterator[str]:
+    """Images of a folder and of those in it, in sorted order; nothing hidden, and no folder twice."""
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        seen.add(os.path.realpath(place))
+        folders[:] = sorted(name for name in folders
+                            if not name.startswith(".") and os.path.realpath(os.path.join(place, name)) not in seen)  # fmt: skip
+        yield from (os.path.join(place, name) for name in sorted(names)
+                    if name.lower().endswith(EXTENSIONS) and not name.startswith("."))  # fmt: skip

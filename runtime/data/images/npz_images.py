@@ -1,0 +1,156 @@
+"""Arrays: images and labels of an .npz file, in memory."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from runtime.data.bad_samples import Bad
+from runtime.data.formats import npz_file as npz
+from runtime.data.images.crop import square
+from runtime.data.stateless_random import Ids
+from runtime.errors import DataError
+
+FORMS = "images of shape (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels, as numbers"
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Images in memory."""
+
+    path: str
+    pixels: Tensor
+    """Shape (N, C, H, W), uint8 or float32."""
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def gather(self, rows: Ids) -> Tensor:
+        """Images of these rows, shape (len(rows), C, H, W)."""
+        return self.pixels[torch.from_numpy(rows)]
+
+    def title(self, row: int) -> str:
+        """The place of an image in the file."""
+        return f"{self.path}[{row}]"
+
+    @property
+    def short_sides(self) -> npt.NDArray[np.int64]:
+        """The shorter side of each image, in pixels."""
+        return np.full(len(self), min(self.pixels.shape[2:]), np.int64)
+
+    @property
+    def grey(self) -> npt.NDArray[np.bool_]:
+        """Whether each image has no colour."""
+        return np.full(len(self), self.pixels.shape[1] == 1)
+
+    @property
+    def oblong(self) -> npt.NDArray[np.bool_]:
+        """Whether each image is not square."""
+        return np.full(len(self), self.pixels.shape[2] != self.pixels.shape[3])
+
+    def fitted(self, size: int, channels: int, fit: str = "crop") -> Arrays:
+        """The same images as squares of `size` pixels with so many channels."""
+        return replace(self, pixels=square(self.pixels, size, channels, fit))
+
+
+def read(path: Path, key: str) -> tuple[Arrays, list[str], dict[int, Bad], list[str]]:
+    """The images, the label of each as text, by row the images that cannot be used, and notes.
+
+    Raises:
+        DataError: if the file is not such an .npz; names `key`.
+    """
+    content = _arrays(path, key, ("images", "labels"))
+    images, broken, notes = _images(content, path, key)
+    labels = _labels(content["labels"], path, key)
+    if len(labels) != len(images):
+        raise DataError(f"{key}: {path} has {len(images):,} images and {len(labels):,} labels",
+                        "one label for each image", "write the file again with both of one length")  # fmt: skip
+    return images, labels, broken, notes
+
+
+def unlabelled(path: Path, key: str) -> tuple[Arrays, dict[int, Bad], list[str]]:
+    """The images of a file that need not have labels, by row those that cannot be used, and notes.
+
+    Raises:
+        DataError: if the file is not such an .npz; names `key`.
+    """
+    return _images(_arrays(path, key, ("images",)), path, key)
+
+
+def _images(content: dict[str, npt.NDArray[Any]], path: Path, key: str) -> tuple[Arrays, dict[int, Bad], list[str]]:
+    pixels, note = _numbers(_channels_first(content["images"], path, key), path, key)
+    images = Arrays(path.name, torch.from_numpy(pixels))
+    return images, _not_finite(images), [note] if note else []
+
+
+def _arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
+    possible = f"an .npz file with `images` and `labels`: {FORMS}, and integers or text"
+    try:
+        # numpy would leave the file open if it is no .npz.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            missing = set(names) - set(file.files)
+            if missing:
+                save = f"save {' and '.join(sorted(missing))} too: numpy.savez(..., images=x, labels=y)"
+                raise DataError(f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}", possible, save)
+            return {name: npz.member(file, name) for name in names}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise DataError(f"{key}: {path} cannot be read: {_reason(error)}", possible,
+                        "write it with numpy.savez_compressed, without Python objects") from None  # fmt: skip
+
+
+def _reason(error: Exception) -> str:
+    if "allow_pickle" in str(error) or "pickle" in str(error):
+        return "it holds Python objects (pickle), which are never loaded"
+    return "it is empty" if isinstance(error, EOFError) else str(error) or type(error).__name__
+
+
+def _channels_first(images: npt.NDArray[Any], path: Path, key: str) -> npt.NDArray[Any]:
+    """Shape (N, C, H, W). Where both forms fit, the channels are last."""
+    if images.ndim == 3:
+        images = images[:, None]
+    elif images.ndim == 4 and images.shape[3] in (1, 3):
+        images = images.transpose(0, 3, 1, 2)
+    elif images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise DataError(f"{key}: images of {path} have shape {images.shape}", FORMS, "reshape them, without alpha")
+    if 0 in images.shape:
+        raise DataError(f"{key}: images of {path} have shape {images.shape}: nothing", FORMS,
+                        "check how the file was written")  # fmt: skip
+    return images
+
+
+def _numbers(images: npt.NDArray[Any], path: Path, key: str) -> tuple[npt.NDArray[Any], str]:
+    """uint8 as it is, truth values as 0 and 255, all else as float32; and a note on what was changed."""
+    kind = images.dtype
+    if kind == np.uint8:
+        return np.ascontiguousarray(images), ""
+    if kind == np.bool_:
+        return np.ascontiguousarray(images, np.uint8) * np.uint8(255), f"{path.name}: bool images become 0 and 255"
+    if kind.kind not in "iuf":
+        raise DataError(f"{key}: images of {path} are {kind}", FORMS, "convert them to uint8 or float32")
+    note = "" if kind == np.float32 else f"{path.name}: {kind} images become float32"
+    return np.ascontiguousarray(images, np.float32), note
+
+
+def _labels(labels: npt.NDArray[Any], path: Path, key: str) -> list[str]:
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or labels.dtype.kind not in "iubUS":
+        raise DataError(f"{key}: labels of {path} are {labels.dtype} of shape {labels.shape}",
+                        "integers or text of shape (N,)", "convert them: labels.astype(int)")  # fmt: skip
+    if labels.dtype.kind == "S":
+        return [text.decode("utf-8", "backslashreplace") for text in labels.tolist()]
+    return [str(label) for label in labels.tolist()]
+
+
+def _not_finite(images: Arrays) -> dict[int, Bad]:
+    if not images.pixels.is_floating_point():
+        return {}
+    good = torch.isfinite(images.pixels.flatten(1)).all(dim=1)
+    return {row: Bad(images.title(row), "NaN or infinity") for row in (~good).nonzero().flatten().tolist()}

@@ -1,0 +1,75 @@
+"""Preparer: raw pixels to what the network sees. The same object serves training, validation and prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.data.dataset import Inputs
+from runtime.data.images.augment import Augment
+from runtime.data.stateless_random import Ids
+from runtime.data.to_device import onto
+
+RESIZE = {
+    "crop": "upright, transparency over white, centre square of the short side, bilinear with antialias",
+    "pad": "upright, transparency over white, long side fits, black bars beside the short one, bilinear with antialias",
+    "squash": "upright, transparency over white, each side by itself, bilinear with antialias",
+}
+"""What becomes of an image, by `data.fit`."""
+
+
+@dataclass(frozen=True)
+class Preparer:
+    """Scale, augment in training only, normalise. Everything but the augmentation is stored with the model."""
+
+    image_size: int
+    channels: int
+    classes: tuple[str, ...]
+    low: float
+    high: float
+    """Raw float values that become 0 and 1; 8-bit pixels are always divided by 255."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    """Per channel, of the training images, after scaling."""
+    augment: Augment | None = None
+    fit: str = "crop"
+    """How an image that is not square becomes one."""
+
+    def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
+        """Raw pixels (N, C, S, S) to network inputs (N, C, S, S) float32, on the device of the pixels."""
+        (raw,) = inputs
+        pixels = self.scaled(raw)
+        if self.augment is not None and epoch is not None:
+            pixels = self.augment(pixels, ids, epoch)
+        return (self.normalised(pixels),)
+
+    def scaled(self, raw: Tensor) -> Tensor:
+        """Pixels from 0 to 1, float32."""
+        if raw.dtype == torch.uint8:
+            return raw.to(torch.float32).div_(255)
+        return raw.to(torch.float32).sub(self.low).div_(self.high - self.low)
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """(x - mean) / std by channel."""
+        mean, std = (onto(pixels.device, x).view(-1, 1, 1) for x in (self.mean, self.std))
+        return (pixels - mean).div_(std)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data from which `from_preprocessing` makes the same preparer."""
+        return {
+            "kind": "images", "image_size": self.image_size, "channels": self.channels,
+            "classes": list(self.classes), "fit": self.fit, "resize": RESIZE[self.fit], "low": self.low, "high": self.high,
+            "mean": list(self.mean), "std": list(self.std),
+        }  # fmt: skip
+
+
+def from_preprocessing(data: dict[str, Any]) -> Preparer:
+    """The preparer that `Preparer.to_json` described, without augmentation."""
+    return Preparer(
+        image_size=data["image_size"], channels=data["channels"], classes=tuple(data["classes"]),
+        low=data["low"], high=data["high"], mean=tuple(data["mean"]), std=tuple(data["std"]),
+        fit=data.get("fit", "crop"),  # models from before there was a choice
+    )  # fmt: skip

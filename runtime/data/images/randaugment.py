@@ -1,0 +1,95 @@
+"""RandAugment (Cubuk et al. 2020): some operations after each other, drawn for each image from a list of 14.
+
+All have the strength `magnitude` of 30; those with a direction go either way. At 30: shear by 0.3, translate by 150/331
+of the side, rotate by 30 degrees, all around the centre; brightness, color, contrast and sharpness by a factor of 0.1
+or 1.9; posterize to 4 bits; solarize from 0 on. Grey images have no `color`, so they draw from 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from runtime.data.images import color_ops as colour
+from runtime.data.images.warp import Floats, identity, warped
+from runtime.data.to_device import onto
+
+Names = npt.NDArray[np.str_]
+
+STRONGEST = 30
+MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
+FACTORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "brightness": colour.brightness, "contrast": colour.contrast, "sharpness": colour.sharpness,
+    "color": colour.saturation,
+}  # fmt: skip
+LEVELS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "posterize": lambda pixels, share: colour.posterize(pixels, 8 - round(4 * share)),
+    "solarize": lambda pixels, share: colour.solarize(pixels, 1 - share),
+    "autocontrast": lambda pixels, share: colour.autocontrast(pixels),
+    "equalize": lambda pixels, share: colour.equalize(pixels),
+}
+OPERATIONS = ("identity", *MOVES, *LEVELS, *FACTORS)
+"""`color` is the last, so that grey images draw from all but it."""
+
+
+def randaugment(pixels: Tensor, drawn: Floats, magnitude: int, fill: Tensor) -> Tensor:
+    """Images after the operations that were drawn.
+
+    Args:
+        pixels: shape (N, C, H, W), from 0 to 1.
+        drawn: numbers in [0, 1), two for each operation (which one, which direction); shape (N, 2 * operations).
+        magnitude: 0 to 30.
+        fill: colour of what comes from outside of the image, shape (C, 1, 1).
+    """
+    names = OPERATIONS if pixels.shape[1] == 3 else OPERATIONS[:-1]
+    for which, way in zip(drawn.T[0::2], drawn.T[1::2], strict=True):
+        picked = np.array(names)[(which * len(names)).astype(np.int64)]
+        pixels = apply(pixels, picked, np.where(way < 0.5, -1.0, 1.0), magnitude / STRONGEST, fill)
+    return pixels
+
+
+def apply(pixels: Tensor, names: Names, signs: Floats, share: float, fill: Tensor) -> Tensor:
+    """One operation for each image, images of one operation together.
+
+    Args:
+        pixels: shape (N, C, H, W).
+        names: an operation for each image, shape (N,).
+        signs: -1 or 1 for each image, shape (N,).
+        share: strength from 0 to 1.
+        fill: shape (C, 1, 1).
+    """
+    result = pixels.clone()
+    moved = np.isin(names, MOVES)
+    _replace(result, moved, lambda part: warped(part, _matrices(names[moved], signs[moved], share), fill))
+    for name, change in FACTORS.items():
+        chosen = names == name
+        factor = onto(pixels.device, 1 + 0.9 * share * signs[chosen], pixels.dtype).view(-1, 1, 1, 1)
+        _replace(result, chosen, lambda part, change=change, factor=factor: change(part, factor))  # type: ignore[misc]
+    for name, level in LEVELS.items():
+        _replace(result, names == name, lambda part, level=level: level(part, share))  # type: ignore[misc]
+    return result
+
+
+def _replace(pixels: Tensor, chosen: npt.NDArray[np.bool_], change: Callable[[Tensor], Tensor]) -> None:
+    if chosen.any():
+        rows = onto(pixels.device, np.flatnonzero(chosen))
+        pixels[rows] = change(pixels[rows])
+
+
+def _matrices(names: Names, signs: Floats, share: float) -> Floats:
+    """From result to source, for images that are moved; shape (N, 2, 3)."""
+    matrices = identity(len(names))
+    # The side is 2 long in these coordinates.
+    places = {"shear_x": (0, 1, 0.3), "shear_y": (1, 0, 0.3), "translate_x": (0, 2, 300 / 331),
+              "translate_y": (1, 2, 300 / 331)}  # fmt: skip
+    for name, (row, column, most) in places.items():
+        chosen = names == name
+        matrices[chosen, row, column] = most * share * signs[chosen]
+    turned = names == "rotate"
+    angle = np.deg2rad(30 * share * signs[turned])
+    matrices[turned, 0, 0] = matrices[turned, 1, 1] = np.cos(angle)
+    matrices[turned, 0, 1], matrices[turned, 1, 0] = -np.sin(angle), np.sin(angle)
+    return matrices

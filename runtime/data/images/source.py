@@ -1,0 +1,84 @@
+"""Source: the images of one path, whatever its kind, with the label of each and the rows that can be used."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from runtime.data import bad_samples as bad
+from runtime.data.formats import table_file as columns
+from runtime.data.images import class_folders, manifest
+from runtime.data.images import image_files as files
+from runtime.data.images import npz_images as arrays
+from runtime.data.stateless_random import Ids
+from runtime.errors import DataError
+from runtime.job.data import ImageData
+
+Images = arrays.Arrays | files.Files
+KINDS = (
+    "a folder of class folders, a .csv, .tsv, .jsonl or .parquet with paths and labels, an .npz of images and labels"
+)
+
+
+@dataclass
+class Source:
+    """All images of one path."""
+
+    key: str
+    """The key of the spec that names the path."""
+    images: Images
+    labels: list[str]
+    """As written, one for each image."""
+    rows: Ids
+    """Rows that can be used."""
+    notes: list[str]
+
+    def used(self) -> list[str]:
+        """Labels of the usable rows."""
+        return [self.labels[row] for row in self.rows.tolist()]
+
+    def fit(self, size: int, channels: int, fit: str) -> None:
+        """Make `images.gather` give squares of `size` pixels with so many channels."""
+        self.images = self.images.fitted(size, channels, fit)
+
+
+def read(path: Path, data: ImageData, key: str) -> Source:
+    """Find, decode once and check every image of a path.
+
+    Args:
+        path: a folder or a file.
+        data: names of the columns and budget of bad samples.
+        key: the key that names the path, for messages.
+
+    Raises:
+        DataError: if there is no usable data, or more bad samples than the budget.
+    """
+    if not path.exists():
+        raise DataError(f"{key}: {path} does not exist", KINDS, "correct the path; it is relative to the job's folder")
+    suffix = path.suffix.lower()
+    if suffix == ".npz" and path.is_file():
+        images, labels, unusable, notes = arrays.read(path, key)
+        return _checked(key, images, labels, unusable, [], notes, data)
+    if path.is_dir():
+        listing = class_folders.read(path, key)
+        found, broken = files.checked(str(path), listing.names)
+        return _checked(key, found, listing.labels, broken, [], listing.notes, data)
+    if suffix in columns.SUFFIXES:
+        rows = manifest.read(path, data.path_column, data.label_column, key)
+        found, broken = files.checked(os.path.dirname(path) or ".", rows.names)
+        return _checked(key, found, rows.labels, broken, rows.bad, [], data)
+    raise DataError(f"{key}: {path} is of no known kind", KINDS, "give one of these")
+
+
+def _checked(
+    key: str, images: Images, labels: list[str], broken: dict[int, bad.Bad], absent: list[bad.Bad],
+    notes: list[str], data: ImageData,
+) -> Source:  # fmt: skip
+    """The source without its bad samples: `broken` ones by row, and `absent` ones that never became rows."""
+    unusable = [*absent, *broken.values()]
+    left_out = bad.check(unusable, len(images) + len(absent), data.bad_samples, key)
+    rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64))
+    return Source(key, images, labels, rows, [*notes, *left_out])

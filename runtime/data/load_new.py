@@ -1,0 +1,53 @@
+"""New data: samples that were not there at training, read by the module that read the training data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runtime.data.dataset import Head, New
+from runtime.errors import CheckpointError, DataError
+
+
+def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, Head], *, labelled: bool) -> New:
+    """Prepare new samples exactly as those of validation were prepared.
+
+    Args:
+        paths: files or folders, of the kinds that the task trains from.
+        preprocessing: what was stored with the model.
+        heads: the outputs of the model, by name.
+        labelled: whether to read the targets too.
+
+    Raises:
+        DataError: if nothing can be used, or a label is not among the classes.
+        CheckpointError: if this version does not know such a model.
+    """
+    lost = [str(path) for path in paths if not path.exists()]
+    if lost:
+        raise DataError(f"{', '.join(lost[:5])}: not there", "files or folders that this process can see",
+                        "check the spelling; in a container only the project and mounted folders can be seen")  # fmt: skip
+    # Each module brings its libraries along: pyarrow, tokenizers.
+    match preprocessing.get("kind"):
+        case "images":
+            from runtime.data.images import load_new as new_images
+
+            return new_images.read(paths, preprocessing, heads, labelled=labelled)
+        case "texts":
+            from runtime.data.text import load as texts
+
+            return texts.read(paths, preprocessing, heads, labelled=labelled)
+        case "table":
+            from runtime.data.tables import load as tables
+
+            return tables.read(paths, preprocessing, heads, labelled=labelled)
+        case "series":
+            from runtime.data.series import load as series
+
+            return series.read(paths, preprocessing, heads, labelled=labelled)
+        case "own":
+            from runtime.data.custom import load as own
+
+            return own.read(paths, preprocessing, heads, labelled=labelled)
+    raise CheckpointError(f"the model's preprocessing is of the kind {preprocessing.get('kind')!r}",
+                          "images, texts, table, series", "use the version that wrote the model")  # fmt: skip

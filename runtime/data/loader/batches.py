@@ -1,0 +1,133 @@
+"""Batches: which samples come when, and how they are fetched.
+
+The order is a function of (seed, epoch), so nothing of it has to be saved: a resumed run asks for the batches from
+its step on and gets the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from runtime.data import stateless_random as draws
+from runtime.data.dataset import Batch, Split, Together
+from runtime.data.loader import workers as crews
+from runtime.data.loader.prefetch import ahead
+from runtime.data.loader.shared_memory import Handover
+from runtime.data.stateless_random import Ids
+from runtime.errors import DrivetrainError
+
+
+class Batches:
+    """The training batches of every epoch.
+
+    Args:
+        split: the samples.
+        batch_size: samples per batch; the last batch of an epoch may be smaller.
+        seed: the run's seed.
+    """
+
+    def __init__(self, split: Split, batch_size: int, seed: int) -> None:
+        self.split, self.batch_size, self.seed = split, batch_size, seed
+        self.workers = 0
+        self.pin = False
+        self.tell: Callable[[str], None] = print
+        self.part: Callable[[Ids], Ids] = lambda ids: ids
+        """What of a batch this process fetches, if several train together."""
+        self.handover = Handover()
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches in one epoch."""
+        return -(-len(self.split) // self.batch_size)
+
+    def order(self, epoch: int, start: int = 0) -> list[Ids]:
+        """The sample ids of each batch of an epoch, from batch `start` on."""
+        ids = draws.permutation(self.seed, epoch, len(self.split))
+        return [ids[i : i + self.batch_size] for i in range(start * self.batch_size, len(ids), self.batch_size)]
+
+    def size(self, batch: int) -> int:
+        """Samples of batch number `batch` of an epoch, in all processes together."""
+        return min(self.batch_size, len(self.split) - batch * self.batch_size)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch, from batch `start` on."""
+        groups = [self.part(ids) for ids in self.order(epoch, start)]
+        workers = self.workers_for(self.split, max(map(len, groups), default=0))
+        return fetch(self.split, groups, workers=workers, pin=self.pin, tell=self.tell)
+
+    def workers_for(self, split: Split, count: int) -> int:
+        """How many workers prepare batches of up to `count` samples: all that shared memory has room for."""
+        workers, why = self.handover.workers(split, count, self.workers)
+        if why:
+            self.tell(why)
+        return workers
+
+
+def in_order(
+    split: Split, batch_size: int, *, workers: int = 0, pin: bool = False, tell: Callable[[str], None] = print,
+    share: tuple[int, int] = (0, 1),
+) -> Iterator[Batch]:  # fmt: skip
+    """All samples once, in order: for evaluation.
+
+    Args:
+        split: the samples.
+        batch_size: samples per batch.
+        workers: processes that fetch them.
+        pin: whether they come in memory that a GPU copies from by itself.
+        tell: where trouble with those is told.
+        share: (i, n) for the i-th of n even parts of the samples.
+    """
+    first, last = (len(split) * part // share[1] for part in (share[0], share[0] + 1))
+    ids = torch.arange(first, last).numpy()
+    groups = [ids[i : i + batch_size] for i in range(0, len(ids), batch_size)]
+    return fetch(split, groups, workers=workers, pin=pin, tell=tell)
+
+
+def fetch(
+    split: Split, groups: Sequence[Ids], *, workers: int = 0, pin: bool = False, tell: Callable[[str], None] = print
+) -> Iterator[Batch]:  # fmt: skip
+    """One batch per group of ids; in this process, or prepared ahead by worker processes or, pinned, by a thread."""
+    source = _Groups(split)
+    if workers == 0 and not pin:
+        return map(source.__getitem__, groups)
+    if workers == 0 and source.together is None:
+        return ahead(lambda ids: source[ids].pin_memory(), groups)
+    if workers == 0:
+        # A dataset of the user's own may draw from the generators that a step draws from: never beside one.
+        return (source[ids].pin_memory() for ids in groups)
+    return map(_received, crews.Crew(workers, pin, tell).prepared(_Sent(source), groups))
+
+
+class _Groups(torch.utils.data.Dataset[Batch]):
+    """A map from a group of ids to a batch: the form in which torch's loader can share the work."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+        self.together = split if isinstance(split, Together) else None
+
+    def __getitem__(self, ids: Ids) -> Batch:
+        if self.together is not None:
+            return Batch(ids, *self.together.samples(ids))
+        index = torch.from_numpy(ids)
+        return Batch(ids, self.split.gather(ids), {name: y[index] for name, y in self.split.targets.items()})
+
+
+class _Sent(torch.utils.data.Dataset[Batch | DrivetrainError]):
+    """The same in a worker: torch would wrap what is raised there into a traceback, so an error is sent as a value."""
+
+    def __init__(self, source: _Groups) -> None:
+        self.source = source
+
+    def __getitem__(self, ids: Ids) -> Batch | DrivetrainError:
+        try:
+            return self.source[ids]
+        except DrivetrainError as error:
+            return error
+
+
+def _received(item: Batch | DrivetrainError) -> Batch:
+    if isinstance(item, DrivetrainError):
+        raise item
+    return item

@@ -1,0 +1,74 @@
+"""Resident: samples that lie on the device as they are stored, gathered there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from runtime.data.dataset import Dataset, Inputs, Split, Targets
+from runtime.data.loader.batches import fetch
+from runtime.data.stateless_random import Ids
+from runtime.data.to_device import onto
+
+
+class Resident:
+    """A split with all its samples on a device.
+
+    Args:
+        split: the samples, each of the same shape.
+        device: where they go.
+        at_once: bytes that are gathered and copied at a time, about.
+        workers: processes that gather them.
+    """
+
+    def __init__(self, split: Split, device: torch.device, at_once: int, workers: int = 0) -> None:
+        self.split, self.device = split, device
+        self.targets: Targets = split.targets
+        self.inputs, self.there = _copied(split, device, at_once, workers)
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Raw inputs of these samples, on the device."""
+        return self.samples(ids)[0]
+
+    def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
+        """Raw inputs and targets of these samples, on the device."""
+        rows = onto(self.device, ids)
+        chosen = tuple(x.index_select(0, rows) for x in self.inputs)
+        return chosen, {name: y.index_select(0, rows) for name, y in self.there.items()}
+
+    def title(self, index: int) -> str:
+        """A name for one sample."""
+        return self.split.title(index)
+
+
+def reside(dataset: Dataset, device: torch.device, at_once: int, workers: int = 0) -> Dataset:
+    """The same data with its samples on a device; a copy is made once, however often it is asked for."""
+    workers = 0 if dataset.decoded else workers
+    kept = dataset.kept.setdefault("resident", {})
+    for name in ("train", "validation"):
+        if name not in kept:
+            kept[name] = Resident(getattr(dataset, name), device, at_once, workers)
+    return replace(dataset, train=kept["train"], validation=kept["validation"])
+
+
+def _copied(split: Split, device: torch.device, at_once: int, workers: int) -> tuple[Inputs, Targets]:
+    """All inputs and targets on the device, filled part by part, so that the host never holds a second copy."""
+    first = next(fetch(split, [np.zeros(1, np.int64)]))
+    inputs = tuple(_room(x, len(split), device) for x in first.inputs)
+    targets = {name: _room(y, len(split), device) for name, y in first.targets.items()}
+    step = max(1, at_once // max(1, sum(x.nbytes for x in first.inputs)))
+    groups = np.split(np.arange(len(split), dtype=np.int64), range(step, len(split), step))
+    for batch in fetch(split, groups, workers=workers):
+        part = slice(int(batch.ids[0]), int(batch.ids[-1]) + 1)
+        for whole, piece in zip((*inputs, *targets.values()), (*batch.inputs, *batch.targets.values()), strict=True):
+            whole[part] = piece
+    return inputs, targets
+
+
+def _room(like: torch.Tensor, count: int, device: torch.device) -> torch.Tensor:
+    return torch.empty((count, *like.shape[1:]), dtype=like.dtype, device=device)

@@ -1,0 +1,70 @@
+"""Handover: how many loader workers can hand over batches of a size through shared memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from runtime.data.dataset import Split, Together
+from runtime.data.loader.longest import longest
+from runtime.hardware.facts import size as readable
+from runtime.optimizations.loader_workers import IN_FLIGHT
+
+PLACE = Path("/dev/shm")
+
+
+class Handover:
+    """Room for batches of any size, asked for once for each size.
+
+    Args:
+        processes: how many of them share the room.
+    """
+
+    def __init__(self, processes: int = 1) -> None:
+        self.processes = processes
+        self.known: dict[tuple[int, int], tuple[Split, int]] = {}
+
+    def workers(self, split: Split, count: int, asked: int) -> tuple[int, str]:
+        """How many of the workers that are asked for have room, and when it is found out, why they are fewer.
+
+        Args:
+            split: where the samples come from.
+            count: samples of the largest batch.
+            asked: workers.
+        """
+        if not asked or (room := _room()) is None:
+            return asked, ""
+        key = (id(split), count)
+        if key in self.known:
+            return min(asked, self.known[key][1]), ""
+        batch = count * _bytes(split)
+        fits = room // self.processes // max(1, IN_FLIGHT * batch)
+        self.known[key] = split, fits
+        if fits >= asked:
+            return asked, ""
+        who = f"come from {fits} of {asked} loader workers" if fits else "are prepared without loader workers"
+        return fits, f"{PLACE} has {readable(room)} free: batches of {count:,} samples, {readable(batch)} each, {who}"
+
+
+def _room() -> int | None:
+    """Bytes that are free in shared memory; None where there is none of that kind."""
+    try:
+        found = os.statvfs(PLACE)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def _bytes(split: Split) -> int:
+    """Bytes of the longest sample."""
+    ids = longest(split, 1)
+    tensors: list[Tensor] = []
+    if isinstance(split, Together):
+        inputs, targets = split.samples(ids)
+        tensors += [*inputs, *targets.values()]
+    else:
+        tensors += [*split.gather(ids), *(y[torch.from_numpy(ids)] for y in split.targets.values())]
+    return sum(x.numel() * x.element_size() for x in tensors)

@@ -1,0 +1,180 @@
+"""Workers: processes that prepare batches ahead. One that is lost or hung costs time, never a batch and never a bit.
+
+Which samples a batch holds and what is drawn for them depend on the batch alone, so a new set of workers goes on from
+the batch that is due.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import multiprocessing
+import multiprocessing.queues
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch.utils.data import DataLoader, Dataset
+
+from runtime.data.stateless_random import Ids
+from runtime.errors import PeerError
+from runtime.system.signals import die_with, forget
+
+Item = TypeVar("Item")
+POLL = 5
+"""Seconds after which to look whether the workers still live."""
+PATIENCE = 300.0
+"""Seconds without a batch after which the workers count as hung."""
+STARTS = 3
+"""How often new workers are started in an epoch."""
+NO_ROOM = errno.ENOSPC
+"""Exit code of a worker that found no room in shared memory."""
+ALONE = "the trainer prepares its batches itself from now on"
+
+
+@dataclass(frozen=True)
+class Crew:
+    """How batches are prepared ahead."""
+
+    workers: int
+    pin: bool = False
+    tell: Callable[[str], None] = print
+    patience: float = PATIENCE
+
+    def prepared(self, source: Dataset[Item], groups: Sequence[Ids]) -> Iterator[Item]:
+        """`source[ids]` for each group of ids, in order.
+
+        Raises:
+            PeerError: if workers hang again and again.
+        """
+        done = 0
+        for start in range(1, STARTS + 1):
+            team = _Team(self, source, groups[done:])
+            try:
+                for item in team:
+                    yield item
+                    done += 1
+                return
+            except _Full as why:
+                self.tell(f"{why} before batch {done + 1}; {ALONE}")
+                hung = False
+                break
+            except _Lost as why:
+                self._say(str(why), done, start)
+                hung = isinstance(why, _Hung)
+            finally:
+                team.end()
+        if hung:
+            raise PeerError(f"loader workers hung {STARTS} times, the last time at batch {done + 1}",
+                            "data that can be read", "look at the disk or network that the data is on, "
+                            "or set optimize.loader_workers: 0")  # fmt: skip
+        yield from (source[ids] for ids in groups[done:])
+
+    def _say(self, why: str, done: int, start: int) -> None:
+        follows = "new ones go on from there" if start < STARTS else "no new ones are started"
+        if start == STARTS and "hung" not in why:
+            follows = ALONE
+        self.tell(f"{why} before batch {done + 1}; {follows}")
+
+
+class _Lost(Exception):
+    """A worker is gone."""
+
+
+class _Hung(_Lost):
+    """No batch came for too long."""
+
+
+class _Full(_Lost):
+    """There is no room in shared memory for a batch."""
+
+
+class _Team:
+    """One set of workers."""
+
+    def __init__(self, crew: Crew, source: Dataset[Any], groups: Sequence[Ids]) -> None:
+        self.patience, before = crew.patience, set(multiprocessing.active_children())
+        loader = DataLoader(source, batch_size=None, sampler=groups, num_workers=crew.workers, prefetch_factor=2,
+                            pin_memory=crew.pin, timeout=min(POLL, crew.patience),
+                            worker_init_fn=functools.partial(_begin, os.getpid()))  # fmt: skip
+        handler = signal.getsignal(signal.SIGCHLD)
+        self.items = iter(loader)
+        # Torch's handler raises wherever the trainer happens to be, even in the middle of an update.
+        signal.signal(signal.SIGCHLD, handler)
+        self.processes = set(multiprocessing.active_children()) - before
+        self.since: float | None = None
+        """When the wait for a batch began; None while nobody waits."""
+        self.hung, self.ended = False, threading.Event()
+        threading.Thread(target=self._guard, name="loader guard", daemon=True).start()
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            self.since = since = time.monotonic()
+            while True:
+                try:
+                    item = next(self.items)
+                    break
+                except StopIteration:
+                    return
+                except (RuntimeError, OSError, EOFError) as error:
+                    self._judge(error, time.monotonic() - since)
+            self.since = None
+            yield item
+
+    def _guard(self) -> None:
+        """A worker that stops in the middle of handing over a batch leaves the trainer in a read without timeout."""
+        while not self.ended.wait(POLL / 2):
+            since = self.since
+            if since is not None and time.monotonic() - since > self.patience + POLL:
+                self.hung = True
+                self._kill()
+                return
+
+    def _judge(self, error: Exception, waited: float) -> None:
+        """Go on waiting, or say what is wrong with the workers."""
+        if self.hung:
+            raise _Hung(f"the loader workers hung for {waited:.0f} s") from None
+        if not isinstance(error, RuntimeError):  # the other end of a pipe is gone a moment before its process is
+            for process in self.processes:
+                process.join(0.5)
+        lost = [process for process in self.processes if process.exitcode is not None]
+        if any(process.exitcode == NO_ROOM for process in lost):
+            raise _Full("a loader worker found no room in /dev/shm for its batch") from None
+        if lost:
+            raise _Lost(f"a loader worker was lost (exit {lost[0].exitcode})") from None
+        if "timed out" not in str(error):
+            raise error
+        if waited >= self.patience:
+            raise _Hung(f"the loader workers hung for {waited:.0f} s") from None
+
+    def end(self) -> None:
+        """No worker is left, not even a stopped one."""
+        self.ended.set()
+        self._kill()
+        for process in self.processes:
+            process.join()
+
+    def _kill(self) -> None:
+        for process in self.processes:
+            process.kill()  # a stopped process would not hear anything else
+
+
+def _begin(parent: int, number: int) -> None:
+    """In a new worker."""
+    forget()
+    die_with(parent)
+    # Python prints what fails here and drops the batch, for which the trainer would wait until it counts as hung.
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_undelivered)  # type: ignore[attr-defined]
+
+
+def _undelivered(error: Exception, item: object) -> None:
+    """In the thread of a worker that hands batches over, when it cannot: end the worker, which is seen at once."""
+    if "No space left" in str(error):
+        os._exit(NO_ROOM)
+    traceback.print_exception(error)
+    os._exit(1)

@@ -1,0 +1,103 @@
+"""Mixing: mixup and cutmix of a whole batch, before it is split into micro-batches.
+
+All draws come from (seed, step). If a job has both, one of the two is picked for each step by a fair coin, and its own
+probability then decides whether the step is mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from runtime.data import stateless_random as draws
+from runtime.data.dataset import Batch, Head, Inputs, Targets
+from runtime.data.to_device import onto
+from runtime.job import Job
+from runtime.job.data import Cutmix, Mixup
+
+Box = tuple[int, int, int, int]
+"""Top, bottom, left, right, in pixels; bottom and right are outside."""
+
+
+def mixes(job: Job) -> bool:
+    """Whether the job asks for mixup or cutmix."""
+    augment = getattr(job.data, "augment", None)
+    return bool(getattr(augment, "mixup", None) or getattr(augment, "cutmix", None))
+
+
+def mix(batch: Batch, heads: Mapping[str, Head], job: Job, step: int) -> Batch:
+    """The batch mixed as the job's `data.augment` asks; as it is if the job does not, or this step is not drawn."""
+    augment = getattr(job.data, "augment", None)
+    mixup, cutmix = getattr(augment, "mixup", None), getattr(augment, "cutmix", None)
+    inputs, targets = mixed(batch.inputs, batch.targets, heads, job.train.seed, step, mixup, cutmix)
+    return replace(batch, inputs=inputs, targets=targets)
+
+
+def mixed(
+    inputs: Inputs, targets: Targets, heads: Mapping[str, Head], seed: int, step: int,
+    mixup: Mixup | None = None, cutmix: Cutmix | None = None,
+) -> tuple[Inputs, Targets]:  # fmt: skip
+    """Each sample blended with another one of the batch.
+
+    Args:
+        inputs: float tensors of shape (N, ...); for cutmix (N, C, H, W).
+        targets: per head class indices (N,), probabilities (N, classes) or numbers (N, columns).
+        heads: the outputs, for their number of classes.
+        seed: the run's seed.
+        step: the optimizer step.
+        mixup: share * x + (1 - share) * partner, share drawn from Beta(alpha, alpha).
+        cutmix: a rectangle taken from the partner; share is what is left of the image.
+
+    Returns:
+        Inputs of the same shapes; targets share * y + (1 - share) * partner, class indices as probabilities first.
+        Both unchanged if the step is not mixed.
+    """
+    drawn = draws.generator(seed, "mixup", step)
+    options = [option for option in (mixup, cutmix) if option is not None]
+    if not options or len(inputs[0]) < 2:
+        return inputs, targets
+    option = options[int(drawn.integers(len(options)))]
+    if drawn.random() >= option.probability:
+        return inputs, targets
+    share = float(drawn.beta(option.alpha, option.alpha))
+    partner = onto(inputs[0].device, drawn.permutation(len(inputs[0])))
+    if isinstance(option, Mixup):
+        inputs = tuple(blend(x, x[partner], share) for x in inputs)
+    else:
+        box = rectangle(drawn, inputs[0].shape[-2], inputs[0].shape[-1], share)
+        inputs = tuple(_pasted(x, x[partner], box) for x in inputs)
+        share = 1 - (box[1] - box[0]) * (box[3] - box[2]) / (inputs[0].shape[-2] * inputs[0].shape[-1])
+    soft = {name: soften(y, heads[name]) for name, y in targets.items()}
+    return inputs, {name: blend(y, y[partner], share) for name, y in soft.items()}
+
+
+def blend(values: Tensor, others: Tensor, share: float) -> Tensor:
+    """share * values + (1 - share) * others."""
+    return torch.lerp(others, values, share)
+
+
+def soften(targets: Tensor, head: Head) -> Tensor:
+    """Class indices (N,) as probabilities (N, classes) float32; anything else as it is."""
+    if targets.is_floating_point():
+        return targets
+    return functional.one_hot(targets, head.outputs).to(torch.float32)
+
+
+def rectangle(drawn: np.random.Generator, height: int, width: int, share: float) -> Box:
+    """A rectangle of the image's shape and 1 - share of its area around a random centre, cut off at the edges."""
+    half = 0.5 * float(np.sqrt(1 - share))
+    y, x = int(drawn.integers(height)), int(drawn.integers(width))
+    tall, wide = half * height, half * width
+    return (max(0, round(y - tall)), min(height, round(y + tall)), max(0, round(x - wide)), min(width, round(x + wide)))
+
+
+def _pasted(images: Tensor, others: Tensor, box: Box) -> Tensor:
+    top, bottom, left, right = box
+    images = images.clone()
+    images[..., top:bottom, left:right] = others[..., top:bottom, left:right]
+    return images

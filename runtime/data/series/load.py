@@ -1,0 +1,131 @@
+"""Series: the data of a series job: windows of a long table, or arrays of windows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.data import stratify
+from runtime.data import target_columns as targets
+from runtime.data.dataset import Dataset, Head, New, Settled, as_it_is
+from runtime.data.series import timeline, windows
+from runtime.data.series import window_split as cuts
+from runtime.data.series.timeline import Layout
+from runtime.data.series.window_split import Cut
+from runtime.data.series.windows import Scale
+from runtime.errors import DataError
+from runtime.job.series import SeriesClassificationJob, SeriesJob
+
+
+def load(job: SeriesJob, settled: Settled | None = None) -> Dataset:
+    """Read and check the windows of a job, scaled as is `settled` or as they themselves ask for.
+
+    Raises:
+        DataError: if they cannot be used.
+    """
+    classes, path = isinstance(job, SeriesClassificationJob), job.resolve(job.data.train)
+    if job.data.arrays:
+        kept, held = _arrays(job, path, classes)
+        stored: dict[str, Any] = {"form": "arrays", "classes": classes}
+    else:
+        kept, held, layout = _long(job, path, _layout(job, classes))
+        stored = {"form": "long", **layout.to_json()}
+    assert kept.goal is not None
+    head = settled.heads[""] if settled else targets.head(kept.goal, kept.marks, kept.marks, kept.key)
+    scale, constant = windows.fit(kept.fitting)
+    if settled:
+        scale = _scale(settled.preprocessing)
+    values = scale.scaled(kept.values)
+    train = kept.split(values, head)
+    validation = held.split(values if held.values is kept.values else scale.scaled(held.values), head)
+    notes = [
+        f"{len(train):,} training and {len(validation):,} validation windows of {kept.length} rows",
+        *kept.notes,
+        *held.notes,
+    ]
+    if constant:
+        names = ", ".join(stored["features"][i] if "features" in stored else f"channel {i}" for i in constant)
+        notes.append(f"one value in all training rows, so centred and not scaled: {names}")
+    stored |= {"kind": "series", "length": kept.length, "channels": len(scale.mean), **scale.to_json()}
+    return Dataset(train, validation, {"": head}, stored, as_it_is, notes=notes)
+
+
+def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool) -> New:
+    """Prepare new windows exactly as those of training were prepared.
+
+    Args:
+        paths: long tables with the time and the features, or arrays, as in training.
+        preprocessing: of the `Dataset` that the network was trained on.
+        heads: of that data.
+        labelled: whether the targets are there too, for an evaluation.
+
+    Raises:
+        DataError: if a file cannot be used, or has a label that training did not have.
+    """
+    scale, made = _scale(preprocessing), []
+    for path in paths:
+        part = _new(path, preprocessing, labelled)
+        made.append((part, part.split(scale.scaled(part.values), heads[""] if labelled else None)))
+    notes = [note for part, _ in made for note in part.notes]
+    return New(windows.joined([split for _, split in made]), as_it_is, notes)
+
+
+def _scale(preprocessing: Mapping[str, Any]) -> Scale:
+    return Scale(tuple(preprocessing["mean"]), tuple(preprocessing["std"]))
+
+
+def _layout(job: SeriesJob, classes: bool) -> Layout:
+    data = job.data
+    assert data.time is not None
+    assert data.window is not None
+    return Layout(data.time, data.features or (), data.label or (), classes, data.group, data.window, data.step,
+                  data.max_gap)  # fmt: skip
+
+
+def _long(job: SeriesJob, path: Path, layout: Layout) -> tuple[Cut, Cut, Layout]:
+    """Training and validation windows of long tables: two tables, or two parts of the time."""
+    data = job.data
+    read = timeline.read(path, "data.train", layout, data.bad_samples, labelled=True)
+    if isinstance(data.validation, str):
+        own = timeline.read(
+            job.resolve(data.validation), "data.validation", read.layout, data.bad_samples, labelled=True
+        )
+        return cuts.whole(read, data.bad_samples), cuts.whole(own, data.bad_samples), read.layout
+    return *cuts.divided(read, data.validation, data.bad_samples), read.layout
+
+
+def _arrays(job: SeriesJob, path: Path, classes: bool) -> tuple[Cut, Cut]:
+    """Training and validation windows of arrays: two files, or one that is split by class or at random."""
+    data = job.data
+    train = cuts.stacked(path, "data.train", classes, data.bad_samples, labelled=True)
+    if isinstance(data.validation, str):
+        own = cuts.stacked(job.resolve(data.validation), "data.validation", classes, data.bad_samples, labelled=True)
+        own.check_shape(train.length, train.values.shape[1])
+        return train, own
+    assert train.goal is not None
+    strata = np.zeros(len(train.starts), np.int64)
+    if train.goal.texts is not None:
+        encoded = train.goal.texts.take(train.marks).combine_chunks().dictionary_encode()
+        strata = encoded.indices.to_numpy().astype(np.int64)
+    kept, held = stratify.held_out(strata, data.validation, job.train.seed)
+    if not len(held):
+        raise DataError(f"data.train: {len(strata):,} usable windows, of which none is left for validation",
+                        "two windows or more, in a classification of one class", "add some, or give data.validation a path")  # fmt: skip
+    return train.taken(kept), replace(train.taken(held), notes=[])
+
+
+def _new(path: Path, preprocessing: Mapping[str, Any], labelled: bool) -> Cut:
+    arrays = preprocessing["form"] == "arrays"
+    if (path.suffix.lower() == ".npz") != arrays:
+        raise DataError(f"{path}: the network was trained on {'arrays' if arrays else 'a long table'}",
+                        "an .npz with `x`" if arrays else "a .csv, .tsv, .jsonl or .parquet", "give a file of that kind")  # fmt: skip
+    if arrays:
+        cut = cuts.stacked(path, str(path), preprocessing["classes"], None, labelled=labelled)
+        cut.check_shape(preprocessing["length"], preprocessing["channels"])
+        return cut
+    layout = timeline.layout({name: preprocessing[name] for name in Layout.__dataclass_fields__})
+    return cuts.whole(timeline.read(path, str(path), layout, None, labelled=labelled), None)

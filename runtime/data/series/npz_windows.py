@@ -1,0 +1,121 @@
+"""Stacks: windows that were cut before, as arrays `x` and `y` of an .npz file."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.data import bad_samples as bad
+from runtime.data import target_columns as targets
+from runtime.data.bad_samples import Bad
+from runtime.data.formats import column_values as cells
+from runtime.data.formats import npz_file as npz
+from runtime.data.stateless_random import Ids
+from runtime.data.target_columns import Goal
+from runtime.errors import DataError
+
+FORM = "an .npz with `x` of shape (N, T, channels), numbers, and `y` of shape (N,) or (N, K)"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The windows of one file."""
+
+    path: Path
+    key: str
+    """The key of the spec that names the file, for messages."""
+    values: npt.NDArray[Any]
+    """Shape (N, T, channels)."""
+    goal: Goal | None
+    rows: Ids
+    """Windows that can be used."""
+    notes: list[str]
+
+
+def read(path: Path, key: str, *, classes: bool, budget: float | None, labelled: bool) -> Stack:
+    """Read and check arrays.
+
+    Args:
+        path: the file.
+        key: the key of the spec that names it, for messages.
+        classes: whether `y` is a class.
+        budget: largest share of windows that may be left out because of NaN or infinity; None for any share.
+        labelled: whether `y` is read.
+
+    Raises:
+        DataError: if the file is not such an .npz, or no window can be used.
+    """
+    arrays = _arrays(path, key, ("x", "y") if labelled else ("x",))
+    values = _values(arrays["x"], path, key)
+    goal = _goal(arrays["y"], len(values), classes, path, key) if labelled else None
+    reasons = dict.fromkeys(np.flatnonzero(~_finite(values)).tolist(), "NaN or infinity")
+    reasons |= goal.bad if goal else {}
+    found = [Bad(f"{path.name}[{row}]", reasons[row]) for row in sorted(reasons)]
+    notes = bad.check(found, len(values), 1.0 if budget is None else budget, key)
+    keep = np.ones(len(values), np.bool_)
+    keep[list(reasons)] = False
+    if not keep.any():
+        raise DataError(f"{key}: no window of {path} can be used; {found[0]}", "one window or more", "mend the file")
+    return Stack(path, key, values, goal, np.flatnonzero(keep).astype(np.int64), notes)
+
+
+def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [name for name in names if name not in file.files]
+            if missing:
+                raise DataError(f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}", FORM,
+                                f"save {' and '.join(missing)} too: numpy.savez(..., x=x, y=y)")  # fmt: skip
+            return {name: npz.member(file, name) for name in names}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        reason = str(error) or "it is empty"
+        if "pickle" in reason:
+            reason = "it holds Python objects (pickle), or it is no .npz"
+        raise DataError(f"{key}: {path} cannot be read: {reason}", FORM,
+                        "write it with numpy.savez_compressed; series of different lengths need a long table") from None  # fmt: skip
+
+
+def _values(x: npt.NDArray[Any], path: Path, key: str) -> npt.NDArray[Any]:
+    if x.ndim == 2:
+        x = x[:, :, None]
+    if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
+        raise DataError(f"{key}: `x` of {path} is {x.dtype} of shape {x.shape}", FORM, "reshape or convert it")
+    return np.ascontiguousarray(x, np.float32 if x.dtype.kind in "bu" or x.dtype.itemsize < 4 else x.dtype)
+
+
+def _goal(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str) -> Goal:
+    import pyarrow
+
+    if y.ndim == 1:
+        y = y[:, None]
+    if y.ndim != 2 or y.shape[1] == 0 or y.dtype.kind not in ("iufbUS" if classes else "iufb"):
+        raise DataError(f"{key}: `y` of {path} is {y.dtype} of shape {y.shape}", FORM, "reshape or convert it")
+    if len(y) != windows:
+        raise DataError(f"{key}: {path} has {windows:,} windows in `x` and {len(y):,} targets in `y`",
+                        "one target for each window", "write the file again with both of one length")  # fmt: skip
+    if classes and y.shape[1] > 1:
+        raise DataError(f"{key}: `y` of {path} has shape {y.shape}", "one class for each window: shape (N,)",
+                        "save the number of the class: y.argmax(axis=1)")  # fmt: skip
+    names = [f"y[{index}]" for index in range(y.shape[1])] if y.shape[1] > 1 else ["y"]
+    if y.dtype.kind == "S":
+        y = np.char.decode(y, "utf-8", "backslashreplace")
+    table = pyarrow.table({name: pyarrow.array(column) for name, column in zip(names, y.T, strict=True)})
+    return targets.read(table, names, classes=classes, option=key, source=str(path))
+
+
+def _finite(values: npt.NDArray[Any]) -> cells.Mask:
+    """Whether all numbers of a window can be used, shape (N,)."""
+    if values.dtype.kind != "f":
+        return np.ones(len(values), np.bool_)
+    # The sum of a window is finite only if all its numbers are; it needs no array of truth values as large as `x`.
+    with np.errstate(invalid="ignore", over="ignore"):
+        sure = np.isfinite(values.sum(axis=(1, 2), dtype=np.float64))
+    for row in np.flatnonzero(~sure):
+        sure[row] = bool((np.abs(values[row]) <= cells.LARGEST).all())
+    return np.asarray(sure)

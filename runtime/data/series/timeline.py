@@ -1,0 +1,170 @@
+"""Timeline: the rows of a long table in the order of series and time, every feature filled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.data import bad_samples as bad
+from runtime.data import target_columns as targets
+from runtime.data.bad_samples import Bad
+from runtime.data.formats import column_values as cells
+from runtime.data.formats import table_file as columns
+from runtime.data.labels import listed
+from runtime.data.series import timestamps as clock
+from runtime.data.series.timestamps import Clock
+from runtime.data.target_columns import Goal
+from runtime.errors import DataError
+
+FEW = 5
+"""Filled rows that are listed; the rest is counted."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How windows are cut from a long table."""
+
+    time: str
+    features: tuple[str, ...]
+    """Empty before a table was seen: all columns that are numbers, and nothing else."""
+    label: tuple[str, ...]
+    classes: bool
+    group: str | None
+    window: int
+    stride: int
+    max_gap: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data from which `layout` makes the same."""
+        return asdict(self) | {"features": list(self.features), "label": list(self.label)}
+
+
+def layout(data: Mapping[str, Any]) -> Layout:
+    """The layout that `Layout.to_json` described."""
+    return Layout(**dict(data) | {"features": tuple(data["features"]), "label": tuple(data["label"])})
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The rows of one file that have a time and known features."""
+
+    path: Path
+    key: str
+    """The key of the spec that names the file, for messages."""
+    layout: Layout
+    values: cells.Numbers
+    """Shape (rows, features), float64, all finite."""
+    clock: Clock
+    goal: Goal | None
+    notes: list[str]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def read(path: Path, key: str, layout: Layout, budget: float | None, *, labelled: bool) -> Timeline:
+    """Read, sort and fill a long table.
+
+    Args:
+        path: the file.
+        key: the key of the spec that names it, for messages.
+        layout: its columns.
+        budget: largest share of rows that lack a time or a feature; None for any share.
+        labelled: whether the labels are read.
+
+    Raises:
+        DataError: if the table cannot be used.
+    """
+    table = _table(path, key, layout, labelled)
+    ticking, notes = clock.read(table, layout.time, layout.group, path, key, budget)
+    table = table.take(ticking.rows)
+    layout, more = _with_features(table, layout, path, key)
+    values, known, filled = _filled(table, layout, ticking, path, key, budget)
+    goal = None
+    if labelled:
+        goal = targets.read(table.filter(known), layout.label, classes=layout.classes,
+                            option=option(key, "label"), source=str(path))  # fmt: skip
+    return Timeline(path, key, layout, values, ticking.kept(known), goal, [*notes, *more, *filled])
+
+
+def option(key: str, name: str) -> str:
+    """The key of the spec that names a column, where the file is the training data; else the file's own key."""
+    return f"data.{name}" if key == "data.train" else key
+
+
+def _table(path: Path, key: str, layout: Layout, labelled: bool) -> Any:
+    wanted = dict.fromkeys(layout.features, option(key, "features")) | {layout.time: option(key, "time")}
+    if labelled:
+        wanted |= dict.fromkeys(layout.label, option(key, "label"))
+    if layout.group:
+        wanted[layout.group] = option(key, "group")
+    text = [*(layout.label if layout.classes else ()), *([layout.group] if layout.group else ())]
+    return columns.read(path, key, wanted=wanted, only=bool(layout.features), text=text)
+
+
+def _with_features(table: Any, layout: Layout, path: Path, key: str) -> tuple[Layout, list[str]]:
+    """The layout with the names of its features, and a note on columns that are none."""
+    if layout.features:
+        for name in layout.features:
+            cells.check_kind(table[name], name, option(key, "features"), str(path))
+        return layout, []
+    known = {layout.time, layout.group, *layout.label}
+    others = [name for name in table.column_names if name not in known]
+    features = tuple(name for name in others if cells.kind(table[name]) == "number")
+    if not features:
+        raise DataError(f"{option(key, 'features')}: {path} has no column of numbers beside time, group and label",
+                        f"columns of numbers; it has: {listed(others) or 'no others'}", "add columns, or name them")  # fmt: skip
+    left = [name for name in others if name not in features]
+    notes = [f"{len(features)} features: {listed(features, 8)}"]
+    return replace(layout, features=features), notes + [f"no numbers, so no features: {listed(left)}"] * bool(left)
+
+
+def _filled(
+    table: Any, layout: Layout, ticking: Clock, path: Path, key: str, budget: float | None
+) -> tuple[cells.Numbers, cells.Mask, list[str]]:
+    """Values of the rows whose features are known, which rows those are, and notes.
+
+    A cell that is empty, infinite or no number takes the last value before it in the same series; rows before the
+    first value of a series are left out.
+    """
+    values = np.empty((len(table), len(layout.features)))
+    known = np.ones(len(table), np.bool_)
+    reasons: dict[int, list[str]] = {}
+    for index, name in enumerate(layout.features):
+        column, _ = cells.numbers(table[name])
+        with np.errstate(invalid="ignore"):
+            good = np.abs(column) <= cells.LARGEST
+        if good.all():
+            values[:, index] = column
+            continue
+        for row in np.flatnonzero(~good).tolist():
+            cell = "empty" if table[name][row].as_py() is None else cells.shown(table[name], row)
+            reasons.setdefault(row, []).append(f"{name} is {cell}")
+        last = np.maximum.accumulate(np.where(good, np.arange(len(good)), -1))
+        reached = last >= ticking.begins()
+        values[:, index] = np.where(reached, column[last], 0.0)
+        known &= reached
+    if not known.any():
+        raise DataError(f"{key}: no row of {path} has a value of every feature", "numbers in all feature columns",
+                        f"take the empty columns out: name the others in {option(key, 'features')}")  # fmt: skip
+    return values[known], known, _notes(reasons, known, ticking, path, key, budget)
+
+
+def _notes(
+    reasons: dict[int, list[str]], known: cells.Mask, ticking: Clock, path: Path, key: str, budget: float | None
+) -> list[str]:
+    found = [Bad(f"{path.name} row {ticking.rows[row] + 1}", "; ".join(reasons[row])) for row in sorted(reasons)]
+    bad.check(found, len(ticking), 1.0 if budget is None else budget, key)
+    if not found:
+        return []
+    shown = [f"filled: {one}" for one in found[:FEW]]
+    head = (
+        f"{key}: {len(found):,} of {len(ticking):,} rows have cells without a number, which take the last value before"
+    )
+    lost = int((~known).sum())
+    left_out = [f"{path.name}: {lost:,} rows before the first value of their series are left out"] * bool(lost)
+    return [head, *shown, *[f"filled: and {len(found) - len(shown):,} more"] * (len(found) > len(shown)), *left_out]

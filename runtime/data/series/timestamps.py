@@ -1,0 +1,137 @@
+"""Clock: the time and the series of each row of a long table, and the order that follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.data import bad_samples as bad
+from runtime.data.bad_samples import Bad
+from runtime.data.formats import column_values as cells
+from runtime.data.stateless_random import Ids
+from runtime.errors import DataError
+
+_DATE = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
+POSSIBLE = "numbers, or dates as 2024-05-31 or 2024-05-31 08:30:00"
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Rows in the order of series and time."""
+
+    times: npt.NDArray[Any]
+    """Shape (rows,): int64 ticks for dates, else the numbers of the file."""
+    per_second: float
+    """Ticks in a second for dates, else 1."""
+    series: npt.NDArray[np.int64]
+    """The series of each row, from 0."""
+    rows: Ids
+    """The row of the file, from 0."""
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def kept(self, keep: cells.Mask) -> Clock:
+        """Some of the rows."""
+        return replace(self, times=self.times[keep], series=self.series[keep], rows=self.rows[keep])
+
+    def begins(self) -> Ids:
+        """For each row the first row of its series."""
+        return np.maximum.accumulate(np.where(self.breaks(None), np.arange(len(self)), 0)).astype(np.int64)
+
+    def breaks(self, max_gap: float | None) -> cells.Mask:
+        """Where another series begins, or the time steps by more than `max_gap` seconds or units."""
+        found = np.append(True, self.series[1:] != self.series[:-1])
+        if max_gap is not None:
+            found[1:] |= np.diff(self.times) > max_gap * self.per_second
+        return found
+
+
+def read(
+    table: Any, time: str, group: str | None, path: Path, key: str, budget: float | None
+) -> tuple[Clock, list[str]]:
+    """The rows that have a time and a series, in order, and notes.
+
+    Args:
+        table: a pyarrow table.
+        time: its column of times.
+        group: its column that tells series apart, if there are several.
+        path: its file.
+        key: the key of the spec that names the file, for messages.
+        budget: largest share of rows without a time or a series; None for any share.
+
+    Raises:
+        DataError: if times are no times, or a time comes twice in a series.
+    """
+    times, present, per_second = _times(table[time], time, path, key)
+    series, grouped = _series(table[group], group, path, key) if group else (np.zeros(len(table), np.int64), present)
+    missing = [(time, ~present), *([(group, ~grouped)] if group else [])]
+    found = [Bad(f"{path.name} row {row + 1}", f"{name} is empty") for name, lost in missing
+             for row in np.flatnonzero(lost).tolist()]  # fmt: skip
+    notes = bad.check(found, len(table), 1.0 if budget is None else budget, key)
+    keep = np.flatnonzero(present & grouped).astype(np.int64)
+    if not len(keep):
+        raise DataError(f"{key}: no row of {path} has a time", POSSIBLE, "mend the file")
+    order = keep[np.lexsort((times[keep], series[keep]))]
+    if (np.diff(keep) < 0).any() or (order != keep).any():
+        notes.append(f"{path.name}: rows are sorted by {f'{group} and ' if group else ''}{time}")
+    clock = Clock(times[order], per_second, series[order], order)
+    _check_twice(clock, time, group, path, key)
+    return clock, notes
+
+
+def _times(column: Any, name: str, path: Path, key: str) -> tuple[npt.NDArray[Any], cells.Mask, float]:
+    """Times, where there is one, and ticks in a second."""
+    from pyarrow import compute, int64, timestamp, types
+
+    present = compute.is_valid(column).to_numpy(zero_copy_only=False)
+    if types.is_date(column.type) or types.is_timestamp(column.type):
+        unit = "ns" if getattr(column.type, "unit", "") == "ns" else "us"
+        ticks = compute.fill_null(compute.cast(compute.cast(column, timestamp(unit)), int64()), 0)
+        return ticks.to_numpy(zero_copy_only=False), present, 1e9 if unit == "ns" else 1e6
+    if cells.kind(column) != "number" or types.is_boolean(column.type):
+        raise _no_time(column, name, path, key)
+    if types.is_integer(column.type):
+        return compute.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64), present, 1.0
+    values, _ = cells.numbers(column)
+    return np.nan_to_num(values), present & np.isfinite(values), 1.0
+
+
+def _no_time(column: Any, name: str, path: Path, key: str) -> DataError:
+    from pyarrow import compute
+
+    shown = str(column.type)
+    if cells.kind(column) == "text":
+        trimmed = cells.texts(column)
+        dated = compute.fill_null(compute.match_substring_regex(trimmed, _DATE), True)
+        row = int((~dated.to_numpy(zero_copy_only=False)).argmax())
+        shown = f"text: row {row + 1} has {cells.shown(column, row)}"
+    return DataError(f'{key}: time column "{name}" of {path} is {shown}', POSSIBLE,
+                     "write the times in one of these forms; year, month, day in this order")  # fmt: skip
+
+
+def _series(column: Any, name: str, path: Path, key: str) -> tuple[npt.NDArray[np.int64], cells.Mask]:
+    """The number of each row's series, and where there is one."""
+    cells.check_kind(column, name, key, str(path), dates=True)
+    encoded = cells.texts(column).combine_chunks().dictionary_encode()
+    present = encoded.is_valid().to_numpy(zero_copy_only=False)
+    return encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64), present
+
+
+def _check_twice(clock: Clock, time: str, group: str | None, path: Path, key: str) -> None:
+    same = (clock.times[1:] == clock.times[:-1]) & (clock.series[1:] == clock.series[:-1])
+    if same.any():
+        first = int(same.argmax())
+        rows = sorted((int(clock.rows[first]) + 1, int(clock.rows[first + 1]) + 1))
+        within = f"in a series of {group}" if group else "in one series"
+        action = (
+            "remove the copies"
+            if group
+            else "name the column that tells the series apart in data.group, or remove the copies"
+        )
+        raise DataError(f"{key}: {path} has {int(same.sum()):,} times twice {within}: rows {rows[0]} and {rows[1]} have one {time}",
+                        "each time once in a series", action)  # fmt: skip

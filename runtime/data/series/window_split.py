@@ -1,0 +1,172 @@
+"""Cuts: which windows there are in a long table or in arrays, and which of them can be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from runtime.data import bad_samples as bad
+from runtime.data import target_columns as targets
+from runtime.data.bad_samples import Bad
+from runtime.data.dataset import Head
+from runtime.data.formats import column_values as cells
+from runtime.data.series import npz_windows as stacks
+from runtime.data.series import windows
+from runtime.data.series.timeline import Timeline
+from runtime.data.series.windows import SeriesSplit
+from runtime.data.stateless_random import Ids
+from runtime.data.target_columns import Goal
+from runtime.errors import DataError
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Windows of the rows of one file."""
+
+    path: Path
+    key: str
+    """The key of the spec that names the file, for messages."""
+    values: npt.NDArray[Any]
+    """Shape (rows, channels), as in the file."""
+    fitted: cells.Mask
+    """Rows from which mean and deviation may be taken."""
+    starts: Ids
+    """The first row of each window."""
+    length: int
+    """Rows in a window."""
+    goal: Goal | None
+    marks: Ids
+    """Where each window's target is in `goal`."""
+    numbers: Ids
+    """What each window is called by."""
+    form: str
+    notes: list[str]
+
+    @property
+    def fitting(self) -> npt.NDArray[Any]:
+        """The rows from which mean and deviation may be taken."""
+        return self.values if self.fitted.all() else self.values[self.fitted]
+
+    def taken(self, chosen: Ids) -> Cut:
+        """Some of the windows, which in arrays are also the rows to fit to."""
+        fitted = np.zeros(len(self.values), np.bool_)
+        fitted[(self.starts[chosen][:, None] + np.arange(self.length)).ravel()] = True
+        return replace(
+            self, starts=self.starts[chosen], marks=self.marks[chosen], numbers=self.numbers[chosen], fitted=fitted
+        )
+
+    def split(self, values: Tensor, head: Head | None) -> SeriesSplit:
+        """The windows with scaled values, and with targets if there is a head."""
+        made = {"": targets.tensor(self.goal, self.marks, head, self.key)} if head and self.goal else {}
+        return SeriesSplit(values, self.starts, self.length, made, self.numbers, (self.path.name,), self.form,
+                           np.zeros(len(self.starts), np.int64))  # fmt: skip
+
+    def check_shape(self, length: int, channels: int) -> None:
+        """Check that windows are of the shape of training.
+
+        Raises:
+            DataError: if they are not.
+        """
+        if (self.length, self.values.shape[1]) != (length, channels):
+            raise DataError(f"{self.key}: windows of {self.path} are {self.length} rows of {self.values.shape[1]} channels",
+                            f"as in training: {length} rows of {channels} channels", "cut or convert them")  # fmt: skip
+
+
+def whole(line: Timeline, budget: float | None) -> Cut:
+    """All windows of a long table.
+
+    Args:
+        line: its rows.
+        budget: largest share of windows without a label; None for any share.
+
+    Raises:
+        DataError: if there is no window, or too many have no label.
+    """
+    breaks = line.clock.breaks(line.layout.max_gap)
+    cut = _usable(line, breaks, np.ones(len(line), np.bool_), budget)
+    return replace(cut, notes=[*line.notes, *cut.notes])
+
+
+def divided(line: Timeline, share: float, budget: float) -> tuple[Cut, Cut]:
+    """Windows before a moment, and windows from it on; none reaches across.
+
+    Args:
+        line: rows of a long table.
+        share: the share of the rows that lies after the moment.
+        budget: largest share of windows without a label.
+
+    Raises:
+        DataError: if one side has no window, or too many windows have no label.
+    """
+    times = line.clock.times
+    moment = np.sort(times)[min(len(times) - 1, int(len(times) * (1 - share)))]
+    after = times >= moment
+    breaks = line.clock.breaks(line.layout.max_gap)
+    _check_length(line, breaks)
+    breaks[1:] |= after[1:] != after[:-1]
+    early, late = (
+        _usable(line, breaks, part, budget, f"{name} part")
+        for part, name in ((~after, "training"), (after, "validation"))
+    )
+    return replace(early, notes=[*line.notes, *early.notes]), late
+
+
+def stacked(path: Path, key: str, classes: bool, budget: float | None, *, labelled: bool) -> Cut:
+    """The windows of arrays.
+
+    Args:
+        path: the .npz.
+        key: the key of the spec that names it, for messages.
+        classes: whether its targets are classes.
+        budget: largest share of windows that cannot be used; None for any share.
+        labelled: whether the targets are read.
+
+    Raises:
+        DataError: if it cannot be used.
+    """
+    stack = stacks.read(path, key, classes=classes, budget=budget, labelled=labelled)
+    length, channels = stack.values.shape[1:]
+    values = stack.values.reshape(-1, channels)
+    cut = Cut(path, key, values, np.ones(len(values), np.bool_), stack.rows * length, length, stack.goal, stack.rows,
+              stack.rows, "{file}[{number}]", stack.notes)  # fmt: skip
+    return cut.taken(np.arange(len(stack.rows)))
+
+
+def _usable(line: Timeline, breaks: cells.Mask, part: cells.Mask, budget: float | None, name: str = "") -> Cut:
+    """Windows of one part of the rows, without those that have no label."""
+    _check_length(line, breaks, part, name)
+    length = line.layout.window
+    starts = windows.cut(breaks, length, line.layout.stride)
+    starts = starts[part[starts]]
+    last = starts + length - 1
+    rows, file = line.clock.rows, line.path.name
+    reasons = line.goal.bad if line.goal else {}
+    without = np.zeros(len(line), np.bool_)
+    without[list(reasons)] = True
+    found = [
+        Bad(f"{file}, window that ends in row {rows[row] + 1}", reasons[row]) for row in last[without[last]].tolist()
+    ]
+    notes = bad.check(found, len(starts), 1.0 if budget is None else budget, line.key)
+    good = ~without[last]
+    if not good.any():
+        raise DataError(f"{line.key}: no window of {line.path} can be used; {found[0]}", "a label in the last row of each window",
+                        "add labels, or choose window and stride so that windows end in labelled rows")  # fmt: skip
+    return Cut(line.path, line.key, line.values, part, starts[good], length, line.goal, last[good], rows[last[good]] + 1,
+               "{file} rows to {number}", notes)  # fmt: skip
+
+
+def _check_length(line: Timeline, breaks: cells.Mask, part: cells.Mask | None = None, name: str = "") -> None:
+    """Check that there is a window."""
+    length = line.layout.window
+    # A part that is left out breaks at every row.
+    longest = windows.longest(breaks if part is None else breaks | ~part) if part is None or part.any() else 0
+    if longest < length:
+        where = f"the {name} of {line.path} has at most" if name else f"{line.path} has at most"
+        raise DataError(f"data.window: is {length}, and {where} {longest:,} rows in one stretch",
+                        "a window no longer than a stretch of rows: one series, no gap above max_gap, one side of the split",
+                        "a shorter window, longer series" + (", or another data.validation" if name else ""))  # fmt: skip

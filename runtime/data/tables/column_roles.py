@@ -1,0 +1,115 @@
+"""Roles: which columns of a table are numbers, which are categories, and which cannot be used as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from runtime.data.formats import column_values as cells
+from runtime.data.labels import listed
+from runtime.errors import DataError
+from runtime.job.tables import TableData
+
+MOSTLY = 0.9
+"""Share of numbers from which a column of text is not taken for categories without a word."""
+FEW = 50
+"""So many different texts are categories, whatever the number of rows."""
+
+
+@dataclass
+class Roles:
+    """Names of columns in the order of the file."""
+
+    numeric: list[str] = field(default_factory=list)
+    categorical: list[str] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """All of them."""
+        return [*self.numeric, *self.categorical]
+
+    def note(self) -> str:
+        """Both lists."""
+        parts = [(self.numeric, "numeric"), (self.categorical, "categorical")]
+        return "; ".join(f"{len(names)} {kind}: {listed(names, 8)}" for names, kind in parts if names)
+
+
+def roles(table: Any, data: TableData, source: str) -> Roles:
+    """What each column of a training table is: as the job says, else by its type.
+
+    Args:
+        table: a pyarrow table without the columns that are ignored.
+        data: the job's data.
+        source: the file, for messages.
+
+    Raises:
+        DataError: for dates, identifiers, numbers spoilt by some text, and types that are neither number nor text.
+    """
+    found = Roles()
+    for name in table.column_names:
+        if name in data.target or (data.features and name not in data.features):
+            continue
+        column = table[name]
+        if name in (data.numeric or ()):
+            cells.check_kind(column, name, "data.numeric", source)
+            found.numeric.append(name)
+        elif name in (data.categorical or ()):
+            cells.check_kind(column, name, "data.categorical", source, dates=True)
+            found.categorical.append(name)
+        elif cells.kind(column) == "text":
+            _check_text(column, name, source)
+            found.categorical.append(name)
+        else:
+            _check_other(column, name, source)
+            found.numeric.append(name)
+    if not found.numeric and not found.categorical:
+        raise DataError(f"data.features: {source} has no columns to predict from", "at least one feature column",
+                        "add columns, or take some out of data.ignore")  # fmt: skip
+    return found
+
+
+def _check_text(column: Any, name: str, source: str) -> None:
+    """Refuse text that is mostly numbers, and text that is different nearly everywhere."""
+    from pyarrow import array, string
+
+    trimmed = cells.texts(column)
+    present = len(trimmed) - trimmed.null_count
+    found = cells.different(trimmed)
+    # Most columns of text have few different ones, of which none is a number: that is soon seen.
+    if not np.isnan(cells.numbers(array(found, string()))[0]).all():
+        _check_spoilt(column, name, source, present)
+    if len(found) > max(FEW, present / 2):
+        raise DataError(f'data.train: column "{name}" of {source} has {len(found):,} different texts in {present:,} rows',
+                        "categories that come back", f"add {name} to data.ignore if it is an identifier, a date or "
+                        "free text, or to data.categorical")  # fmt: skip
+
+
+def _check_spoilt(column: Any, name: str, source: str, present: int) -> None:
+    """Refuse text that is mostly numbers."""
+    values, strange = cells.numbers(column)
+    if (~np.isnan(values)).sum() < MOSTLY * present:
+        return
+    spoilt, wrong = "are numbers written as text", int(strange.sum())
+    if wrong:
+        row = int(strange.argmax())
+        spoilt = f"are numbers but {wrong:,}: row {row + 1} has {cells.shown(column, row)}"
+    raise DataError(f'data.train: cells of column "{name}" of {source} {spoilt}', "numbers, or categories",
+                    f"mend the cells, or add {name} to data.numeric (rows that are no numbers are left out) "
+                    "or to data.categorical")  # fmt: skip
+
+
+def _check_other(column: Any, name: str, source: str) -> None:
+    """Refuse dates, lists and the like, and whole numbers that only count the rows."""
+    from pyarrow import types
+
+    if cells.kind(column) == "time":
+        raise DataError(f'data.train: column "{name}" of {source} is a date ({column.type})', "numbers or categories",
+                        f"add {name} to data.ignore, or write what matters about it as numbers: age in days, month")  # fmt: skip
+    cells.check_kind(column, name, "data.train", source)
+    if types.is_integer(column.type) and not column.null_count and len(column) > 2:
+        values, _ = cells.numbers(column)
+        if (np.diff(values) == 1).all():
+            raise DataError(f'data.train: column "{name}" of {source} counts the rows', "columns that tell about the row",
+                            f"add {name} to data.ignore, or to data.numeric if it is a measurement")  # fmt: skip

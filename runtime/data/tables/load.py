@@ -1,0 +1,171 @@
+"""Tables: the data of a tabular job: rows of a file, prepared once and kept in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime.data import stratify
+from runtime.data import target_columns as targets
+from runtime.data.dataset import Dataset, Head, Inputs, New, Settled, Targets, as_it_is
+from runtime.data.formats import table_file as columns
+from runtime.data.labels import listed
+from runtime.data.stateless_random import Ids
+from runtime.data.tables import features
+from runtime.data.tables.column_roles import roles
+from runtime.data.tables.features import Features
+from runtime.data.tables.usable_rows import Titles, taken, usable
+from runtime.data.target_columns import Goal
+from runtime.errors import DataError
+from runtime.job.tables import TableClassificationJob, TableData, TableJob
+
+
+@dataclass
+class TableSplit:
+    """Some rows of one file or several."""
+
+    inputs: Inputs
+    """Prepared rows of the files, one after the other."""
+    rows: Ids
+    """The rows of this split."""
+    targets: Targets
+    titles: Titles
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
+        rows = torch.from_numpy(self.rows[ids])
+        return tuple(x.index_select(0, rows) for x in self.inputs)
+
+    def title(self, index: int) -> str:
+        """The row in its file."""
+        return self.titles.row(int(self.rows[index]))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The prepared rows of one file."""
+
+    path: Path
+    key: str
+    inputs: Inputs
+    rows: Ids
+    """Rows that can be used."""
+    goal: Goal | None
+    notes: list[str]
+
+    def split(self, rows: Ids, head: Head) -> TableSplit:
+        """Some of the rows."""
+        assert self.goal is not None
+        made = {"": targets.tensor(self.goal, rows, head, self.key)}
+        return TableSplit(self.inputs, rows, made, Titles((self.path.name,), (0,)))
+
+
+def load(job: TableJob, settled: Settled | None = None) -> Dataset:
+    """Read and check the rows of a job, prepared as they are `settled` or as they themselves ask for.
+
+    Raises:
+        DataError: if they cannot be used.
+    """
+    data, path = job.data, job.resolve(job.data.train)
+    classes = isinstance(job, TableClassificationJob)
+    table = _table(path, data, classes)
+    found = roles(table, data, str(path))
+    goal = targets.read(table, data.target, classes=classes, option="data.target", source=str(path))
+    rows, notes = usable(table, found.numeric, goal, path, "data.train", data.bad_samples)
+    kept, held = _divided(job, goal, rows, notes)
+    head = settled.heads[""] if settled else targets.head(goal, rows, kept, "data.train")
+    fitted, left_out = features.fit(table, found, kept)
+    if settled:
+        fitted = features.from_json(settled.preprocessing)
+    if not fitted.names:
+        raise DataError(f"data.train: all {len(found.names)} features of {path} have one value in all training rows",
+                        "a feature that differs between rows", "add columns or rows")  # fmt: skip
+    train = _Part(path, "data.train", fitted.tensors(table), rows, goal, [found.note(), *notes, *left_out])
+    if isinstance(data.validation, str):
+        own = _part(job.resolve(data.validation), "data.validation", fitted, data.target, classes, data.bad_samples)
+        validation = own.split(own.rows, head)
+    else:
+        own = _Part(path, "data.train", train.inputs, held, goal, fitted.notes(taken(table, held), "validation"))
+        validation = own.split(held, head)
+    counts = f"{len(kept):,} training and {len(validation):,} validation rows"
+    stored = {"kind": "table", "target": list(data.target), "classes": classes, **fitted.to_json()}
+    return Dataset(train.split(kept, head), validation, {"": head}, stored, as_it_is, mixable=not fitted.categories,
+                   notes=[counts, *train.notes, *own.notes])  # fmt: skip
+
+
+def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool) -> New:
+    """Prepare new rows exactly as those of training were prepared.
+
+    Args:
+        paths: files with at least the columns that the network sees.
+        preprocessing: of the `Dataset` that the network was trained on.
+        heads: of that data.
+        labelled: whether the targets are there too, for an evaluation.
+
+    Raises:
+        DataError: if a file cannot be used, or has a label that training did not have.
+    """
+    fitted, head = features.from_json(preprocessing), heads[""]
+    wanted = preprocessing["target"] if labelled else ()
+    parts = [_part(path, str(path), fitted, wanted, preprocessing["classes"], None) for path in paths]
+    starts = np.cumsum([0, *(len(part.inputs[0]) for part in parts)])
+    rows = np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=False)])
+    inputs = tuple(torch.cat(same) for same in zip(*(part.inputs for part in parts), strict=True))
+    made: Targets = {}
+    if labelled:
+        made = {"": torch.cat([part.split(part.rows, head).targets[""] for part in parts])}
+    titles = Titles(tuple(path.name for path in paths), tuple(starts[:-1].tolist()))
+    return New(TableSplit(inputs, rows, made, titles), as_it_is, [note for part in parts for note in part.notes])
+
+
+def _table(path: Path, data: TableData, classes: bool) -> Any:
+    """The training table with the columns that the job uses."""
+    options = ("target", "features", "numeric", "categorical", "ignore")
+    wanted = {name: f"data.{option}" for option in reversed(options) for name in getattr(data, option) or ()}
+    return columns.read(
+        path, "data.train", wanted=wanted, only=data.features is not None, leave=data.ignore or (),
+        text=(*_classes(data.target, classes), *(data.categorical or ())),
+    )  # fmt: skip
+
+
+def _classes(target: Sequence[str], classes: bool) -> Sequence[str]:
+    """The column of classes, which is read as text; several labels and numbers are not."""
+    return target if classes and len(target) == 1 else ()
+
+
+def _part(path: Path, key: str, fitted: Features, target: Sequence[str], classes: bool, budget: float | None) -> _Part:
+    """A file of its own, prepared as the training rows were; without a budget any number of rows may be left out."""
+    text = [*(category.name for category in fitted.categories), *_classes(target, classes)]
+    wanted = dict.fromkeys((*fitted.names, *target), key)
+    table = columns.read(path, key, wanted=wanted, only=True, text=text)
+    goal = targets.read(table, target, classes=classes, option=key, source=str(path)) if target else None
+    rows, notes = usable(table, [number.name for number in fitted.numbers], goal, path, key, budget)
+    return _Part(path, key, fitted.tensors(table), rows, goal, [*notes, *fitted.notes(taken(table, rows), path.name)])
+
+
+def _divided(job: TableJob, goal: Goal, rows: Ids, notes: list[str]) -> tuple[Ids, Ids]:
+    """Rows for training and for validation: by class, or where there are none, at random."""
+    if isinstance(job.data.validation, str):
+        return rows, rows[:0]
+    strata = np.zeros(len(rows), np.int64)
+    if goal.texts is not None:
+        targets.classes(goal, rows, "data.train")
+        encoded = goal.texts.take(rows).combine_chunks().dictionary_encode()
+        strata = encoded.indices.to_numpy().astype(np.int64)
+        alone = np.flatnonzero(np.bincount(strata) == 1)
+        if len(alone):
+            names = listed(encoded.dictionary.take(alone).to_pylist())
+            notes.append(f"classes with one row, which stays in training: {names}")
+    kept, held = stratify.held_out(strata, job.data.validation, job.train.seed)
+    if not len(held):
+        raise DataError(f"data.train: {len(rows):,} usable rows, of which none is left for validation",
+                        "two rows or more, in a classification of one class", "add rows, or give data.validation a path")  # fmt: skip
+    return rows[kept], rows[held]

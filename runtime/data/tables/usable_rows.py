@@ -1,0 +1,74 @@
+"""Rows: which rows of a table can be used, and how they are called in messages."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.data import bad_samples as bad
+from runtime.data.bad_samples import Bad
+from runtime.data.formats import column_values as cells
+from runtime.data.stateless_random import Ids
+from runtime.data.target_columns import Goal
+from runtime.errors import DataError
+
+
+@dataclass(frozen=True)
+class Titles:
+    """Names of rows that stem from several files, one after the other."""
+
+    files: tuple[str, ...]
+    starts: tuple[int, ...]
+    """The number of the first row of each file."""
+
+    def row(self, row: int) -> str:
+        """The file and the row in it; the first below the header is row 1."""
+        file = bisect_right(self.starts, row) - 1
+        return f"{self.files[file]} row {row - self.starts[file] + 1}"
+
+
+def usable(
+    table: Any, numeric: Sequence[str], goal: Goal | None, path: Path, key: str, budget: float | None
+) -> tuple[Ids, list[str]]:
+    """The rows that can be used, and notes on the others.
+
+    A row is left out if it has no target, or text or infinity in a numeric column.
+
+    Args:
+        table: a pyarrow table.
+        numeric: its numeric columns.
+        goal: its targets, if they are needed.
+        path: its file.
+        key: the key that names the file, for messages.
+        budget: largest share of rows that may be left out; None if all but one may.
+
+    Raises:
+        DataError: if a numeric column is of another type, if too many rows are left out, or all of them.
+    """
+    reasons: dict[int, list[str]] = {row: [reason] for row, reason in (goal.bad if goal else {}).items()}
+    for name in numeric:
+        cells.check_kind(table[name], name, key, str(path))
+        values, strange = cells.numbers(table[name])
+        with np.errstate(invalid="ignore"):
+            infinite = np.abs(values) > cells.LARGEST
+        for row in np.flatnonzero(strange).tolist():
+            reasons.setdefault(row, []).append(f"{name} is {cells.shown(table[name], row)}, not a number")
+        for row in np.flatnonzero(infinite).tolist():
+            reasons.setdefault(row, []).append(f"{name} is infinite")
+    found = [Bad(f"{path.name} row {row + 1}", "; ".join(reasons[row])) for row in sorted(reasons)]
+    notes = bad.check(found, len(table), 1.0 if budget is None else budget, key)
+    if len(found) == len(table):
+        raise DataError(f"{key}: no row of {path} can be used; {found[0]}", "one row or more", "mend the file")
+    keep = np.ones(len(table), np.bool_)
+    keep[list(reasons)] = False
+    return np.flatnonzero(keep).astype(np.int64), notes
+
+
+def taken(table: Any, rows: Ids) -> Any:
+    """Some rows of a pyarrow table."""
+    return table.take(rows) if len(rows) < len(table) else table

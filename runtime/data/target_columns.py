@@ -1,0 +1,148 @@
+"""Targets: what a table's columns ask the network to predict: a class, several labels, or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.data.dataset import Head
+from runtime.data.formats import column_values as cells
+from runtime.data.labels import class_names, listed
+from runtime.data.stateless_random import Ids
+from runtime.errors import DataError
+
+FEW = 10
+"""So many classes are believed, whatever the number of rows."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The targets of all rows, as they are in the file."""
+
+    names: tuple[str, ...]
+    texts: Any
+    """Trimmed text of each row, a pyarrow array, for one class a row; else None."""
+    numbers: cells.Numbers
+    """Shape (N, names), float64; empty for classes."""
+    several: bool
+    """Whether the numbers are 0 and 1, for labels of which each can be true."""
+    bad: dict[int, str]
+    """By row, why it has no target."""
+
+
+def read(table: Any, names: Sequence[str], *, classes: bool, option: str, source: str) -> Goal:
+    """The targets of a table.
+
+    Args:
+        table: a pyarrow table.
+        names: its target columns.
+        classes: whether they are labels; several columns of labels hold 0 and 1.
+        option: the key of the spec that names them, for messages.
+        source: the file, for messages.
+
+    Raises:
+        DataError: if a column is of a type that cannot be a target.
+    """
+    for name in names:
+        cells.check_kind(table[name], name, option, source)
+    if classes and len(names) == 1:
+        texts = _classes(table[names[0]], names[0], option, source)
+        bad = dict.fromkeys(np.flatnonzero(texts.is_null()).tolist(), f"{names[0]} is empty")
+        return Goal(tuple(names), texts, np.empty((len(table), 0)), False, bad)
+    columns, bad = [], {}
+    for name in names:
+        values, strange = cells.numbers(table[name])
+        columns.append(values)
+        bad |= _unusable(table[name], name, values, strange, labels=classes)
+    return Goal(tuple(names), None, np.stack(columns, axis=1), classes, bad)
+
+
+def head(goal: Goal, rows: Ids, train: Ids, key: str) -> Head:
+    """The output that fits the targets.
+
+    Args:
+        goal: the targets of all rows.
+        rows: usable rows, from which classes are taken.
+        train: the training rows among them, from which the scale of numbers is taken.
+        key: the key of the spec that names the file, for messages.
+
+    Raises:
+        DataError: if there is nothing to learn: one class only, a label or a number that never changes.
+    """
+    if goal.texts is not None:
+        return Head("", classes=classes(goal, rows, key))
+    values = goal.numbers[train]
+    same = [name for name, column in zip(goal.names, values.T, strict=True) if column.min() == column.max()]
+    if same:
+        kind = "label" if goal.several else "number"
+        raise DataError(f"{key}: {listed(same)} is {values[0, goal.names.index(same[0])]:g} in all {len(train):,} training rows",
+                        f"a {kind} that differs between rows", f"take {same[0]} out, or add rows")  # fmt: skip
+    if goal.several:
+        return Head("", classes=goal.names, several=True)
+    mean, spread = values.mean(axis=0), values.std(axis=0)
+    return Head("", columns=goal.names, mean=tuple(mean.tolist()), std=tuple(spread.tolist()))
+
+
+def tensor(goal: Goal, rows: Ids, wanted: Head, key: str) -> Tensor:
+    """The targets of some rows as a head wants them.
+
+    Returns:
+        Class indices (rows,) int64, labels (rows, classes) float32, or scaled numbers (rows, columns) float32.
+
+    Raises:
+        DataError: for a label that is no class of the head; names `key`.
+    """
+    if goal.texts is not None:
+        return torch.from_numpy(cells.class_indices(goal.texts.take(rows), wanted.classes, key))
+    values = goal.numbers[rows]
+    if not wanted.several:
+        values = (values - np.array(wanted.mean)) / np.array(wanted.std)
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def _classes(column: Any, name: str, option: str, source: str) -> Any:
+    from pyarrow import types
+
+    texts = cells.texts(column)
+    if types.is_floating(column.type):
+        values, _ = cells.numbers(column)
+        broken = values[np.isfinite(values) & (values != np.floor(values))]
+        if len(broken):
+            raise DataError(f'{option}: column "{name}" of {source} has fractions such as {broken[0]:g}', "classes: text or whole numbers",
+                            "use a regression for numbers, or write ranges of them as text")  # fmt: skip
+    return texts
+
+
+def classes(goal: Goal, rows: Ids, key: str) -> tuple[str, ...]:
+    """The classes of some rows, in the order of the outputs.
+
+    Raises:
+        DataError: if there is one only, or nearly as many as rows; names `key`.
+    """
+    assert goal.texts is not None
+    found = class_names(cells.different(goal.texts.take(rows)))
+    if len(found) < 2:
+        raise DataError(f"{key}: {len(rows):,} rows, and {goal.names[0]} is {listed(found)} in all of them",
+                        "two classes or more", "add rows of another class")  # fmt: skip
+    if len(found) > max(FEW, len(rows) / 2):
+        raise DataError(f"{key}: {goal.names[0]} has {len(found):,} different values in {len(rows):,} rows",
+                        "classes that come back", "use a regression for numbers, or name the column of the class")  # fmt: skip
+    return found
+
+
+def _unusable(column: Any, name: str, values: cells.Numbers, strange: cells.Mask, labels: bool) -> dict[int, str]:
+    """By row, why a number or a label cannot be used."""
+    possible = "0 or 1" if labels else "a number"
+    wrong = strange | (np.isfinite(values) & (values != 0) & (values != 1)) if labels else strange
+    with np.errstate(invalid="ignore"):
+        infinite = np.abs(values) > cells.LARGEST
+    bad = dict.fromkeys(np.flatnonzero(np.isnan(values)).tolist(), f"{name} is empty")
+    bad |= dict.fromkeys(np.flatnonzero(infinite).tolist(), f"{name} is infinite")
+    return bad | {
+        row: f"{name} is {cells.shown(column, row)}, not {possible}" for row in np.flatnonzero(wrong).tolist()
+    }

@@ -1,0 +1,141 @@
+"""Corpus: the texts of one file with the labels of each, and the rows that cannot be used."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.data.bad_samples import Bad
+from runtime.data.formats import table_file as columns
+from runtime.data.labels import listed
+from runtime.data.stateless_random import Ids
+from runtime.errors import DataError
+
+MANY = 50
+"""Up to so many different labels, nobody asks whether a column holds labels at all."""
+
+
+@dataclass
+class Corpus:
+    """Usable rows of one file, or of several."""
+
+    key: str
+    """The key of the spec that names the file."""
+    paths: list[Path]
+    starts: list[int]
+    """The first usable row of each file."""
+    texts: Any
+    """A pyarrow column of text, one for each usable row."""
+    labels: dict[str, list[str]]
+    """By column: the label of each usable row, as written."""
+    rows: Ids
+    """Number of each usable row in the file; the first is 1."""
+    bad: list[Bad]
+    """Rows that cannot be used."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def title(self, index: int) -> str:
+        """Place and beginning of one text."""
+        text = self.texts[index].as_py()
+        path = self.paths[bisect_right(self.starts, index) - 1]
+        return f"{path.name} row {self.rows[index]}: {text[:80]}{'…' if len(text) > 80 else ''}"
+
+
+def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: str) -> Corpus:
+    """The texts and labels of a file; rows without a text, or without one of the labels, are bad.
+
+    Args:
+        path: a .csv, .tsv, .jsonl or .parquet file.
+        key: the key of the spec that names the file.
+        text: the text column.
+        labels: the label columns, each with the key of the spec that names it; none to read texts alone.
+        text_key: the key of the spec that names the text column.
+
+    Raises:
+        DataError: if the file cannot be read, or a column is not there or does not hold text.
+    """
+    from pyarrow import compute
+
+    wanted = {text: text_key, **labels}
+    table = columns.read(path, key, wanted=wanted, only=True, text=wanted)
+    for name, option in wanted.items():
+        _check_type(table, name, option, path)
+    trimmed = {name: compute.utf8_trim_whitespace(table[name]) for name in wanted}
+    filled = {
+        name: compute.fill_null(compute.not_equal(cells, ""), False).to_numpy() for name, cells in trimmed.items()
+    }
+    good = np.logical_and.reduce(list(filled.values()))
+    return Corpus(
+        key, [path], [0], table[text].filter(good), {name: trimmed[name].filter(good).to_pylist() for name in labels},
+        np.flatnonzero(good) + 1, _bad(path, filled, good),
+    )  # fmt: skip
+
+
+def joined(sources: Sequence[Corpus]) -> Corpus:
+    """Several files as one."""
+    from pyarrow import chunked_array
+
+    starts = np.cumsum([0, *map(len, sources)])[:-1].tolist()
+    return Corpus(
+        sources[0].key, [path for source in sources for path in source.paths], starts,
+        chunked_array([chunk.cast("string") for source in sources for chunk in source.texts.chunks], "string"),
+        {name: [label for source in sources for label in source.labels[name]] for name in sources[0].labels},
+        np.concatenate([source.rows for source in sources]), [one for source in sources for one in source.bad],
+    )  # fmt: skip
+
+
+def _check_type(table: Any, name: str, option: str, path: Path) -> None:
+    from pyarrow import types
+
+    found = table.schema.field(name).type
+    if types.is_null(found):
+        raise DataError(f'{option}: column "{name}" of {path} is empty', "a text in most rows", "name another column")
+    if not (types.is_string(found) or types.is_large_string(found) or types.is_string_view(found)):
+        raise DataError(f'{option}: column "{name}" of {path} holds {found}, not text', "text, whole numbers or booleans",
+                        "write the column as text, or name another one")  # fmt: skip
+
+
+def _bad(path: Path, filled: Mapping[str, Any], good: Any) -> list[Bad]:
+    wrong = np.flatnonzero(~good)
+    return [Bad(f"{path} row {row + 1}", f"{listed([n for n, full in filled.items() if not full[row]])} is empty")
+            for row in wrong.tolist()]  # fmt: skip
+
+
+def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, option: str) -> list[str]:
+    """Notes on the labels of one column.
+
+    Raises:
+        DataError: if it has one class, or so many that it does not hold labels.
+    """
+    if len(classes) < 2:
+        raise DataError(f'{option}: column "{column}" has {len(classes)} class: {listed(classes)}',
+                        "two classes or more", "take the column out, or add rows of another class")  # fmt: skip
+    if len(classes) > max(MANY, len(labels) // 2):
+        raise DataError(
+            f'{option}: column "{column}" has {len(classes):,} different values in {len(labels):,} rows, '
+            f"such as {listed(classes, 3)}", "labels that repeat: classes",
+            "name a column of labels; numbers to predict are a task of their own",
+        )  # fmt: skip
+    return [*_rare(labels, column), *_alike(classes, column)]
+
+
+def _rare(labels: Sequence[str], column: str) -> list[str]:
+    alone = sorted(label for label, count in Counter(labels).items() if count == 1)
+    return [f'"{column}": classes with one row, which stays in training: {listed(alone)}'] * bool(alone)
+
+
+def _alike(classes: Sequence[str], column: str) -> list[str]:
+    """A note on classes that are probably one."""
+    spellings = defaultdict(list)
+    for name in classes:
+        spellings[name.casefold()].append(name)
+    same = ["/".join(names) for names in spellings.values() if len(names) > 1]
+    return [f'"{column}": classes that differ in capital letters alone: {listed(same)}'] * bool(same)

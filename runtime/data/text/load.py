@@ -1,0 +1,146 @@
+"""Texts: the data of a text-classification job, tokenized once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from runtime.data import bad_samples as bad
+from runtime.data.dataset import Dataset, Head, Inputs, New, Settled, Targets, as_it_is
+from runtime.data.stateless_random import Ids
+from runtime.data.text import corpus, tokenizer
+from runtime.data.text import max_length as lengths
+from runtime.data.text import split as parts
+from runtime.data.text.ragged import Ragged
+from runtime.data.text.split import Part
+from runtime.data.text.tokenizer import Tokenizer
+from runtime.errors import DataError, SpecError
+from runtime.job.text import TextEncoder, TextJob, TextPretrained
+from runtime.pretrained import families as family
+from runtime.pretrained import folder as pretrained
+
+POOLED = {"cls": "first token", "mean": "mean over tokens"}
+USUAL_VOCABULARY: int = TextEncoder.model_fields["vocabulary"].default
+
+
+class TextSplit:
+    """Texts as tokens in memory."""
+
+    def __init__(self, part: Part, tokens: Ragged, pad: int) -> None:
+        self.part, self.tokens, self.pad = part, tokens, pad
+        self.targets: Targets = {name: torch.from_numpy(found) for name, found in part.classes.items()}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each text."""
+        return self.tokens.lengths
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Token ids and attention mask of these texts, both (N, longest of these) int64."""
+        filled, mask = self.tokens.padded(ids, self.pad)
+        return torch.from_numpy(filled), torch.from_numpy(mask)
+
+    def title(self, index: int) -> str:
+        """Row and beginning of one text."""
+        return self.part.title(index)
+
+
+def load(job: TextJob, settled: Settled | None = None) -> Dataset:
+    """Read, check and tokenize the texts of a job, by the tokenizer that is `settled` or by one that is made for them.
+
+    Raises:
+        DataError: if they cannot be used.
+        SpecError: if the job's network does not fit them.
+    """
+    train, held, heads, notes = parts.read(job, settled.heads if settled else None)
+    columns = train.texts, held.texts
+    words, most, source = _tokenizer(job, columns[0], settled)
+    encoded = [words.encode(texts) for texts in columns]
+    longest, why = _length(job, encoded[0], most) if settled is None else (settled.preprocessing["max_length"], [])
+    splits = [TextSplit(part, words.cut(tokens, texts, longest), words.pad)
+              for part, tokens, texts in zip((train, held), encoded, columns, strict=True)]  # fmt: skip
+    preprocessing = {
+        "kind": "texts", "text": job.data.text, "labels": dict(zip(heads, job.data.labels, strict=True)),
+        "max_length": longest, "vocabulary": words.vocabulary, "tokenizer": words.to_json(),
+    }  # fmt: skip
+    notes = [
+        f"{len(train):,} training and {len(held):,} validation texts", *notes, *source, *why,
+        *_unknown(words, splits[1].tokens), *_watched(job),
+        lengths.padding(splits[0].lengths, longest, job.train.batch, job.train.seed),
+    ]  # fmt: skip
+    return Dataset(splits[0], splits[1], heads, preprocessing, mixable=False, notes=notes)
+
+
+def _tokenizer(job: TextJob, texts: Any, settled: Settled | None) -> tuple[Tokenizer, int | None, list[str]]:
+    """The tokenizer, the most tokens that the network sees (None: any number), and notes."""
+    if isinstance(job.model, TextPretrained):
+        found = pretrained.find(job, job.model.name)
+        how = family.pooling(found.config) if job.model.pooling == "auto" else job.model.pooling
+        note = f"encoder {found.config.model_type} from {found.folder}; a text's vector is its {POOLED[how]}"
+        words = _known(settled) if settled else tokenizer.of(found)
+        return words, family.longest(found.config), [note]
+    size = job.model.vocabulary if isinstance(job.model, TextEncoder) else USUAL_VOCABULARY
+    words = _known(settled) if settled else tokenizer.learn(texts, size)
+    return words, None, [f"{words.vocabulary:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"]
+
+
+def _known(settled: Settled) -> Tokenizer:
+    """The tokenizer as it was before it was told where to cut."""
+    words = tokenizer.from_json(settled.preprocessing["tokenizer"])
+    words.inner.no_truncation()
+    return words
+
+
+def _length(job: TextJob, tokens: Ragged, most: int | None) -> tuple[int, list[str]]:
+    wanted = job.data.max_length
+    if wanted != "auto" and most is not None and wanted > most:
+        raise SpecError([job.problem(("data", "max_length"), f"is {wanted}", f"at most {most} tokens in this network",
+                                     "lower it, or write auto")])  # fmt: skip
+    return lengths.choose(wanted, tokens.lengths, most)
+
+
+def _watched(job: TextJob) -> list[str]:
+    """A note on the metric that decides which weights are kept, where the job leaves it open."""
+    if job.checkpoint.best or len(job.data.labels) == 1:
+        return []
+    return [
+        f"the best weights are those of the best {job.best()}: the column with the largest weight, the first of equals"
+    ]
+
+
+def _unknown(words: Tokenizer, tokens: Ragged) -> list[str]:
+    """A note on validation tokens that the vocabulary does not have."""
+    share = float((tokens.flat == words.unknown).mean()) if words.unknown is not None else 0.0
+    return [f"{share:.2%} of the validation tokens are not in the vocabulary"] * (share > 0)
+
+
+def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool) -> New:
+    """Prepare new texts exactly as those of validation were prepared.
+
+    Args:
+        paths: .csv, .tsv, .jsonl or .parquet files.
+        preprocessing: what `load` left in the dataset.
+        heads: the outputs of the model, by name.
+        labelled: whether to read the labels too.
+
+    Raises:
+        DataError: if no text can be used, or a label is not among the classes.
+    """
+    columns = preprocessing["labels"].values() if labelled else ()
+    source = corpus.joined([
+        corpus.read(path, "data", preprocessing["text"], dict.fromkeys(columns, "data"), "data") for path in paths
+    ])  # fmt: skip
+    notes = bad.check(source.bad, len(source) + len(source.bad), 1.0, "data")
+    if not len(source):
+        raise DataError("\n    ".join(notes), "at least one row with a text", "check how the file was written")
+    words = tokenizer.from_json(preprocessing["tokenizer"])
+    part = parts.whole(source, parts.indices(source, heads) if labelled else {})
+    return New(TextSplit(part, words.encode(part.texts), words.pad), as_it_is, notes)

@@ -1,0 +1,60 @@
+"""Lengths: how many tokens of a text the network sees, and how much of a batch is padding."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.data import stateless_random as draws
+from runtime.data.text import length_buckets as pieces
+from runtime.optimizations import unpadding
+
+BATCHES = 500
+"""Batches that the share of padding is counted on."""
+USUAL = 512
+"""Most tokens that `auto` takes where the network itself has no limit."""
+
+Lengths = npt.NDArray[np.int64]
+
+
+def choose(wanted: int | Literal["auto"], lengths: Lengths, most: int | None) -> tuple[int, list[str]]:
+    """`max_length`, and notes with the reason.
+
+    Auto takes the 99th percentile, rounded up to a multiple of 8, if the network sees so many.
+
+    Args:
+        wanted: the value of the job.
+        lengths: tokens of each training text, special tokens included.
+        most: most tokens that the network sees; None if it has no limit.
+    """
+    p50, p95, p99 = (int(value) for value in np.percentile(lengths, (50, 95, 99), method="inverted_cdf"))
+    spread = f"tokens per text: p50 {p50}, p95 {p95}, p99 {p99}, max {lengths.max()}"
+    if wanted != "auto":
+        return wanted, [spread, f"max_length {wanted}: set by the job; {_cut(lengths, wanted)}"]
+    rounded, limit = -(-p99 // 8) * 8, most or USUAL
+    why = "p99 rounded up to a multiple of 8"
+    if rounded > limit:
+        whose = "the most this network sees" if most else "the most that auto takes"
+        rounded, why = limit, f"{whose}, less than p99"
+    return rounded, [spread, f"max_length {rounded}: {why}; {_cut(lengths, rounded)}"]
+
+
+def _cut(lengths: Lengths, longest: int) -> str:
+    long = lengths > longest
+    if not long.any():
+        return "no text is cut"
+    lost = int((lengths[long] - longest).sum()) / int(lengths.sum())
+    return f"{long.mean():.1%} of the texts are cut ({int(long.sum()):,} of {len(lengths):,}), {lost:.1%} of all tokens"
+
+
+def padding(lengths: Lengths, longest: int, batch_size: int, seed: int) -> str:
+    """A note on the share of padding in the first epoch: to `max_length`, to the longest of each batch, and without."""
+    shuffled = lengths[draws.permutation(seed, 0, len(lengths))]
+    groups = [shuffled[i : i + batch_size] for i in range(0, len(lengths), batch_size)][:BATCHES]
+    own = sum(int(group.sum()) for group in groups)
+    filled = sum(len(group) * int(group.max()) for group in groups)
+    cut = sum(pieces.computed(group, batch_size, unpadding.TOKENS) for group in groups)
+    return (f"padding: {1 - own / (sum(map(len, groups)) * longest):.0%} of a batch if filled up to max_length, "
+            f"{1 - own / filled:.0%} as filled up to the longest of each batch, {1 - own / cut:.0%} if cut into parts of {unpadding.TOKENS} tokens, none if packed (optimize.unpadding)")  # fmt: skip

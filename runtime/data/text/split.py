@@ -1,0 +1,138 @@
+"""Parts: which texts are for training and which for validation, with their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.data import bad_samples as bad
+from runtime.data import labels, stratify
+from runtime.data.dataset import Head
+from runtime.data.stateless_random import Ids
+from runtime.data.text import corpus
+from runtime.data.text.corpus import Corpus
+from runtime.errors import DataError
+from runtime.job.text import TextJob
+
+Classes = dict[str, npt.NDArray[np.int64]]
+"""By head: the class index of each row."""
+Heads = dict[str, Head]
+
+
+@dataclass
+class Part:
+    """Some rows of a corpus."""
+
+    source: Corpus
+    rows: Ids
+    """Positions in the corpus."""
+    classes: Classes
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def texts(self) -> Any:
+        """A pyarrow column with the text of each row."""
+        return self.source.texts.take(self.rows)
+
+    def title(self, index: int) -> str:
+        """Place and beginning of one text."""
+        return self.source.title(int(self.rows[index]))
+
+
+def read(job: TextJob, settled: Mapping[str, Head] | None = None) -> tuple[Part, Part, Heads, list[str]]:
+    """Training part, validation part, heads and notes.
+
+    Args:
+        job: the job.
+        settled: the heads, if they are known; else they are those of the training texts.
+
+    Raises:
+        DataError: if there are no usable texts, or the labels are none.
+    """
+    train, notes = _usable(job, job.data.train, "data.train")
+    heads, more = _heads(job, train)
+    heads = dict(settled or heads)
+    notes += more
+    classes = indices(train, heads)
+    if isinstance(job.data.validation, str):
+        held, more = _usable(job, job.data.validation, "data.validation")
+        parts = whole(train, classes), whole(held, indices(held, heads))
+    else:
+        kept, rest, more = _divided(classes, heads, job.data.validation, job.train.seed)
+        parts = _taken(train, kept, classes), _taken(train, rest, classes)
+    if not len(parts[1]):
+        raise DataError(f"data.train: {len(train):,} texts in {train.paths[0]}, so none is left for validation",
+                        "two texts of a class or more", "add texts, or give data.validation a path")  # fmt: skip
+    return *parts, heads, [*notes, *more, *_shared(*parts)]
+
+
+def whole(source: Corpus, classes: Classes) -> Part:
+    """All rows of a corpus."""
+    return Part(source, np.arange(len(source), dtype=np.int64), classes)
+
+
+def indices(source: Corpus, heads: Mapping[str, Head]) -> Classes:
+    """The class index of each row, by head; label columns of the corpus are in the order of the heads.
+
+    Raises:
+        DataError: for a label that is not among the classes of its head.
+    """
+    return {name: labels.indices(found, head.classes, f'{source.key}: column "{column}"')
+            for (name, head), (column, found) in zip(heads.items(), source.labels.items(), strict=True)}  # fmt: skip
+
+
+def _usable(job: TextJob, path: str, key: str) -> tuple[Corpus, list[str]]:
+    options = {column: f"data.labels.{column}" for column in job.data.labels}
+    source = corpus.read(job.resolve(path), key, job.data.text, options, "data.text")
+    return source, bad.check(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
+
+
+def _heads(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:
+    heads, notes = {}, []
+    for name, (column, settings) in zip(job.heads(), job.data.labels.items(), strict=True):
+        classes = labels.class_names(train.labels[column])
+        notes += corpus.check_classes(train.labels[column], classes, column, f"data.labels.{column}")
+        heads[name] = Head(
+            name, classes, weight=settings.weight if name else 1.0, class_weights=settings.class_weights,
+            label_smoothing=settings.label_smoothing,
+        )  # fmt: skip
+        notes.append(f'"{column}": {len(classes)} classes: {_counted(train.labels[column])}')
+    return heads, notes
+
+
+def _counted(found: Sequence[str]) -> str:
+    names, counts = np.unique(np.array(found, object), return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return labels.listed([f"{names[i]} {counts[i] / len(found):.0%}" for i in order], 8)
+
+
+def _taken(source: Corpus, rows: Ids, classes: Classes) -> Part:
+    return Part(source, rows, {name: found[rows] for name, found in classes.items()})
+
+
+def _divided(classes: Classes, heads: Heads, fraction: float, seed: int) -> tuple[Ids, Ids, list[str]]:
+    """Rows for training and for validation: a share of every class of the first head.
+
+    A row whose class, in any head, would occur in validation alone is moved to training.
+    """
+    kept, rest = stratify.held_out(next(iter(classes.values())), fraction, seed)
+    unseen = np.zeros(len(rest), np.bool_)
+    for name, found in classes.items():
+        seen = np.bincount(found[kept], minlength=len(heads[name].classes)) > 0
+        unseen |= ~seen[found[rest]]
+    note = f"{unseen.sum():,} rows stay in training: a class of theirs would occur in validation alone"
+    return np.sort(np.concatenate([kept, rest[unseen]])), rest[~unseen], [note] * bool(unseen.any())
+
+
+def _shared(train: Part, held: Part) -> list[str]:
+    """A note on texts that are in both parts, which makes validation look better than it is."""
+    from pyarrow import compute
+
+    twice = compute.sum(compute.is_in(held.texts, value_set=train.texts.unique())).as_py() or 0
+    return [f"{twice:,} of {len(held):,} validation texts stand word for word in the training data"] * bool(twice)

@@ -1,0 +1,182 @@
+"""Tokenizer: texts to token ids, by a vocabulary learned from the job's texts or the one of a pretrained encoder."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from runtime.data.text import ragged
+from runtime.data.text.ragged import Ragged
+from runtime.errors import DataError
+from runtime.pretrained.folder import ENCODERS, Pretrained, quiet
+
+if TYPE_CHECKING:
+    import tokenizers
+
+PART = 10_000
+"""Texts that are tokenized in one call, which shares them among the threads."""
+VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+"""Files of older forms of tokenizers."""
+RULE = "NFC, lower case, accents kept"
+_PAD, _UNKNOWN, _CLASS, _SEPARATOR, _MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer of the tokenizers library, and the token that fills up short texts."""
+
+    inner: tokenizers.Tokenizer
+    pad: int
+
+    @property
+    def vocabulary(self) -> int:
+        """One more than the largest token id."""
+        return max(self.inner.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def unknown(self) -> int | None:
+        """The token for what is not in the vocabulary; None if everything is."""
+        name = getattr(self.inner.model, "unk_token", None)
+        return self.inner.token_to_id(name) if name else None
+
+    def encode(self, texts: Any) -> Ragged:
+        """The tokens of each text, with the special ones at both ends.
+
+        Args:
+            texts: a pyarrow column of text.
+        """
+        return ragged.of(_rows(self.inner, texts))
+
+    def cut(self, encoded: Ragged, texts: Any, longest: int) -> Ragged:
+        """What `encode` gave, with texts of more than `longest` tokens cut; both ends stay special tokens."""
+        self.inner.enable_truncation(longest)
+        rows = np.flatnonzero(encoded.lengths > longest)
+        if not len(rows):
+            return encoded
+        return encoded.cut(longest).replaced(rows, self.encode(texts.take(rows)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data from which `from_json` makes the same tokenizer, cutting included."""
+        return {"json": self.inner.to_str(), "pad": self.pad}
+
+
+def from_json(data: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that `Tokenizer.to_json` described."""
+    return Tokenizer(library().Tokenizer.from_str(data["json"]), data["pad"])
+
+
+def library() -> Any:
+    """The tokenizers library, with as many threads as torch has.
+
+    Raises:
+        DataError: if it is not installed.
+    """
+    # Left alone, it takes a thread for every CPU of the host, and warns in each worker process.
+    os.environ.setdefault("RAYON_NUM_THREADS", str(torch.get_num_threads()))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    try:
+        import tokenizers
+    except ImportError:
+        raise DataError("this task needs the package tokenizers, which is not installed here",
+                        "an environment with tokenizers and transformers",
+                        "`make setup` or pip install tokenizers transformers, or use an image of this project") from None  # fmt: skip
+    return tokenizers
+
+
+def learn(texts: Any, size: int) -> Tokenizer:
+    """A WordPiece vocabulary (Wu et al. 2016) of at most `size` tokens from a pyarrow column of texts.
+
+    The same texts give the same vocabulary in every process and with any number of threads.
+    """
+    inner = _blank(library())
+    alphabet = _alphabet(inner, texts, size)
+    # The trainer numbers letters inside of words as it comes across them, in an order that differs from process to
+    # process; as special tokens they are numbered in the order given.
+    inside = [f"##{letter}" for letter in alphabet]
+    trainer = library().trainers.WordPieceTrainer(
+        vocab_size=size, min_frequency=2, special_tokens=[*SPECIAL, *inside], initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet), show_progress=False,
+    )  # fmt: skip
+    inner.train_from_iterator(parts(texts), trainer)
+    numbers = inner.get_vocab(with_added_tokens=True)
+    # A fresh one has only the real special tokens as such.
+    learned = _blank(library(), dict(sorted(numbers.items(), key=lambda item: item[1])))
+    learned.add_special_tokens(list(SPECIAL))
+    return Tokenizer(learned, numbers[_PAD])
+
+
+def of(found: Pretrained) -> Tokenizer:
+    """The tokenizer of a pretrained encoder, as it is in its folder.
+
+    Raises:
+        SpecError: if there is none, or it does not fit the encoder.
+    """
+    if not hasattr(found.config, "vocab_size"):
+        found.refuse(
+            f"{found.folder} is a {found.config.model_type}, which reads no text", ENCODERS, "use another folder"
+        )
+    path = found.folder / "tokenizer.json"
+    possible = "a folder with tokenizer.json or vocab.txt, as save_pretrained writes it"
+    try:
+        inner = library().Tokenizer.from_file(str(path)) if path.exists() else _converted(found)
+    except Exception as error:  # the library raises nothing more specific
+        found.refuse(f"the tokenizer in {found.folder} cannot be used: {str(error)[:300]}", possible, "save it again")
+    inner.no_truncation()
+    inner.no_padding()
+    pad = getattr(found.config, "pad_token_id", None)
+    made = Tokenizer(inner, inner.token_to_id(_PAD) or 0 if pad is None else pad)
+    if made.vocabulary > found.config.vocab_size:
+        found.refuse(f"the tokenizer in {found.folder} has {made.vocabulary:,} tokens, the network "
+                     f"{found.config.vocab_size:,}", "both from the same network", "save the right tokenizer")  # fmt: skip
+    return made
+
+
+def _converted(found: Pretrained) -> tokenizers.Tokenizer:
+    """A tokenizer in one of the older forms."""
+    if not any((found.folder / name).exists() for name in VOCABULARIES):
+        # The library would make one without words.
+        raise FileNotFoundError(f"there is none of tokenizer.json, {', '.join(VOCABULARIES)}")
+    with quiet() as transformers:
+        made = transformers.AutoTokenizer.from_pretrained(
+            found.folder, config=found.config, local_files_only=True, trust_remote_code=False
+        )
+    return made.backend_tokenizer  # type: ignore[no-any-return]
+
+
+def _blank(tokenizers: Any, vocabulary: dict[str, int] | None = None) -> tokenizers.Tokenizer:
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary or {}, unk_token=_UNKNOWN))
+    lower = tokenizers.normalizers.BertNormalizer(strip_accents=False, lowercase=True)
+    made.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.NFC(), lower])
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    if vocabulary:
+        ends = [(_CLASS, vocabulary[_CLASS]), (_SEPARATOR, vocabulary[_SEPARATOR])]
+        made.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"{_CLASS} $A {_SEPARATOR}", special_tokens=ends
+        )
+    return made  # type: ignore[no-any-return]
+
+
+def _alphabet(inner: tokenizers.Tokenizer, texts: Any, size: int) -> list[str]:
+    """The most frequent letters, at most a quarter of the vocabulary, in order."""
+    counts: Counter[str] = Counter()
+    for part in parts(texts):
+        counts.update(inner.normalizer.normalize_str("\n".join(part)))
+    letters = sorted((-count, letter) for letter, count in counts.items() if not letter.isspace())
+    return sorted(letter for _, letter in letters[: size // 4])
+
+
+def parts(texts: Any) -> Iterator[list[str]]:
+    """A pyarrow column of text as lists of some thousand texts."""
+    for start in range(0, len(texts), PART):
+        yield texts.slice(start, PART).to_pylist()
+
+
+def _rows(inner: tokenizers.Tokenizer, texts: Any) -> Iterable[list[list[int]]]:
+    for part in parts(texts):
+        yield [encoding.ids for encoding in inner.encode_batch_fast(part)]

@@ -1,0 +1,124 @@
+"""Processes: how many train together, and starting, watching and ending them."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from runtime.errors import PeerError, SpecError, Stopped
+from runtime.hardware.facts import Hardware
+from runtime.job import Job
+from runtime.system.signals import CRASHES
+
+NUMBER, COUNT, MEETING = "DRIVETRAIN_RANK", "DRIVETRAIN_RANKS", "DRIVETRAIN_MEETING"
+"""Environment of a process: its rank, how many there are, and the file where they find each other."""
+LOOK_EVERY = 0.2
+"""Seconds between two looks at the processes that do not lead."""
+LAST_WORDS = 10.0
+"""Seconds that the leader has to end by itself once another process is gone."""
+Start = Callable[[Path, dict[str, str], int], "subprocess.Popen[bytes]"]
+"""Start one process: its folder, more environment, and a file for all that it says."""
+
+
+def wanted(job: Job, hardware: Hardware) -> int:
+    """How many processes train: one for each GPU that is used, else what the job says; a program trains in its own."""
+    if job.task == "python":
+        return 1
+    return len(hardware.gpus) or job.limits.processes or 1
+
+
+def check(job: Job, hardware: Hardware) -> None:
+    """Refuse another number of processes than GPUs are used.
+
+    Raises:
+        SpecError: if the job asks for that.
+    """
+    asked, used = job.limits.processes, len(hardware.gpus)
+    if asked and used and asked != used:
+        raise SpecError([job.problem(("limits", "processes"), f"is {asked}, and {used} GPUs are used", "one process for "
+                                     "each GPU", "leave it out, and choose GPUs with limits.gpus")])  # fmt: skip
+
+
+@contextlib.contextmanager
+def followers(count: int, run: Path, start: Start) -> Iterator[tuple[dict[str, str], list[subprocess.Popen[bytes]]]]:
+    """Start all processes but the leader; end them with the block.
+
+    Args:
+        count: of all processes.
+        run: the run folder; each follower has a folder of its own below it, with its log.
+        start: starts one.
+
+    Returns:
+        The leader's environment, and the followers.
+    """
+    if count == 1:
+        yield {}, []
+        return
+    meeting = Path(tempfile.mkdtemp(prefix="drivetrain-"))
+    common = {COUNT: str(count), MEETING: str(meeting / "store"), "GLOO_SOCKET_IFNAME": "lo"}
+    others: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(1, count):
+            folder = _folder(run, rank)
+            with (folder / "log.txt").open("ab") as log:
+                others.append(start(folder, common | {NUMBER: str(rank)}, log.fileno()))
+        yield common | {NUMBER: "0"}, others
+    finally:
+        for process in others:
+            process.kill()
+        for process in others:
+            process.wait()
+        shutil.rmtree(meeting, ignore_errors=True)
+
+
+def _folder(run: Path, rank: int) -> Path:
+    """Where a follower keeps its records; what it reads, plan and checkpoints and more, is the leader's."""
+    folder = run / "ranks" / str(rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("checkpoints", "hardware.json", "plan.json", "data.json", "preprocessing.json"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(Path("..", "..", name))
+    return folder
+
+
+def wait(leader: subprocess.Popen[bytes], others: Sequence[subprocess.Popen[bytes]]) -> int:
+    """The end of a run: the leader's return code, or what the loss of another process makes of it."""
+    lost_at: float | None = None
+    ended = False
+    if not others:
+        return leader.wait()
+    while leader.poll() is None:
+        lost = [process for process in others if process.poll() not in (None, 0)]
+        if lost and lost_at is None:
+            lost_at = time.monotonic()
+        if lost_at is not None and time.monotonic() - lost_at > LAST_WORDS:
+            leader.kill()
+            ended = True
+            break
+        time.sleep(LOOK_EVERY)
+    code = leader.wait()
+    lost = [process for process in others if process.poll() not in (None, 0)]
+    # Our own kill of a leader that waits for the lost one says nothing of why that was lost.
+    ends = [*([] if ended else [code]), *(process.returncode for process in lost)]
+    if -signal.SIGKILL not in ends and (crashed := [end for end in ends if 128 - end in CRASHES]):
+        # The others have only lost a peer by it.
+        return crashed[0]
+    if lost and code not in (0, Stopped.exit_code) and not 2 <= code <= 7:
+        if any(process.returncode == Stopped.exit_code for process in lost):
+            # Told to stop before they had met; later all stop together.
+            print(Stopped("a process was told to stop before the first step was done", "", "run the same command again"),
+                  file=sys.stderr, flush=True)  # fmt: skip
+            return Stopped.exit_code
+        told = PeerError(f"a process that trains with this one was lost (exit {lost[0].returncode})",
+                         "all processes of a run", "run the same command again: it goes on from its last checkpoint; "
+                         "ranks/*/log.txt in the run folder says more")  # fmt: skip
+        print(told, file=sys.stderr, flush=True)
+        return PeerError.exit_code
+    return code

@@ -1,0 +1,184 @@
+"""Ranks: several processes that train one network, each on its part of every batch.
+
+Losses are sums over the whole batch divided by what the whole batch weighs, so the parts' gradients add up to the
+gradient of the batch, whatever the parts' sizes: one sum over all processes for each step, after the last micro-batch.
+Rank 0 leads: it alone writes records and checkpoints, and its end is the run's end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from runtime.distributed.local_processes import COUNT, MEETING, NUMBER
+from runtime.errors import PeerError
+
+if TYPE_CHECKING:
+    from runtime.data.stateless_random import Ids
+
+PATIENCE = timedelta(minutes=30)
+"""How long one process waits for another: the leader may save or decode meanwhile."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process among those of a run."""
+
+    number: int = 0
+    count: int = 1
+    device: str = "cpu"
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes records and checkpoints."""
+        return self.number == 0
+
+    def part(self, ids: Ids) -> Ids:
+        """This process's part of the samples of a batch; all of them if there are fewer than processes.
+
+        What all processes do counts once all the same, since `total` then has it `count` times too.
+        """
+        if len(ids) < self.count:
+            return ids
+        bounds = [len(ids) * rank // self.count for rank in (self.number, self.number + 1)]
+        return ids[bounds[0] : bounds[1]]
+
+    def total(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """The sum over all processes of each tensor, on this one's devices.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        if self.count == 1:
+            return list(values)
+        flat = torch.cat([value.detach().to(self.device, torch.float64).flatten() for value in values])
+        self._sum(flat)
+        parts = torch.split(flat, [value.numel() for value in values])
+        return [part.view(value.shape).to(value) for part, value in zip(parts, values, strict=True)]
+
+    def packed(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The gradients of all parameters end to end, one tensor for each of their types; nothing if this one is alone."""
+        if self.count == 1:
+            return []
+        return [torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in group])
+                for group in _by_type(parameters)]  # fmt: skip
+
+    def gradients(self, parameters: Sequence[nn.Parameter], packed: Sequence[Tensor]) -> None:
+        """Replace each gradient by its sum over all processes; one that no process has stays away.
+
+        Args:
+            parameters: those that were packed.
+            packed: their gradients, which `packed` gave and this overwrites.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        if self.count == 1:
+            return
+        groups = _by_type(parameters)
+        used = iter(map(any, zip(*self.everyone([p.grad is not None for g in groups for p in g]), strict=True)))
+        for group, flat in zip(groups, packed, strict=True):
+            self._sum(flat)
+            for p, part in zip(group, torch.split(flat, [p.numel() for p in group]), strict=True):
+                if next(used):
+                    # Fused kernels walk through parameter, gradient and moments by address: all must lie alike.
+                    p.grad = torch.empty_like(p) if p.grad is None else p.grad
+                    p.grad.copy_(part.view_as(p))
+
+    def everyone(self, values: Sequence[float]) -> list[list[float]]:
+        """The numbers that each process gives, by process: a few plain numbers, which never go by way of a GPU.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        if self.count == 1:
+            return [list(values)]
+        own = torch.tensor(values, dtype=torch.float64)
+        found = [torch.empty_like(own) for _ in range(self.count)]
+        self._call(torch.distributed.all_gather, found, own)
+        return [row.tolist() for row in found]
+
+    def leaders(self, values: Sequence[float]) -> list[float]:
+        """The numbers that the leader gives.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        return self.everyone(values)[0]
+
+    @torch.no_grad()
+    def lead(self, tensors: Iterable[Tensor]) -> None:
+        """Give every process the leader's values, in place: first weights, BatchNorm's statistics.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        held = [tensor for tensor in tensors if tensor.numel()]
+        if self.count == 1 or not held:
+            return
+        # As bytes, of any type, and end to end: a collective takes only what lies in one piece.
+        sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in held])
+        self._call(torch.distributed.broadcast, sent, 0)
+        sizes = [tensor.numel() * tensor.element_size() for tensor in held]
+        for tensor, part in zip(held, torch.split(sent, sizes), strict=True):
+            # A part may begin anywhere, and a view as numbers only where such a number may.
+            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+
+    def barrier(self) -> None:
+        """Wait until every process is here.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        self.everyone([0.0])
+
+    def leave(self) -> None:
+        """Part from the others once there is nothing more to exchange: a process that ends inside a group may abort."""
+        if self.count > 1 and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    def _sum(self, flat: Tensor) -> None:
+        self._call(torch.distributed.all_reduce, flat)
+
+    def _call(self, collective: object, *given: object) -> None:
+        try:
+            collective(*given)  # type: ignore[operator]
+        except RuntimeError as error:
+            raise PeerError(f"process {self.number + 1} of {self.count} has lost another one: {str(error)[:120]}",
+                            "all processes of a run", "run the same command again: it goes on from its last "
+                            "checkpoint") from None  # fmt: skip
+
+
+def _by_type(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    trained = [p for p in parameters if p.requires_grad]
+    return [[p for p in trained if p.dtype == dtype] for dtype in dict.fromkeys(p.dtype for p in trained)]
+
+
+ALONE = Ranks()
+
+
+def joined(device: torch.device) -> Ranks:
+    """This process among the others that the supervisor has started; alone if it has started no others.
+
+    Raises:
+        PeerError: if the others do not come.
+    """
+    count = int(os.environ.get(COUNT, "1"))
+    if count == 1:
+        return ALONE
+    number = int(os.environ[NUMBER])
+    if not torch.distributed.is_initialized():
+        backend = "gloo"
+        if device.type == "cuda":
+            # What does not name its device means this one; plain numbers go from host to host.
+            torch.cuda.set_device(device)
+            backend = "cpu:gloo,cuda:nccl"
+        torch.distributed.init_process_group(backend, init_method=f"file://{os.environ[MEETING]}", rank=number,
+                                             world_size=count, timeout=PATIENCE)  # fmt: skip
+    return Ranks(number, count, str(device))

@@ -1,0 +1,141 @@
+"""The processor: model, instruction sets, logical CPUs and the physical cores behind those we may use."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from runtime.hardware.cgroup import Limits, cpu_list, text
+from runtime.hardware.facts import Cpu
+
+# Only what decisions and reports look at; a full list would be a hundred words.
+_FLAGS = (
+    "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
+    "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16",
+    "asimd", "asimdhp", "asimddp", "sve", "sve2", "bf16", "svebf16", "i8mm",
+)  # fmt: skip
+_CPUS = Path("sys/devices/system/cpu")
+_CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+# Flags beyond each level that oneDNN and torch know by name; what a level leaves out, those below it leave out too.
+_LEVELS = {
+    "AVX512_CORE_AMX_FP16": (), "AVX512_CORE_AMX": ("amx_fp16",),
+    "AVX512_CORE_FP16": ("amx_tile", "amx_bf16", "amx_int8"), "AVX512_CORE_BF16": ("avx512_fp16",),
+    "AVX512_CORE_VNNI": ("avx512_bf16",), "AVX512_CORE": ("avx512_vnni",),
+    "AVX2_VNNI_2": ("avx512f", "avx512bw", "avx512vl"), "AVX2_VNNI": (), "AVX2": ("avx_vnni",),
+    "AVX": ("avx2", "fma", "f16c"), "SSE41": ("avx",),
+}  # fmt: skip
+_ATEN = {"AVX512": "AVX512_CORE_AMX_FP16", "AVX2": "AVX2", "DEFAULT": "SSE41"}
+
+
+def read_cpu(root: Path, mask: Iterable[int] | None, limits: Limits, environ: Mapping[str, str] | None = None) -> Cpu:
+    """Processor facts below the file-system root `root`.
+
+    Args:
+        root: `/`, or the root of a recorded tree.
+        mask: the CPUs that this process may run on; None asks the kernel.
+        limits: what the control groups allow.
+        environ: the process environment, which may cap the instruction set.
+    """
+    allowed = frozenset(os.sched_getaffinity(0) if mask is None else mask)
+    first = _first_block(root)
+    flags = set((first.get("flags") or first.get("Features") or "").split())
+    capped, lost = _cap(environ or {}, flags)
+    host = len(cpu_list(text(root / _CPUS / "online"))) or _processors(root) or len(allowed)
+    return Cpu(
+        model=_model(first),
+        vendor=_vendor(first),
+        architecture=platform.machine(),
+        flags=tuple(flag for flag in _FLAGS if flag in flags - lost),
+        host=host,
+        affinity=len(allowed),
+        cpuset=limits.cpuset,
+        quota=limits.quota,
+        cores=_cores(root, allowed),
+        budget=budget(len(allowed), limits.cpuset, limits.quota),
+        capped=capped,
+    )
+
+
+def _cap(environ: Mapping[str, str], flags: set[str]) -> tuple[str | None, set[str]]:
+    """The variable that caps the instruction set, and the flags that it takes away; a cap on either library counts."""
+    found, lost, levels = [], set[str](), list(_LEVELS)
+    for name in _CAPS:
+        word = environ.get(name, "").upper()
+        level = _ATEN.get(word, "") if name == "ATEN_CPU_CAPABILITY" else word
+        if level in _LEVELS:
+            beyond = {flag for above in levels[: levels.index(level) + 1] for flag in _LEVELS[above]} & flags
+            found += [f"{name}={environ[name]}"] if beyond else []
+            lost |= beyond
+    return " ".join(found) or None, lost
+
+
+def budget(affinity: int, cpuset: int | None, quota: float | None) -> int:
+    """CPUs to plan with: the least of all limits, a quota rounded down, at least 1."""
+    found = [affinity] + ([cpuset] if cpuset else []) + ([int(quota)] if quota is not None else [])
+    return max(min(found), 1)
+
+
+def _first_block(root: Path) -> dict[str, str]:
+    """The first processor of /proc/cpuinfo; the kernel makes the text while it is read, slowly."""
+    found: dict[str, str] = {}
+    try:
+        with (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if not line.strip() and found:
+                    break
+                found.update([_pair(line)])
+    except OSError:
+        return found
+    return found
+
+
+def _model(first: dict[str, str]) -> str:
+    if name := first.get("model name"):
+        return " ".join(name.split())
+    if part := first.get("CPU part"):
+        return f"implementer {first.get('CPU implementer', '?')}, part {part}"
+    return "unknown"
+
+
+def _vendor(first: dict[str, str]) -> str:
+    return first.get("vendor_id") or ("ARM" if "CPU implementer" in first else "unknown")
+
+
+def _cores(root: Path, allowed: frozenset[int]) -> int:
+    """How many physical cores `allowed` lies on: hyperthreads of one core name the same siblings."""
+    siblings = {cpu: _siblings(root, cpu) for cpu in allowed}
+    if not all(siblings.values()):
+        known = _cpuinfo_cores(root)
+        siblings = {cpu: known.get(cpu, f"cpu {cpu}") for cpu in allowed}
+    return len(set(siblings.values()))
+
+
+def _siblings(root: Path, cpu: int) -> str:
+    topology = root / _CPUS / f"cpu{cpu}" / "topology"
+    # The second name is that of kernels before 5.3.
+    return text(topology / "core_cpus_list") or text(topology / "thread_siblings_list")
+
+
+def _blocks(root: Path) -> list[dict[str, str]]:
+    blocks = text(root / "proc/cpuinfo").split("\n\n")
+    return [dict(map(_pair, block.splitlines())) for block in blocks]
+
+
+def _pair(line: str) -> tuple[str, str]:
+    key, _, value = line.partition(":")
+    return key.strip(), value.strip()
+
+
+def _processors(root: Path) -> int:
+    return sum("processor" in block for block in _blocks(root))
+
+
+def _cpuinfo_cores(root: Path) -> dict[int, str]:
+    """The core of each CPU by /proc/cpuinfo, where it says so."""
+    return {
+        int(block["processor"]): f"{block.get('physical id', '')}/{block['core id']}"
+        for block in _blocks(root)
+        if block.get("processor", "").isdigit() and "core id" in block
+    }

@@ -1,0 +1,96 @@
+"""Detect: reads what this process may use of the machine. No torch, no network, no subprocess."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runtime.hardware.cgroup import Limits, number, read_limits, text
+from runtime.hardware.cpu import read_cpu
+from runtime.hardware.disk_space import read_storage
+from runtime.hardware.facts import Cpu, Gpu, Hardware, Memory
+from runtime.hardware.nvidia import read_gpus
+from runtime.hardware.software import read_compiler, read_libraries, read_torch
+
+_HINTS = ("docker", "containerd", "kubepods", "libpod", "lxc")
+
+
+def detect(
+    runs: Path,
+    root: Path = Path("/"),
+    *,
+    environ: Mapping[str, str] = os.environ,
+    mask: Iterable[int] | None = None,
+    nvml: Any = None,
+) -> Hardware:
+    """Read the facts. Nothing that is missing or garbled raises; it is None, or the safer value.
+
+    Args:
+        runs: the folder that run folders go to.
+        root: the file-system root that /proc, /sys and /dev are read below.
+        environ: the process environment.
+        mask: the CPUs this process may run on; None asks the kernel.
+        nvml: a module with pynvml's functions; None takes the real one if a driver is installed.
+    """
+    limits = read_limits(root)
+    cpu, place = read_cpu(root, mask, limits, environ), _place(root, environ)
+    gpus, trouble = read_gpus(root, environ, place, nvml)
+    return Hardware(
+        name=_name(cpu, place, gpus),
+        place=place,
+        cgroup=limits.version,
+        image=environ.get("DRIVETRAIN_IMAGE") or None,
+        cpu=cpu,
+        memory=read_memory(root, limits),
+        storage=read_storage(root, runs, environ),
+        gpus=gpus,
+        gpu_trouble=trouble,
+        torch=read_torch(),
+        compiler=read_compiler(environ),
+        libraries=read_libraries(root, environ),
+    )
+
+
+def read_memory(root: Path, limits: Limits) -> Memory:
+    """Memory facts below `root`, in bytes, from /proc/meminfo and the control groups' limits."""
+    words = (line.split() for line in text(root / "proc/meminfo").splitlines())
+    info = {word[0].rstrip(":"): (number(word[1]) or 0) * 1024 for word in words if len(word) > 1}
+    host = info.get("MemTotal", 0)
+    # Kernels before 3.14 do not say what is available.
+    free = info.get("MemAvailable", info.get("MemFree", 0) + info.get("Cached", 0))
+    return Memory(
+        host=host,
+        limit=limits.memory,
+        used=limits.used if limits.memory is not None and limits.used is not None else max(host - free, 0),
+        available=free if limits.room is None else min(free, limits.room),
+        swap=info.get("SwapTotal", 0) > 0 and limits.swap,
+    )
+
+
+def _place(root: Path, environ: Mapping[str, str]) -> str:
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        return "kubernetes"
+    if not _contained(root):
+        return "host"
+    if (root / ".dockerenv").exists():
+        return "docker"
+    return "podman" if (root / "run/.containerenv").exists() else "container"
+
+
+def _contained(root: Path) -> bool:
+    """Whether this is a container. A virtual machine booted from an image has the marker file and is none."""
+    first, mounts = text(root / "proc/1/cgroup"), text(root / "proc/self/mountinfo")
+    if any(hint in first for hint in _HINTS) or (root / "run/systemd/container").exists():
+        return True
+    # Under version 2 a private namespace hides the group's name, but every engine mounts its own /etc/hosts.
+    return any(line.split()[4:5] == ["/etc/hosts"] for line in mounts.splitlines())
+
+
+def _name(cpu: Cpu, place: str, gpus: tuple[Gpu, ...]) -> str:
+    what = "host" if place == "host" else "container"
+    if not gpus:
+        return f"{cpu.budget}-CPU {what}"
+    count = f"{len(gpus)} x " if len(gpus) > 1 else ""
+    return f"{cpu.budget}-CPU {what} with {count}{gpus[0].name}"

@@ -1,0 +1,165 @@
+"""The guard: what must hold before the first kernel runs, or the run ends with exit code 9 and the way out.
+
+launchable   on the host, before a container starts: which image
+admitted     in the supervisor, from facts, before there is a run folder
+check        in the trainer, from the torch that is really loaded
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from runtime.errors import DeviceError
+from runtime.hardware import gpu_selection as gpus
+from runtime.hardware import image_selection as image
+from runtime.hardware.facts import Hardware, Torch
+
+_CODE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+_ON_CPU = "`limits: {gpus: none}` trains on the CPU"
+
+
+def launchable(hardware: Hardware) -> str:
+    """The word of the image that a GPU job starts in.
+
+    Raises:
+        DeviceError: if there is no GPU that a container could use.
+    """
+    gpu = hardware.gpu
+    if gpu is None:
+        raise DeviceError(hardware.gpu_trouble or "no NVIDIA GPU is here",
+                          f"a GPU that nvidia-smi lists, with driver {image.LEGACY_DRIVER} or newer",
+                          "mend that, or train on the CPU: `make train-cpu`")  # fmt: skip
+    gpus.refuse_full(gpu)
+    chosen = image.choose(hardware)
+    if chosen.word is None:
+        builds = "; ".join(f"the image {word}: {build.covers}" for word, build in image.BUILDS.items())
+        way = "no driver helps" if gpu.capability < (5, 0) else "install a newer NVIDIA driver on the host"
+        raise DeviceError(chosen.reason, builds, f"{way}; `make train-cpu` trains on the CPU")
+    return chosen.word
+
+
+def admitted(hardware: Hardware, wanted: gpus.Wanted) -> Hardware:
+    """The facts with only those GPUs that the job uses, all of them fit for training.
+
+    Args:
+        hardware: all that is here.
+        wanted: the job's `limits.gpus`.
+
+    Raises:
+        DeviceError: for no torch, a GPU image without a GPU, a full GPU, a driver too old, a torch without code for it.
+    """
+    if hardware.torch is None:
+        raise DeviceError("no torch is installed here", "training needs torch",
+                          "`make train-cpu JOB=...` trains in the image; `make setup` installs torch here")  # fmt: skip
+    machine = gpus.used(hardware, wanted)
+    if machine.gpu is None and machine.image in image.BUILDS and wanted != "none":
+        raise _nothing_mounted(machine)
+    for gpu in machine.gpus:
+        gpus.refuse_full(gpu)
+    _refuse_build(machine, hardware.torch, hardware.torch.architectures)
+    return machine
+
+
+def usable(hardware: Hardware, tell: Callable[[str], None]) -> Hardware:
+    """The facts for what runs without a GPU as well: with the best one, or, told why, with none.
+
+    Raises:
+        DeviceError: if no torch is installed.
+    """
+    if hardware.torch is None or hardware.gpu is None:
+        return hardware
+    try:
+        return admitted(hardware, "auto")
+    except DeviceError as error:
+        return _without(hardware, error, tell)
+
+
+def device(hardware: Hardware, tell: Callable[[str], None]) -> str:
+    """Where to compute what `usable` gave: `cuda:0`, or, told why if CUDA does not answer, `cpu`."""
+    try:
+        check(hardware)
+    except DeviceError as error:
+        hardware = _without(hardware, error, tell)
+    return "cuda:0" if hardware.gpu else "cpu"
+
+
+def _without(hardware: Hardware, error: DeviceError, tell: Callable[[str], None]) -> Hardware:
+    tell(f"warning: {error.given}; computing on the CPU")
+    return replace(hardware, gpus=())
+
+
+def check(hardware: Hardware) -> None:
+    """Refuse a GPU that the loaded torch cannot run on. Starts no kernel.
+
+    Raises:
+        DeviceError: if CUDA does not answer, or this torch has no code for a GPU that is used.
+    """
+    if hardware.gpu is None:
+        return
+    import torch
+
+    loaded = Torch(version=torch.__version__, cuda=torch.version.cuda)
+    _refuse_build(hardware, loaded, ())
+    if torch.cuda.device_count() < len(hardware.gpus):
+        raise DeviceError(
+            f"the driver lists {len(hardware.gpus)} GPU for this run, CUDA finds {torch.cuda.device_count()}",
+            "a GPU that both can use: nvidia-smi, and python -c 'import torch; torch.cuda.init()', which names the cause",
+            f"mend what they say, or leave it: {_ON_CPU}",
+        )
+    _refuse_build(hardware, loaded, torch.cuda.get_arch_list())
+
+
+def covers(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
+    """Whether compiled code among `architectures` (sm_75, sm_90a, compute_80, ...) runs on a chip.
+
+    Machine code (sm) runs on later chips of the same major version; portable code (compute) on all later ones; a
+    letter binds it to the chip (a) or its family (f).
+    """
+    for kind, major, minor, letter in _CODE.findall(" ".join(architectures)):
+        code = (int(major), int(minor))
+        same = code[0] == capability[0] or (kind == "compute" and not letter)
+        if code == capability or (same and code < capability and letter != "a"):
+            return True
+    return False
+
+
+def _refuse_build(hardware: Hardware, torch: Torch, architectures: Sequence[str]) -> None:
+    name = f"torch {torch.version} ({f'CUDA {torch.cuda}' if torch.cuda else 'CPU build'})"
+    for gpu in hardware.gpus:
+        chip = f"{gpu.name} (capability {gpu.capability[0]}.{gpu.capability[1]}, driver {gpu.driver})"
+        if torch.cuda is None:
+            raise _other_build(hardware, f"{chip} is here, and {name} has no code for any GPU")
+        oldest = image.DRIVERS.get(int(torch.cuda.split(".")[0]), 0)
+        if image.driver_major(gpu) < oldest:
+            raise _other_build(hardware, f"{chip}: the driver is too old for {name}, which needs {oldest} or newer")
+        if architectures and not covers(gpu.capability, architectures):
+            raise _other_build(hardware, f"{chip}: {name} has no code for this chip, only for {_told(architectures)}")
+
+
+def _other_build(hardware: Hardware, given: str) -> DeviceError:
+    """The refusal of a torch, with the image or the version that would do."""
+    chosen = image.choose(hardware)
+    if chosen.word is None:
+        return DeviceError(given, chosen.reason, f"install a newer driver where that helps; {_ON_CPU}")
+    build = image.BUILDS[chosen.word]
+    if hardware.image:
+        return DeviceError(given, f"the image {chosen.word}, with torch {build.torch} and CUDA {build.cuda}",
+                           f"`make train-gpu` picks it; {_ON_CPU}")  # fmt: skip
+    return DeviceError(given, f"torch {build.torch} with CUDA {build.cuda}: {build.covers}",
+                       f"pip install torch=={build.torch}; {_ON_CPU}")  # fmt: skip
+
+
+def _nothing_mounted(hardware: Hardware) -> DeviceError:
+    why = f": {hardware.gpu_trouble}" if hardware.gpu_trouble else ""
+    return DeviceError(
+        f"the image {hardware.image} is built for a GPU and sees none{why}",
+        f"a container that is started with GPUs: `make train-gpu`, compose with compose/{hardware.image}.yaml, "
+        "or `docker run --gpus all`",
+        f"start it so, on a host with the NVIDIA driver and container toolkit; {_ON_CPU}, in any image",
+    )
+
+
+def _told(architectures: Sequence[str]) -> str:
+    return ", ".join(f"{major}.{minor}{letter}" for _, major, minor, letter in _CODE.findall(" ".join(architectures)))

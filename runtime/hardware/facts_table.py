@@ -1,0 +1,109 @@
+"""The facts as a person reads them: a table of the machine beside what this process may use of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from runtime.hardware.facts import Cpu, Gpu, Hardware, Memory, Storage, Torch, size
+
+_Row = tuple[str, str, str, str]
+"""Name of the fact in the JSON, its label, the machine's side, our side."""
+
+
+def render(hardware: Hardware) -> RenderableType:
+    """The table of `drivetrain facts`, at home in 100 columns, and below it what is wrong or assumed."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
+    table.add_column("fact", no_wrap=True)
+    table.add_column("the machine", overflow="fold")
+    table.add_column("this process may use", overflow="fold")
+    for key, label, machine, allowed in _rows(hardware):
+        star = "*" if _assumed(hardware, key) else ""
+        table.add_row(Text(label + star), Text(machine), Text(allowed))
+    head = Text(f"facts of {hardware.name}\n", style="bold")
+    return Group(head, table, *(Text(f"  {note}", style="yellow") for note in _notes(hardware)))
+
+
+def _rows(hardware: Hardware) -> Iterator[_Row]:
+    cpu = hardware.cpu
+    yield "place", "place", hardware.place, _groups(hardware.cgroup)
+    yield "image", "image", "", hardware.image or "none of ours"
+    yield "cpu", "CPU", f"{cpu.model} ({cpu.vendor}, {cpu.architecture})", _flags(cpu)
+    yield "cpu", "logical CPUs", str(cpu.host), _budget(cpu)
+    yield "cpu", "physical cores", "", _cores(cpu)
+    yield "memory", "memory", size(hardware.memory.host), _memory(hardware.memory)
+    yield from _storage(hardware.storage)
+    yield "compiler", "C++ compiler", "", hardware.compiler or "none (g++ and Python.h are both needed)"
+    yield "torch", "torch", "", _torch(hardware.torch)
+    libraries = [path for path in asdict(hardware.libraries).values() if path]
+    yield "libraries", "for preloading", "", "\n".join(libraries) or "nothing"
+    if not hardware.gpus:
+        yield "gpus", "GPU", "", "none"
+    for gpu in hardware.gpus:
+        yield "gpus", f"GPU {gpu.index}", _gpu(gpu), f"{size(gpu.free)} free"
+
+
+def _storage(storage: Storage) -> Iterator[_Row]:
+    shm = f"{size(storage.shm)}, {_exec(storage.shm_exec)}" if storage.shm is not None else "not there"
+    writable = "writable" if storage.cache_writable else "not writable"
+    yield "storage", "/dev/shm", "", shm
+    yield "storage", "temporary folder", "", _exec(storage.tmp_exec)
+    yield "storage", "run folder", "", f"{size(storage.runs_free)} free"
+    yield "storage", "compile cache", storage.cache, f"{writable}, {_exec(storage.cache_exec)}"
+
+
+def _groups(version: int) -> str:
+    return f"control groups, version {version}" if version else "no control groups"
+
+
+def _flags(cpu: Cpu) -> str:
+    capped = f" (capped by {cpu.capped})" if cpu.capped else ""
+    return f"{' '.join(cpu.flags) or 'unknown'}{capped}"
+
+
+def _budget(cpu: Cpu) -> str:
+    cpuset = f", cpuset {cpu.cpuset}" if cpu.cpuset is not None else ""
+    quota = f"quota {cpu.quota:g}" if cpu.quota is not None else "no quota"
+    return f"{cpu.budget} (affinity {cpu.affinity}{cpuset}, {quota})"
+
+
+def _cores(cpu: Cpu) -> str:
+    return f"{cpu.cores}, shared by hyperthreads" if cpu.cores < cpu.affinity else str(cpu.cores)
+
+
+def _memory(memory: Memory) -> str:
+    limit = f"limit {size(memory.limit)}" if memory.limit is not None else "no limit"
+    swap = "swap on" if memory.swap else "swap off"
+    return f"{size(memory.available)} ({limit}, {size(memory.used)} in use, {swap})"
+
+
+def _exec(allowed: bool) -> str:
+    return "exec" if allowed else "noexec"
+
+
+def _torch(torch: Torch | None) -> str:
+    if torch is None:
+        return "not installed"
+    chips = f", code for {' '.join(torch.architectures)}" if torch.architectures else ""
+    return f"{torch.version} ({f'CUDA {torch.cuda}{chips}' if torch.cuda else 'CPU build'})"
+
+
+def _gpu(gpu: Gpu) -> str:
+    major, minor = gpu.capability
+    mig = ", one MIG instance" if gpu.mig else ""
+    return f"{gpu.name}, {size(gpu.memory)}, capability {major}.{minor}, driver {gpu.driver}{mig}"
+
+
+def _assumed(hardware: Hardware, key: str) -> bool:
+    return any(name.split(".")[0] == key for name in hardware.assumed)
+
+
+def _notes(hardware: Hardware) -> Iterator[str]:
+    if hardware.gpu_trouble:
+        yield f"note  gpu: {hardware.gpu_trouble}"
+    if hardware.assumed:
+        yield f"*     assumed, not read from a machine: {', '.join(hardware.assumed)}"

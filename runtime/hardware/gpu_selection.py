@@ -1,0 +1,129 @@
+"""Which of the machine's GPUs a job uses: what `limits.gpus` asks for, and among different ones those that are alike.
+
+none      no GPU, although one may be here
+auto      one: the newest chip with the most memory
+all       every GPU of that kind
+[0, 1]    these, by the numbers that `drivetrain facts` and nvidia-smi show
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from runtime.errors import DeviceError
+from runtime.hardware.facts import Gpu, Hardware, size
+from runtime.job.values import size_bytes
+
+Wanted = Literal["auto", "all", "none"] | Sequence[int]
+
+CONTEXT = 512 << 20
+"""Bytes that CUDA itself takes of a GPU, about, before the first tensor."""
+
+
+def used(hardware: Hardware, wanted: Wanted = "auto") -> Hardware:
+    """The facts with only those GPUs that a job uses, and a note where there was a choice.
+
+    Args:
+        hardware: all that is here.
+        wanted: the job's `limits.gpus`.
+
+    Raises:
+        DeviceError: if a GPU is asked for by a number that is not here.
+    """
+    gpus, note = _chosen(hardware, wanted)
+    return replace(hardware, gpus=gpus, gpu_note=note)
+
+
+def _chosen(hardware: Hardware, wanted: Wanted) -> tuple[tuple[Gpu, ...], str | None]:
+    here = hardware.gpus
+    if not isinstance(wanted, str):
+        return _numbered(hardware, wanted)
+    if wanted == "none":
+        return (), f"limits.gpus: none, so {_named(here)} stays unused" if here else None
+    if not here:
+        return (), "limits.gpus: all asked for, this machine has none" if wanted == "all" else None
+    if hardware.image == "cpu":
+        return (), f"this is the CPU image, so {_named(here)} stays unused; `make train-gpu` would use it"
+    best = max(here, key=lambda gpu: (gpu.free >= CONTEXT, gpu.capability, gpu.memory, -gpu.index))
+    if wanted == "auto":
+        return (best,), _left_over(here, (best,), "`limits: {gpus: all}` takes every GPU of one kind")
+    alike = tuple(gpu for gpu in here if (gpu.name, gpu.memory) == (best.name, best.memory))
+    return alike, _left_over(here, alike, "one run takes GPUs of one kind")
+
+
+def _numbered(hardware: Hardware, wanted: Sequence[int]) -> tuple[tuple[Gpu, ...], str | None]:
+    """The GPUs that the job names. The weakest comes first: decisions look at the first, and it must bear them."""
+    known = {gpu.index: gpu for gpu in hardware.gpus}
+    lost = [number for number in wanted if number not in known]
+    if lost:
+        here = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in hardware.gpus) or hardware.gpu_trouble or "none"
+        raise DeviceError(f"limits.gpus: GPU {lost[0]} is not here", f"GPUs that can be used here: {here}",
+                          "name others, or write `gpus: auto`, or `gpus: none` to train on the CPU")  # fmt: skip
+    chosen = [known[number] for number in wanted]
+    first = min(chosen, key=lambda gpu: (gpu.capability, gpu.memory))
+    chosen.sort(key=lambda gpu: gpu is not first)
+    mixed = len({gpu.name for gpu in chosen}) > 1
+    note = f"different GPUs, as the job asks: every decision is made for the weakest, {_named((first,))}"
+    return tuple(chosen), note if mixed else None
+
+
+def _left_over(here: Sequence[Gpu], chosen: Sequence[Gpu], hint: str) -> str | None:
+    left = [gpu for gpu in here if gpu not in chosen]
+    if not left:
+        return None
+    kinds = len({gpu.name for gpu in here})
+    what = f"{len(here)} GPUs of {kinds} kinds" if kinds > 1 else f"{len(here)} GPUs"
+    verbs = ("is" if len(chosen) == 1 else "are", "is" if len(left) == 1 else "are")
+    return f"{what}: {_named(chosen)} {verbs[0]} used, {_named(left)} {verbs[1]} not; {hint}"
+
+
+def _named(gpus: Sequence[Gpu]) -> str:
+    """`GPU 0, 2 (RTX 3060) and 1 (GTX 1080)`."""
+    names = dict.fromkeys(gpu.name for gpu in gpus)
+    parts = [f"{', '.join(str(g.index) for g in gpus if g.name == name)} ({name})" for name in names]
+    return f"GPU {' and '.join(parts)}"
+
+
+def environment(hardware: Hardware) -> dict[str, str]:
+    """What makes CUDA count the used GPUs, and no others, in our order, and its matrix products give the same bits.
+
+    Without it CUDA puts the fastest first. A MIG instance has no number; CUDA shows the one that NVML gave us. Without
+    workspaces of a fixed size cuBLAS may add in another order from call to call.
+    """
+    if not hardware.gpus:
+        return {}
+    same = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    if any(gpu.mig for gpu in hardware.gpus):
+        return same
+    # Numbers count the GPUs that a container or the variable shows, in an order that hangs on another variable.
+    named = all(gpu.uuid for gpu in hardware.gpus)
+    numbers = ",".join(gpu.uuid if named else str(gpu.index) for gpu in hardware.gpus)
+    return same | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers}
+
+
+def allowed(gpu: Gpu, asked: float | str | None) -> int:
+    """Bytes of a GPU that a job's `limits.gpu_memory` allows: a share, a size, or all of it."""
+    if asked is None:
+        return gpu.memory
+    return min(gpu.memory, size_bytes(asked) if isinstance(asked, str) else int(gpu.memory * asked))
+
+
+def room(gpu: Gpu, asked: float | str | None) -> int:
+    """Bytes of a GPU that a job may use beside what others hold."""
+    return min(gpu.free, allowed(gpu, asked))
+
+
+def refuse_full(gpu: Gpu) -> None:
+    """Refuse a GPU that others have filled.
+
+    Raises:
+        DeviceError: if CUDA itself would not fit.
+    """
+    if gpu.free < CONTEXT:
+        raise DeviceError(
+            f"{_named((gpu,))} has {size(gpu.free)} of {size(gpu.memory)} left",
+            f"at least {size(CONTEXT)}, which CUDA itself takes, and room for the training",
+            "nvidia-smi lists who holds the rest: end that, or name another GPU with limits.gpus",
+        )

@@ -1,0 +1,61 @@
+"""Which image has code for this machine's chip and driver, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.hardware.facts import Gpu, Hardware
+
+AMPERE_DRIVER = 580
+LEGACY_DRIVER = 525
+DRIVERS = {11: 450, 12: LEGACY_DRIVER, 13: AMPERE_DRIVER}
+"""The oldest driver for each major version of CUDA."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """The torch in an image, which can be installed without the image too."""
+
+    torch: str
+    cuda: str
+    covers: str
+    """Which GPUs it has code for, and from which driver on."""
+
+
+BUILDS = {
+    "ampere": Build("2.13.0", "13.0", f"capability 7.5 and newer with driver {AMPERE_DRIVER} or newer"),
+    "legacy": Build("2.7.1", "12.6", f"capability 5.0 to 9.0 with driver {LEGACY_DRIVER} or newer"),
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image word (cpu, ampere, legacy), or None where no image has code for the chip, and the reason."""
+
+    word: str | None
+    reason: str
+
+
+def choose(hardware: Hardware) -> Image:
+    """The image for this machine, by capability and driver of its first GPU."""
+    gpu = hardware.gpu
+    if gpu is None:
+        return Image("cpu", hardware.gpu_trouble or hardware.gpu_note or "no NVIDIA GPU is here")
+    chip = f"{gpu.name}, capability {gpu.capability[0]}.{gpu.capability[1]}, driver {gpu.driver}"
+    driver = driver_major(gpu)
+    if gpu.capability >= (8, 0) and driver >= AMPERE_DRIVER:
+        return Image("ampere", f"{chip}: CUDA 13 needs 8.0 here and driver {AMPERE_DRIVER}")
+    if gpu.capability < (5, 0):
+        return Image(None, f"{chip}: no image has code below 5.0")
+    if gpu.capability > (9, 0):
+        return Image(None, f"{chip}: this chip needs driver {AMPERE_DRIVER} or newer")
+    if driver >= LEGACY_DRIVER:
+        why = "the image for chips below 8.0" if gpu.capability < (8, 0) else f"driver below {AMPERE_DRIVER}: CUDA 12.6"
+        return Image("legacy", f"{chip}: {why}")
+    return Image(None, f"{chip}: CUDA 12 needs driver {LEGACY_DRIVER} or newer")
+
+
+def driver_major(gpu: Gpu) -> int:
+    """The driver's branch: 580 of 580.95.05; 0 if it says something else."""
+    head = gpu.driver.split(".")[0]
+    return int(head) if head.isdigit() else 0

@@ -1,0 +1,183 @@
+"""NVIDIA GPUs as the driver's management library (NVML) shows them, or why none can be used.
+
+The library is loaded only where a driver has installed it, so a machine without a GPU pays nothing.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.hardware.cgroup import text
+from runtime.hardware.facts import Gpu
+
+_LIBRARY = "libnvidia-ml.so.1"
+_FOLDERS = ("usr/lib64", "usr/lib", "usr/local/nvidia/lib64", "usr/lib/wsl/lib", "run/opengl-driver/lib")
+
+
+@dataclass(frozen=True)
+class _Device:
+    uuid: str
+    gpu: Gpu
+
+
+def read_gpus(
+    root: Path, environ: Mapping[str, str], place: str, nvml: Any = None
+) -> tuple[tuple[Gpu, ...], str | None]:
+    """The GPUs that CUDA will show to this process, in its order, and what is wrong with those it will not.
+
+    Args:
+        root: `/`, or the root of a recorded tree.
+        environ: CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES are honoured.
+        place: `host`, or the kind of container.
+        nvml: a module with pynvml's functions; None loads pynvml if a driver is installed.
+    """
+    if nvml is None:
+        if not _has_library(root, environ):
+            return (), _without_library(root, place)
+        nvml = importlib.import_module("pynvml")  # 30 ms, for nothing where there is no driver
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return (), _without_driver(root, place, error)
+    try:
+        return _usable(nvml, environ, place)
+    except nvml.NVMLError as error:
+        return (), f"the NVIDIA driver answers with an error: {error}"
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _usable(nvml: Any, environ: Mapping[str, str], place: str) -> tuple[tuple[Gpu, ...], str | None]:
+    driver = _string(nvml.nvmlSystemGetDriverVersion())
+    found: list[_Device] = []
+    trouble: list[str] = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            found += _devices(nvml, index, driver, trouble)
+        except nvml.NVMLError as error:
+            trouble.append(f"GPU {index} cannot be used: {error}")
+    wanted = environ.get("CUDA_VISIBLE_DEVICES")
+    visible = tuple(device.gpu for device in _visible(found, wanted))
+    if found and not visible:
+        trouble.append(f"CUDA_VISIBLE_DEVICES={wanted} hides every GPU: unset it")
+    elif not found and not trouble:
+        trouble.append(_nothing_mounted(environ, place))
+    return visible, "; ".join(trouble) or None
+
+
+def _devices(nvml: Any, index: int, driver: str, trouble: list[str]) -> list[_Device]:
+    """One GPU, or its MIG instances, which CUDA shows instead of it."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    mig = _mig_mode(nvml, handle)
+    parts = list(_instances(nvml, handle)) if mig else [handle]
+    if not parts:
+        trouble.append(f"GPU {index} is in MIG mode without an instance: create one with nvidia-smi mig")
+    return [_device(nvml, part, index, capability, driver, mig) for part in parts]
+
+
+def _device(nvml: Any, handle: Any, index: int, capability: tuple[int, int], driver: str, mig: bool) -> _Device:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return _Device(
+        _string(nvml.nvmlDeviceGetUUID(handle)),
+        Gpu(index=index, name=_string(nvml.nvmlDeviceGetName(handle)), capability=capability,
+            memory=int(memory.total), free=int(memory.free), driver=driver, mig=mig,
+            uuid=_string(nvml.nvmlDeviceGetUUID(handle))),
+    )  # fmt: skip
+
+
+def _mig_mode(nvml: Any, handle: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except nvml.NVMLError:  # most GPUs, and drivers before 450, know no such mode
+        return False
+
+
+def _instances(nvml: Any, handle: Any) -> Iterator[Any]:
+    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+        except nvml.NVMLError:  # slots are numbered, most of them empty
+            continue
+
+
+def _visible(found: list[_Device], wanted: str | None) -> list[_Device]:
+    """What CUDA shows: the first MIG instance and no whole GPU if there is one, unless another is named."""
+    counted = [device for device in found if device.gpu.mig][:1] or found
+    if wanted is None:
+        return counted
+    chosen: list[_Device] = []
+    for word in (part.strip() for part in wanted.split(",")):
+        if word.isdigit():
+            match = counted[int(word) : int(word) + 1]
+        else:
+            match = [device for device in found if word and device.uuid.startswith(word)][:1]
+        if not match:  # CUDA, too, stops at the first that is not there
+            break
+        chosen += match
+    return chosen
+
+
+def _string(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _has_library(root: Path, environ: Mapping[str, str]) -> bool:
+    triplet = f"{platform.machine()}-linux-gnu"
+    folders = [root / f for f in (*_FOLDERS, f"usr/lib/{triplet}", f"usr/lib/{triplet}/nvidia/current")]
+    folders += [Path(f) for f in environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if f]
+    if any((folder / _LIBRARY).exists() for folder in folders):
+        return True
+    try:  # the loader's own list knows the unusual places
+        return _LIBRARY.encode() in (root / "etc/ld.so.cache").read_bytes()
+    except OSError:
+        return False
+
+
+def _pci_device(root: Path) -> str | None:
+    """The PCI address of the first NVIDIA display or 3D controller."""
+    for folder in sorted(glob.glob(str(root / "sys/bus/pci/devices/*"))):
+        if text(Path(folder, "vendor")) == "0x10de" and text(Path(folder, "class")).startswith("0x03"):
+            return os.path.basename(folder)
+    return None
+
+
+def _driver_loaded(root: Path) -> bool:
+    return (root / "proc/driver/nvidia").is_dir()
+
+
+def _without_library(root: Path, place: str) -> str | None:
+    device, loaded = _pci_device(root), _driver_loaded(root)
+    if not device and not loaded:
+        return None
+    what = f"the machine has an NVIDIA GPU (PCI {device})" if device else "the machine has an NVIDIA driver"
+    if place != "host":
+        return f"{what}, but this container was started without it: ask for GPUs (`limits.gpus`)"
+    if loaded:
+        return f"{what}, but {_LIBRARY} is not installed: install the driver's user-space part"
+    return f"{what}, but no NVIDIA driver is loaded: install one (nvidia-smi must list the GPU)"
+
+
+def _without_driver(root: Path, place: str, error: Exception) -> str | None:
+    """A driver's library without a driver: normal where there is no GPU, else a trouble."""
+    device = _pci_device(root)
+    if not device and not _driver_loaded(root):
+        return None
+    which = f"the NVIDIA GPU (PCI {device})" if device else "the NVIDIA driver"
+    hint = "nvidia-smi must list it" if place == "host" else "start the container with GPUs (`limits.gpus`)"
+    return f"{which} cannot be used: {error}: {hint}"
+
+
+def _nothing_mounted(environ: Mapping[str, str], place: str) -> str:
+    if place == "host":
+        return "the NVIDIA driver is loaded, but lists no GPU: look at dmesg"
+    asked = environ.get("NVIDIA_VISIBLE_DEVICES")
+    cause = f"NVIDIA_VISIBLE_DEVICES={asked}" if asked is not None else "NVIDIA_VISIBLE_DEVICES is not set"
+    return f"the driver's library is in this container, but no GPU ({cause}): start it with `gpus: all`"

@@ -1,0 +1,52 @@
+"""Example: made-up network inputs of the shape and kind that a model's preprocessing gives, for trying a network out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime.data import stateless_random as draws
+from runtime.data.dataset import Inputs
+from runtime.errors import CheckpointError
+
+
+def inputs(preprocessing: dict[str, Any], samples: int, seed: int) -> Inputs:
+    """Inputs of `samples` samples: normal numbers, tokens and categories at random; texts of a random length.
+
+    Raises:
+        CheckpointError: if this version does not know such data.
+    """
+    drawn = draws.generator(seed, "example", samples)
+    match preprocessing.get("kind"):
+        case "images":
+            side = preprocessing["image_size"]
+            return (_normal(drawn, samples, preprocessing["channels"], side, side),)
+        case "texts":
+            return _tokens(drawn, samples, preprocessing["vocabulary"], preprocessing["max_length"])
+        case "series":
+            return (_normal(drawn, samples, preprocessing["length"], preprocessing["channels"]),)
+        case "table":
+            from runtime.data.tables import features
+
+            columns = features.from_json(preprocessing)
+            numbers = _normal(drawn, samples, columns.width)
+            places = torch.from_numpy(drawn.integers(0, columns.sizes, (samples, len(columns.sizes)), dtype=np.int32))
+            return tuple(part for part in (numbers, places) if part.shape[1])
+        case "own" if all(one["type"] == "float32" for one in preprocessing["inputs"]):
+            return tuple(_normal(drawn, samples, *one["shape"]) for one in preprocessing["inputs"])
+    raise CheckpointError(f"no inputs can be made up for a model of the kind {preprocessing.get('kind')!r}",
+                          "images, texts, table, series", "give real ones with --data PATH")  # fmt: skip
+
+
+def _normal(drawn: np.random.Generator, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(drawn.standard_normal(shape, dtype=np.float32))
+
+
+def _tokens(drawn: np.random.Generator, samples: int, vocabulary: int, longest: int) -> Inputs:
+    """Token ids and mask; the first text fills the length, the others end somewhere."""
+    length = int(drawn.integers(min(2, longest), longest, endpoint=True))
+    ends = np.concatenate([[length], drawn.integers(1, length, samples - 1, endpoint=True)])
+    mask = (np.arange(length) < ends[:, None]).astype(np.int64)
+    return torch.from_numpy(drawn.integers(0, vocabulary, (samples, length)) * mask), torch.from_numpy(mask)

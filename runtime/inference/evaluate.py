@@ -1,0 +1,210 @@
+"""Judge: metrics and confusion of a trained network, on its validation data or on new labelled data."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.errors import DataError
+from runtime.hardware import device_check as guard
+from runtime.inference import thread_limits as threads
+from runtime.report.confusion import Confusion, confusions
+from runtime.system import spreadsheet_cells as cells
+from runtime.system.files import read_json, storage_error, write_json
+from runtime.tracking.live import pass_progress as pace
+
+if TYPE_CHECKING:
+    from runtime.data.dataset import Dataset
+    from runtime.job import Job
+    from runtime.models.saved_model import Artifact
+    from runtime.training.evaluation.metrics import Tally
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `drivetrain evaluate` was asked."""
+
+    run: Path
+    data: Path | None = None
+    """New labelled data; the validation data of the run if None."""
+    output: Path | None = None
+    """Folder for metrics and confusion; evaluation/ in the run if None."""
+    run_code: bool = False
+    """Whether code in a model folder outside of its run may be run."""
+
+
+def judge(request: Request) -> int:
+    """Evaluate, print and write; returns 0.
+
+    Raises:
+        CheckpointError: if there is no trained model.
+        DataError: if the data cannot be used, or is not what the model was trained on.
+        StorageError: if the output cannot be written.
+    """
+    # Loading torch and reading the data take minutes where these are large.
+    print(f"evaluate: reading model and {'data' if request.data else 'validation data'}", file=sys.stderr, flush=True)
+    machine = threads.limit()
+    import torch
+
+    from runtime.models import saved_model as artifact
+
+    trained = artifact.load(request.run, consent=request.run_code)
+    device = torch.device(guard.device(machine, threads.tell))
+    if request.data is None:
+        tally = _validation(request, trained, device)
+        source, over = "validation data of the run", "validation/"
+    else:
+        source, over, tally = str(request.data), "", _new(request.data, trained, device)
+    metrics, counts = tally.metrics(over), confusions(tally.confusion())
+    _show(source, metrics, counts)
+    folder = request.output or request.run / "evaluation"
+    _write(
+        folder, {"data": source, "model": str(trained.folder), "trained": trained.trained, "metrics": metrics}, counts
+    )
+    print(f"written to {folder}")
+    return 0
+
+
+def _validation(request: Request, trained: Artifact, device: Any) -> Tally:
+    """The validation data, read again as the job says, with the job's loss."""
+    from runtime.data.custom import user_code
+    from runtime.inference import forward as inference
+    from runtime.job import custom as own
+    from runtime.models import code_consent as consent
+    from runtime.training import losses
+    from runtime.training.evaluation.metrics import Tally
+
+    job = stored_job(request.run)
+    if any(own.parts(job)):
+        # A run folder that came from elsewhere may name any code in job.yaml and any folder in state.json.
+        user_code.at(job.folder, consent.agreed(trained.folder, consent=request.run_code))
+    data = _read(request.run, job)
+    _check_same(data, trained)
+    train = job.train
+    goal = losses.objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
+    tally = Tally(data.heads, goal)
+    found = inference.outputs(trained.network, data.heads, data.validation, data.prepare, device)
+    _count(tally, found, data.validation.targets)
+    return tally
+
+
+def _read(run: Path, job: Job) -> Dataset:
+    """The data of the run, of which only what the run began with has anything to say about it."""
+    from runtime.data.load import load
+    from runtime.training import recorded_inputs as inputs
+
+    settled = inputs.stored(run)
+    return inputs.unchanged(job, run, settled, _changed) if settled else load(job)
+
+
+def _changed(what: str) -> DataError:
+    return DataError(f"the data has changed since training: {what}", "the data that the run was trained on",
+                     "restore it, or evaluate with --data PATH")  # fmt: skip
+
+
+def _new(path: Path, trained: Artifact, device: Any) -> Tally:
+    """New data; without a loss, which may hang on class weights of the training data."""
+    from runtime.data import load_new as new
+    from runtime.inference import forward as inference
+    from runtime.training.evaluation.metrics import Tally
+
+    data = new.read([path], trained.preprocessing, trained.heads, labelled=True)
+    for note in data.notes:
+        print(f"data: {note}", file=sys.stderr, flush=True)
+    tally = Tally(trained.heads, None)
+    found = inference.outputs(trained.network, trained.heads, data.split, data.prepare, device)
+    _count(tally, found, data.split.targets)
+    return tally
+
+
+def _count(tally: Tally, batches: Any, targets: Mapping[str, Any]) -> None:
+    import torch
+
+    total = len(next(iter(targets.values())))
+    print(f"evaluate: {total:,} samples", file=sys.stderr, flush=True)
+    for ids, outputs in pace.told(batches, total, "evaluate"):
+        index = torch.from_numpy(ids)
+        tally.add(outputs, {name: y[index] for name, y in targets.items()})
+
+
+def stored_job(run: Path) -> Job:
+    """The run's spec, with paths relative to where the spec lay that it was started from."""
+    from runtime.job_spec import load as spec
+
+    written = run / "job.yaml"
+    if not written.is_file():
+        raise DataError(f"{run} has no job.yaml, so its validation data is not known", "labelled data of your own",
+                        "name it: --data PATH")  # fmt: skip
+    source = (read_json(run / "state.json") or {}).get("source", "")
+    try:
+        return spec.load(written, folder=Path(source).parent)
+    except DataError as error:
+        raise DataError(error.given, error.possible, f"{error.action}; or name other data: --data PATH") from None
+
+
+def _check_same(data: Dataset, trained: Artifact) -> None:
+    """The data must give the classes and the preprocessing that the model was trained with."""
+    from dataclasses import asdict
+
+    changed = [f"{key} of head {name!r}" if name else key for name, head in data.heads.items()
+               for key, value in asdict(head).items() if value != asdict(trained.heads.get(name, head))[key]]  # fmt: skip
+    changed += [key for key, value in _plain(data.preprocessing).items() if value != trained.preprocessing.get(key)]
+    if changed or data.heads.keys() != trained.heads.keys():
+        raise _changed(f"{', '.join(changed[:5]) or 'its outputs'} differ")
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back: tuples as lists."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _show(source: str, metrics: Mapping[str, float], counts: list[Confusion]) -> None:
+    from rich.table import Table
+
+    from runtime.plan.plan_table import console
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
+    table.add_column("metric", no_wrap=True)
+    table.add_column("value", justify="right")
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:.4f}")
+    screen = console()
+    screen.print(f"evaluation on {source}")
+    screen.print(table)
+    for confusion in counts:
+        for truth, guess, count, share in confusion.mistakes(5):
+            head = f"{confusion.head}: " if confusion.head else ""
+            screen.print(f"  {head}{truth} taken for {guess}: {count:,} times, {share:.1%} of {truth}")
+
+
+def _write(folder: Path, data: dict[str, Any], counts: list[Confusion]) -> None:
+    from runtime.report.render import png as picture
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "metrics.json", data)
+        for confusion in counts:
+            stem = folder / (f"confusion-{_safe(confusion.head)}" if confusion.head else "confusion")
+            _table(confusion, stem.with_name(f"{stem.name}.csv"))
+            picture.confusion(confusion, stem.with_name(f"{stem.name}.png"))
+    except OSError as error:
+        raise storage_error(folder, error) from None
+
+
+def _safe(head: str) -> str:
+    """A name of a column as part of a file name."""
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in head)
+
+
+def _table(confusion: Confusion, path: Path) -> None:
+    """Truth by row, prediction by column."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(cells.row(["truth", *confusion.classes]))
+        writer.writerows(cells.row([name, *row]) for name, row in zip(confusion.classes, confusion.matrix, strict=True))

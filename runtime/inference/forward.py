@@ -1,0 +1,52 @@
+"""Inference: a trained network over samples, in order, batch by batch, in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from runtime.data.dataset import Prepare, Split
+from runtime.data.stateless_random import Ids
+from runtime.system import torch_settings
+
+MOST = 1024
+"""Largest batch."""
+ROOM = 4_000_000
+"""Numbers that the inputs of one batch may have: what a network makes of them takes a hundred times as much."""
+VECTOR = 256
+"""Numbers that a token or a category counts as, for a network makes a vector of it."""
+
+
+@torch.inference_mode()
+def outputs(
+    network: nn.Module, heads: Iterable[str], split: Split, prepare: Prepare, device: torch.device
+) -> Iterator[tuple[Ids, dict[str, Tensor]]]:  # fmt: skip
+    """The ids of each batch and the outputs by head, (N, outputs) float32 on the CPU.
+
+    Args:
+        network: in evaluation mode; it is moved to the device.
+        heads: names of the outputs.
+        split: the samples.
+        prepare: raw inputs to network inputs.
+        device: where to compute.
+    """
+    network.to(device)
+    with torch_settings.plain():
+        for ids in groups(split, prepare):
+            raw = tuple(x.to(device) for x in split.gather(ids))
+            found = network(*prepare(raw, ids, None))
+            yield ids, {name: (found[name] if isinstance(found, Mapping) else found).float().cpu() for name in heads}
+
+
+def groups(split: Split, prepare: Prepare) -> Iterator[Ids]:
+    """All ids in order, in batches that fit into memory; their size is seen from the first samples."""
+    ids = np.arange(len(split), dtype=np.int64)
+    look = ids[:8]
+    inputs = prepare(split.gather(look), look, None)
+    numbers = sum(prod(x.shape[1:]) * (1 if x.is_floating_point() else VECTOR) for x in inputs)
+    size = max(1, min(MOST, ROOM // max(1, numbers)))
+    return (ids[start : start + size] for start in range(0, len(ids), size))

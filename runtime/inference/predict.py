@@ -1,0 +1,132 @@
+"""Predict: a trained network's answers for new samples, as CSV or JSON lines.
+
+CSV has a row for each sample: `sample` (path, or file and row), then for each output `prediction` and `probability`,
+for a head with a name `<head>.prediction`. JSON lines have the same keys, those of heads with names under `heads`.
+Texts that a spreadsheet would run begin with an apostrophe in CSV; JSON lines hold them as they are.
+Samples that cannot be read are listed on stderr and have no row. Training may compute in fewer digits; this is fp32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from runtime.errors import StorageError
+from runtime.hardware import device_check as guard
+from runtime.inference import thread_limits as threads
+from runtime.system import spreadsheet_cells as cells
+from runtime.tracking.live import pass_progress as pace
+
+if TYPE_CHECKING:
+    from runtime.inference.predictions import Answer
+
+TERMINAL = "DRIVETRAIN_TERMINAL"
+"""Set in a container whose standard output is somebody's terminal."""
+SEVERAL = ";"
+"""Between the classes of one CSV cell, where a sample may have several."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `drivetrain predict` was asked."""
+
+    run: Path
+    inputs: Sequence[Path]
+    form: str = "csv"
+    """csv or jsonl."""
+    output: Path | None = None
+    """stdout if None."""
+    probabilities: bool = False
+    """Whether the probability of every class is wanted."""
+    run_code: bool = False
+    """Whether code in a model folder outside of its run may be run."""
+
+
+def predict(request: Request) -> int:
+    """Write the predictions; returns 0.
+
+    Raises:
+        CheckpointError: if there is no trained model.
+        DataError: if no sample can be read.
+        StorageError: if the output cannot be written.
+    """
+    machine = threads.limit()
+    import torch
+
+    from runtime.data import load_new as new
+    from runtime.inference import forward as inference
+    from runtime.inference import predictions as answers
+    from runtime.models import saved_model as artifact
+
+    trained = artifact.load(request.run, consent=request.run_code)
+    data = new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False)
+    for note in data.notes:
+        print(f"data: {note}", file=sys.stderr, flush=True)
+    started = time.monotonic()
+    device = torch.device(guard.device(machine, threads.tell))
+    batches = inference.outputs(trained.network, trained.heads, data.split, data.prepare, device)
+    among = request.output is None and (sys.stdout.isatty() or bool(os.environ.get(TERMINAL)))
+    if not among:
+        batches = pace.told(batches, len(data.split), "predict")
+    found = answers.of(batches, trained.heads, data.split, every=request.probabilities)
+    with _sink(request.output) as file:
+        (_csv if request.form == "csv" else _lines)(found, file)
+    seconds = time.monotonic() - started
+    count = len(data.split)
+    if among:
+        return 0  # it would stand among the rows
+    print(f"{count:,} samples in {seconds:.2f} s ({count / max(seconds, 1e-9):,.0f} samples/s)", file=sys.stderr)
+    return 0
+
+
+@contextlib.contextmanager
+def _sink(output: Path | None) -> Iterator[IO[str]]:
+    """The open output; a file gets its name when it is whole."""
+    if output is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    beside = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        beside.replace(output)
+    except OSError as error:
+        raise StorageError(f"{output}: {error.strerror or error}", "a file in a folder that this user may write",
+                           "name another one with --output") from None  # fmt: skip
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _lines(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
+    for title, answer in found:
+        row = {"sample": title, **(answer.get("", {"heads": answer}))}
+        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _csv(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    for number, (title, answer) in enumerate(found):
+        columns = dict(_cells(answer))
+        if number == 0:
+            writer.writerow(cells.row(["sample", *columns]))
+        writer.writerow(cells.row([title, *columns.values()]))
+
+
+def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, Any]]:
+    """Column and cell, nested ones flat."""
+    for head, parts in answer.items():
+        for key, value in parts.items():
+            name = f"{head}.{key}" if head else key
+            if isinstance(value, dict):
+                yield from ((f"{name}.{inner}", share) for inner, share in value.items())
+            else:
+                yield name, SEVERAL.join(str(cells.cell(each)) for each in value) if isinstance(value, list) else value

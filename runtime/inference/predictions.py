@@ -1,0 +1,84 @@
+"""Answers: outputs of a network as classes with probabilities, or as numbers in the units of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.data.dataset import Head, Split
+from runtime.data.stateless_random import Ids
+
+Answer = dict[str, Any]
+"""`prediction`, for classes `probability`, and if wanted `probabilities` by class. A name, a number, for several
+numbers a mapping by column; where a sample may have several classes, lists of equal length."""
+
+
+def of(
+    batches: Iterable[tuple[Ids, Mapping[str, Tensor]]], heads: Mapping[str, Head], split: Split, *, every: bool = False
+) -> Iterator[tuple[str, dict[str, Answer]]]:  # fmt: skip
+    """The title of each sample and its answer by head.
+
+    Args:
+        batches: ids and outputs by head.
+        heads: the outputs.
+        split: where the samples come from.
+        every: whether the probability of every class is wanted.
+    """
+    for ids, outputs in batches:
+        columns = [_answers(head, outputs[name], every) for name, head in heads.items()]
+        for index, row in zip(ids.tolist(), zip(*columns, strict=True), strict=True):
+            yield split.title(index), dict(zip(heads, row, strict=True))
+
+
+def probabilities(head: Head, outputs: Tensor) -> Tensor:
+    """Of outputs (N, classes): softmax, or where a sample may have several classes, the sigmoid."""
+    return outputs.sigmoid() if head.several else outputs.softmax(dim=1)
+
+
+def numbers(head: Head, outputs: Tensor) -> Tensor:
+    """Scaled outputs (N, columns) in the units of the data, float64; as they are if nobody knows what they mean."""
+    if not head.columns:
+        return outputs.double()
+    return outputs.double() * torch.tensor(head.std).double() + torch.tensor(head.mean).double()
+
+
+def _answers(head: Head, outputs: Tensor, every: bool) -> Iterator[Answer]:
+    if not head.classes:
+        return _numbers(head, numbers(head, outputs))
+    share = probabilities(head, outputs)
+    return _labels(head, share, every) if head.several else _classes(head, share, every)
+
+
+def _classes(head: Head, share: Tensor, every: bool) -> Iterator[Answer]:
+    best, place = share.max(dim=1)
+    for row, (value, index) in enumerate(zip(best.tolist(), place.tolist(), strict=True)):
+        answer: Answer = {"prediction": head.classes[index], "probability": _written(value)}
+        yield answer | (_every(head, share[row]) if every else {})
+
+
+def _labels(head: Head, share: Tensor, every: bool) -> Iterator[Answer]:
+    for row in share:
+        # The threshold of the scores: one half.
+        chosen = (row > 0.5).nonzero().flatten().tolist()
+        answer: Answer = {"prediction": [head.classes[i] for i in chosen],
+                          "probability": [_written(float(row[i])) for i in chosen]}  # fmt: skip
+        yield answer | (_every(head, row) if every else {})
+
+
+def _every(head: Head, share: Tensor) -> Answer:
+    return {"probabilities": dict(zip(head.classes, map(_written, share.tolist()), strict=True))}
+
+
+def _numbers(head: Head, values: Tensor) -> Iterator[Answer]:
+    for row in values.flatten(1).tolist():
+        rounded = [float(f"{value:.9g}") for value in row]
+        several = dict(zip(head.columns, rounded, strict=True)) if head.columns else rounded
+        yield {"prediction": rounded[0] if len(rounded) == 1 else several}
+
+
+def _written(probability: float) -> float:
+    """As many digits as float32 has."""
+    return float(f"{probability:.7g}")

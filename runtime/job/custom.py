@@ -1,0 +1,140 @@
+"""Own: a task of the person's own: data, network and loss from Python files beside the job.
+
+A network of one's own goes with every task; data and loss of one's own make the task `custom`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
+
+from runtime.errors import Problem
+from runtime.job import user_files as source
+from runtime.job.column_names import Column, different
+from runtime.job.job import Job
+from runtime.job.model import OwnModel
+from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Plateau, Train
+from runtime.job.values import FilePath, Spec, named
+
+Kind = Literal["auto", "classes", "labels", "numbers", "other"]
+OFFERED = ("outputs", "classes", "inputs", "vocabulary", "categories")
+"""Arguments that the factory of a network gets from the data, if its signature names them."""
+
+
+class OwnData(Spec):
+    """The person's own data: a function that returns training and validation data as a pair.
+
+    Each of the two is a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays of which the last one
+    holds the targets. Inputs are a tensor, an array, a number, or a tuple of these.
+    """
+
+    file: FilePath = Field(description="Python file beside the job")
+    factory: str = Field("load", description="function in the file that returns (training data, validation data)")
+    arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
+    targets: Kind = Field(
+        "auto",
+        description="classes: indices (N,); labels: 0 or 1 (N, labels); numbers: (N,) or (N, numbers); other: anything, "
+        "with the loss as the only metric; auto: whole numbers are classes or labels, others are numbers",
+    )
+    names: Annotated[tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(different)] | None = Field(
+        None, description="names of the classes, labels or numbers, in the order of the network's outputs"
+    )
+    reader: str | None = Field(
+        None,
+        description="function in the file that turns a list of paths into data, for `predict` and `evaluate --data`; "
+        "absent: .npz files with `inputs` and `targets`",
+    )
+
+
+class OwnLoss(Spec):
+    """The person's own loss: a function that returns a callable of (outputs, targets).
+
+    The callable gives one term per sample, shape (N,), or their mean as a scalar.
+    """
+
+    name: Literal["own"] = Field("own", description="may be left out beside `file:`")
+    file: FilePath = Field(description="Python file beside the job")
+    factory: str = Field("loss", description="function in the file that returns the loss")
+    arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
+
+
+def _by_file(value: Any) -> Any:
+    """`{file: my_loss.py}` needs no name."""
+    return {"name": "own", **value} if isinstance(value, dict) and "file" in value else value
+
+
+AnyOwnLoss = Annotated[
+    Annotated[
+        CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber | OwnLoss, Field(discriminator="name")
+    ],
+    named(),
+    BeforeValidator(_by_file),
+]
+
+
+class OwnTrain(Train):
+    """How to train."""
+
+    loss: AnyOwnLoss | None = Field(  # type: ignore[assignment]
+        None, description="what is minimized; by targets cross entropy, BCE or MSE if absent"
+    )
+
+
+class OwnTask(Job):
+    """What is shared by the task `custom` and by training from Python: only the data says which metrics there are."""
+
+    METRICS = ("loss", "accuracy", "f1", "mae", "rmse", "r2")
+
+    def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
+        """None: the person's own code knows where its data is."""
+        return []
+
+    def has_own_loss(self) -> bool:
+        """Whether the loss is the person's own."""
+        return getattr(self.train.loss, "name", "") == "own"
+
+    def watched(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Every metric that the job looks at, with its key."""
+        yield ("checkpoint", "best"), self.best()
+        if self.train.early_stopping:
+            yield ("train", "early_stopping", "metric"), self.train.early_stopping.metric
+        if isinstance(self.train.schedule, Plateau):
+            yield ("train", "schedule", "metric"), self.train.schedule.metric
+
+    def problems(self) -> Iterator[Problem]:
+        """Class weights belong to the built-in losses."""
+        if self.has_own_loss() and self.train.class_weights != "none":
+            yield self.problem(("train", "class_weights"), f"is {self.train.class_weights}", "a built-in loss",
+                               "weigh the classes inside your own loss, and remove it")  # fmt: skip
+
+
+class CustomJob(OwnTask):
+    """Data, network and loss of the person's own."""
+
+    task: Literal["custom"]
+    data: OwnData = Field(description="what the network learns from")  # type: ignore[assignment]
+    model: OwnModel = Field(description="the network")
+    train: OwnTrain = Field(OwnTrain(), description="how to train")
+
+
+def parts(job: Job) -> Iterator[tuple[tuple[str, ...], source.Own, tuple[str, ...]]]:
+    """Each part of a job that is the person's own: its key, the part, and what its factory gets by itself."""
+    model: Any = getattr(job, "model", None)
+    if isinstance(model, OwnModel):
+        yield ("model",), model, OFFERED
+    if isinstance(job, CustomJob):
+        yield ("data",), job.data, ()
+        if isinstance(job.train.loss, OwnLoss):
+            yield ("train", "loss"), job.train.loss, ()
+
+
+def problems(job: Job) -> Iterator[Problem]:
+    """What is wrong with the person's own files; none of them is run."""
+    for key, part, offered in parts(job):
+        yield from source.problems(job, key, part, offered)
+    if isinstance(job, CustomJob) and job.data.reader is not None:
+        found = source.functions(job, ("data",), job.data.file)
+        if not isinstance(found, Problem) and job.data.reader not in found and "*" not in found:
+            yield source.unknown(job, ("data", "reader"), job.data.reader, job.data.file, found)

@@ -1,0 +1,76 @@
+"""Caller: the spec of a training that a Python program asked for, with its own network, data and loss in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from runtime.errors import Problem
+from runtime.job.custom import Kind, OwnTask
+from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Train
+from runtime.job.values import Natural, Spec, named
+
+
+class CallersData(Spec):
+    """Data that was handed over; the record tells whether a run that goes on has the same."""
+
+    targets: Kind = Field("auto", description="classes, labels, numbers or other; auto looks at them")
+    names: tuple[str, ...] | None = Field(None, description="names of the classes, labels or numbers", strict=False)
+    train: Natural = Field(0, description="training samples")
+    validation: Natural = Field(0, description="validation samples")
+    inputs: tuple[tuple[int, ...], ...] = Field((), description="shape of each input of a sample", strict=False)
+
+
+class CallersModel(Spec):
+    """A network that was handed over."""
+
+    kind: str = Field("", description="its class")
+    parameters: Natural = Field(0, description="how many it has")
+
+
+class CallersLoss(Spec):
+    """A loss that was handed over."""
+
+    name: Literal["own"] = Field("own", description="a callable of (outputs, targets)")
+    function: str = Field(description="its name")
+
+
+AnyCallersLoss = Annotated[
+    Annotated[
+        CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber | CallersLoss, Field(discriminator="name")
+    ],
+    named(),
+]
+
+
+class CallersTrain(Train):
+    """How to train."""
+
+    loss: AnyCallersLoss | None = Field(  # type: ignore[assignment]
+        None, description="what is minimized; by targets cross entropy, BCE or MSE if absent"
+    )
+
+
+class CallersJob(OwnTask):
+    """A training that a Python program asked for."""
+
+    task: Literal["python"]
+    data: CallersData = Field(CallersData(), description="what the network learns from")  # type: ignore[assignment]
+    model: CallersModel = Field(CallersModel(), description="the network")
+    train: CallersTrain = Field(CallersTrain(), description="how to train")
+
+    def problems(self) -> Iterator[Problem]:
+        """Also what only a process of our own can do: another program's SIGUSR1 is its own affair."""
+        yield from super().problems()
+        gpus, processes = self.limits.gpus, self.limits.processes
+        if gpus == "all" or (isinstance(gpus, list) and len(gpus) > 1):
+            yield self.problem(("limits", "gpus"), f"is {gpus} in a call from Python, which is one process", "one GPU",
+                               "name one; `drivetrain train` starts a process for each GPU")  # fmt: skip
+        if processes is not None and processes > 1:
+            yield self.problem(("limits", "processes"), f"is {processes} in a call from Python, which is one process",
+                               "1", "leave it out; `drivetrain train` starts several")  # fmt: skip
+        if self.checkpoint.notice is not None:
+            yield self.problem(("checkpoint", "notice"), f"is {self.checkpoint.notice!r} in a call from Python",
+                               "a notice in a job that `drivetrain train` runs", "leave it out")  # fmt: skip

@@ -1,0 +1,197 @@
+"""Source: a Python file of the person's own, checked without being run: its place, its syntax, its factory."""
+
+from __future__ import annotations
+
+import ast
+import os
+import platform
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from runtime.errors import Problem, nearest
+from runtime.job.formatting import shown
+from runtime.job.job import Job
+
+KIND = "a Python file beside the job"
+
+
+class Own(Protocol):
+    """A part of the spec that names a function of the person's own."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def factory(self) -> str: ...
+    @property
+    def arguments(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a function can be called with, by keyword."""
+
+    needed: tuple[str, ...]
+    known: tuple[str, ...]
+    """All parameters, the needed ones among them."""
+    nameless: tuple[str, ...] = ()
+    """Needed, and not to be given by keyword."""
+    any: bool = False
+    """Whether it takes keywords of any name."""
+
+
+Functions = dict[str, Signature | None]
+"""Functions and classes at the top of a file; None where the parameters show only when it runs."""
+
+
+def misplaced(folder: Path, file: str) -> tuple[str, str, str] | None:
+    """Why `file` is no Python file that lies in `folder`, in three parts; None if it is one."""
+    path = Path(file)
+    if path.suffix != ".py":
+        return f"is {shown(file)}", KIND, "name a .py file"
+    if path.is_absolute() or ".." in path.parts:
+        return f"is {shown(file)}", f"{KIND}, as a relative path without `..`", "put the file beside the job"
+    full = folder / path
+    if wrong := trouble(full):
+        return f"{shown(file)} {wrong}", KIND, "check the spelling"
+    if not full.is_file():
+        return f"{shown(file)} is no file", KIND, "name a file"
+    if not full.resolve().is_relative_to(folder.resolve()):
+        return f"{shown(file)} leads to {full.resolve()}", f"{KIND}, links included", "copy the file here"
+    return None
+
+
+def trouble(path: Path) -> str | None:
+    """Why a path cannot be read, as the end of a sentence; None if it can."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "is not there"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        return f"is not a path: {error}"
+    return None if os.access(path, os.R_OK) else "cannot be read: Permission denied"
+
+
+def problems(job: Job, key: tuple[str, ...], part: Own, offered: Sequence[str] = ()) -> Iterator[Problem]:
+    """What is wrong with the file and the factory of one part.
+
+    Args:
+        job: whose folder holds the file.
+        key: of the part: `model`.
+        part: file, factory and arguments.
+        offered: names of arguments that the runtime gives by itself to a factory that has them.
+    """
+    found = functions(job, key, part.file)
+    if isinstance(found, Problem):
+        yield found
+        return
+    if part.factory not in found and "*" not in found:
+        yield unknown(job, (*key, "factory"), part.factory, part.file, found)
+    elif signature := found.get(part.factory):
+        yield from _arguments(job, key, part, signature, offered)
+
+
+def functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Problem:
+    """The functions and classes of a file, or why it cannot be read."""
+    path = (*key, "file")
+    if wrong := misplaced(job.folder, file):
+        return job.problem(path, *wrong)
+    try:
+        text = (job.folder / file).read_bytes()
+        if b"\0" in text:  # Python's own word for it depends on its version
+            raise ValueError("it holds null bytes")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text, file)
+    except SyntaxError as error:
+        return job.problem(path, f"{mistake(file, error)}", f"what Python {platform.python_version()} understands",
+                           "mend this line, or the one before it")  # fmt: skip
+    except (ValueError, RecursionError, MemoryError) as error:
+        return job.problem(path, f"{file} cannot be read: {error}", "a Python file as an editor saves it",
+                           "save it again as text")  # fmt: skip
+    return dict(_definitions(tree.body))
+
+
+def mistake(file: str, error: SyntaxError) -> str:
+    """`my_model.py:3:9: invalid syntax`, and below it the line."""
+    line = f"\n    {error.text.strip()}" if error.text and error.text.strip() else ""
+    return f"{file}:{error.lineno or 1}:{error.offset or 1}: {error.msg}{line}"
+
+
+def unknown(job: Job, path: tuple[str, ...], name: str, file: str, known: Functions) -> Problem:
+    """A problem with the name of a function that the file does not have."""
+    here = [each for each in known if not each.startswith("_")]
+    return job.problem(path, f"{file} has no function or class {shown(name)} at its top level",
+                       f"one of {', '.join(here)}" if here else "a function or class at its top level",
+                       nearest(name, here) or f"write `def {name}(...):`, or name another")  # fmt: skip
+
+
+def _arguments(
+    job: Job, key: tuple[str, ...], part: Own, signature: Signature, offered: Sequence[str]
+) -> Iterator[Problem]:
+    """Arguments that the factory does not know, and needed ones that are not given."""
+    name, path = part.factory, (*key, "arguments")
+    if signature.nameless:
+        yield job.problem((*key, "factory"), f"{name}() takes {', '.join(signature.nameless)} by position only",
+                          "parameters with names", "remove the `/` from its signature")  # fmt: skip
+    for given in part.arguments:
+        if given not in signature.known and not signature.any:
+            possible = (
+                f"arguments of {name}(): {', '.join(signature.known)}" if signature.known else f"{name}() has none"
+            )
+            yield job.problem((*path, given), f"{name}() in {part.file} has no argument of this name", possible,
+                              nearest(given, signature.known) or "remove it")  # fmt: skip
+    lacking = [each for each in signature.needed if each not in part.arguments and each not in offered]
+    if lacking:
+        given_by_us = f"; {', '.join(offered)} come from the data by themselves" if offered else ""
+        yield job.problem(path, f"{name}() in {part.file} needs {', '.join(lacking)}",
+                          f"a value for each argument without a default{given_by_us}",
+                          f"add `arguments: {{{lacking[0]}: ...}}`, or give it a default")  # fmt: skip
+
+
+def _definitions(body: Sequence[ast.stmt]) -> Iterator[tuple[str, Signature | None]]:
+    """Every name that the statements bind."""
+    for node in body:
+        match node:
+            case ast.FunctionDef():
+                # A decorator can change what a function takes.
+                yield node.name, None if node.decorator_list else _signature(node.args)
+            case ast.ClassDef():
+                yield node.name, _constructor(node)
+            case ast.Import() | ast.ImportFrom():
+                yield from ((alias.asname or alias.name.split(".")[0], None) for alias in node.names)
+            case ast.Assign():
+                yield from ((target.id, None) for target in node.targets if isinstance(target, ast.Name))
+            case ast.If() | ast.With():
+                yield from _definitions([*node.body, *getattr(node, "orelse", [])])
+            case ast.Try():
+                handlers = [statement for handler in node.handlers for statement in handler.body]
+                yield from _definitions([*node.body, *handlers, *node.orelse, *node.finalbody])
+
+
+def _constructor(node: ast.ClassDef) -> Signature | None:
+    own = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+    if not own or own[0].decorator_list or node.decorator_list or node.keywords:
+        return None
+    return _signature(own[0].args, bound=1)
+
+
+def _signature(arguments: ast.arguments, bound: int = 0) -> Signature:
+    """The parameters less the first `bound` ones."""
+    count = len(arguments.posonlyargs) + len(arguments.args)
+    free = count - len(arguments.defaults)
+    positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+    nameless = positional[bound : min(len(arguments.posonlyargs), free)]
+    named = positional[max(bound, len(arguments.posonlyargs)) :]
+    by_name = list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
+    needed = [name for name in positional[bound:free] if name in named]
+    return Signature(
+        needed=(*needed, *(each.arg for each, default in by_name if default is None)),
+        known=(*named, *(each.arg for each, _ in by_name)),
+        nameless=tuple(nameless),
+        any=arguments.kwarg is not None,
+    )

@@ -1,0 +1,147 @@
+"""Reader: YAML nodes as plain data, with the place of every key.
+
+Duplicate keys, keys that are not text, merge keys, unknown tags and aliases that explode are problems.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import yaml
+
+from runtime.errors import Problem, SpecError
+from runtime.job.formatting import Path, dotted, printable
+from runtime.job.yaml_syntax import MAX_DEPTH, MAX_NODES, MERGE, PREFIX, SCALARS
+
+# No setting needs more; without a bound a hexadecimal number of a million digits could be read and not be printed.
+_MAX_NUMBER = 100
+
+
+class _Unreadable(Exception):
+    """A value or a key that cannot be read; what stands beside it can."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+
+class Reader:
+    """Turns the nodes of one document into data; `places`, `problems` and `unread` fill up on the way."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.places: dict[Path, str] = {}
+        self.problems: list[Problem] = []
+        self.unread: list[Path] = []
+        self._nodes = 0
+        self._open: set[int] = set()
+
+    def read(self, node: yaml.Node, path: Path) -> Any:
+        """The data of a node; None, and a problem, if it cannot be read.
+
+        Raises:
+            SpecError: if aliases make the document explode.
+        """
+        self._nodes += 1
+        self.places.setdefault(path, self._where(node))
+        try:
+            if self._nodes > MAX_NODES or len(path) > MAX_DEPTH:
+                self._explode(node, path)
+            if isinstance(node, yaml.ScalarNode):
+                return self._scalar(node, path)
+            return self._collection(node, path)
+        except _Unreadable as error:
+            self.problems.append(error.problem)
+            self.unread.append(path)
+            return None
+
+    def _where(self, node: yaml.Node) -> str:
+        return f"{self.name}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+    def _problem(self, node: yaml.Node, path: Path, given: str, possible: str, action: str) -> _Unreadable:
+        return _Unreadable(Problem(self._where(node), dotted(path), given, possible, action))
+
+    def _explode(self, node: yaml.Node, path: Path) -> NoReturn:
+        much = f"nested deeper than {MAX_DEPTH} levels" if len(path) > MAX_DEPTH else f"more than {MAX_NODES} values"
+        found = self._problem(node, path, f"{much} once aliases are expanded", "a short spec",
+                              "write the values out, without nested aliases")  # fmt: skip
+        raise SpecError([*self.problems, found.problem])
+
+    def _collection(self, node: yaml.Node, path: Path) -> dict[str, Any] | list[Any]:
+        if id(node) in self._open:
+            raise self._problem(node, path, "an alias inside the very value that it stands for", "values that end",
+                                "write the value out")  # fmt: skip
+        self._open.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode) and node.tag == PREFIX + "map":
+                return self._mapping(node, path)
+            if isinstance(node, yaml.SequenceNode) and node.tag == PREFIX + "seq":
+                return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
+        finally:
+            self._open.remove(id(node))
+        raise self._bad_tag(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            try:
+                key = self._key(key_node, path, data)
+            except _Unreadable as error:
+                self.problems.append(error.problem)
+                continue
+            self.places[*path, key] = self._where(key_node)
+            data[key] = self.read(value_node, (*path, key))
+        return data
+
+    def _key(self, node: yaml.Node, path: Path, taken: dict[str, Any]) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            kind = "mapping" if isinstance(node, yaml.MappingNode) else "list"
+            raise self._problem(node, path, f"a {kind} as a key", "text as keys", "write the key as a word")
+        child = (*path, str(node.value))
+        if not isinstance(key := self._scalar(node, child), str):
+            raise self._problem(node, child, "a key that is not text", "text as keys",
+                                f'write it in quotes: "{printable(node.value)}":')  # fmt: skip
+        if node.tag == MERGE:
+            raise self._problem(node, child, "merge keys are no part of YAML 1.2", "every key written out",
+                                "copy the keys to here")  # fmt: skip
+        if key in taken:
+            raise self._problem(node, child, "the key stands here twice", f"once (first at {self.places[child]})",
+                                "remove one of the two")  # fmt: skip
+        return key
+
+    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
+        text, kind = str(node.value), node.tag.removeprefix(PREFIX)
+        if kind in ("str", "merge"):
+            return self._text(node, path, text)
+        if kind not in SCALARS:
+            raise self._bad_tag(node, path)
+        if not SCALARS[kind][0].fullmatch(text):
+            raise self._problem(node, path, f"'{printable(text)}' under the tag !!{kind}", "a value that fits the tag",
+                                "remove the tag")  # fmt: skip
+        match kind:
+            case "null":
+                return None
+            case "bool":
+                return text.lower() == "true"
+        return self._number(node, path, text, kind)
+
+    def _text(self, node: yaml.Node, path: Path, text: str) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise self._problem(node, path, f"'{printable(text)}' holds half a character", "whole characters",
+                                "write the character itself, not \\u escapes of its halves") from None  # fmt: skip
+        return text
+
+    def _number(self, node: yaml.Node, path: Path, text: str, kind: str) -> int | float:
+        if len(text) > _MAX_NUMBER:
+            raise self._problem(node, path, f"a number of {len(text)} characters",
+                                f"numbers of at most {_MAX_NUMBER} characters", "write it shorter")  # fmt: skip
+        if kind == "int":
+            return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+        # Python writes inf and nan without the dot.
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+    def _bad_tag(self, node: yaml.Node, path: Path) -> _Unreadable:
+        tag = printable(node.tag.replace(PREFIX, "!!"))
+        return self._problem(node, path, f"the tag {tag} is not allowed", "plain text, numbers, lists and mappings",
+                             "remove the tag")  # fmt: skip

@@ -1,0 +1,213 @@
+"""Reading a spec: YAML file and `--set` values in, a checked Job out, or every problem at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
+
+from runtime import optimizations
+from runtime.errors import DataError, Problem, SpecError, nearest
+from runtime.job import JOBS, Document, Job, dotted
+from runtime.job import custom as own
+from runtime.job.document import read
+from runtime.job.formatting import printable, shown
+from runtime.job.train import Plateau, Sgd
+from runtime.job.user_files import trouble
+from runtime.job.values import Spec
+from runtime.job.yaml_syntax import MAX_BYTES
+from runtime.job_spec.validation_errors import UNKNOWN_KEY, problems, without
+
+
+def load(path: Path | str, assignments: Sequence[str] = (), *, folder: Path | None = None) -> Job:
+    """Read and check one job spec.
+
+    Args:
+        path: the YAML file.
+        assignments: `key.path=value` texts, applied over the file.
+        folder: where relative paths start; the file's own folder if None.
+
+    Raises:
+        SpecError: with every problem, each with file:line:column and key.
+        DataError: if a path that the spec names is not there.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SpecError(
+            f"{path}: {error.strerror or error}", "a job spec in YAML", "see the examples in jobs/"
+        ) from None
+    return _load(content, path, assignments, folder)
+
+
+def _load(content: bytes, path: Path, assignments: Sequence[str], folder: Path | None) -> Job:
+    document = read(content, str(path))
+    for assignment in assignments:
+        try:
+            document.set(assignment)
+        except SpecError as error:
+            document.problems += error.problems
+    job = check(document)
+    job._folder = folder or path.parent
+    _check_paths(job, _recipe(content))
+    return job
+
+
+def check(document: Document, kind: type[Job] | None = None) -> Job:
+    """A Job from a document.
+
+    Args:
+        document: what was written.
+        kind: the class of the task; by the document's `task:` if None.
+
+    Raises:
+        SpecError: with every problem.
+    """
+    found = [*document.problems, *([] if kind else _task_problems(document))]
+    data, kind = dict(document.data), kind or _kind(document)
+    job: Job | None = None
+    try:
+        _typed(kind).model_validate(data)
+        job = kind.model_validate(data)
+    except ValidationError as error:
+        found += _news(problems(error, _typed(kind), document), document, known_task=kind is not Job)
+        found += _of_the_rest(kind, without(data, error, document), document, found)
+    if job is not None and kind is not Job:
+        job._document = document
+        found += [*_combination_problems(job, document), *job.problems()]
+    if found or job is None:
+        raise SpecError(sorted(found, key=_line))
+    return job
+
+
+def _of_the_rest(kind: type[Job], data: dict[str, Any], document: Document, found: list[Problem]) -> list[Problem]:
+    """Combination problems beside values that are wrong in themselves, so that all come at once."""
+    # Which metrics and losses there are is said by the task and by `data:`; both have to be right.
+    if kind is Job or any(problem.key.startswith("data") for problem in found):
+        return []
+    try:
+        job = kind.model_validate({"name": "job"} | data)
+    except ValidationError:
+        return []
+    return list(_combination_problems(job, document))
+
+
+def _kind(document: Document) -> type[Job]:
+    """The class of the task; Job itself, which knows what all tasks share, if the task is not known."""
+    task = document.data.get("task")
+    return JOBS.get(task, Job) if isinstance(task, str) else Job
+
+
+def _news(more: list[Problem], document: Document, *, known_task: bool) -> Iterator[Problem]:
+    """What is not a consequence of a value that could not be read, or of a task that is not known."""
+    blamed = [dotted(path) for path in document.unread]
+    for problem in more:
+        after = any(
+            problem.key == key or problem.key.startswith((f"{key}.", f"{key}[")) or key.startswith(f"{problem.key}[")
+            for key in blamed
+        )
+        # Without the task nobody knows which keys `model:` and `data:` have.
+        open_ = problem.key == "model" or problem.key.startswith("data.")
+        task = problem.key == "task" or (open_ and problem.given == UNKNOWN_KEY)
+        if not after and (known_task or not task):
+            yield problem
+
+
+def _line(problem: Problem) -> tuple[int, int]:
+    line, column = problem.place.rsplit(":", 2)[1:]
+    return int(line), int(column)
+
+
+def _task_problems(document: Document) -> Iterator[Problem]:
+    known = ", ".join(JOBS)
+    if "task" not in document.data:
+        yield Problem(document.place(()), "task", "is missing", f"one of {known}", "add `task:`")
+    elif _kind(document) is Job and ("task",) not in document.unread:
+        task = document.data["task"]
+        yield Problem(document.place(("task",)), "task", f"is {shown(task)}", f"one of {known}",
+                      nearest(str(task), JOBS) or "pick one")  # fmt: skip
+
+
+@cache
+def settings() -> type[BaseModel]:
+    """The `optimize:` part: one key per optimization, its own values or auto."""
+    fields: dict[str, Any] = {
+        o.name: (o.values | Literal["auto"], Field("auto", description=o.sentence)) for o in optimizations.every()
+    }
+    measure: Any = (Literal["off", "auto", "full"], Field("auto", description="what is contested is measured first: "
+                    "auto spends 2 % of runs of five minutes and more, full measures whatever the length"))  # fmt: skip
+    return create_model("Optimize", __base__=Spec, measure=measure, **fields)
+
+
+@cache
+def _typed(kind: type[Job]) -> type[Job]:
+    """The class of a task with the values of every optimization; for checking and for the schema."""
+    optimize: Any = (settings(), Field(settings()(), description=kind.model_fields["optimize"].description))
+    return create_model(kind.__name__, __base__=kind, optimize=optimize)
+
+
+def _combination_problems(job: Job, document: Document) -> Iterator[Problem]:
+    """What is right by itself and wrong together."""
+    yield from _metric_problems(job, document)
+    loss, optimizer = job.train.loss, job.train.optimizer
+    if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
+        path = document.nearest(("train", "loss", "name"))
+        yield Problem(document.place(path), dotted(path), f"is {shown(loss.name)}",
+                      f"for {job.task}: {', '.join(allowed)}", "choose one of these")  # fmt: skip
+    fp16 = job.train.fp16
+    if not fp16.min_scale <= fp16.initial_scale <= fp16.max_scale:
+        path = document.nearest(("train", "fp16", "initial_scale"))
+        yield Problem(document.place(path), dotted(path), f"starts at {fp16.initial_scale:g}",
+                      f"from min_scale ({fp16.min_scale:g}) to max_scale ({fp16.max_scale:g})", "change one of the three")  # fmt: skip
+    if isinstance(optimizer, Sgd) and optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening > 0):
+        path = ("train", "optimizer", "nesterov")
+        yield Problem(document.place(path), dotted(path), "is true", "with momentum above 0 and dampening 0 only",
+                      "change those two, or leave it out")  # fmt: skip
+
+
+def _metric_problems(job: Job, document: Document) -> Iterator[Problem]:
+    known = job.metrics()
+    stopping, schedule = job.train.early_stopping, job.train.schedule
+    watched = [(("checkpoint", "best"), job.checkpoint.best),
+               (("train", "schedule", "metric"), schedule.metric if isinstance(schedule, Plateau) else None),
+               (("train", "early_stopping", "metric"), stopping.metric if stopping else None)]  # fmt: skip
+    for path, metric in watched:
+        if metric is not None and metric not in known:
+            yield Problem(document.place(path), dotted(path), f"is {shown(metric)}",
+                          f"a metric of this task: {', '.join(known)}",
+                          nearest(metric, known) or "pick one")  # fmt: skip
+
+
+def _recipe(content: bytes) -> str:
+    """The command that makes the data of an example job, which stands in a comment of it; empty if none does."""
+    found = re.search(rb"^#.*\b(drivetrain sample [a-z]+ .+?)\s*$", content, re.MULTILINE)
+    return found[1].decode("utf-8", "replace") if found else ""
+
+
+def _check_paths(job: Job, recipe: str) -> None:
+    if found := list(own.problems(job)):
+        raise SpecError(sorted(found, key=_line))
+    lost = [f"{job.document.place(key)}: {dotted(key)}: {shown(path)} {wrong}"
+            for key, path in job.data_paths() if (wrong := trouble(job.resolve(path)))]  # fmt: skip
+    if lost:
+        folders = dict.fromkeys((str(job.folder.resolve()), str(Path.cwd())))
+        raise DataError(
+            "\n".join(lost),
+            f"a path relative to {' or to '.join(folders)}",
+            f"make the data: {printable(recipe, 120)}" if recipe
+            else "check the spelling; in a container only the project and mounted folders can be seen",
+        )  # fmt: skip
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of the spec."""
+    kinds = [_typed(kind) for kind in JOBS.values()]
+    union: Any = Annotated[Union[tuple(kinds)], Field(discriminator="task")] if len(kinds) > 1 else kinds[0]  # noqa: UP007
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Drivetrain job",
+            **TypeAdapter(union).json_schema()}  # fmt: skip

@@ -1,0 +1,196 @@
+"""The host side: pick the image and the limits, start the container through compose, follow it to its end.
+
+    engine answers? -> image there? -> runs/ writable? -> compose up -> follow the log -> exit code
+
+Without a reachable engine the same job trains natively, in the local environment, with the same plan.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import Busy, DeviceError, SpecError
+from runtime.hardware import device_check as guard
+from runtime.hardware import gpu_selection as gpus
+from runtime.hardware import image_selection as image
+from runtime.hardware.detect import detect
+from runtime.job import Job
+from runtime.job_spec import load as spec
+from runtime.launch import container_limits as allowance
+from runtime.launch import docker_engine as engine
+from runtime.launch import follow_container, mounts, network
+from runtime.launch import nvidia_toolkit as toolkit
+from runtime.launch import project as checkout
+from runtime.launch.project import PROJECT
+
+VOLUMES = ("compile", "huggingface", "state")
+"""Below /cache in every container: compiled code, the hub's files, and which models this user has trained."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `drivetrain launch` was asked."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    device: str = "cpu"
+    flags: Sequence[str] = ()
+    """Options of `train` that are handed on."""
+    network: bool = False
+    """Whether the container gets a network although nothing in the job names an address."""
+
+
+def launch(request: Request) -> int:
+    """Train in a container, or natively where no engine answers; returns the exit code.
+
+    Raises:
+        DrivetrainError: if the spec is invalid, or the container cannot be started.
+    """
+    job = spec.load(request.spec, request.assignments)
+    word = _word(request, job)
+    client = engine.connect()
+    if isinstance(client, engine.Absent):
+        print(f"no Docker engine ({client.why}): training natively, limits are not enforced; to use one: {client.cure}")
+        return _native(request, job, word)
+    override = _override(request, job)
+    online, line = network.told(job, asked=request.network)
+    print(line, flush=True)
+    variables = allowance.variables(client.info(), job, gpu=word != "cpu") | allowance.owner(PROJECT, tell=True)
+    variables["DRIVETRAIN_NETWORK"] = "bridge" if online else "none"
+    if word != "cpu":
+        variables |= toolkit.find(client.info()).variables()
+    engine.build_if_missing(client, word)
+    return follow_container.follow(_start(client, override, job, word, variables))
+
+
+def _word(request: Request, job: Job) -> str:
+    """The image, by the chip and the driver of this host."""
+    if request.device == "cpu":
+        return "cpu"
+    if job.limits.gpus == "none":
+        raise SpecError("--device gpu, and limits.gpus is none in the job", "one of them", "`make train-cpu`")
+    machine = gpus.used(detect(Path("runs")), job.limits.gpus)
+    word = guard.launchable(machine)
+    print(f"image {word}: {image.choose(machine).reason}")
+    if machine.gpu_note:
+        print(f"gpu: {machine.gpu_note}")
+    return word
+
+
+def _native(request: Request, job: Job, word: str) -> int:
+    """Train in the local environment, which is completed first if torch is missing."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        done = subprocess.run([str(PROJECT / "scripts" / "setup"), "native", word], check=False)
+        if done.returncode:
+            raise DeviceError("the local environment could not be made", "see the lines above",
+                              "mend it, or run `make engine` and train in a container")  # fmt: skip
+    command = [sys.executable, "-m", "runtime", "train", str(request.spec), *_options(request)]
+    if word == "cpu" and job.limits.gpus == "auto" and detect(Path("runs")).gpus:
+        command += ["--set", "limits.gpus=none"]  # no container hides the GPU here
+    sys.stdout.flush()
+    os.execv(sys.executable, command)
+
+
+def _options(request: Request) -> list[str]:
+    options = [word for assignment in request.assignments for word in ("--set", assignment)]
+    return [*options, *request.flags]
+
+
+def _start(client: Any, override: dict[str, Any], job: Job, word: str, variables: Mapping[str, str]) -> Any:
+    """Start the compose service under the job's limits; returns the container."""
+    project = f"{checkout.name()}-{job.name.lower().replace('.', '-')}"
+    _refuse_if_running(client, project)
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(_yaml(override | {"volumes": _caches(client, variables["DRIVETRAIN_UID"])}))
+        file.flush()
+        files = [str(PROJECT / "compose" / name) for name in ("base.yaml", f"{word}.yaml")]
+        options = [part for name in (*files, file.name) for part in ("--file", name)]
+        command = ["docker", "compose", "--project-directory", str(PROJECT), "-p", project, *options]
+        done = subprocess.run(
+            [*command, "up", "--detach", "--force-recreate", "--no-build", "trainer"],
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    found = _containers(client, project, "trainer")
+    if done.returncode or not found:
+        for container in _containers(client, project, "prepare"):
+            print(container.logs().decode(errors="replace"), end="", file=sys.stderr)
+        raise toolkit.refused(done.stderr) or DeviceError(
+            f"the container could not be started:\n{done.stderr.strip()[-2000:]}",
+            "see the engine's own words above",
+            "`docker compose config` shows what was asked of it",
+        )
+    return found[0]
+
+
+def _caches(client: Any, uid: str) -> dict[str, Any]:
+    """The volumes that all jobs of a user share, labelled as compose would in a checkout named drivetrain."""
+    caches = {}
+    for short in VOLUMES:
+        name = f"drivetrain_{short}_{uid}"
+        labels = {"com.docker.compose.project": "drivetrain", "com.docker.compose.volume": short}
+        client.volumes.create(name, labels=labels)
+        caches[short] = {"name": name, "external": True}
+    return caches
+
+
+def _containers(client: Any, project: str, service: str) -> list[Any]:
+    labels = [f"com.docker.compose.project={project}", f"com.docker.compose.service={service}"]
+    return list(client.containers.list(all=True, filters={"label": labels}))
+
+
+def _refuse_if_running(client: Any, project: str) -> None:
+    for container in _containers(client, project, "trainer"):
+        if container.status == "running":
+            raise Busy(
+                f"{container.name} is already training this job",
+                "one container per job name, user and checkout",
+                f"follow it with `docker logs -f {container.name}`, or end it with `make stop`",
+            )
+
+
+def _override(request: Request, job: Job) -> dict[str, Any]:
+    """The compose file of this one job: its command, and what it names outside of the project, read-only."""
+    command = ["train", _inside(request.spec), *_options(request)]
+    # Long form: a path may hold a colon, and one that is not there is not made.
+    volumes = [{"type": "bind", "source": str(mount.source), "target": str(mount.target), "read_only": True,
+                "bind": {"create_host_path": False}} for mount in mounts.of_job(request.spec, job)]  # fmt: skip
+    return {"services": {"trainer": {"command": _literal(command), "volumes": _literal(volumes)}}}
+
+
+def _yaml(value: Any) -> str:
+    """JSON that is YAML too: what JSON writes as a pair of surrogates, YAML takes as one code point alone."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", text)
+
+
+def _literal(value: Any) -> Any:
+    """Compose replaces variables in what it reads; two dollar signs are one."""
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    return value.replace("$", "$$") if isinstance(value, str) else value
+
+
+def _inside(path: Path) -> str:
+    """A path as the container sees it: relative to the project if it lies in there."""
+    # A spec that is itself a link counts its paths from the folder of the link, on the host and inside.
+    for full in (Path(os.path.abspath(path)), path.parent.resolve() / path.name):
+        if full.is_relative_to(PROJECT):
+            return str(full.relative_to(PROJECT))
+    return os.path.abspath(path)

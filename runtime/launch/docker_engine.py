@@ -1,0 +1,80 @@
+"""Engine: the Docker engine of this host, or why there is none; and whether an image is here, and of which revision."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import DeviceError
+from runtime.launch.project import PROJECT, image
+
+TIMEOUT = 5
+"""Seconds that a local engine may take to answer."""
+GROUP = "sudo usermod -aG docker $USER, then log in again"
+"""What lets a user use the engine that is there."""
+
+
+@dataclass(frozen=True)
+class Absent:
+    """No engine can be used."""
+
+    why: str
+    cure: str = "`make engine`"
+
+
+def connect() -> Any:
+    """A client of the local engine, or an Absent."""
+    try:
+        import docker
+
+    except ImportError:
+        return Absent("the docker package is not installed here", "`make setup`")
+    try:
+        client = docker.from_env(timeout=TIMEOUT)
+        client.ping()
+    except docker.errors.DockerException as error:
+        return absent(str(error))
+    client.api.timeout = None
+    return client
+
+
+def absent(words: str) -> Absent:
+    """What the client's words mean."""
+    if "Permission denied" in words:
+        return Absent("one is here, but this user may not use it", GROUP)
+    for known, meaning in (("Connection refused", "none is listening"), ("No such file", "none is running")):
+        if known in words:
+            return Absent(meaning)
+    return Absent(words.splitlines()[0][:120])
+
+
+def build_if_missing(engine: Any, word: str) -> None:
+    """Build an image that is not here; tell of one that is older than the checkout.
+
+    Raises:
+        DeviceError: if it cannot be built.
+    """
+    import docker
+
+    try:
+        _tell_age(engine.images.get(image(word)).labels, word)
+    except docker.errors.ImageNotFound:
+        print(f"image {image(word)} is not here yet: building it, once", flush=True)
+        done = subprocess.run([str(PROJECT / "scripts" / "image"), word], check=False)
+        if done.returncode:
+            raise DeviceError(f"the image {word} could not be built", "see the lines above",
+                              f"mend it, then `make image-{word}`") from None  # fmt: skip
+
+
+def _tell_age(labels: Mapping[str, str], word: str, project: Path = PROJECT) -> None:
+    """An image holds the code it was built from; say so where the checkout has moved on."""
+    built = labels.get("org.opencontainers.image.revision", "unknown")
+    head = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=project, capture_output=True, text=True, check=False
+    )
+    if head.returncode == 0 and built not in ("unknown", head.stdout.strip()):
+        print(f"image {image(word)} was built from revision {built}, the checkout is at {head.stdout.strip()}: "
+              "`make rebuild` brings it up to date")  # fmt: skip

@@ -1,0 +1,60 @@
+"""Follow a container: its log as it comes, where its run lies as seen from here, and what its end means."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from runtime.hardware.facts import size
+from runtime.launch.project import PROJECT
+from runtime.system.exit_codes import KILLED, meaning
+
+_RUN = re.compile(rb"^run (runs/\S+) (?:starts|goes on)$", re.MULTILINE)
+
+
+def follow(container: Any) -> int:
+    """Print the container's log until it ends; a signal to us stops it gracefully. Returns its exit code."""
+
+    import docker
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(docker.errors.APIError):  # it has just ended
+            container.kill(signal=signal.Signals(number).name)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    told, line = Path.cwd() == PROJECT, b""
+    for chunk in container.logs(stream=True, follow=True):
+        sys.stdout.write(chunk.decode(errors="replace"))
+        line = b"" if told else line + chunk
+        if not told and (found := _RUN.search(line)) and line.endswith(b"\n"):
+            sys.stdout.write(f"from this folder: drivetrain watch {_from_here(found[1].decode())}\n")
+            told = True
+        sys.stdout.flush()
+    code = int(container.wait()["StatusCode"])
+    container.reload()
+    if why := ended(code, container.attrs):
+        print(why, file=sys.stderr)
+    return code
+
+
+def _from_here(run: str) -> str:
+    """A path inside the container, which counts from the project, as it is called in this folder."""
+    path = PROJECT / run
+    return os.path.relpath(path) if Path.cwd() in PROJECT.parents or PROJECT in Path.cwd().parents else str(path)
+
+
+def ended(code: int, attributes: Any) -> str:
+    """What the end of a container means that could not say so itself; nothing for one that could."""
+    if attributes["State"].get("OOMKilled"):
+        limit = size(attributes["HostConfig"]["Memory"])
+        return (f"the container reached its memory limit of {limit} and was killed for it\n"
+                "  possible: a smaller train.batch_size or optimize.micro_batch, or a higher limits.memory\n"
+                "  do:       for example --set optimize.micro_batch=8, then run the same command again")  # fmt: skip
+    return meaning("the container") if code == KILLED else ""

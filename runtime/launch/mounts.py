@@ -1,0 +1,209 @@
+"""Mounts: what a container may read beside the project: the files and folders that a spec or a command line names.
+
+Each is mounted by itself and read-only. A folder with more in it than data (a home, the system's own folders, keys) is
+refused, and so is a link in a folder that leads out of it, as the container would not see what it leads to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.errors import SpecError
+from runtime.job import Job, dotted
+from runtime.job import custom as own
+from runtime.job.job import ImageJob
+from runtime.launch.project import PROJECT
+
+WORKSPACE = Path("/workspace")
+"""Where compose mounts the project."""
+TREES = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/var/lib", "/var/log", "/var/run", "/var/spool")
+"""Never mounted, nor anything below."""
+FOLDERS = ("/", "/bin", "/home", "/lib", "/opt", "/root", "/sbin", "/tmp", "/usr", "/var", "/var/tmp")
+"""Never mounted as a whole."""
+PRIVATE = (".ssh", ".gnupg", ".aws", ".azure", ".config", ".docker", ".kube", ".netrc", ".git-credentials",
+           ".password-store", ".mozilla", ".local")  # fmt: skip
+"""In a home: never mounted, nor anything below."""
+KEYS = (".ssh", ".gnupg", ".aws", ".kube", ".password-store", ".netrc", ".git-credentials")
+"""A folder with one of these is a home, or a copy of one, whatever it is called."""
+MANIFESTS = (".csv", ".tsv", ".jsonl", ".parquet")
+"""Tables that for images hold paths relative to themselves."""
+MOST_LINKS = 10_000
+"""Entries of a folder that are looked at for links."""
+_POSSIBLE = "files, and folders that hold what the job needs and nothing else; each is mounted read-only"
+
+
+@dataclass(frozen=True, order=True)
+class Mount:
+    """A file or folder of the host, and where the container sees it."""
+
+    source: Path
+    target: Path
+
+
+def of_job(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]:
+    """What a job needs and the project does not hold: its spec, its data, weights, and the folders of its own code.
+
+    Args:
+        path: the spec.
+        job: what it says.
+        root: where the container sees the project.
+
+    Raises:
+        SpecError: if one of them may not be mounted, or cannot be found from inside.
+    """
+    named = [("the spec", Path(os.path.abspath(path)))]
+    for key, text in _paths(job):
+        blame = f"{job.document.place(key)}: {dotted(key)}"
+        _same_inside(blame, text, job, root)
+        given = Path(os.path.abspath(job.resolve(text)))
+        if isinstance(job, ImageJob) and given.suffix.lower() in MANIFESTS and not given.is_relative_to(PROJECT):
+            blame, given = f"{blame}: {text} names files in its folder", given.parent
+        named.append((blame, given))
+    for key, part, _ in own.parts(job):
+        where = Path(os.path.abspath(job.folder / part.file)).parent
+        blame = f"{job.document.place((*key, 'file'))}: {dotted((*key, 'file'))}: {part.file!r} may import what lies beside it"
+        named.append((blame, where))
+    return together(mount for blame, where in named for mount in of_path(blame, where, root))
+
+
+def together(mounts: Iterator[Mount]) -> list[Mount]:
+    """Each once, without those that lie in another one at the same place."""
+    every = sorted(set(mounts), key=lambda mount: (len(mount.target.parts), mount))
+    kept: list[Mount] = []
+    for mount in every:
+        if not any(mount.target.is_relative_to(other.target) and other.source / mount.target.relative_to(other.target)
+                   == mount.source for other in kept):  # fmt: skip
+            kept.append(mount)
+    return sorted(kept)
+
+
+def of_path(blame: str, path: Path, root: Path = WORKSPACE) -> Iterator[Mount]:
+    """The mount that one absolute path needs; none if the project holds it.
+
+    Args:
+        blame: what named it, for the error.
+        path: as it was named, with its links.
+        root: where the container sees the project.
+
+    Raises:
+        SpecError: if it may not be mounted.
+    """
+    whole = _with_blobs(path)
+    target, real = _seen(whole, root), whole.resolve()
+    if target is not None:
+        if why := refusal(real) or refusal(whole):
+            raise SpecError(f"{blame}: {whole}" + f", which is {real}," * (real != whole) + f" is not mounted: {why}",
+                            _POSSIBLE, "name a smaller folder, or copy what the job needs into one of its own")  # fmt: skip
+        yield Mount(real, target)
+    _refuse_links(blame, real)
+
+
+def refusal(path: Path) -> str | None:
+    """Why a path of the host is not mounted; None if it may be."""
+    text = str(path)
+    if text in FOLDERS:
+        return "it holds more than data"
+    if tree := next((tree for tree in TREES if path.is_relative_to(tree)), None):
+        return f"{tree} belongs to the system"
+    for home in _homes():
+        if home.is_relative_to(path):
+            return "it is a home, or holds one"
+        if path.is_relative_to(home) and path != home and path.relative_to(home).parts[0] in PRIVATE:
+            return f"{path.relative_to(home).parts[0]} in a home holds keys and settings"
+    if found := next((name for name in KEYS if os.path.lexists(path / name)), None):
+        return f"it holds keys: {found}"
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return None  # whoever opens it says what is wrong
+    return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "it is neither a file nor a folder"
+
+
+def _homes() -> set[Path]:
+    """The homes of this host's people, as they are called and as they are reached once links are followed."""
+    known = {Path(entry.pw_dir) for entry in pwd.getpwall() if entry.pw_uid == 0 or 1000 <= entry.pw_uid < 65534}
+    known.add(Path(os.path.expanduser("~")))  # stays as it is for a user without a home
+    return {place for home in known if home.is_absolute() for place in (home, home.resolve()) if len(place.parts) > 1}
+
+
+def _paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every path in the spec that is there, with its key: data, and weights of another library."""
+    yield from job.data_paths()
+    model = getattr(job, "model", None)
+    source, keys = getattr(model, "source", None), {"transformers": "name", "timm": "weights"}
+    text = getattr(model, keys[source], None) if source in keys else None
+    if text and os.path.exists(job.resolve(text)):
+        yield ("model", keys[str(source)]), text
+
+
+def _same_inside(blame: str, text: str, job: Job, root: Path) -> None:
+    """A relative path counts from the spec, then from the working folder, which inside is the project.
+
+    Raises:
+        SpecError: if it means something else inside.
+    """
+    given = Path(os.path.expanduser(text))
+    if text.startswith("~"):
+        raise SpecError(f"{blame}: {text!r} counts from a home, which is another one in the container",
+                        "a path that counts from the spec or from the project, or an absolute one", f"write {given}")  # fmt: skip
+    if given.is_absolute():
+        return
+    if os.path.exists(job.folder / given):
+        _refuse_leaving(blame, text, job, root)
+        return
+    here = Path(os.path.abspath(given))
+    if not here.is_relative_to(PROJECT) or here != Path(os.path.abspath(PROJECT / given)):
+        raise SpecError(f"{blame}: {text!r} counts from the working folder, which is another one in the container",
+                        "a path that counts from the spec or from the project, or an absolute one", f"write {here}")  # fmt: skip
+
+
+def _refuse_leaving(blame: str, text: str, job: Job, root: Path) -> None:
+    """`..` out of the project leads elsewhere inside, where the project is another folder; so it does behind a link."""
+    here, real = Path(os.path.abspath(job.folder / text)), (job.folder / text).resolve()
+    moved = root != PROJECT and job.folder.resolve().is_relative_to(PROJECT)
+    if here.resolve() != real or (moved and not here.is_relative_to(PROJECT) and not real.is_relative_to(PROJECT)):
+        raise SpecError(f"{blame}: {text!r} leads out of the project or of a link by `..`, which the container does not follow",
+                        "a path below the spec or the project, or an absolute one", f"write {real}")  # fmt: skip
+
+
+def _with_blobs(path: Path) -> Path:
+    """A snapshot in the hub's cache is made of links into the folder above; both are needed."""
+    return path.parent.parent if path.parent.name == "snapshots" and (path.parent.parent / "blobs").is_dir() else path
+
+
+def _seen(path: Path, root: Path) -> Path | None:
+    """Where the container looks for a path of the host once it has followed the project's links; None if in the project."""
+    if not path.is_relative_to(PROJECT):
+        return path
+    parts, here = list(path.relative_to(PROJECT).parts), PROJECT
+    for _ in range(40):
+        while parts and not (here / parts[0]).is_symlink():
+            here /= parts.pop(0)
+        if not parts:
+            return None
+        link = Path(os.readlink(here / parts.pop(0)))
+        inside = Path(os.path.normpath(root / here.relative_to(PROJECT) / link)).joinpath(*parts)
+        if not inside.is_relative_to(root):
+            return inside
+        parts, here = list(inside.relative_to(root).parts), PROJECT
+    return None  # a ring of links: whoever opens it says so
+
+
+def _refuse_links(blame: str, folder: Path) -> None:
+    """Entries of a folder that are links to somewhere else are not there inside."""
+    try:
+        with os.scandir(folder) as entries:
+            links = [entry.path for entry in itertools.islice(entries, MOST_LINKS) if entry.is_symlink()]
+    except OSError:
+        return
+    for link in links:
+        real = Path(link).resolve()
+        if not real.is_relative_to(folder) and not real.is_relative_to(PROJECT):
+            raise SpecError(f"{blame}: {link} is a link to {real}, which the container does not see", _POSSIBLE,
+                            "name what it leads to in the spec, or copy it")  # fmt: skip

@@ -1,0 +1,35 @@
+"""Network: whether a container of a job gets one, and for what; without a need there is none."""
+
+from __future__ import annotations
+
+import os
+
+from runtime.job import Job
+from runtime.job import custom as own
+
+
+def need(job: Job) -> str | None:
+    """What in the job needs a network; None if nothing does."""
+    model = getattr(job, "model", None)
+    if getattr(model, "source", None) == "transformers":
+        given = str(getattr(model, "name", ""))
+        if not os.path.exists(job.resolve(given)):
+            return f"model.name: {given} is no folder here, so it is asked for at the hub"
+    if job.checkpoint.notice:
+        return f"checkpoint.notice: {job.checkpoint.notice} is asked"
+    return None
+
+
+def told(job: Job, *, asked: bool = False) -> tuple[bool, str]:
+    """Whether there is one, and a line that says why.
+
+    Args:
+        job: the checked spec.
+        asked: whether the user has asked for one.
+    """
+    if found := need(job):
+        return True, f"network: yes, for {found}"
+    if asked:
+        return True, "network: yes, --network was given"
+    more = "; --network gives your own code one" if any(own.parts(job)) else ""
+    return False, f"network: none, nothing in the job names an address{more}"

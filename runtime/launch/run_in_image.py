@@ -1,0 +1,168 @@
+"""Inside: a command in the CPU image, where this environment has no torch of its own.
+
+`make train-cpu` sets up what launching containers needs and no more; with this, all that follows a training works
+with the same words: the project is mounted at its own path, so every path means inside what it means here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from runtime.errors import DeviceError, StorageError
+from runtime.inference.predict import TERMINAL
+from runtime.job import Job
+from runtime.launch import mounts
+from runtime.launch.project import PROJECT, image
+from runtime.system.files import read_json
+
+WITH_JOB = ("find-lr", "memory", "bench")
+COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "sample", "convert")
+"""What computes, draws or decodes, and is no training."""
+
+
+def wanted(command: str) -> bool:
+    """Whether this command needs the image: there is no torch here, and this is no container of ours."""
+    return command in COMMANDS and missing()
+
+
+def missing() -> bool:
+    """Whether torch is in the image alone."""
+    return find_spec("torch") is None and "DRIVETRAIN_IMAGE" not in os.environ
+
+
+def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Run a command line in the image; returns its exit code.
+
+    Args:
+        given: the command line as it was understood.
+        arguments: the whole command line, the command first.
+
+    Raises:
+        DeviceError: if no engine answers, or the image cannot be built.
+        SpecError: if the spec is invalid, or names what is not mounted.
+    """
+    from runtime.launch import container_limits as allowance
+    from runtime.launch import docker_engine as engine
+    from runtime.launch import network
+
+    client = engine.connect()
+    if isinstance(client, engine.Absent):
+        raise DeviceError(f"`{given.command}` needs torch, which is not installed here, and no Docker engine answers: "
+                          f"{client.why}", "torch in the local environment, or an engine",
+                          f"`make setup`, or {client.cure}")  # fmt: skip
+    workdir, limits, online = _workdir(Path.cwd()), dict[str, str](), False
+    with contextlib.redirect_stdout(sys.stderr):  # standard output is the command's own
+        seen = [mount for path in _named(given) for mount in mounts.of_path("the command line", path, PROJECT)]
+        for path, job in _jobs(given):
+            seen += mounts.of_job(path, job, PROJECT)
+            if given.command in WITH_JOB:
+                online |= network.told(job)[0]
+                limits = limits or allowance.variables(client.info(), job)
+        if online:
+            print("network: yes, for what the job asks for at the hub or at an address")
+        engine.build_if_missing(client, "cpu")
+        owner = allowance.owner(PROJECT) if given.command != "sample" else {}
+    user = owner.get("DRIVETRAIN_UID", str(os.getuid())), owner.get("DRIVETRAIN_GID", str(os.getgid()))
+    _check_output(getattr(given, "output", None), int(user[0]))
+    return _wait(line(arguments, workdir, user, limits, mounts.together(iter(seen)), network=online))
+
+
+def line(
+    arguments: Sequence[str], workdir: Path, user: tuple[str, str], limits: Mapping[str, str],
+    seen: Sequence[mounts.Mount], *, network: bool,
+) -> list[str]:  # fmt: skip
+    """The command line for the engine: hardened as compose does it; the project can be written, `seen` be read."""
+    memory = limits.get("DRIVETRAIN_MEMORY", "4g")
+    bounds = ["--cpus", limits.get("DRIVETRAIN_CPUS", "2"), "--memory", memory, "--memory-swap", memory,
+              "--shm-size", limits.get("DRIVETRAIN_SHM", "256m"), "--pids-limit", "512"]  # fmt: skip
+    hardened = ["--init", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true",
+                "--tmpfs", "/tmp:exec,mode=1777,size=512m"]  # fmt: skip
+    binds = [_bind(PROJECT, PROJECT), *(f"{_bind(mount.source, mount.target)},readonly" for mount in seen)]
+    volumes = [
+        f"type=volume,source=drivetrain_{name}_{user[0]},target=/cache/{name}" for name in ("compile", "huggingface")
+    ]
+    # What was trained here is known, and nothing that is run on a model can add to it.
+    volumes.append(f"type=volume,source=drivetrain_state_{user[0]},target=/cache/state,readonly")
+    places = [part for mount in (*binds, *volumes) for part in ("--mount", mount)]
+    terminal = ["--env", f"{TERMINAL}=1"] if sys.stdout.isatty() else []
+    return ["docker", "run", "--rm", "--pull", "never", *hardened, *bounds, *([] if network else ["--network", "none"]),
+            *places, *terminal, "--user", ":".join(user), "--workdir", str(workdir), image("cpu"), *arguments]  # fmt: skip
+
+
+def _bind(source: Path, target: Path) -> str:
+    """As the engine's command line takes it: a row of CSV."""
+    cells = ("type=bind", f"source={source}", f"target={target}")
+    return ",".join('"' + cell.replace('"', '""') + '"' if set(cell) & set(',"\n\r') else cell for cell in cells)
+
+
+def _wait(command: Sequence[str]) -> int:
+    """Run it to its end; Ctrl-C reaches it from the terminal by itself, and is its to answer."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        return subprocess.run(command, check=False).returncode
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _check_output(output: Path | None, uid: int) -> None:
+    """Where root calls, the container runs as somebody else, who cannot write everywhere.
+
+    Raises:
+        StorageError: if the named output lies in a folder of root's own.
+    """
+    if output is None or uid == os.getuid():
+        return
+    folder = next(path for path in Path(os.path.abspath(output)).parents if path.exists())
+    if folder.stat().st_uid != uid and not folder.stat().st_mode & 0o002:
+        raise StorageError(f"--output {output}: {folder} belongs to uid {folder.stat().st_uid}, and for root the container runs as "
+                           f"uid {uid}", "a folder of that user, as runs/ is", f"--output runs/{output.name}, or `make setup`, "
+                           "which needs no container for this")  # fmt: skip
+
+
+def _workdir(here: Path) -> Path:
+    """Where relative paths count from.
+
+    Raises:
+        DeviceError: outside of the project, which is all that the container sees.
+    """
+    if not here.is_relative_to(PROJECT):
+        raise DeviceError(f"called in {here}, and torch is not installed here", f"any folder below {PROJECT}, "
+                          "which the container sees", f"cd {PROJECT}, or `make setup`")  # fmt: skip
+    return here
+
+
+def _jobs(given: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
+    """The specs whose data the command reads: that of the command line, or the one that a run was trained with."""
+    if given.command in WITH_JOB:
+        from runtime.job_spec import load as spec
+
+        against = [given.against] if getattr(given, "against", None) else []
+        for more in ([], *against):
+            yield given.job, spec.load(given.job, [*given.set, *more])
+    elif given.command == "evaluate" and given.data is None and (given.run / "job.yaml").is_file():
+        from runtime.inference import evaluate as judge
+
+        yield given.run / "job.yaml", judge.stored_job(given.run)
+
+
+def _named(given: argparse.Namespace) -> Iterator[Path]:
+    """The paths that the command line names; a manifest of images names files in its folder."""
+    words = [value for values in vars(given).values() for value in (values if isinstance(values, list) else [values])]
+    for word in words:
+        path = Path(os.path.abspath(word)) if isinstance(word, Path) else None
+        if path and path.exists() and word != getattr(given, "job", None):
+            yield path.parent if path.suffix.lower() in mounts.MANIFESTS and _of_images(given) else path
+
+
+def _of_images(given: argparse.Namespace) -> bool:
+    run = getattr(given, "run", None)
+    found = [read_json(folder / "config.json") for folder in (run, run / "model")] if run else []
+    return any(isinstance(config, dict) and config.get("task") == "image-classification" for config in found)

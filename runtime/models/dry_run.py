@@ -1,0 +1,112 @@
+"""Trial: a network of the person's own on a few samples, so that what does not fit shows before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from runtime.data.custom.arrays import described
+from runtime.data.custom.user_errors import blamed
+from runtime.data.custom.user_loss import LINES, OwnTerms, Refuse
+from runtime.data.dataset import Batch, Dataset, Head, Split
+from runtime.data.loader.batches import in_order
+
+
+def first(dataset: Dataset, split: Split) -> Batch:
+    """The first two samples, prepared."""
+    batch = next(in_order(split, 2))
+    return Batch(batch.ids, dataset.prepare(batch.inputs, batch.ids, None), batch.targets)
+
+
+def wrapper(module: nn.Module) -> str | None:
+    """What copies or cuts the network for several GPUs, by its class; None for a network by itself."""
+    kinds = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    found = (type(each).__name__ for each in module.modules()
+             if isinstance(each, kinds) or type(each).__name__.startswith(("FullyShardedDataParallel", "FSDP")))  # fmt: skip
+    return next(found, None)
+
+
+def check(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> None:
+    """Pass samples through the network and through a loss of the person's own.
+
+    Args:
+        module: the network; it is left in evaluation mode, with parameters that were waiting for their shape made.
+        dataset: whose samples are used.
+        name: of the network, for messages.
+        refuse: makes the error.
+
+    Raises:
+        SpecError: if network, data and loss do not go together.
+    """
+    module.eval()
+    before = _saved(module)
+    for split in (dataset.train, dataset.validation):
+        batch = first(dataset, split)
+        outputs = _outputs(module, batch, name, refuse)
+        _check_trained(module, name, refuse)
+        for found, head in _by_head(outputs, dataset.heads, name, refuse):
+            _check_output(found, head, len(batch), name, refuse)
+            if isinstance(dataset.loss, OwnTerms):
+                dataset.loss.tried(found.float(), batch.targets[head.name])
+    _check_saved(before, _saved(module), name, refuse)
+
+
+def _outputs(module: nn.Module, batch: Batch, name: str, refuse: Refuse) -> Any:
+    given = f"{name}, called with inputs of shape {', '.join(str(tuple(x.shape)) for x in batch.inputs)}, raised"
+    with blamed(lambda told: refuse(f"{given} {told}", "", LINES)):
+        return module(*batch.inputs)
+
+
+def _check_trained(module: nn.Module, name: str, refuse: Refuse) -> None:
+    if not any(p.requires_grad for p in module.parameters()):
+        raise refuse(f"{name} has no parameter that can be trained", "parameters that need a gradient",
+                     "assign layers to self in __init__, and leave requires_grad of some of them on")  # fmt: skip
+
+
+def _saved(module: nn.Module) -> dict[str, tuple[int, ...] | None]:
+    """The shape of all that a checkpoint holds; None for what waits for its shape."""
+    return {name: None if is_lazy(value) else tuple(value.shape)
+            for name, value in module.state_dict(keep_vars=True).items()}  # fmt: skip
+
+
+def _check_saved(
+    before: Mapping[str, tuple[int, ...] | None], after: Mapping[str, tuple[int, ...] | None], name: str, refuse: Refuse
+) -> None:  # fmt: skip
+    """A network is built anew for a resume and for `predict`, and has to be the one that was saved."""
+    for key in {**before, **after}:
+        if (key not in before or before[key] is not None) and before.get(key) != after.get(key):
+            found = f"of shape {after[key]}" if key in after else "gone"
+            was = f"was of shape {before[key]}" if key in before else "was not there"
+            raise refuse(f"{name}: {key} is {found} after a forward pass and {was} before",
+                         "parameters and buffers that are made in __init__, or by a lazy module",
+                         "make it in __init__; register_buffer(..., persistent=False) is for what no checkpoint needs")  # fmt: skip
+
+
+def _by_head(outputs: Any, heads: Mapping[str, Head], name: str, refuse: Refuse) -> list[tuple[Any, Head]]:
+    if list(heads) == [""]:
+        return [(outputs, heads[""])]
+    if not isinstance(outputs, Mapping) or set(outputs) != set(heads):
+        given = f"a mapping of {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else described(outputs)
+        raise refuse(
+            f"{name} gives {given}", f"a mapping of {', '.join(heads)} to (N, outputs)", "return such a mapping"
+        )
+    return [(outputs[head], heads[head]) for head in heads]
+
+
+def _check_output(found: Any, head: Head, size: int, name: str, refuse: Refuse) -> None:
+    to = f" for {head.name}" if head.name else ""
+    possible = (
+        f"(N, {head.outputs}), here ({size}, {head.outputs})" if head.outputs else f"a row for each of {size} samples"
+    )
+    if not isinstance(found, Tensor):
+        raise refuse(f"{name} gives {described(found)}{to}", f"a tensor of shape {possible}", "return one tensor")
+    if tuple(found.shape) != (size, head.outputs) if head.outputs else found.shape[:1] != (size,):
+        raise refuse(f"{name} gives shape {tuple(found.shape)}{to} for {size} samples", possible,
+                     "change the last layer, or what the data says the targets are")  # fmt: skip
+    if not found.is_floating_point() or not found.requires_grad:
+        kind = str(found.dtype).removeprefix("torch.")
+        raise refuse(f"{name} gives {kind} numbers{to} that no gradient flows through", "outputs of trained layers",
+                     "leave out detach(), argmax() and torch.no_grad()")  # fmt: skip

@@ -1,0 +1,218 @@
+"""Prefix: what a frozen prefix gives for every sample, computed once and kept for the rest of the run.
+
+They are computed in groups that depend on the data alone, so a resumed run computes the same bits again; in memory, or
+in a file of the run folder that has no name, so that nothing is left of it when the process ends.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from runtime.data.dataset import Dataset, Inputs, Prepare, Split, Targets, Together, as_it_is
+from runtime.data.stateless_random import Ids
+from runtime.models import frozen_split as division
+from runtime.models.frozen_split import Division, Saving
+from runtime.system import torch_errors as memory
+from runtime.system.files import reserve
+
+if TYPE_CHECKING:
+    from runtime.training.run import Run
+
+TOKENS = 2048
+"""Tokens of a group, padding included."""
+NUMBER = 4
+"""Bytes of a number."""
+
+
+@dataclass
+class Rows:
+    """Activations of some samples, end to end: one row for each, or where they are ragged one for each token."""
+
+    flat: npt.NDArray[np.float32]
+    offsets: npt.NDArray[np.int64] | None
+    """Where each sample begins, and at last the end; None for one row each."""
+    full: bool = False
+
+    def put(self, ids: Ids, found: Inputs) -> None:
+        """Keep the activations of these samples."""
+        values = found[0].detach().to("cpu", torch.float32).numpy()
+        if self.offsets is None:
+            self.flat[ids] = values
+            return
+        for row, number in enumerate(ids.tolist()):
+            start, end = self.offsets[number], self.offsets[number + 1]
+            self.flat[start:end] = values[row, : end - start]
+
+    def take(self, ids: Ids) -> Inputs:
+        """Activations of these samples; ragged ones filled up with zeros to the longest, and the mask."""
+        if self.offsets is None:
+            return (torch.from_numpy(self.flat[ids]),)
+        starts, lengths = self.offsets[ids], self.offsets[ids + 1] - self.offsets[ids]
+        columns = np.arange(int(lengths.max(initial=0)))
+        own = columns < lengths[:, None]
+        values = self.flat[np.where(own, starts[:, None] + columns, 0)]
+        values[~own] = 0.0
+        return torch.from_numpy(values), torch.from_numpy(own.astype(np.int64))
+
+
+class Activations:
+    """A split whose samples come as what the prefix makes of them.
+
+    Args:
+        split: the samples.
+        rows: where the activations are kept.
+        groups: which samples are computed together.
+        compute: activations of a group.
+        tell: where the end of the computation is told.
+    """
+
+    def __init__(
+        self, split: Split, rows: Rows, groups: list[Ids], compute: Callable[[Ids], Inputs], tell: Callable[[str], None]
+    ) -> None:
+        self.split, self.rows, self.groups, self.compute, self.tell = split, rows, groups, compute, tell
+        self.targets: Targets = split.targets
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Activations of these samples; those of all samples are computed when the first are asked for."""
+        if not self.rows.full:
+            self._fill()
+        return self.rows.take(ids)
+
+    def title(self, index: int) -> str:
+        """A name for one sample."""
+        return self.split.title(index)
+
+    def _fill(self) -> None:
+        start = time.monotonic()
+        for ids in self.groups:
+            self._put(ids)
+        self.rows.full = True
+        self.tell(f"computed once for {len(self):,} samples, in {time.monotonic() - start:.1f} s")
+
+    def _put(self, ids: Ids) -> None:
+        """Compute and keep a group; in halves if memory runs out."""
+        try:
+            return self.rows.put(ids, self.compute(ids))
+        except (MemoryError, RuntimeError) as error:
+            if not memory.is_exhausted(error):
+                raise
+            if len(ids) == 1:
+                raise memory.one_sample(error) from None
+        for half in np.array_split(ids, 2):
+            self._put(half)
+
+
+def saving(dataset: Dataset, model: nn.Module) -> Saving | None:
+    """What keeping the activations would cost and save; None where nothing can be kept."""
+    if isinstance(dataset.train, Together) or not hasattr(model, "divided"):
+        return None
+    inputs = sample(dataset)
+    found = division.of(model, inputs)
+    return division.saving(model, found, inputs) if found else None
+
+
+def total(dataset: Dataset, saving: Saving) -> int:
+    """Bytes of all activations."""
+    splits = (dataset.train, dataset.validation)
+    return NUMBER * saving.numbers * sum(int(_lengths(s).sum()) if saving.ragged else len(s) for s in splits)
+
+
+def keep(run: Run, place: str) -> None:
+    """Let a run train and evaluate on activations, computed by its frozen prefix.
+
+    Args:
+        run: an assembled run whose network can be divided.
+        place: `memory` or `disk`.
+
+    Raises:
+        StorageError: if the disk has no room for the file.
+    """
+    data, inputs = run.dataset, tuple(x.to(run.device) for x in sample(run.dataset))
+    found = division.of(run.model, inputs)
+    assert found is not None, "refused where there is no frozen prefix"
+    with division.evaluating(run.model), torch.no_grad():
+        shown = found.prefix(*inputs)
+    # What the tuner has computed under the same settings serves the run too: the dataset is the same object.
+    key = f"{run.step.memory_format} {run.plan.value('precision')} {run.plan.value('prefix_precision')}"
+    if key not in data.kept:
+        data.kept.clear()
+        data.kept[key] = [_rows(run, split, shown, place) for split in (data.train, data.validation)]
+    train, held = (_kept(run, split, found, rows)
+                   for split, rows in zip((data.train, data.validation), data.kept[key], strict=True))  # fmt: skip
+    run.replaced, run.dataset = data, replace(data, train=train, validation=held, prepare=as_it_is, mixable=False)
+    run.batches.split = train
+    run.step.plain = run.step.forward = found.rest
+
+
+def sample(dataset: Dataset) -> Inputs:
+    """The first training sample as the network takes it in an evaluation."""
+    ids = np.zeros(1, np.int64)
+    return dataset.prepare(dataset.train.gather(ids), ids, None)
+
+
+def _rows(run: Run, split: Split, shown: Inputs, place: str) -> Rows:
+    """Room for the activations of a split, like the ones shown."""
+    ragged = len(shown) > 1
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(_lengths(split))]) if ragged else None
+    count = int(offsets[-1]) if offsets is not None else len(split)
+    shape = (count, *shown[0].shape[2 if ragged else 1 :])
+    return Rows(np.empty(shape, np.float32) if place == "memory" else _file(run.folder, shape), offsets)
+
+
+def _kept(run: Run, split: Split, found: Division, rows: Rows) -> Activations:
+    prepare = run.dataset.prepare
+
+    def compute(ids: Ids) -> Inputs:
+        return _computed(run, split, prepare, found, ids)
+
+    return Activations(split, rows, _groups(split, run.job.train.batch, rows.offsets is not None), compute,
+                       lambda text: run.events.add("feature_cache", f"{found.name} {text}"))  # fmt: skip
+
+
+def _computed(run: Run, split: Split, prepare: Prepare, found: Division, ids: Ids) -> Inputs:
+    """The prefix for a group, in its own precision whatever that of a step."""
+    short = run.prefix_dtype
+    cast = torch.autocast(run.device.type, short or torch.bfloat16, enabled=short is not None)
+    with run.clock.phase("features"), torch.no_grad(), cast:
+        inputs = prepare(tuple(x.to(run.device) for x in split.gather(ids)), ids, None)
+        return found.prefix(*run.step.laid_out(inputs))
+
+
+def _groups(split: Split, batch_size: int, ragged: bool) -> list[Ids]:
+    """Samples of like length together, so that hardly any padding is computed; the same for the same data."""
+    if not ragged:
+        return np.array_split(np.arange(len(split), dtype=np.int64), -(-len(split) // batch_size))
+    lengths = _lengths(split)
+    order = np.argsort(lengths, kind="stable").astype(np.int64)
+    cuts, first = [0], 0
+    for place, number in enumerate(order.tolist()):
+        if place > first and (place + 1 - first) * lengths[number] > TOKENS:
+            cuts.append(place)
+            first = place
+    return [order[start:end] for start, end in pairwise([*cuts, len(order)])]
+
+
+def _lengths(split: Any) -> npt.NDArray[np.int64]:
+    return split.lengths  # type: ignore[no-any-return]
+
+
+def _file(folder: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """A file without a name, its room on the disk taken now: later a full disk would end the process."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        reserve(file, NUMBER * prod(shape), folder)
+        return np.memmap(file, np.float32, "r+", shape=shape)

@@ -1,0 +1,139 @@
+"""Networks for texts: an encoder of the transformers library, a vector for each text, and one output for each head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runtime.models import encoder_tail as tail
+from runtime.models import packed_attention as packed
+from runtime.models.frozen_split import Division
+from runtime.pretrained.folder import ENCODERS, Pretrained, quiet
+
+
+class TextNetwork(nn.Module):
+    """An encoder with one linear output for each head.
+
+    Input token ids and attention mask, both (N, tokens) int64. Output (N, classes) by head name, or the tensor alone
+    for the single head with the empty name.
+    """
+
+    def __init__(self, encoder: nn.Module, outputs: Mapping[str, int], pooling: str, dropout: float) -> None:
+        super().__init__()
+        # Its pooler would hold weights that nothing uses.
+        if getattr(encoder, "pooler", None) is not None:
+            encoder.pooler = None  # type: ignore[assignment]
+        self.encoder, self.pooling, self.names = encoder, pooling, tuple(outputs)
+        self.dropout = nn.Dropout(dropout)
+        width = encoder.config.hidden_size  # type: ignore[union-attr]
+        self.heads = nn.ModuleList(nn.Linear(width, classes) for classes in outputs.values())  # type: ignore[arg-type]
+        for head in self.heads:
+            nn.init.normal_(head.weight, std=0.02)  # type: ignore[arg-type]
+            nn.init.zeros_(head.bias)  # type: ignore[arg-type]
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        return self.outputs(self.pooled(self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask))
+
+    def pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """One vector for each text, (N, width)."""
+        if self.pooling == "cls":
+            return hidden[:, 0]
+        weights = mask.unsqueeze(2).to(hidden.dtype)
+        return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+
+    def outputs(self, vector: Tensor) -> Tensor | dict[str, Tensor]:
+        """The outputs of all heads, by name."""
+        vector = self.dropout(vector)
+        outputs: dict[str, Tensor] = {name: head(vector) for name, head in zip(self.names, self.heads, strict=True)}
+        return outputs.get("", outputs)
+
+    def packed(self, ids: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        """What `forward` gives, from layers that see the real tokens alone."""
+        assert isinstance(self.layers, nn.ModuleList), "tried before, where the layers are counted"
+        upper = Upper(self, tail.tail(self.encoder, self.embeddings, self.layers, 0))
+        return upper.packed(tail.entering(self.encoder, self.layers[0], ids, mask), mask)
+
+    def divided(self, ids: Tensor, mask: Tensor) -> Division | None:
+        """Frozen embeddings and layers before those that are trained; a frozen encoder is its vectors alone."""
+        encoder, layers, embeddings = self.encoder, self.layers, self.embeddings
+        if not any(p.requires_grad for p in encoder.parameters()):
+            return Division("the whole encoder", lambda ids, mask: (
+                self.pooled(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask),), self.outputs)  # fmt: skip
+        count = tail.untrained(encoder, layers, ids, mask) if isinstance(layers, nn.ModuleList) else 0
+        if not count or not isinstance(layers, nn.ModuleList) or count == len(layers):
+            return None
+        return Division(
+            f"the embeddings and {count} of {len(layers)} layers",
+            lambda ids, mask: (tail.entering(encoder, layers[count], ids, mask), mask),
+            Upper(self, tail.tail(encoder, embeddings, layers, count)).padded,
+        )
+
+    @property
+    def embeddings(self) -> nn.Module:
+        """What `freeze: {embeddings: true}` freezes."""
+        found = getattr(self.encoder, "embeddings", None)
+        return found if isinstance(found, nn.Module) else self.encoder.get_input_embeddings()  # type: ignore[operator]
+
+    @property
+    def layers(self) -> nn.Module | None:
+        """What `freeze: {layers: N}` counts; None if this encoder shares its layers."""
+        count = getattr(self.encoder.config, "num_hidden_layers", 0)
+        lists = (part for part in self.encoder.modules() if isinstance(part, nn.ModuleList))
+        return next((part for part in lists if len(part) == count), None)
+
+
+@dataclass(frozen=True)
+class Upper:
+    """The layers of a network from one on, and its heads; takes what enters that layer, and the mask."""
+
+    network: TextNetwork
+    layers: Callable[..., Any]
+
+    def padded(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        """The outputs, from hidden states (N, tokens, width) as they lie."""
+        return self._outputs(self.layers(inputs_embeds=hidden, attention_mask=mask).last_hidden_state, mask)
+
+    def packed(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        """The outputs, from the real tokens alone."""
+        return self._outputs(packed.through(self.layers, self.network.encoder.config, hidden, mask), mask)
+
+    def _outputs(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        return self.network.outputs(self.network.pooled(hidden, mask))
+
+
+def build(*, config: Mapping[str, Any], outputs: Mapping[str, int], pooling: str, dropout: float) -> nn.Module:
+    """A network with random weights; plain arguments, so that `model/` can store them and `predict` can call again.
+
+    Args:
+        config: of the encoder, as transformers writes it to config.json.
+        outputs: number of classes by head name.
+        pooling: `cls` or `mean`.
+        dropout: before the outputs.
+    """
+    settings = {name: value for name, value in config.items() if name != "model_type"}
+    with quiet() as transformers:
+        made = transformers.AutoModel.from_config(
+            transformers.AutoConfig.for_model(config["model_type"], **settings), trust_remote_code=False
+        )
+    return TextNetwork(made, outputs, pooling, dropout)
+
+
+def probe(network: TextNetwork, found: Pretrained, longest: int) -> None:
+    """Let one text of the greatest length through.
+
+    Raises:
+        SpecError: if the encoder cannot take it.
+    """
+    ids, mask = torch.ones(1, longest, dtype=torch.int64), torch.ones(1, longest, dtype=torch.int64)
+    network.eval()
+    try:
+        with quiet(), torch.inference_mode():
+            network(ids, mask)
+    except Exception as error:  # whatever a network of the library raises, it does not fit
+        found.refuse(f"{found.folder} is a {found.config.model_type}, which takes no text of {longest} tokens here: "
+                     f"{type(error).__name__}: {str(error)[:200]}", ENCODERS, "use another folder")  # fmt: skip
+    network.train()

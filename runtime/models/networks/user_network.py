@@ -1,0 +1,151 @@
+"""Own networks: built by a function of the person's own, and tried out on a few samples before training.
+
+The function is called with the `arguments` of the spec. Of these names it also gets those that its signature has and
+`arguments` do not give:
+
+    outputs      how many numbers the network has to return for a sample; by head, if there are several heads
+    classes      the same in a classification
+    inputs       the shape of each input of one sample, as a list of lists; for texts that of the longest
+    vocabulary   number of tokens (texts)
+    categories   places of each categorical column (tables)
+
+The network is called with the inputs of a batch, one argument each, and returns (N, outputs), or with several heads a
+mapping of their names to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from runtime.data import stateless_random as draws
+from runtime.data.custom import user_code
+from runtime.data.custom.arrays import described
+from runtime.data.custom.user_errors import blamed, own_lines, told
+from runtime.data.dataset import Batch, Dataset
+from runtime.data.tables import features
+from runtime.errors import CheckpointError, DrivetrainError, SpecError
+from runtime.job import Job
+from runtime.job.custom import parts
+from runtime.job.model import OwnModel
+from runtime.job.user_files import Own
+from runtime.models import dry_run as trial
+from runtime.models.code_consent import stored
+from runtime.system import torch_errors as memory
+from runtime.training import buffers
+
+KEY = ("model", "file")
+LINES = "correct these lines"
+
+
+def made(job: Job, spec: OwnModel, dataset: Dataset) -> tuple[nn.Module, dict[str, Any]]:
+    """The network of a job's file, and what is needed to build it again.
+
+    Raises:
+        SpecError: if the person's code raises, or the network does not fit the data.
+    """
+    name = f"{spec.factory}() in {spec.file}"
+    first = trial.first(dataset, dataset.train)
+    # Samples of the person's own may have drawn random numbers.
+    torch.manual_seed(draws.key(job.train.seed, "weights"))
+    with blamed(lambda told: SpecError([job.problem(KEY, f"{name} raised {told}", "", LINES)])):
+        module, arguments = user_code.at(job.folder).call(
+            spec.file, spec.factory, spec.arguments, _offered(dataset, first)
+        )
+    if not isinstance(module, nn.Module):
+        act = "return an instance: add ()" if isinstance(module, type) else "return the network"
+        raise SpecError([job.problem(KEY, f"{name} returned {described(module)}", "a torch.nn.Module", act)])
+    if isinstance(module, nn.DataParallel):
+        given = f"{name} returned a DataParallel, which copies the network to every GPU at every step"
+        raise SpecError([job.problem(KEY, given, "the network itself; limits: {gpus: all} starts one process for each GPU",
+                                     "return it without DataParallel")])  # fmt: skip
+    buffers.unshare(module)
+    trial.check(module, dataset, f"the network of {name}", lambda *given: SpecError([job.problem(KEY, *given)]))
+    kinds = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
+    return module, {"file": spec.file, "factory": spec.factory, "arguments": arguments, "inputs": kinds}
+
+
+def rebuilt(
+    model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *, consent: bool = False
+) -> nn.Module:  # fmt: skip
+    """The network of a `model/` folder, from the code that lies in it.
+
+    Args:
+        model: the folder.
+        digests: SHA-256 of each file of the code.
+        given: file, factory, arguments, and the inputs of one sample.
+        consent: whether the person has agreed to run the code of a model that lies outside of its run folder.
+
+    Raises:
+        CheckpointError: if the code may not be run, is not what was recorded, or raises.
+    """
+    code, name = stored(model, digests, consent=consent), f"{given['factory']}() in {given['file']}"
+    print(f"running the model's own code: {given['file']} in {code.folder}", file=sys.stderr, flush=True)
+    with blamed(lambda told: CheckpointError(f"{name} raised {told}", "the Python and the libraries of the training")):
+        module = code.call(given["file"], given["factory"], given["arguments"])[0]
+    if not isinstance(module, nn.Module):
+        raise CheckpointError(f"{name} returned {described(module)}", "a torch.nn.Module")
+    if any(is_lazy(each) for each in (*module.parameters(), *module.buffers())):
+        # Parameters that wait for their shape get it from the first inputs.
+        with torch.no_grad():
+            module.eval()(*(torch.zeros(2, *x["shape"], dtype=getattr(torch, x["type"])) for x in given["inputs"]))
+    buffers.unshare(module)
+    return module
+
+
+def _offered(dataset: Dataset, first: Batch) -> dict[str, Any]:
+    """What a factory may want to know about the data, as plain JSON data."""
+    counts = {name: head.outputs for name, head in dataset.heads.items() if head.outputs}
+    outputs: Any = counts.get("", counts)
+    found = {"inputs": [list(x.shape[1:]) for x in first.inputs]} | ({"outputs": outputs} if outputs else {})
+    if outputs and all(head.classes for head in dataset.heads.values()):
+        found["classes"] = outputs
+    if dataset.preprocessing.get("kind") == "texts":
+        # A batch is as long as its longest text.
+        found["inputs"] = [[dataset.preprocessing["max_length"]] for _ in first.inputs]
+        found["vocabulary"] = dataset.preprocessing["vocabulary"]
+    if dataset.preprocessing.get("kind") == "table":
+        found["categories"] = features.from_json(dataset.preprocessing).sizes
+    return found
+
+
+@contextlib.contextmanager
+def guarded(job: Job) -> Iterator[None]:
+    """What the person's network or loss raises in the middle of training, told by the person's own lines.
+
+    Raises:
+        SpecError: in place of it.
+    """
+    try:
+        yield
+    except DrivetrainError:
+        raise
+    except Exception as error:
+        lines = own_lines(error)
+        if memory.is_exhausted(error) or not (lines or _inside(job, error)):
+            raise
+        key, part = _last(job, lines)
+        given = f"{part.factory}() in {part.file} made what raised {told(error)}"
+        raise SpecError([job.problem((*key, "file"), given, "", LINES)]) from error
+
+
+def _inside(job: Job, error: BaseException) -> bool:
+    """Whether a network of the person's own was at work; one of torch's own layers alone has no lines of theirs."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return isinstance(getattr(job, "model", None), OwnModel) and any(
+        isinstance(frame.f_locals.get("self"), nn.Module) for frame, _ in frames
+    )
+
+
+def _last(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], Own]:
+    """The part of the job whose file stands in the lines; the network if none does."""
+    every = [(key, part) for key, part, _ in parts(job)]
+    return next(((key, part) for key, part in every if any(f" {part.file}:" in line for line in lines)), every[0])

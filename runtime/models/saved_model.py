@@ -1,0 +1,211 @@
+"""The `model/` folder: final weights in safetensors, configuration, labels and preprocessing; enough to predict.
+
+model/  model.safetensors   the weights of the best evaluation (their average, if the job keeps one)
+        raw.safetensors     the same without averaging, if the job keeps an average
+        config.json         how to build the network, its heads, the preprocessing, and where it came from
+        code/               Python files of the person's own, if the network is built by them
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+
+import runtime
+from runtime.data.dataset import Head, head
+from runtime.errors import CheckpointError, DrivetrainError
+from runtime.models import code_consent as consent
+from runtime.models import safetensors_file as weights
+from runtime.models.build import BUILDERS
+from runtime.models.networks import user_network as own
+from runtime.system.files import read_json, storage_error, sync_folder, write_json
+from runtime.training.checkpoints.final_weights import Chosen
+from runtime.training.run import Run
+
+FORMAT = 1
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+_KEYS = {"task": str, "builder": str, "arguments": dict, "heads": list, "preprocessing": dict, "trained": dict}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A trained network, read back from its folder."""
+
+    folder: Path
+    task: str
+    network: nn.Module
+    """On the CPU, in evaluation mode."""
+    heads: dict[str, Head]
+    preprocessing: dict[str, Any]
+    trained: dict[str, Any]
+    """Run, step, epoch and metric that the weights come from."""
+
+
+def write(run: Run, chosen: Chosen) -> Path:
+    """Write the folder for the chosen weights of a run.
+
+    Raises:
+        StorageError: if it cannot be written.
+    """
+    source = chosen.loaded
+    groups = {"model": source.tensors.get("ema", source.tensors["model"])}
+    if "ema" in source.tensors:
+        groups["raw"] = source.tensors["model"]
+    config = {
+        "format": FORMAT,
+        "drivetrain": runtime.__version__,
+        "task": run.job.task,
+        "builder": run.network.builder,
+        "arguments": run.network.arguments,
+        "heads": [asdict(head) for head in run.dataset.heads.values()],
+        "preprocessing": run.dataset.preprocessing,
+        "trained": {"run": run.folder.name, "step": chosen.step, "epoch": chosen.epoch, chosen.metric: chosen.value},
+    }
+    code = run.network.code
+    if code is None:
+        return _commit(run.folder / "model", groups, config, {})
+    folder = _commit(run.folder / "model", groups, config | {"code": code.digests()}, code.sources)
+    if why := consent.keep(folder / CONFIG):
+        print(f"model: it cannot be kept that its code is yours, since {why}: predict, evaluate and export will ask for "
+              "--run-code", flush=True)  # fmt: skip
+    return folder
+
+
+def _commit(
+    final: Path, groups: dict[str, dict[str, Tensor]], config: dict[str, object], code: Mapping[str, bytes]
+) -> Path:
+    beside = final.with_name(f".tmp-model-{os.getpid()}")
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        for stem, tensors in groups.items():
+            weights.write(beside / f"{stem}.safetensors", tensors)
+        for name, content in code.items():
+            (beside / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+            (beside / "code" / name).write_bytes(content)
+        write_json(beside / CONFIG, config)
+        if final.exists():
+            shutil.rmtree(final)
+        beside.rename(final)
+        sync_folder(final.parent)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise storage_error(final, error) from None
+    return final
+
+
+def find(path: Path) -> Path:
+    """The model folder of a run folder, or the path itself if it is one.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    for folder in (path, path / "model"):
+        if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
+            return folder
+    given = f"{path} has no trained model"
+    if not path.is_dir():
+        given = f"{path} is {'a file' if path.exists() else 'not there'}"
+    elif (path / "state.json").exists():
+        given += f": the run is {(read_json(path / 'state.json') or {}).get('status', 'broken')}"
+    raise CheckpointError(given, f"a run folder that is done, or its model/ folder with {CONFIG} and {WEIGHTS}",
+                          "name such a folder; an unfinished run goes on with `drivetrain train`")  # fmt: skip
+
+
+def load(path: Path, *, consent: bool = False) -> Artifact:
+    """Read the model of a run folder, or of a model folder that was copied elsewhere.
+
+    Args:
+        path: the folder.
+        consent: whether the person has agreed to run code that lies in a model folder outside of its run.
+
+    Raises:
+        CheckpointError: if there is none, it is not whole, or it needs code that may not be run.
+    """
+    folder = find(path)
+    config = _config(folder)
+    network = _network(folder, config, consent)
+    if config["preprocessing"].get("kind") == "own":
+        config["preprocessing"]["code"] = str(folder / "code")
+    _fill(network, folder)
+    return Artifact(
+        folder, config["task"], network.eval(), _heads(folder, config["heads"]), config["preprocessing"],
+        config["trained"],
+    )  # fmt: skip
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config = read_json(folder / CONFIG)
+    if not isinstance(config, dict):
+        _refuse(folder, f"{CONFIG} is not whole")
+    if config.get("format") != FORMAT:
+        _refuse(folder, f"{CONFIG} has format {config.get('format')}, this version reads {FORMAT}")
+    for key, kind in _KEYS.items():
+        if not isinstance(config.get(key), kind):
+            _refuse(folder, f"{CONFIG} has no {key}")
+    return config
+
+
+def _network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
+    """The network with its first weights."""
+    if config["builder"] == "own":
+        return _own(folder, config, consent)
+    if config["builder"] == "python":
+        _refuse(folder, "the network was handed over by a Python program, which alone can build it again")
+    if config["builder"] not in BUILDERS:
+        _refuse(folder, f"{CONFIG} names the builder {config['builder']!r}, this version has {', '.join(BUILDERS)}")
+    try:
+        return BUILDERS[config["builder"]](**config["arguments"])
+    except DrivetrainError:
+        raise
+    except Exception as error:  # a changed value can make a builder raise anything
+        _refuse(folder, f"{CONFIG}: the network cannot be built: {type(error).__name__}: {error}")
+
+
+def _own(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
+    """The network from the person's own code."""
+    wanted = {"file": str, "factory": str, "arguments": dict, "inputs": list}
+    if not isinstance(config.get("code"), dict) or any(
+        not isinstance(config["arguments"].get(key), kind) for key, kind in wanted.items()
+    ):
+        _refuse(folder, f"{CONFIG} does not say which code the network is built from")
+    return own.rebuilt(folder, config["code"], config["arguments"], consent=consent)
+
+
+def _fill(network: nn.Module, folder: Path) -> None:
+    """Load the weights, each of which has to be there in the right shape."""
+    try:
+        stored = weights.read(folder / WEIGHTS)
+    except (OSError, ValueError) as error:
+        _refuse(folder, f"{WEIGHTS} cannot be read: {error}")
+    wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in stored.items()}
+    wrong = [f"{name} is {found.get(name, 'missing')}, expected {shape}"
+             for name, shape in wanted.items() if found.get(name) != shape]  # fmt: skip
+    wrong += [f"{name} is not part of the network" for name in found if name not in wanted]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        _refuse(folder, f"{WEIGHTS} does not fit {CONFIG}: {'; '.join(wrong[:3])}{more}")
+    network.load_state_dict(stored)
+
+
+def _heads(folder: Path, rows: list[Any]) -> dict[str, Head]:
+    known = {field.name for field in fields(Head)}
+    heads = {}
+    for row in rows:
+        if not isinstance(row, dict) or not {"name"} <= set(row) <= known:
+            _refuse(folder, f"{CONFIG}: a head is not complete")
+        heads[row["name"]] = head(row)
+    return heads
+
+
+def _refuse(folder: Path, wrong: str) -> NoReturn:
+    raise CheckpointError(f"{folder}: {wrong}", "a model folder as the end of a training wrote it",
+                          "copy the folder again, or use the version that wrote it")  # fmt: skip

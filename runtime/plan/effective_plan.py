@@ -1,0 +1,78 @@
+"""In force: the plan of a run as its trainer has left it, and that a command to go on asks for no other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import CheckpointError
+from runtime.optimizations import Value
+from runtime.plan.plan import LEARNED, Decision, Plan, load, replayed
+from runtime.system.files import read_json
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says about a plan; fixed with the first step of a run."""
+
+    plain: bool
+    """--plain"""
+    plan: Mapping[str, Value] | None
+    """The values of --plan FILE; None without it."""
+
+    def __str__(self) -> str:
+        return "with --plain" if self.plain else "without --plain and --plan" if self.plan is None else "with --plan"
+
+    def resumed(self, run: Path, state: Mapping[str, Any], stored: Plan) -> Asked:
+        """What a run that goes on was started with.
+
+        Args:
+            run: its folder.
+            state: what its state.json says; that of an older version says nothing of these.
+            stored: its plan.
+
+        Raises:
+            CheckpointError: if this is something else.
+        """
+        plain = all(row.source in ("plain", *LEARNED) for row in stored.decisions)
+        before = Asked(state.get("plain", plain), state.get("plan", None if plain else self.plan))
+        if self in (before, Asked(False, replayed(stored))):
+            return before
+        raise CheckpointError(f"{run} is unfinished and was started {before}; this command is {self._beside(before)}",
+                              "the plan that a run was started with, to its end",
+                              f"run it {before} to go on, or start a new run with --new")  # fmt: skip
+
+    def _beside(self, before: Asked) -> str:
+        """As text, with the first value that another plan has otherwise."""
+        if self.plan is None or before.plan is None:
+            return str(self)
+        name = next(name for name in {**before.plan, **self.plan} if before.plan.get(name) != self.plan.get(name))
+        return f"with another, in which {name} is {self.plan.get(name)}, not {before.plan.get(name)}"
+
+
+def plan_of(run: Path) -> Plan:
+    """The plan that a run folder holds.
+
+    Raises:
+        SpecError: if it holds none that can be read.
+    """
+    plan = load(run / "plan.json")
+    rows = tuple(_learned(row, run) if row.name == "micro_batch" else row for row in plan.decisions)
+    return replace(plan, decisions=rows)
+
+
+def begun(run: Path) -> bool:
+    """Whether a run has bits to keep: one that was stopped while it was measured is planned and measured anew."""
+    return (run / "plan.json").exists() and any((run / "checkpoints").glob("step-*"))
+
+
+def _learned(row: Decision, run: Path) -> Decision:
+    """The micro-batch, smaller where a trainer ran out of memory in a step and has gone on with less."""
+    steps = sorted((run / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    left = (read_json(steps[-1] / "state.json") or {}).get("micro_batch") if steps else None
+    if not isinstance(left, int) or (row.value != "off" and left >= int(row.value)):
+        return row
+    reason = f"memory ran out with more than {left} samples at a time"
+    return replace(row, value=left, source="memory", reason=reason, evidence=None, provisional=False)

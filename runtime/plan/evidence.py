@@ -1,0 +1,108 @@
+"""Evidence: what was measured for one network on one machine, kept so that it is measured once.
+
+The key holds what can change a speed: the network's structure, the batch, the machine, torch and us. Whether numbers
+are right hangs on more; see `remembered`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from runtime import __version__
+from runtime.hardware.facts import Hardware
+from runtime.job import Job
+from runtime.job.workload import Workload
+from runtime.optimizations import Value
+from runtime.system.files import read_json, write_json
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The verdict on one decision: the value that won, and what the others did."""
+
+    value: Value
+    text: str
+    """`bf16 0.66x [0.63-0.70], loss ok`."""
+    date: str
+
+    @property
+    def vetoed(self) -> bool:
+        """Whether a value was left out for its numbers."""
+        return "vetoed: " in self.text
+
+
+def today() -> str:
+    """The date of a measurement."""
+    return datetime.now(UTC).date().isoformat()
+
+
+def key(hardware: Hardware, workload: Workload, batch_size: int, structure: Mapping[str, Any], fixed: Any) -> str:
+    """A name for one network on one machine.
+
+    Args:
+        hardware: the chip, its flags, what of it may be used, and the torch that is installed.
+        workload: the kinds of layers and the size of a sample.
+        batch_size: samples per step.
+        structure: names and shapes of all weights and inputs.
+        fixed: settings of the job that change what a step computes.
+    """
+    return _name([__version__, _machine(hardware), workload.to_json(), batch_size, dict(structure), fixed])
+
+
+def early(hardware: Hardware, job: Job) -> str:
+    """A name for one spec on one machine: what the supervisor knows of a job, which loads neither data nor network."""
+    spec = {key: value for key, value in job.dumped().items() if key not in ("name", "checkpoint")}
+    return _name([__version__, _machine(hardware), spec])
+
+
+def started(hardware: Hardware, job: Job) -> dict[str, Measured]:
+    """What an earlier run of this spec has measured of how a process starts; empty if the spec measures nothing."""
+    return {} if job.optimize.get("measure") == "off" else load(hardware, early(hardware, job))
+
+
+def measures(job: Job) -> bool:
+    """Whether a trainer may measure anything before its first step."""
+    return job.optimize.get("measure") != "off" or job.optimize.get("micro_batch") == "auto"
+
+
+def _machine(hardware: Hardware) -> dict[str, Any]:
+    return {
+        "cpu": [hardware.cpu.model, hardware.cpu.flags, hardware.cpu.budget, hardware.cpu.quota],
+        "gpus": [[gpu.name, gpu.driver] for gpu in hardware.gpus],
+        "torch": asdict(hardware.torch) if hardware.torch else None,
+        "libraries": asdict(hardware.libraries),
+    }
+
+
+def _name(parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _folder(hardware: Hardware) -> Path:
+    return Path(hardware.storage.cache) / "evidence"
+
+
+def load(hardware: Hardware, name: str) -> dict[str, Measured]:
+    """What is known under a key; empty if nothing is."""
+    data = read_json(_folder(hardware) / f"{name}.json")
+    try:
+        return {decision: Measured(**row) for decision, row in data.items()} if isinstance(data, dict) else {}
+    except TypeError:
+        return {}
+
+
+def store(hardware: Hardware, name: str, found: Mapping[str, Measured]) -> None:
+    """Keep what was found.
+
+    Raises:
+        OSError, StorageError: if the cache cannot be written; the evidence then serves this run only.
+    """
+    folder = _folder(hardware)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"{name}.json", {decision: asdict(row) for decision, row in found.items()})

@@ -1,0 +1,48 @@
+"""Final: the plan once model and data are known: what was provisional is decided again, what was measured counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from runtime import optimizations
+from runtime.hardware.facts import Hardware
+from runtime.job import Job
+from runtime.job.workload import Workload
+from runtime.plan.evidence import Measured
+from runtime.plan.plan import LEARNED, OPEN, Plan, resolve, written
+
+
+def settle(
+    job: Job, machine: Hardware, stored: Plan, workload: Workload, say: Callable[[str], None],
+    measured: Mapping[str, Measured] | None = None,
+) -> Plan:  # fmt: skip
+    """The final plan.
+
+    Args:
+        stored: the plan so far; what it has decided stays, unless it was measured since.
+        workload: what model and data turned out to be.
+        say: where changes are told.
+        measured: what was measured.
+    """
+    known = measured or {}
+    values = {d.name: d.value for d in stored.decisions
+              if not d.provisional and d.source != "job" and not (d.source in OPEN and d.name in known)}  # fmt: skip
+    plain = all(d.source == "plain" for d in stored.decisions)
+    fresh = resolve(job, machine, workload, plain=plain, replay=values, measured=measured)
+    before = {d.name: d for d in stored.decisions}
+    rows = []
+    for row in fresh.decisions:
+        old = before[row.name]
+        if row.source == "file" and old.value == row.value:
+            row = replace(row, source=old.source, reason=old.reason, evidence=old.evidence)
+        if old.source in LEARNED:
+            row = old
+        if old.value != row.value:
+            say(f"plan: {row.name} is {written(row.value)}, not {written(old.value)}: {row.reason}")
+        rows.append(row)
+    off = {o.name: o.off for o in optimizations.every()}
+    changing = [r.name for r in rows if r.effect == optimizations.Effect.TRAINING and r.value != off[r.name]]
+    if changing:
+        say(f"plan: {', '.join(changing)} changes what is learned here (BatchNorm), as the job asks")
+    return replace(fresh, decisions=tuple(rows))

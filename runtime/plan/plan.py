@@ -1,0 +1,249 @@
+"""Plan: every decision with value, source, reason, effect and evidence; decided once, before the first step.
+
+Precedence: job > measured > profile > the optimization's own choice. What the job asks for and cannot have is an
+error; what we preferred and cannot have is a line in the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from runtime import optimizations
+from runtime.errors import Problem, SpecError
+from runtime.hardware import gpu_selection as gpus
+from runtime.hardware import image_selection as image
+from runtime.hardware.facts import Hardware, size
+from runtime.job import Job
+from runtime.job.values import size_bytes
+from runtime.job.workload import Workload
+from runtime.optimizations import Choice, Optimization, Value
+from runtime.plan.chip_profiles import profile
+from runtime.plan.evidence import Measured
+from runtime.system.files import parse_json
+
+OPEN = ("choice", "profile")
+"""Sources of decisions that measuring may change."""
+LEARNED = ("memory", "crash")
+"""Sources of decisions that an end of the trainer has taught; they stand above all, even above the job."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One row of the plan."""
+
+    name: str
+    value: Value
+    source: str
+    """job, measured, profile, choice, plain (by --plain), file (by --plan), memory (after running out of it), or crash."""
+    reason: str
+    effect: str
+    evidence: str | None = None
+    provisional: bool = False
+    """True until the model and the data are known."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All decisions for one job on one machine."""
+
+    decisions: tuple[Decision, ...]
+    image: str | None
+    image_reason: str
+    profile: str
+    notes: tuple[str, ...] = ()
+    """What a person should know: limits that are not as asked, conversions, a GPU that cannot be used."""
+    seen: Mapping[str, Any] = field(default_factory=dict)
+    """Effective values, read back by the trainer after assembly."""
+
+    def value(self, name: str) -> Value:
+        """The value decided for one optimization."""
+        return next(d.value for d in self.decisions if d.name == name)
+
+    def environment(self, hardware: Hardware) -> dict[str, str]:
+        """The variables that must stand before the trainer starts; preloads are joined."""
+        merged = gpus.environment(hardware)
+        for optimization in optimizations.every():
+            for key, value in optimization.environment(hardware, self.value(optimization.name)).items():
+                merged[key] = f"{merged[key]}:{value}" if key == "LD_PRELOAD" and key in merged else value
+        return merged
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON data; `load` reads it back."""
+        return asdict(self)
+
+
+def resolve(
+    job: Job,
+    hardware: Hardware,
+    workload: Workload | None = None,
+    *,
+    plain: bool = False,
+    replay: Mapping[str, Value] | None = None,
+    measured: Mapping[str, Measured] | None = None,
+) -> Plan:
+    """Decide everything.
+
+    Args:
+        job: what was asked for.
+        hardware: what may be used.
+        workload: what model and data turned out to be; None before they are known.
+        plain: everything off, the honest baseline.
+        replay: values of a stored plan, which replace our own choices.
+        measured: what was measured for this network on this machine.
+
+    Raises:
+        SpecError: with every value that the job asks for and cannot have.
+    """
+    row = profile(hardware)
+    decisions, refused = [], []
+    for optimization in optimizations.every():
+        asked = job.optimize.get(optimization.name, "auto")
+        if asked != "auto" and not plain:
+            reason = optimization.refuse(job, hardware, workload, asked)
+            if reason:
+                refused.append(_refusal(job, hardware, workload, optimization, asked, reason))
+                continue
+        decisions.append(_decide(optimization, job, hardware, workload, plain, replay or {}, measured or {}, asked))
+    if refused:
+        raise SpecError(refused)
+    chosen = image.choose(hardware)
+    return Plan(tuple(decisions), chosen.word, chosen.reason, row.name, tuple(_notes(job, hardware, chosen.word)))
+
+
+def _decide(
+    optimization: Optimization, job: Job, hardware: Hardware, workload: Workload | None,
+    plain: bool, replay: Mapping[str, Value], measured: Mapping[str, Measured], asked: Value,
+) -> Decision:  # fmt: skip
+    def decision(value: Value, source: str, reason: str, evidence: str | None = None) -> Decision:
+        # A fixed value does not depend on the workload; nor does the way a process is started.
+        open_ = workload is None and source == "choice" and optimization.stage > optimizations.Stage.PROCESS
+        effect = optimizations.Effect.EXACT if value == optimization.off else optimization.effect(workload)
+        return Decision(optimization.name, value, source, reason, str(effect), evidence, open_)
+
+    if plain:
+        return decision(optimization.off, "plain", "everything is off")
+    if asked != "auto":
+        return decision(asked, "job", "asked for by the job")
+    if optimization.name in replay:
+        value = replay[optimization.name]
+        obstacle = optimization.refuse(job, hardware, workload, value)
+        if obstacle is None:
+            return decision(value, "file", "replayed from a stored plan")
+        choice = optimization.choose(job, hardware, workload)
+        return decision(choice.value, "choice", f"the stored {value} cannot be had here: {obstacle}")
+    seen = measured.get(optimization.name)
+    if seen and optimization.refuse(job, hardware, workload, seen.value) is None:
+        return decision(seen.value, "measured", f"measured on {seen.date}", seen.text)
+    preference = profile(hardware).preferences.get(optimization.name)
+    if preference and optimization.refuse(job, hardware, workload, preference.value) is None:
+        return decision(preference.value, "profile", "measured on this kind of chip", preference.evidence)
+    choice = optimization.choose(job, hardware, workload)
+    return decision(choice.value, "choice", choice.reason)
+
+
+def _refusal(
+    job: Job, hardware: Hardware, workload: Workload | None, optimization: Optimization, asked: Value, reason: str
+) -> Problem:  # fmt: skip
+    ours: Choice = optimization.choose(job, hardware, workload)
+    path = ("optimize", optimization.name)
+    return Problem(job.document.place(path), ".".join(path), f"is {written(asked)}, which cannot be had here", reason,
+                   f"leave it out: we would choose {written(ours.value)} ({ours.reason})")  # fmt: skip
+
+
+def _notes(job: Job, hardware: Hardware, word: str | None) -> Iterable[str]:
+    limits, memory = job.limits, hardware.memory
+    if hardware.gpu_trouble:
+        yield f"gpu: {hardware.gpu_trouble}"
+    if hardware.gpu_note:
+        yield f"gpu: {hardware.gpu_note}"
+    if limits.gpu_memory is not None and hardware.gpu is None:
+        yield f"limits.gpu_memory: {limits.gpu_memory} does nothing without a GPU"
+    elif limits.gpu_memory is not None and hardware.gpu is not None:
+        may = gpus.allowed(hardware.gpu, limits.gpu_memory)
+        yield f"limits.gpu_memory: tensors may take {size(may)} of {size(hardware.gpu.memory)}"
+    if hardware.gpu is None and hardware.image in image.BUILDS and job.limits.gpus != "none":
+        yield f"image: {hardware.image} is built for a GPU and sees none, so `train` would refuse to start"
+    allowed = hardware.cpu.quota or float(hardware.cpu.budget)
+    if limits.cpus is not None and allowed > limits.cpus:
+        yield f"limits.cpus: {limits.cpus:g} asked for, not enforced: {allowed:g} CPUs may be used"
+    if limits.cpus is not None and allowed < limits.cpus:
+        yield f"limits.cpus: {limits.cpus:g} asked for, only {allowed:g} may be used here"
+    if limits.memory is not None:
+        wanted = size_bytes(limits.memory)
+        if memory.limit is None or memory.limit > wanted:
+            yield f"limits.memory: {limits.memory} asked for, not enforced: {size(memory.limit or memory.host)} here"
+        elif memory.limit < wanted:
+            yield f"limits.memory: {limits.memory} asked for, only {size(memory.limit)} may be used here"
+    shm = hardware.storage.shm
+    if limits.shm is not None and hardware.place != "host" and shm is not None and shm < size_bytes(limits.shm):
+        yield f"limits.shm: {limits.shm} asked for, /dev/shm has {shm >> 20} MiB"
+
+
+def load(path: Path) -> Plan:
+    """Read a stored plan.
+
+    Raises:
+        SpecError: if the file is not a plan of ours.
+    """
+    try:
+        data = parse_json(path.read_text(encoding="utf-8"))
+        names = {decision["name"] for decision in data["decisions"]}
+        plan = Plan(**{**data, "decisions": tuple(Decision(**d) for d in data["decisions"])})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SpecError(f"--plan {path}: {error}", "a plan.json of a run, or the output of `plan --json`",
+                        "name such a file") from None  # fmt: skip
+    lost = names - {optimization.name for optimization in optimizations.every()}
+    if lost:
+        raise SpecError(f"--plan {path}: unknown optimization {sorted(lost)[0]!r}",
+                        f"known: {', '.join(o.name for o in optimizations.every())}",
+                        "the plan was made by another version; make a new one") from None  # fmt: skip
+    return replace(plan, notes=tuple(plan.notes))
+
+
+def replayed(plan: Plan) -> dict[str, Value]:
+    """The values of a stored plan, for `resolve`."""
+    return {decision.name: decision.value for decision in plan.decisions}
+
+
+def carried(fresh: Plan, stored: Plan) -> Plan:
+    """The fresh plan of a resumed run with what the stored one knows: why a value that stays was decided.
+
+    What the ends of earlier trainers have taught stands above all, even above the job.
+    """
+    old = {row.name: row for row in stored.decisions}
+
+    def row(now: Decision) -> Decision:
+        before = old.get(now.name, now)
+        kept = before.source in LEARNED or (now.source == "file" and now.value == before.value)
+        return before if kept else now
+
+    return replace(fresh, decisions=tuple(row(now) for now in fresh.decisions))
+
+
+def smaller(plan: Plan, part: int, why: str) -> Plan | None:
+    """The plan with half the micro-batch and the same batch size; None if it is 1 already.
+
+    Args:
+        plan: what was in force.
+        part: samples of a batch that one process computes: never more go through at a time.
+        why: the reason, without the number of samples.
+    """
+    value = plan.value("micro_batch")
+    now = part if value == "off" else min(part, int(value))
+    if now == 1:
+        return None
+    rows = [
+        replace(row, value=now // 2, source="memory", reason=f"{why} with {now} at a time", provisional=False)
+        if row.name == "micro_batch"
+        else row
+        for row in plan.decisions
+    ]
+    return replace(plan, decisions=tuple(rows), seen={})
+
+
+def written(value: Value) -> str:
+    """A value as a person writes it in YAML."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

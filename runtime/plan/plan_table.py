@@ -1,0 +1,110 @@
+"""The plan as a table: a pleasure on a terminal of 100 columns, plain lines in a log."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from runtime import optimizations
+from runtime.hardware.facts import Hardware, size
+from runtime.job import Job
+from runtime.plan.plan import Decision, Plan, written
+
+
+def console(file: IO[str] | None = None) -> Console:
+    """Our console: colours on a terminal only, 100 columns and no control characters elsewhere."""
+    stream = file or sys.stdout
+    terminal = stream.isatty() and not os.environ.get("NO_COLOR")
+    width = None if stream.isatty() else 100
+    return Console(file=stream, width=width, force_terminal=terminal, highlight=False, emoji=False, markup=False)
+
+
+def machine(hardware: Hardware) -> str:
+    """One line: what this container may use."""
+    memory = hardware.memory
+    parts = [
+        f"{hardware.cpu.budget} of {hardware.cpu.host} CPUs",
+        f"{size(memory.limit)} limit of {size(memory.host)}" if memory.limit else f"{size(memory.host)}, no limit",
+    ]
+    parts += [f"{gpu.name} {size(gpu.memory)}" for gpu in hardware.gpus]
+    return f"{hardware.place}: {', '.join(parts)}"
+
+
+def render(plan: Plan, job: Job, hardware: Hardware, *, whole: bool = False) -> RenderableType:
+    """The plan: machine, decisions, notes.
+
+    Args:
+        plan: what was decided.
+        job: what was asked for.
+        hardware: what may be used.
+        whole: also the decisions that do not apply to this machine and job.
+    """
+    idle = {} if whole else _idle(plan, job, hardware)
+    parts: list[RenderableType] = [_head(plan, job, hardware)]
+    rows = [row for row in plan.decisions if row.name not in idle]
+    parts.append(_rows(rows))
+    if any(row.provisional for row in rows):
+        parts.append(Text("  ? settled when model and data are known", style="dim"))
+    if idle:
+        counts = ", ".join(f"{why}: {count}" for why, count in Counter(idle.values()).items())
+        parts.append(Text(f"  {len(idle)} more do not apply ({counts}): `drivetrain plan JOB --all`", style="dim"))
+    return Group(*parts, *_notes(plan.notes))
+
+
+def render_changes(plan: Plan, before: Plan, file: Path, job: Job, hardware: Hardware) -> RenderableType:
+    """What differs from a plan that was shown before; one line if nothing does.
+
+    Args:
+        plan: what holds now.
+        before: what was shown.
+        file: where it is stored.
+        job: what was asked for.
+        hardware: what may be used.
+    """
+    old = {row.name: row.value for row in before.decisions}
+    rows = [row for row in plan.decisions if row.name not in old or row.value != old[row.name]]
+    head = Text(f"plan for {job.name} ({job.task}): ", style="bold")
+    count = f"{len(rows)} of {len(plan.decisions)} decisions differ from" if rows else "unchanged, as in"
+    head.append(f"{count} {file}\n  machine  {machine(hardware)}", style="not bold")
+    fresh = [note for note in plan.notes if note not in before.notes]
+    return Group(head, *([_rows(rows)] if rows else []), *_notes(fresh))
+
+
+def _idle(plan: Plan, job: Job, hardware: Hardware) -> dict[str, str]:
+    """The decisions that are off as there is nothing they could work on, with what is lacking."""
+    found = {o.name: (o.off, o.lacks(job, hardware)) for o in optimizations.every()}
+    rows = [(row, *found[row.name]) for row in plan.decisions if row.source != "job"]
+    return {row.name: lacking for row, off, lacking in rows if lacking and row.value == off}
+
+
+def _head(plan: Plan, job: Job, hardware: Hardware) -> Text:
+    head = Text(f"plan for {job.name} ({job.task})\n", style="bold")
+    head.append(f"  machine  {machine(hardware)}\n", style="not bold")
+    head.append(f"  profile  {plan.profile}\n  image    {plan.image or 'none'}: {plan.image_reason}", style="not bold")
+    return head
+
+
+def _rows(decisions: Iterable[Decision]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
+    for title in ("decision", "value", "source", "effect", "reason"):
+        table.add_column(title, no_wrap=title != "reason", overflow="fold")
+    off = {o.name: o.off for o in optimizations.every()}
+    for row in decisions:
+        value = written(row.value) + (" ?" if row.provisional else "")
+        reason = f"{row.reason} [{row.evidence}]" if row.evidence else row.reason
+        table.add_row(
+            row.name, value, row.source, row.effect, reason, style="dim" if row.value == off[row.name] else ""
+        )
+    return table
+
+
+def _notes(notes: Iterable[str]) -> Iterator[Text]:
+    return (Text(f"  note     {note}", style="yellow") for note in notes)

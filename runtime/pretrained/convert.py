@@ -1,0 +1,101 @@
+"""Convert: a checkpoint that exists only as pickle, to safetensors, without running what it says.
+
+The file is read by another process (`unpickle`), which has no network and can start no program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import DataError
+from runtime.system.files import storage_error
+
+NAME = "model.safetensors"
+"""What the libraries look for in a folder."""
+PATIENCE = 900
+"""Seconds that the other process has."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written."""
+
+    path: Path
+    tensors: int
+    size: int
+    """Bytes."""
+    left_out: tuple[str, ...]
+    """What lay beside the network in the file."""
+    shut_off: str
+    """How the reading process was kept from the network, in words."""
+
+    def lines(self) -> list[str]:
+        """For the person who converts."""
+        lines = [f"{self.path}: {self.tensors:,} tensors, {self.size / 1e6:,.1f} MB",
+                 f"read in a process of its own: {self.shut_off}"]  # fmt: skip
+        if self.left_out:
+            lines.append(f"left out, not part of the network: {', '.join(self.left_out)}")
+        if not (self.path.parent / "config.json").exists():
+            lines.append(f"to train from {self.path.parent}, put the network's config.json and tokenizer beside it")
+        return lines
+
+
+def convert(file: Path) -> Converted:
+    """Write model.safetensors beside a pickle checkpoint.
+
+    Args:
+        file: `pytorch_model.bin`, `best_model.bin`, a .pt, .pth or .ckpt file.
+
+    Raises:
+        DataError: if the file cannot be read, holds more than tensors, or model.safetensors is there already.
+        StorageError: if the folder cannot be written.
+    """
+    target = file.with_name(NAME)
+    if not file.is_file():
+        raise DataError(
+            f"{file} is not a file", "a checkpoint: pytorch_model.bin, best_model.bin, *.pt", "check the path"
+        )
+    if target.exists():
+        raise DataError(f"{target} is there already", "a folder without it", "move it away, then convert again")
+    if not os.access(file.parent, os.W_OK):
+        raise storage_error(target, PermissionError(13, "permission denied"))
+    beside = target.with_name(f".{NAME}.{os.getpid()}")
+    try:
+        told = _read_apart(file, beside)
+        size = beside.stat().st_size
+        beside.rename(target)
+    finally:
+        beside.unlink(missing_ok=True)
+    return Converted(target, told["tensors"], size, tuple(told["left_out"]), told["shut_off"])
+
+
+def _read_apart(file: Path, out: Path) -> dict[str, Any]:
+    """Let the other process work; what it tells.
+
+    Its environment holds no keys and tokens of ours.
+    """
+    command = [sys.executable, "-m", "runtime.pretrained.unpickle_process", str(file.resolve()), str(out.resolve())]
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        raise _failed(file, f"took more than {PATIENCE} seconds") from None
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        end = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+        raise _failed(file, f"ended with {end} under its limits: {done.stderr.strip()[-200:]}")
+    told: dict[str, Any] = json.loads(lines[-1])
+    if "error" in told:
+        raise DataError(*told["error"])
+    return told
+
+
+def _failed(file: Path, how: str) -> DataError:
+    return DataError(f"{file}: the process that read it {how}", "a checkpoint of tensors",
+                     "where the file was made, save the weights alone: torch.save(model.state_dict(), FILE)")  # fmt: skip

@@ -1,0 +1,164 @@
+"""Unpickle: the process that reads a pickle checkpoint, shut off first, and writes its tensors as safetensors.
+
+python -m runtime.pretrained.unpickle_process FILE OUT
+
+It has no network, starts no program, and its memory, time and files are limited. What is read can ask for tensors and
+plain containers alone. Its last line is JSON: what was written, or what was wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from runtime.errors import DataError
+
+WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
+"""Keys under which training scripts keep a network beside other things."""
+PREFIXES = ("module.", "_orig_mod.", "model.")
+"""What wrappers of a network put before every name."""
+SECONDS = 600
+"""CPU time."""
+MEMORY = 2 << 30
+"""Bytes of memory besides what the file needs."""
+_NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
+_FORBIDDEN = ("socket.", "subprocess.", "ctypes.", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system")
+_SAVE = "where the file was made, save the weights alone: torch.save(model.state_dict(), FILE)"
+
+
+def main(file: Path, out: Path) -> dict[str, Any]:
+    """Shut this process off, read `file`, write `out`; returns what was written."""
+    shut = _no_network()
+    import safetensors.torch
+    import torch
+
+    _no_programs()
+    _limit(file.stat().st_size)
+    tensors, left_out = named(_read(torch, file))
+    ready = {name: _apart(torch, name, tensor) for name, tensor in tensors.items()}
+    safetensors.torch.save_file(_unshared(ready), out, metadata={"format": "pt"})
+    return {"tensors": len(ready), "left_out": left_out, "shut_off": shut}
+
+
+def _no_network() -> str:
+    """Move into a network namespace of its own, which has no interfaces; in words, what came of it."""
+    unshare = ctypes.CDLL(None, use_errno=True).unshare
+    if unshare(_NEW_NETWORK) == 0 or unshare(_NEW_USER | _NEW_NETWORK) == 0:
+        return "a network namespace without interfaces"
+    return f"sockets blocked in the process ({os.strerror(ctypes.get_errno()).lower()} for a network namespace)"
+
+
+def _no_programs() -> None:
+    """From here on this process opens no socket, starts no program and calls no foreign function."""
+
+    def refuse(event: str, arguments: tuple[Any, ...]) -> None:
+        if event.startswith(_FORBIDDEN):
+            raise PermissionError(f"{event} is not allowed here")
+
+    sys.addaudithook(refuse)
+
+
+def _limit(size: int) -> None:
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    for kind, most in (
+        (resource.RLIMIT_AS, now + 3 * size + MEMORY), (resource.RLIMIT_CPU, SECONDS),
+        (resource.RLIMIT_FSIZE, 2 * size + (16 << 20)), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_CORE, 0),
+    ):  # fmt: skip
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+
+
+def _read(torch: Any, file: Path) -> Any:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except MemoryError:
+        _refuse(f"{file} needs far more memory than its size", "a checkpoint that is as large as its tensors", _SAVE)
+    except Exception as error:  # the reader lets whatever a broken file causes through
+        _refuse(f"{file} {_reason(error)}", "a file of tensors in containers: dict, list, numbers, text", _SAVE)
+
+
+def _reason(error: Exception) -> str:
+    """Why a file was refused; the reader's own message advises to trust it."""
+    if wanted := re.search(r"(?:GLOBAL|class) ([\w.]+)", str(error)):
+        return f"asks for {wanted[1].rstrip('.')}, which is no tensor; it was not run"
+    if "Unsupported operand" in str(error):
+        return "is a pickle of another form than torch writes; nothing of it was run"
+    return "cannot be read as a checkpoint of torch"
+
+
+def named(data: Any) -> tuple[dict[str, Any], list[str]]:
+    """The tensors of a checkpoint by name, and the names of what lies beside the network and is left out.
+
+    Raises:
+        DataError: if there are none, or things among them that are no tensors.
+    """
+    left_out: list[str] = []
+    while inner := next((key for key in WRAPPERS if _network(data, key)), None):
+        left_out += [str(key) for key in data if key != inner]
+        data = data[inner]
+    if not isinstance(data, Mapping):
+        _refuse(f"the file holds a {type(data).__name__}", "tensors by name: a state_dict", _SAVE)
+    found = dict(_leaves(data, ""))
+    strange = [f"{name} ({type(value).__name__})" for name, value in found.items() if not hasattr(value, "layout")]
+    if strange or not found:
+        what = ", ".join(strange[:5]) or "nothing"
+        _refuse(f"the file holds {what} where tensors should be", "tensors by name: a state_dict", _SAVE)
+    return _plain(found), left_out
+
+
+def _network(data: Any, key: str) -> bool:
+    return isinstance(data, Mapping) and isinstance(data.get(key), Mapping) and bool(data[key])
+
+
+def _leaves(data: Mapping[Any, Any], start: str) -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{start}{key}.")
+        else:
+            yield f"{start}{key}", value
+
+
+def _plain(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Names without what every one of them begins with for a wrapper's sake."""
+    while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), None):
+        tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    return tensors
+
+
+def _apart(torch: Any, name: str, tensor: Any) -> Any:
+    """A tensor in the form that safetensors can write."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+        _refuse(f"{name} is a tensor of another kind: {tensor.dtype}, {tensor.layout}, {tensor.device}",
+                "dense tensors", "convert it where the file was made")  # fmt: skip
+    return tensor.detach().contiguous()
+
+
+def _unshared(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Tied weights as copies: safetensors has no aliases."""
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        tensors[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return tensors
+
+
+def _refuse(given: str, possible: str, action: str) -> NoReturn:
+    raise DataError(given, possible, action)
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]))))
+    except DataError as error:
+        print(json.dumps({"error": [error.given, error.possible, error.action]}))
+    except (OSError, ValueError, RuntimeError, MemoryError) as error:
+        print(json.dumps({"error": [f"{sys.argv[1]} cannot be converted: {error}", "", ""]}))

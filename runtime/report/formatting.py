@@ -1,0 +1,79 @@
+"""Wording: how numbers, durations and foreign text are written in a report."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from runtime.plan.plan import written
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def clean(text: str) -> str:
+    """Text that every viewer takes: no control characters, no half characters."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.encode("utf-8", "replace").decode("utf-8"))
+
+
+def short(text: str, size: int) -> str:
+    """At most `size` characters; an ellipsis stands for what is cut from the middle, as ends tell names apart."""
+    end = size // 3
+    return text if len(text) <= size else f"{text[: size - end - 1]}…{text[len(text) - end :]}"
+
+
+def number(value: float | None) -> str:
+    """Four digits; whole numbers in full."""
+    if value is None:
+        return "unknown"
+    if not math.isfinite(value):
+        return "not finite"
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def tick(value: float) -> str:
+    """A number under an axis: 50k, 0.25, 1e-4."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{letter}"
+    text = f"{value:.4g}"
+    return re.sub(r"e([-+])0*", lambda match: f"e{match[1].strip('+')}", text)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a person says them."""
+    if seconds is None or not math.isfinite(seconds):
+        return "unknown"
+    if seconds < 100:
+        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, left = divmod(minutes, 60)
+    return f"{hours} h {left:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def share(part: float) -> str:
+    """A part of one as per cent."""
+    return f"{100 * part:.1f} %".replace(".0 %", " %")
+
+
+def shown(value: Any) -> str:
+    """Any JSON value as a person reads it."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool | int | float | str):
+        return clean(written(value))
+    return clean(json.dumps(value, ensure_ascii=False))
+
+
+def plain(value: Any) -> Any:
+    """The value as strict JSON: what is not finite becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return clean(value) if isinstance(value, str) else value

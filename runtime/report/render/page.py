@@ -1,0 +1,181 @@
+"""Page: a report as one self-contained HTML file: no script, no request, light and dark."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from runtime.report.blocks import (
+    Bar,
+    Block,
+    Curves,
+    Fold,
+    Gallery,
+    Headline,
+    Matrix,
+    Photo,
+    Section,
+    Table,
+    Text,
+    Tile,
+    Tone,
+)
+from runtime.report.formatting import number, share
+from runtime.report.log_series import Series
+from runtime.report.render.confusion_svg import matrix
+from runtime.report.render.curves_svg import SHADES, curves
+from runtime.report.render.style import STYLE
+
+SHORT = 28
+"""Characters up to which the cells of a column stay on one line."""
+_UNITS = "%|s|ms|min|h|x|B|KiB|MiB|GiB|TiB|[kMGT]?FLOP|W|MHz|°C|degrees|CPUs?|cores?|threads?|samples/s|epochs?"
+_NUMBER = re.compile(rf"(?<=\d) (?=(?:{_UNITS})(?![\w/]))")
+
+# The browser itself then refuses whatever would leave the file.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def page(headline: Headline, sections: Sequence[Section]) -> str:
+    """The whole page."""
+    title = escape(f"{headline.run}: {headline.value}")
+    body = "\n".join([_headline(headline, sections), *map(_section, sections)])
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def escape(text: str) -> str:
+    """Text as HTML; a number and its unit stay on one line."""
+    return html.escape(_NUMBER.sub("\N{NO-BREAK SPACE}", text))
+
+
+def _headline(headline: Headline, sections: Sequence[Section]) -> str:
+    links = "".join(f'<a href="#{escape(s.anchor)}">{escape(s.title)}</a>' for s in sections)
+    alerts = "".join(f'<li><a href="#{escape(anchor)}">{escape(text)}</a></li>' for text, anchor in headline.alerts)
+    return f"""<header>
+<p class="what"><strong>{escape(headline.run)}</strong> {escape(headline.what)}</p>
+<h1>{escape(headline.value)}</h1>
+<p class="label">{escape(headline.label)}</p>
+<p class="ending"><span class="badge {headline.tone}">{escape(headline.status)}</span> {escape(headline.ending)}</p>
+{f'<ul class="alerts">{alerts}</ul>' if alerts else ""}
+<dl class="tiles">{"".join(map(_tile, headline.tiles))}</dl>
+<nav>{links}</nav>
+</header>"""
+
+
+def _tile(tile: Tile) -> str:
+    meter = ""
+    if tile.used is not None:
+        tight = " tight" if tile.used > 0.9 else ""
+        width = min(100.0, 100 * tile.used)
+        meter = f'<div class="meter{tight}"><i style="width:{width:.1f}%"></i></div>'
+    remark = f"<small>{escape(tile.remark)}</small>" if tile.remark else ""
+    label = escape(tile.label).replace("/", "/<wbr>").replace("_", "_<wbr>")
+    return f"<div><dt>{label}</dt><dd>{escape(tile.value)} {remark}{meter}</dd></div>"
+
+
+def _section(section: Section) -> str:
+    anchor = escape(section.anchor)
+    body = "\n".join(_blocks(section, anchor))
+    return f'<section id="{anchor}">\n<h2>{escape(section.title)}</h2>\n{body}\n</section>'
+
+
+def _blocks(section: Section, anchor: str) -> Iterator[str]:
+    """The blocks one after the other; neighbouring frames, and neighbouring small blocks, stand side by side."""
+    numbered = enumerate(section.blocks)
+    for lane, group in groupby(numbered, key=lambda item: _lane(item[1])):
+        body = "\n".join(_block(block, f"{anchor}-{index}") for index, block in group)
+        yield f'<div class="{lane}">{body}</div>' if lane else body
+
+
+def _lane(block: Block) -> str:
+    if isinstance(block, Curves):
+        return "frames"
+    return "beside" if isinstance(block, Matrix) or (isinstance(block, Table) and not _wide(block)) else ""
+
+
+def _wide(table: Table) -> bool:
+    return len(table.columns) > 2 and any(len(text) > 24 for row in table.rows for text in row)
+
+
+def _block(block: Block, name: str) -> str:
+    match block:
+        case Text():
+            return f'<p class="{block.tone}">{escape(block.text)}</p>'
+        case Table():
+            return _table(block)
+        case Curves():
+            legend = "".join(_legend(series, i % SHADES + 1) for i, series in enumerate(block.series))
+            caption = f"<figcaption><b>{escape(block.title)}</b><span>{legend}</span></figcaption>"
+            return f'<figure class="frame">{caption}{curves(block, name)}</figure>'
+        case Matrix():
+            return _matrix(block)
+        case Bar():
+            return _bar(block)
+        case Gallery():
+            return f'<div class="gallery">{"".join(map(_photo, block.photos))}</div>'
+        case Fold():
+            return f"<details><summary>{escape(block.title)}</summary><pre>{escape(block.text)}</pre></details>"
+
+
+def _legend(series: Series, shade: int) -> str:
+    value = f" {number(series.ys[-1])}" if series else ""
+    broken = f", {series.broken} not finite" if series.broken else ""
+    return f'<span class="key line-{shade}">{escape(series.name)}<em>{value}</em>{broken}</span>'
+
+
+def _table(table: Table) -> str:
+    kind = "wide" if _wide(table) else "narrow"
+    lines = (table.columns, *table.rows)
+    short = [' class="short"' if max(map(len, cells)) <= SHORT else "" for cells in zip(*lines, strict=True)]
+    head = "".join(f"<th{mark}>{escape(column)}</th>" for column, mark in zip(table.columns, short, strict=True))
+    rows = []
+    for index, row in enumerate(table.rows):
+        named = zip(table.columns, short, row, strict=True)
+        cells = "".join(f'<td{mark} data-name="{escape(name)}">{escape(text)}</td>' for name, mark, text in named)
+        rows.append(f'<tr class="{table.tones.get(index, Tone.PLAIN)}">{cells}</tr>')
+    body = "\n".join(rows)
+    inner = f'<table class="{kind}"><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
+    return f'<div class="scroll">{inner}</div>'
+
+
+def _matrix(block: Matrix) -> str:
+    picture, width = matrix(block.confusion)
+    # Few classes shrink with the screen; many keep their size and are moved about.
+    least = 0 if len(block.confusion.classes) <= 12 else width
+    style = f"width:{width}px;min-width:{least}px;max-width:{'100%' if not least else 'none'}"
+    return f'<div class="matrix"><div style="{style}">{picture}</div></div>'
+
+
+def _photo(photo: Photo) -> str:
+    title, truth, answer, sure = map(escape, (photo.title, photo.truth, photo.answer, photo.sure))
+    caption = f"{truth} taken for <strong>{answer}</strong><br><i>{sure} sure</i>"
+    picture = f'<img src="{escape(photo.data)}" alt="{title}" title="{title}">'
+    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
+
+
+def _bar(bar: Bar) -> str:
+    total = sum(size for _, size, _ in bar.parts) or 1.0
+    parts, keys = [], []
+    for index, (name, size, text) in enumerate(bar.parts):
+        shade = f"line-{index % SHADES + 1}"
+        parts.append(f'<i class="{shade}" style="flex-grow:{size / total:.4f}"></i>')
+        keys.append(f'<span class="key {shade}">{escape(name)}<em> {escape(text)}, {share(size / total)}</em></span>')
+    title = f"<figcaption><b>{escape(bar.title)}</b><span>{''.join(keys)}</span></figcaption>"
+    return f'<figure class="bar">{title}<div>{"".join(parts)}</div></figure>'

@@ -1,0 +1,255 @@
+"""Advice: at most three changes to the spec that would have helped this run, each with the gain to expect.
+
+Every rule is a function of the record alone: it looks at one thing, and gives one piece of advice or none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.hardware.facts import size
+from runtime.optimizations.unpadding import TOKENS
+from runtime.report.blocks import Block, Section, Table, Text, Tone
+from runtime.report.cpu_starvation import starved
+from runtime.report.formatting import duration, share
+from runtime.report.log_series import Series
+from runtime.report.record import Record
+from runtime.report.sections.plan import differences
+from runtime.report.summary import Summary
+
+MOST = 3
+SHARE = 0.05
+"""A part of the time that is worth a change."""
+SHORT, TIGHT, LOOSE = 20.0, 0.9, 0.4
+"""Seconds under which a run tells too little; shares of the memory limit that are too much, and needlessly little."""
+CROWDED = 0.1
+"""Share of the CPU time that others may have before it is worth an advice."""
+HOT = 80
+"""Degrees Celsius from which most GPUs lower their clock."""
+MIB = 2**20
+FILLED = re.compile(r"padding: .*?(\d+)% as filled up to the longest of each batch, (\d+)% if cut")
+STEM = re.compile(
+    r"small stem, as image_size .*?, ([\d.]+) (\w+) a sample in training; ([\d.]+) (\w+) with model: {name: (\w+),"
+)
+"""As `runtime.models.operations` tells of a stem that was chosen by the size of the images."""
+UNITS = {"kFLOP": 1e3, "MFLOP": 1e6, "GFLOP": 1e9, "TFLOP": 1e12}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One change."""
+
+    change: str
+    why: str
+    gain: str
+    line: str
+    """What to put into the spec."""
+    weight: float
+    """Seconds that it may save, or more than any run has where the run itself is in danger."""
+
+
+Rule = Callable[[Record, Summary], Iterator[Advice]]
+
+
+def advice(record: Record, summary: Summary) -> list[Advice]:
+    """What to change, the most helpful first; empty for a run that is too short to judge."""
+    found = [advice for rule in RULES for advice in rule(record, summary)]
+    return sorted(found, key=lambda one: -one.weight)[:MOST]
+
+
+def advice_section(record: Record, summary: Summary) -> Section | None:
+    """The advice as a table; None where the run left too little to judge by."""
+    found = advice(record, summary)
+    if not found and (not summary.phases or (summary.seconds or 0.0) < SHORT):
+        return None
+    rows = tuple((one.line, one.change, one.gain, one.why) for one in found)
+    table: Block = Table(("line for the spec", "change", "expected gain", "why"), rows)
+    nothing = Text("Nothing in the spec was found that would make this run faster or safer.", Tone.GOOD)
+    return Section("advice", "What to change", (table if rows else nothing,))
+
+
+def _waiting(record: Record, summary: Summary) -> Iterator[Advice]:
+    """The network waited for its batches."""
+    seconds = summary.phases.get("input", 0.0)
+    part, hardware = _part(seconds, summary), record.hardware
+    if part < SHARE or hardware is None:
+        return
+    workers, spare, saved = _values(record).get("loader_workers"), hardware.cpu.budget - 1, part
+    if _turned_off(record, "decode_cache"):
+        name, line = "keep decoded samples", "optimize: {decode_cache: true}"
+    elif isinstance(workers, int) and workers < spare:
+        count = min(16, max(1, spare))
+        name, line = "prepare batches in workers", f"optimize: {{loader_workers: {count}}}"
+        # At best both go on side by side, and the longer of them is the time of the run.
+        saved = 1 - max(1 - part, part / count)
+    elif hardware.cpu.budget < hardware.cpu.host:
+        name, line = "give it another CPU to prepare batches", f"limits: {{cpus: {hardware.cpu.budget + 1}}}"
+    else:
+        return
+    yield Advice(name, f"the network waited {duration(seconds)} for input", _faster(saved), line, seconds)
+
+
+def _throttled(record: Record, summary: Summary) -> Iterator[Advice]:
+    """The CPU quota held the run back."""
+    held = record.telemetry.get("throttled_seconds", Series("")).risen("throttled")
+    seconds = held.ys[-1] if held else 0.0
+    hardware, threads = record.hardware, _values(record).get("cpu_threads")
+    quota = hardware.cpu.quota if hardware else None
+    if quota is None or hardware is None or _part(seconds, summary) < SHARE:
+        return
+    allowed = max(1, int(quota))
+    if isinstance(threads, int) and threads > allowed:
+        name, line = "as many threads as the quota allows", f"optimize: {{cpu_threads: {allowed}}}"
+    elif allowed < hardware.cpu.host:
+        name, line = "a larger CPU quota", f"limits: {{cpus: {allowed + 1}}}"
+    else:
+        return
+    yield Advice(name, f"the quota of {quota:g} CPUs held it back for {duration(seconds)} of {duration(summary.seconds)}",
+                 _faster(min(0.9, _part(seconds, summary))), line, min(seconds, summary.seconds or 0.0))  # fmt: skip
+
+
+def _crowded(record: Record, summary: Summary) -> Iterator[Advice]:
+    """Others on the machine had the CPUs that this run may use."""
+    found = starved(record.telemetry, record.hardware)
+    lost = max(found.others_share, found.stolen_share) if found else 0.0
+    if found is None or lost < CROWDED or (summary.seconds or 0.0) < SHORT:
+        return
+    who = "other processes" if found.others_share >= found.stolen_share else "other virtual machines"
+    yield Advice("train where fewer others compute", f"{who} had {share(lost)} of the CPU time that this run may use",
+                 _faster(lost), "none: end or pause the others, or start it when they are done",
+                 lost * (summary.seconds or 0.0))  # fmt: skip
+
+
+def _memory(record: Record, summary: Summary) -> Iterator[Advice]:
+    """The peak is near the limit, or so far below it that others could use the rest."""
+    used = record.telemetry.get("memory_used")
+    peak = max([summary.peak_memory or 0.0, *(used.ys if used else ())])
+    limit = summary.memory_limit
+    if not limit or not peak:
+        return
+    part, batch = peak / limit, _batch(record)
+    told = f"{size(int(peak))} of {size(int(limit))} were used, {share(part)}"
+    if part > TIGHT and batch and batch > 1:
+        yield Advice("smaller pieces of a batch", told, "no kill at the limit; the same training, somewhat slower",
+                     f"optimize: {{micro_batch: {batch // 2}}}", 1e9)  # fmt: skip
+    elif part < LOOSE and limit > 1024 * MIB:
+        enough = max(512, -(-int(peak / 0.85 / MIB) // 256) * 256)
+        if enough * MIB < limit * 0.75:
+            yield Advice("a smaller memory limit", told, f"{size(int(limit) - enough * MIB)} free for other containers",
+                         f"limits: {{memory: {enough}m}}", 0.0)  # fmt: skip
+
+
+def _saving(record: Record, summary: Summary) -> Iterator[Advice]:
+    """Checkpoints took their time."""
+    seconds = summary.phases.get("checkpoint", 0.0)
+    part = _part(seconds, summary)
+    every = _at(record.spec, "checkpoint", "every")
+    if part >= SHARE and every not in (None, "15m"):
+        yield Advice("save less often", f"checkpoints every {every} took {duration(seconds)}", _faster(part),
+                     "checkpoint: {every: 15m}", seconds)  # fmt: skip
+
+
+def _padding(record: Record, summary: Summary) -> Iterator[Advice]:
+    """Batches of texts were filled up, and the job itself forbade to leave that out."""
+    notes = record.result.get("data")
+    found = [match for note in notes if (match := FILLED.search(str(note)))] if isinstance(notes, list) else []
+    if not found or not _turned_off(record, "unpadding"):
+        return
+    filled, cut = (int(text) / 100 for text in found[0].groups())
+    less = 1 - (1 - filled) / (1 - cut) if cut < 1 else 0.0
+    seconds = less * sum(summary.phases.get(name, 0.0) for name in ("train", "forward"))
+    if _part(seconds, summary) >= SHARE:
+        yield Advice("leave padding out", f"{share(filled)} of a batch is padding, {share(cut)} would be",
+                     _faster(_part(seconds, summary)), f"optimize: {{unpadding: {TOKENS}}}", seconds)  # fmt: skip
+
+
+def _stem(record: Record, summary: Summary) -> Iterator[Advice]:
+    """A ResNet took the stem for small images by itself, and computed many times what the other one would."""
+    found = STEM.search(str(record.result.get("model") or ""))
+    if not found:
+        return
+    ours, theirs = (float(found[i]) * UNITS[found[i + 1]] for i in (1, 3))
+    seconds = sum(summary.phases.get(name, 0.0) for name in ("train", "forward")) * (1 - theirs / ours)
+    if _part(seconds, summary) >= SHARE:
+        yield Advice("the stem for large images", f"each sample takes {found[1]} {found[2]} with the small stem, "
+                     f"{found[3]} {found[4]} with the large one", f"{_faster(_part(seconds, summary))}; it sees less detail, "
+                     "so compare the accuracy", f"model: {{name: {found[5]}, stem: large}}", seconds)  # fmt: skip
+
+
+def _idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
+    """The GPU had nothing to do for a tenth of the time or more."""
+    busy = record.telemetry.get("gpu_percent")
+    plan = _values(record)
+    if not busy or len(busy) < 10:
+        return
+    idle = 1 - sum(busy.ys) / len(busy) / 100
+    seconds = idle * summary.phases.get("train", 0.0)
+    if idle < 0.1 or summary.phases.get("input", 0.0) > seconds / 2:
+        return
+    for name, value in (("cuda_graphs", "true"), ("compile", "true")):
+        if plan.get(name) in (False, "off"):
+            yield Advice("fewer launches from Python", f"the GPU was idle {share(idle)} of the time",
+                         f"up to {_faster(_part(seconds, summary))}", f"optimize: {{{name}: {value}}}", seconds)  # fmt: skip
+            return
+
+
+def _hot(record: Record, summary: Summary) -> Iterator[Advice]:
+    """The GPU was so hot that it lowers its clock, or soon will."""
+    heat = record.telemetry.get("gpu_temperature")
+    hot = sum(degrees >= HOT for degrees in heat.ys) / len(heat) if heat else 0.0
+    if heat and hot >= SHARE:
+        yield Advice("cool the GPU", f"it had {HOT} °C or more for {share(hot)} of the time, {max(heat.ys):.0f} °C at most",
+                     "full clock: up to a tenth less time", "none: clean its fans, give it air, or lower its power: "
+                     "sudo nvidia-smi --power-limit WATTS", 1.0)  # fmt: skip
+
+
+def _useless(record: Record, summary: Summary) -> Iterator[Advice]:
+    """What the job asked for and what did not happen."""
+    asked = record.spec.get("optimize")
+    wanted = asked if isinstance(asked, Mapping) else {}
+    for name, row in differences(record.plan):
+        if name in wanted and wanted[name] != "auto":
+            cause = f": {row['cause']}" if row.get("cause") else ""
+            yield Advice(f"leave {name} to the runtime", f"it had no effect{cause}",
+                         "none in speed: one setting less to wonder about",
+                         f"optimize: {{{name}: auto}}", 0.5)  # fmt: skip
+
+
+RULES: tuple[Rule, ...] = (_waiting, _throttled, _crowded, _memory, _saving, _padding, _stem, _idle_gpu, _hot, _useless)
+
+
+def _part(seconds: float, summary: Summary) -> float:
+    """Of the whole time; nothing for a run that is too short to tell."""
+    whole = summary.seconds or 0.0
+    return seconds / whole if whole >= SHORT else 0.0
+
+
+def _faster(part: float) -> str:
+    return f"up to {share(part)} less time"
+
+
+def _values(record: Record) -> dict[str, Any]:
+    return {d.name: d.value for d in record.plan.decisions} if record.plan else {}
+
+
+def _turned_off(record: Record, name: str) -> bool:
+    """Whether it is off because the job says so: what the runtime left out by itself had a reason."""
+    rows = record.plan.decisions if record.plan else ()
+    return any(d.name == name and d.value in (False, "off") and d.source in ("job", "file") for d in rows)
+
+
+def _batch(record: Record) -> int | None:
+    """Samples in a piece of a batch, as the run computed them."""
+    piece, whole = _values(record).get("micro_batch"), _at(record.spec, "train", "batch_size")
+    found = piece if isinstance(piece, int) and not isinstance(piece, bool) and piece > 0 else whole
+    return found if isinstance(found, int) else None
+
+
+def _at(spec: Mapping[str, Any], *keys: str) -> Any:
+    value: Any = spec
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

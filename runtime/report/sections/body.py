@@ -1,0 +1,147 @@
+"""Sections: what a report tells below its headline, in reading order."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.report.blocks import Block, Curves, Fold, Matrix, Section, Table, Text, Tone
+from runtime.report.confusion import Confusion, confusions
+from runtime.report.formatting import duration, number, share, short, shown
+from runtime.report.log_series import Series
+from runtime.report.record import Gap, Record
+from runtime.report.sections.advice import advice_section
+from runtime.report.sections.machine import machine_section, time_section
+from runtime.report.sections.mistakes import worst_sections
+from runtime.report.sections.operators import operators_section
+from runtime.report.sections.plan import notes_section, plan_section, seen_section
+from runtime.report.summary import Summary
+
+_TITLES = {
+    "loss": "Loss",
+    "lr": "Learning rate",
+    "grad_norm": "Gradient norm",
+    "f1": "Macro F1",
+    "scale": "Scale of fp16 gradients",
+}
+_FIRST = ("loss",)
+_LAST = ("lr", "grad_norm", "scale")
+_WIDE_RANGE = 50
+"""Curves whose highest value is so many times the lowest are drawn on a logarithmic scale."""
+_EVENTS = 200
+_SPEC = 200_000
+
+
+def sections(record: Record, summary: Summary) -> list[Section]:
+    """Every section that has something to tell."""
+    plan, hardware = record.plan, record.hardware
+    found = [
+        curves_section(record.metrics),
+        *(confusion_section(confusion) for confusion in confusions(record.result.get("confusion"))),
+        *worst_sections(record.mistakes),
+        advice_section(record, summary),
+        plan_section(plan) if plan else None,
+        seen_section(plan) if plan else None,
+        notes_section(plan) if plan else None,
+        data_section(record.result.get("data"), record.result.get("model")),
+        machine_section(hardware) if hardware else None,
+        time_section(record.telemetry, summary, hardware),
+        operators_section(record.trace),
+        events_section(record.events),
+        gaps_section(record.gaps),
+        spec_section(record),
+    ]
+    return [section for section in found if section]
+
+
+def curves_section(metrics: Mapping[str, Series]) -> Section | None:
+    """A frame for each kind of value; series of the same kind share it."""
+    groups: dict[str, list[Series]] = {}
+    for key, series in metrics.items():
+        start, _, kind = key.rpartition("/")
+        if series:
+            groups.setdefault(kind, []).append(series.scaled(shown(start or kind)))
+    ranks = {kind: -1 if kind in _FIRST else 1 if kind in _LAST else 0 for kind in groups}
+    kinds = sorted(groups, key=lambda kind: ranks[kind])
+    frames = tuple(_frame(kind, groups[kind]) for kind in kinds)
+    return Section("curves", "Curves", frames) if frames else None
+
+
+def _frame(kind: str, series: list[Series]) -> Curves:
+    low = min(min(s.ys) for s in series)
+    high = max(max(s.ys) for s in series)
+    wide = kind in ("loss", "grad_norm") and low > 0 and high / low > _WIDE_RANGE
+    title = _TITLES.get(kind, shown(kind).capitalize()) + (", logarithmic" if wide else "")
+    return Curves(title, "step", tuple(series), logarithmic=wide)
+
+
+def confusion_section(confusion: Confusion) -> Section:
+    """The picture, the most frequent mistakes and, with many classes, the weakest ones."""
+    share_right = confusion.hits / max(1, confusion.total)
+    right = f"{number(confusion.hits)} of {number(confusion.total)} validation samples right ({share(share_right)})"
+    blocks: list[Block] = [Text(f"{right}; rows are the truth, columns the prediction."), Matrix(confusion)]
+    mistakes = tuple(
+        (short(truth, 60), short(guess, 60), number(count), share(part))
+        for truth, guess, count, part in confusion.mistakes()
+    )
+    if mistakes:
+        blocks.append(Table(("truth", "taken for", "times", "of its samples"), mistakes))
+    weakest = tuple(
+        (short(name, 60), number(samples), *(f"{value:.3f}" for value in scores))
+        for name, samples, *scores in confusion.weakest()
+    )
+    if weakest:
+        blocks.append(Table(("weakest classes", "samples", "precision", "recall", "F1"), weakest))
+    of = f" of {shown(confusion.head)}" if confusion.head else ""
+    return Section(f"confusion{of.replace(' ', '-')}", f"Confusion matrix{of}", tuple(blocks))
+
+
+def data_section(notes: Any, model: Any = None) -> Section | None:
+    """What the loader said of the data: sizes, what was left out, lengths and padding of texts; and of the network."""
+    if not isinstance(notes, list) or not notes:
+        return None
+    rows = [shown(note).partition(": ") for note in (*notes, *([f"model: {model}"] if model else []))]
+    table = Table(("what", "found"), tuple((head, rest) if rest else ("", head) for head, _, rest in rows))
+    return Section("data", "Data", (table,))
+
+
+def events_section(events: list[Mapping[str, Any]]) -> Section | None:
+    """What happened beside the steps: signals, retries, fallbacks."""
+    if not events:
+        return None
+    rows = tuple((_moment(e.get("time")), shown(e.get("kind")), short(shown(e.get("text")), 500)) for e in events)
+    blocks: list[Block] = [Table(("time", "kind", "event"), rows[-_EVENTS:])]
+    if len(rows) > _EVENTS:
+        blocks.insert(0, Text(f"The last {_EVENTS} of {len(rows)} events; events.jsonl has all.", Tone.QUIET))
+    return Section("events", "Events", tuple(blocks))
+
+
+def _moment(value: Any) -> str:
+    return duration(value) if isinstance(value, float) and value < 1e9 else shown(value)
+
+
+def gaps_section(gaps: list[Gap]) -> Section | None:
+    """Files that are missing or damaged."""
+    rows = tuple((gap.file, gap.wrong, gap.lost) for gap in gaps)
+    if not rows:
+        return None
+    tones = dict.fromkeys(range(len(rows)), Tone.WARN)
+    return Section("gaps", "Missing or damaged files", (Table(("file", "what is wrong", "so"), rows, tones),))
+
+
+def spec_section(record: Record) -> Section | None:
+    """How the run was started, and the resolved spec, folded."""
+    state = record.state
+    keys = {"source": "spec", "set": "overrides", "attempts": "attempts", "command": "command",
+            "started": "started", "ended": "ended"}  # fmt: skip
+    rows = tuple((name, shown(_words(state[key]))) for key, name in keys.items() if state.get(key))
+    blocks: list[Block] = [Table(("start", "value"), rows)] if rows else []
+    if record.text:
+        text = record.text if len(record.text) <= _SPEC else record.text[:_SPEC] + "\n… job.yaml has the rest"
+        blocks.append(Fold("The resolved spec, every default filled in", text))
+    return Section("spec", "Job spec", tuple(blocks)) if blocks else None
+
+
+def _words(value: Any) -> Any:
+    return shlex.join(map(str, value)) if isinstance(value, list) else value

@@ -1,0 +1,93 @@
+"""Headline: the result in one look, and what must not be overlooked."""
+
+from __future__ import annotations
+
+from runtime.hardware.facts import size
+from runtime.report.blocks import Headline, Tile, Tone
+from runtime.report.formatting import duration, number, shown
+from runtime.report.record import Record
+from runtime.report.sections.plan import differences
+from runtime.report.summary import Summary
+
+_TONES = {"done": Tone.GOOD, "failed": Tone.BAD, "stopped": Tone.WARN, "running": Tone.WARN, "unknown": Tone.WARN}
+
+
+def headline(record: Record, summary: Summary) -> Headline:
+    """The top of the report."""
+    best = summary.best
+    return Headline(
+        run=record.name,
+        what=f"{summary.job} · {summary.task}",
+        status=summary.status,
+        tone=_TONES.get(summary.status, Tone.WARN),
+        ending=ending(summary) + _source(record),
+        value=number(best.value) if best else "no result",
+        label=_label(summary),
+        tiles=tuple(_tiles(summary, record)),
+        alerts=tuple(alerts(record)),
+    )
+
+
+def ending(summary: Summary) -> str:
+    """How the run ended."""
+    if summary.status == "running" and summary.exit_code is None:
+        return "still running, or killed before it could say how it ended"
+    code = "" if summary.exit_code is None else f"exit {summary.exit_code}: "
+    reason = f"; {summary.stopped_because}" if summary.stopped_because else ""
+    return f"{code}{summary.meaning()}{reason}"
+
+
+def _source(record: Record) -> str:
+    """Where the numbers of a run come from that did not get to its end."""
+    begun = record.state and not record.result and record.metrics
+    return "; the numbers are from its logs, as the result is written at the end" if begun else ""
+
+
+def alerts(record: Record) -> list[tuple[str, str]]:
+    """What a reader must not overlook, with the section that tells more."""
+    found = [(f"{gap.file}: {gap.wrong}; {gap.lost}", "gaps") for gap in record.gaps]
+    found += [
+        (f"{name} is not as asked: {shown(row.get('asked'))} asked, {shown(row.get('seen'))} seen", "seen")
+        for name, row in differences(record.plan)
+    ]
+    broken = [(name, series.broken) for name, series in record.metrics.items() if series.broken]
+    found += [(f"{name}: {count} of its values were not finite", "curves") for name, count in broken]
+    return found
+
+
+def _label(summary: Summary) -> str:
+    best = summary.best
+    if best is None:
+        return "nothing was evaluated"
+    parts = []
+    if best.step is not None:
+        parts.append(f"at step {number(best.step)}" + (f" of {number(summary.steps)}" if summary.steps else ""))
+    if best.epoch is not None:
+        parts.append(f"epoch {number(best.epoch)}" + (f" of {number(summary.epochs)}" if summary.epochs else ""))
+    return f"{best.metric}, the best" + (f", {', '.join(parts)}" if parts else "")
+
+
+def _tiles(summary: Summary, record: Record) -> list[Tile]:
+    tiles = [
+        Tile("time", duration(summary.seconds)),
+        Tile("speed", number(summary.samples_per_second), "samples/s"),
+        _memory(summary, record),
+    ]
+    if summary.steps is not None:
+        epochs = "" if summary.epochs is None else f"{number(summary.epochs)} epochs"
+        tiles.append(Tile("steps", number(summary.steps), epochs))
+    if summary.parameters is not None:
+        frozen = summary.parameters - (summary.trainable if summary.trainable is not None else summary.parameters)
+        remark = "all trainable" if not frozen else f"{number(summary.trainable)} trainable"
+        tiles.append(Tile("parameters", number(summary.parameters), remark))
+    return tiles + [Tile(name, number(value), "last") for name, value in summary.last.items()]
+
+
+def _memory(summary: Summary, record: Record) -> Tile:
+    peak, limit = summary.peak_memory, summary.memory_limit
+    value = size(int(peak)) if peak is not None else "unknown"
+    if not limit:
+        known = record.hardware or "memory_limit" in record.result
+        return Tile("peak memory", value, "no limit" if known else "limit unknown")
+    used = None if peak is None else peak / limit
+    return Tile("peak memory", value, f"of {size(int(limit))}", used)

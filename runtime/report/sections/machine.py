@@ -1,0 +1,188 @@
+"""Machine: host beside allowed, and what the run made of it over time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from runtime.hardware.facts import Hardware, size
+from runtime.job.workload import flop
+from runtime.report.blocks import Bar, Block, Curves, Section, Table, Text, Tone
+from runtime.report.cpu_starvation import TOLD, Starved, starved
+from runtime.report.formatting import duration, share, shown
+from runtime.report.log_series import Series
+from runtime.report.summary import Summary
+
+_PHASES = {"train": "backward", "evaluate": "evaluation", "tune": "tuning"}
+"""What a phase is called where the trainer tells forward, backward and update apart."""
+
+
+def machine_section(hardware: Hardware) -> Section:
+    """The machine: what the host has, what this run was allowed."""
+    blocks: list[Block] = [Table(("what", "host", "allowed"), tuple(_facts(hardware)))]
+    if hardware.gpu_trouble:
+        blocks.append(Text(f"GPU: {shown(hardware.gpu_trouble)}", Tone.WARN))
+    if hardware.assumed:
+        blocks.append(Text(f"Assumed, not read: {', '.join(map(shown, hardware.assumed))}.", Tone.QUIET))
+    return Section("machine", "Machine", tuple(blocks))
+
+
+def _facts(hardware: Hardware) -> list[tuple[str, str, str]]:
+    cpu, memory, storage, torch = hardware.cpu, hardware.memory, hardware.storage, hardware.torch
+    bounds = [f"affinity {cpu.affinity}"] if cpu.affinity != cpu.host else []
+    bounds += [f"cpuset {cpu.cpuset}"] if cpu.cpuset is not None else []
+    bounds += [f"quota {cpu.quota:g}"] if cpu.quota is not None else []
+    cores = f"{cpu.cores} physical {'core' if cpu.cores == 1 else 'cores'} behind them"
+    group = f"control groups v{hardware.cgroup}" if hardware.cgroup else "no control groups"
+    rows = [
+        ("processor", shown(cpu.model), f"{cpu.architecture}: {', '.join(cpu.flags) or 'no extensions'}"),
+        ("logical CPUs", str(cpu.host), f"{cpu.budget} ({', '.join(bounds) or 'no limit'}); {cores}"),
+        ("memory", size(memory.host), f"{size(memory.limit)} limit" if memory.limit else "no limit"),
+        ("memory at the start", "", f"{size(memory.available)} free, swap {'on' if memory.swap else 'off'}"),
+    ]
+    for gpu in hardware.gpus:
+        chip = f"capability {'.'.join(map(str, gpu.capability))}, driver {gpu.driver}{', MIG' if gpu.mig else ''}"
+        rows.append((f"GPU {gpu.index}", f"{gpu.name}, {size(gpu.memory)}", f"{size(gpu.free)} free; {chip}"))
+    build = f"CUDA {torch.cuda}" if torch and torch.cuda else "CPU build"
+    return [
+        *rows,
+        ("/dev/shm", "", f"{size(storage.shm)}{'' if storage.shm_exec else ', noexec'}"),
+        ("room for runs", "", size(storage.runs_free)),
+        ("place", shown(hardware.place), f"{group}, image {shown(hardware.image or 'none')}"),
+        ("torch", "", f"{torch.version}, {build}" if torch else "not installed"),
+        ("compiler", "", shown(hardware.compiler or "none")),
+    ]
+
+
+def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Hardware | None) -> Section | None:
+    """Where the time went, throughput and memory over time."""
+    blocks: list[Block] = []
+    if summary.phases:
+        phases = {**summary.phases, "other": (summary.seconds or 0.0) - sum(summary.phases.values())}
+        names = _PHASES if "forward" in phases else {}
+        parts = tuple((shown(names.get(name, name)), s, duration(s)) for name, s in phases.items() if s > 0)
+        blocks.append(Bar("Where the time went", parts))
+    throttled = telemetry.get("throttled_seconds", Series("")).risen("throttled")
+    charts = _charts(telemetry, summary, hardware, throttled)
+    blocks += [chart for chart in charts if any(len(series) for series in chart.series)]
+    blocks += _gpu_words(telemetry)
+    if throttled and throttled.ys[-1] > 0:
+        blocks.append(Text(f"The CPU quota held the run back for {duration(throttled.ys[-1])}.", Tone.WARN))
+    blocks += [Text(line, Tone.WARN) for line in _starved(starved(telemetry, hardware))]
+    blocks += [Text(line, Tone.QUIET) for line in (_efficiency(summary), _watching(summary)) if line]
+    return Section("time", "Throughput and memory over time", tuple(blocks)) if blocks else None
+
+
+def _starved(found: Starved | None) -> Iterator[str]:
+    """Who else had the CPUs."""
+    if found and found.others_share >= TOLD:
+        yield (f"Other processes on this machine had the CPU for {duration(found.others)} while this run was ready to "
+               f"compute, {share(found.others_share)} of what it may use: it was slower for that, not for its settings.")  # fmt: skip
+    if found and found.stolen_share >= TOLD:
+        yield (f"The hypervisor gave {duration(found.stolen)} of this machine's CPU time to other machines (steal), "
+               f"{share(found.stolen_share)} of all: nothing inside this machine changes that.")  # fmt: skip
+
+
+def _efficiency(summary: Summary) -> str:
+    """What was computed beside what this machine can."""
+    operations, product = (summary.efficiency.get(key, 0.0) for key in ("operations", "product"))
+    if not operations or not product or not summary.samples_per_second:
+        return ""
+    rate = operations * summary.samples_per_second
+    return (f"Matrix products and convolutions: {flop(operations)} a sample, {flop(rate)} a second while "
+            f"training. A large product alone reaches {flop(product)} a second here: "
+            f"{share(rate / product)} of that.")  # fmt: skip
+
+
+def _watching(summary: Summary) -> str:
+    """What it cost to be watched."""
+    spent, names = sum(summary.watching.values()), [name for name, seconds in summary.watching.items() if seconds]
+    if not spent or not summary.seconds:
+        return ""
+    return f"To be watched ({' and '.join(names)}) cost {duration(spent)} of CPU time, {share(spent / summary.seconds)} of the run."
+
+
+def _charts(
+    telemetry: Mapping[str, Series], summary: Summary, hardware: Hardware | None, throttled: Series
+) -> list[Curves]:  # fmt: skip
+    ends = [series.xs[-1] for series in telemetry.values() if series]
+    axis, second = _clock(max(ends, default=0.0))
+
+    def line(key: str, name: str, scale: float = 1.0) -> Series:
+        return telemetry.get(key, Series(key)).scaled(name, second, scale)
+
+    top = max([summary.peak_memory or 0.0, *telemetry.get("memory_used", Series("")).ys])
+    unit, bytes_ = ("GiB", 2.0**30) if max(top, summary.memory_limit or 0.0) >= 2**30 else ("MiB", 2.0**20)
+    memory = tuple(s for s in (line("rss", "processes", 1 / bytes_), line("memory_used", "container", 1 / bytes_)) if s)
+    cpu = hardware.cpu if hardware else None
+    allowed = None if cpu is None else cpu.quota or float(cpu.budget)
+    bound = ("allowed", allowed) if allowed else None
+    limit = ("limit", summary.memory_limit / bytes_) if summary.memory_limit else None
+    charts = [
+        Curves("Throughput, samples/s", axis, (line("samples_per_second", "samples/s").positive(),), from_zero=True),
+        Curves(f"Memory, {unit}", axis, memory, limit, from_zero=True),
+        Curves("CPUs busy", axis, (line("cpu_percent", "CPUs", 0.01),), bound, from_zero=True),
+        Curves("Waiting for input, %", axis, (line("input_wait", "waiting", 100.0),), from_zero=True),
+    ]
+    charts += _gpu_charts(telemetry, axis, second)
+    if throttled and throttled.ys[-1] > 0:
+        held = throttled.scaled("throttled", second)
+        charts.append(Curves("Held back by the CPU quota, s", axis, (held,), from_zero=True))
+    return charts
+
+
+def _gpu_charts(telemetry: Mapping[str, Series], axis: str, second: float) -> list[Curves]:
+    """What the GPUs did: a line for each of them."""
+    starts = [key.removesuffix("_percent") for key in telemetry if re.fullmatch(r"gpu\d*_percent", key)]
+    starts = starts or ["gpu"] * ("gpu_memory" in telemetry)
+
+    def lines(scale: float, **names: str) -> tuple[Series, ...]:
+        found = [
+            (f"{start} {name}".strip(), telemetry.get(f"{start}_{key}"))
+            for key, name in names.items()
+            for start in starts
+        ]
+        return tuple(series.scaled(name, second, scale) for name, series in found if series)
+
+    size_lines = lines(1 / 2.0**30, memory="in use", allocated="tensors", reserved="reserved")
+    limit = telemetry.get("gpu_memory_limit")
+    return [
+        Curves("GPU busy, %", axis, lines(1.0, percent=""), ("whole", 100.0), from_zero=True),
+        Curves(
+            "GPU memory, GiB", axis, size_lines, ("limit", limit.ys[-1] / 2.0**30) if limit else None, from_zero=True
+        ),
+        Curves("GPU temperature, degrees Celsius", axis, lines(1.0, temperature="")),
+        Curves("GPU power, W", axis, lines(1.0, power=""), from_zero=True),
+        Curves("GPU clock, MHz", axis, lines(1.0, clock=""), from_zero=True),
+    ]
+
+
+def _gpu_words(telemetry: Mapping[str, Series]) -> list[Block]:
+    """The GPUs in one line each, and a warning where a clock was held back."""
+    found: list[Block] = []
+    for key, busy in telemetry.items():
+        match = re.fullmatch(r"(gpu\d*)_percent", key)
+        if not match or not busy:
+            continue
+        parts = [f"{sum(busy.ys) / len(busy):.0f} % busy on average"]
+        for name, form in (
+            ("memory", "{} of memory at most"),
+            ("temperature", "{:.0f} degrees at most"),
+            ("power", "{:.0f} W at most"),
+        ):
+            series = telemetry.get(f"{match[1]}_{name}")
+            if series:
+                parts.append(form.format(size(int(max(series.ys))) if name == "memory" else max(series.ys)))
+        found.append(Text(f"{match[1].upper()}: {', '.join(parts)}."))
+        held = telemetry.get(f"{match[1]}_throttled")
+        if held and any(held.ys):
+            text = f"{match[1].upper()}: its clock was held back in {share(sum(held.ys) / len(held))} of the readings"
+            found.append(Text(f"{text}; telemetry.jsonl says why.", Tone.WARN))
+    return found
+
+
+def _clock(seconds: float) -> tuple[str, float]:
+    """The unit of the time axis and what a second is in it."""
+    if seconds < 300:
+        return "seconds", 1.0
+    return ("minutes", 1 / 60) if seconds < 3 * 3600 else ("hours", 1 / 3600)

@@ -1,0 +1,49 @@
+"""Worst: the mistakes that the network was surest of, with pictures or texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from runtime.report.blocks import Block, Gallery, Photo, Section, Table, Text, Tone
+from runtime.report.formatting import clean, share, short, shown
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{8,60000}={0,2}")
+_KINDS = {"iVBORw0KGgo": "image/png", "/9j/": "image/jpeg"}
+"""How files of these kinds begin, in base64."""
+_ROOM = 600_000
+"""Characters that all pictures together may take of the page."""
+
+
+def worst_sections(mistakes: Mapping[str, Any]) -> Iterator[Section]:
+    """A section for each head that has mistakes."""
+    left = _ROOM
+    for head, rows in mistakes.items():
+        found = rows if isinstance(rows, list) else []
+        photos = [photo for row in found if isinstance(row, Mapping) and (photo := _photo(row))]
+        left -= sum(len(photo.data) for photo in photos)
+        if not photos:
+            continue
+        name = f" of {shown(head)}" if head else ""
+        yield Section(f"mistakes{name.replace(' ', '-')}", f"Worst mistakes{name}", _blocks(photos, left >= 0))
+
+
+def _blocks(photos: list[Photo], fits: bool) -> tuple[Block, ...]:
+    text = Text("Wrong answers of the best evaluation, those first that the network was surest of.", Tone.QUIET)
+    if fits and all(photo.data for photo in photos):
+        return text, Gallery(tuple(photos))
+    rows = tuple((photo.title, photo.truth, photo.answer, photo.sure) for photo in photos)
+    return text, Table(("sample", "truth", "taken for", "probability"), rows)
+
+
+def _photo(row: Mapping[str, Any]) -> Photo | None:
+    try:
+        truth, answer = (short(clean(str(row[key])), 40) for key in ("truth", "answer"))
+        title, sure = short(clean(str(row["title"])), 160), share(float(row["probability"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+    data = str(row.get("picture", ""))
+    kind = next((kind for start, kind in _KINDS.items() if data.startswith(start)), "")
+    whole = kind and _BASE64.fullmatch(data)
+    return Photo(title, truth, answer, sure, f"data:{kind};base64,{data}" if whole else "")

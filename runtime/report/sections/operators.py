@@ -1,0 +1,44 @@
+"""Operators: what a traced step spent its time on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.report.blocks import Section, Table, Text, Tone
+from runtime.report.formatting import number, share, short, shown
+
+_LIBRARIES = {"mkldnn": "oneDNN", "onednn": "oneDNN", "mkl": "MKL", "cudnn": "cuDNN", "cublas": "cuBLAS",
+              "triton": "Triton", "aten::": "torch"}  # fmt: skip
+
+
+def operators_section(trace: Mapping[str, Any]) -> Section | None:
+    """The dearest operators of the traced steps; None if nothing was traced."""
+    try:
+        steps, total = int(trace["steps"]), float(trace["total"])
+        rows = tuple(_row(row, steps, total) for row in trace["operators"])
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    if not rows:
+        return None
+    where = (
+        "kernels on the GPU"
+        if trace.get("device") == "cuda"
+        else "operators on the CPU, as the calling thread sees them"
+    )
+    text = f"{steps} warm steps, {where}; time in each alone. trace.json.gz opens in Perfetto (ui.perfetto.dev)."
+    return Section("operators", "Dearest operators",
+                   (Text(text, Tone.QUIET), Table(("operator", "named by", "ms a step", "share", "calls a step"), rows)))  # fmt: skip
+
+
+def _row(row: Mapping[str, Any], steps: int, total: float) -> tuple[str, ...]:
+    name, seconds = shown(row["name"]), float(row["seconds"])
+    calls = int(row["calls"]) / steps
+    return (short(name, 80), _library(name), f"{seconds / steps * 1000:.3g}", share(seconds / total),
+            number(round(calls)) if calls >= 1 else f"{calls:.1f}")  # fmt: skip
+
+
+def _library(name: str) -> str:
+    """The library whose name the operator carries."""
+    small = name.lower()
+    return next((library for word, library in _LIBRARIES.items() if word in small), "")

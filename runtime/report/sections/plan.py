@@ -1,0 +1,84 @@
+"""Decisions: the plan with its reasons, and what was asked for beside what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime import optimizations
+from runtime.plan.plan import Decision, Plan
+from runtime.report.blocks import Block, Fold, Section, Table, Text, Tone
+from runtime.report.formatting import shown
+
+_LONG = 100
+"""Characters from which a value that was read back is folded away."""
+
+
+def plan_section(plan: Plan) -> Section:
+    """Every decision with value, source, effect and reason."""
+    off = {optimization.name: optimization.off for optimization in optimizations.every()}
+    rows = tuple(_row(decision) for decision in plan.decisions)
+    quiet = {i: Tone.QUIET for i, d in enumerate(plan.decisions) if d.name in off and d.value == off[d.name]}
+    blocks: list[Block] = [
+        Text(f"Profile {shown(plan.profile)}. Image {shown(plan.image or 'none')}: {shown(plan.image_reason)}."),
+        Table(("decision", "value", "source", "effect", "reason"), rows, quiet),
+    ]
+    if any(decision.provisional for decision in plan.decisions):
+        blocks.append(Text("Values with a question mark were not settled by model and data.", Tone.QUIET))
+    return Section("plan", "Plan", tuple(blocks))
+
+
+def seen_section(plan: Plan) -> Section | None:
+    """What was asked for beside what the trainer found in force; differences first."""
+    rows = _seen(plan)
+    if not rows:
+        return None
+    rows.sort(key=lambda row: _same(row[1]))
+    wrong = len(differences(plan))
+    count = "All values are" if not wrong else f"{wrong} of {len(rows)} values {'is' if wrong == 1 else 'are'} not"
+    tones = {i: Tone.WARN for i, (_, row) in enumerate(rows) if not _same(row)}
+    columns = ("setting", "asked", "seen", "cause")[: 4 if wrong else 3]
+    table = Table(columns, tuple(_compared(name, row)[: len(columns)] for name, row in rows), tones)
+    verdict = Text(f"{count} as asked.", Tone.WARN if wrong else Tone.GOOD)
+    return Section("seen", "Asked beside seen", (verdict, table, *_libraries(plan)))
+
+
+def notes_section(plan: Plan) -> Section | None:
+    """What a person should know about this machine and this job."""
+    notes = tuple(Text(shown(note), Tone.WARN) for note in plan.notes)
+    return Section("notes", "Notes", notes) if notes else None
+
+
+def differences(plan: Plan | None) -> list[tuple[str, Mapping[str, Any]]]:
+    """The settings that are not in force as asked."""
+    return [(name, row) for name, row in _seen(plan) if not _same(row)] if plan else []
+
+
+def _row(decision: Decision) -> tuple[str, ...]:
+    value = shown(decision.value) + (" ?" if decision.provisional else "")
+    reason = f"{decision.reason} [{decision.evidence}]" if decision.evidence else decision.reason
+    return shown(decision.name), value, shown(decision.source), shown(decision.effect), shown(reason)
+
+
+def _seen(plan: Plan) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(shown(name), row) for name, row in plan.seen.items() if isinstance(row, Mapping) and "asked" in row]
+
+
+def _libraries(plan: Plan) -> list[Block]:
+    """What else was read back, without having been asked for: versions and threads of what computes."""
+    found = plan.seen.get("libraries")
+    if not isinstance(found, Mapping) or not found:
+        return []
+    texts = {shown(name): shown(value) for name, value in found.items()}
+    short = tuple((name, text) for name, text in texts.items() if len(text) <= _LONG)
+    folds = [Fold(name, "\n".join(text.split("; "))) for name, text in texts.items() if len(text) > _LONG]
+    return [*([Table(("in force", "as"), short)] if short else []), *folds]
+
+
+def _same(row: Mapping[str, Any]) -> bool:
+    return bool(row.get("same", row.get("asked") == row.get("seen")))
+
+
+def _compared(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    cause = row.get("cause") or ("" if _same(row) else "the cause is unknown")
+    return name, shown(row.get("asked")), shown(row.get("seen")), shown(cause)

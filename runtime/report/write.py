@@ -1,0 +1,71 @@
+"""The report of a run: report.html, report.md and report.json, made from the files of its folder and nothing else.
+
+    Record (the files) -> Summary (the result in numbers) -> Headline, Sections (content) -> page, markdown
+
+No torch. Matplotlib draws the curves and is loaded when called; the supervisor writes the report in a process of its
+own: `python -m runtime.report RUN`.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from runtime.report.confusion import confusions
+from runtime.report.formatting import clean, plain
+from runtime.report.log_series import thin
+from runtime.report.record import Record, read
+from runtime.report.render.markdown import markdown
+from runtime.report.sections.advice import advice
+from runtime.report.sections.body import sections
+from runtime.report.sections.headline import alerts, headline
+from runtime.report.sections.plan import differences
+from runtime.report.summary import Summary, summarize
+from runtime.system.files import write_json, write_text
+
+__all__ = ["write"]
+
+
+def write(run: Path) -> None:
+    """Write the three files into the run folder. The same files give the same bytes.
+
+    Raises:
+        CheckpointError: if the folder holds no run.
+        StorageError: if the folder cannot be written.
+    """
+    # Matplotlib tells in the log that a user without a home, as in a container, gets a temporary cache.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from runtime.report.render.page import page
+
+    record = read(run)
+    summary = summarize(record)
+    head, below = headline(record, summary), sections(record, summary)
+    write_json(run / "report.json", plain(_data(record, summary)))
+    write_text(run / "report.md", clean(markdown(head, below)))
+    write_text(run / "report.html", clean(page(head, below)))
+
+
+def _data(record: Record, summary: Summary) -> dict[str, Any]:
+    """The report for programs."""
+    plan, hardware = record.plan, record.hardware
+    return {
+        "run": record.name,
+        **summary.to_json(),
+        "exit_meaning": summary.meaning(),
+        "started": record.state.get("started"),
+        "ended": record.state.get("ended"),
+        "alerts": [text for text, _ in alerts(record)],
+        "advice": [{"change": a.change, "why": a.why, "gain": a.gain, "line": a.line} for a in advice(record, summary)],
+        "gaps": [{"file": gap.file, "wrong": gap.wrong, "lost": gap.lost} for gap in record.gaps],
+        "hardware": hardware.to_json() if hardware else None,
+        "plan": plan.to_json() if plan else None,
+        "differences": [name for name, _ in differences(plan)],
+        "confusion": {
+            c.head: {"classes": c.classes, "samples": c.total, "right": c.hits, "mistakes": c.mistakes()}
+            for c in confusions(record.result.get("confusion"))
+        },
+        "curves": {name: thin(series) for name, series in record.metrics.items()},
+        "telemetry": {name: thin(series) for name, series in record.telemetry.items()},
+        "events": record.events,
+    }

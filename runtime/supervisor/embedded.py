@@ -1,0 +1,253 @@
+"""Library: training from a Python program: its own network, data and loss, in its own process.
+
+    result = runtime.train(network, train_data, validation_data, loss=my_loss, name="wear", epochs=10)
+
+Facts, plan, loop, report and run folder are those of `drivetrain train`. What has to stand before a process starts
+(OpenMP runtime, allocator) stays as it is, and the plan says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import nn
+
+from runtime.data.custom import load as own
+from runtime.data.custom.user_loss import OwnTerms
+from runtime.data.dataset import Dataset
+from runtime.data.load import check_loss
+from runtime.errors import CheckpointError, Problem, SpecError, Stopped
+from runtime.hardware.detect import detect
+from runtime.hardware.facts import Hardware
+from runtime.job import Job
+from runtime.job.embedded import CallersData, CallersJob, CallersModel
+from runtime.job.model import Freeze
+from runtime.models import dry_run as trial
+from runtime.models import fast_dropout as dropout
+from runtime.models import strided_convolution as strided
+from runtime.models.build import Model
+from runtime.plan import effective_plan as in_force
+from runtime.plan import plan as plans
+from runtime.plan import show_plan as shown
+from runtime.supervisor import embedded_call as call
+from runtime.supervisor import host_process as callers
+from runtime.supervisor import run_folder as folders
+from runtime.supervisor import trainer_process as trainer
+from runtime.system.files import read_json, write_json
+from runtime.system.signals import Interrupted, Signals, stopping
+from runtime.training import buffers
+from runtime.training import effective_settings as seen
+from runtime.training import run as running
+from runtime.training.phase_timer import Clock
+from runtime.training.progress import say
+from runtime.tuning import tuner as tune
+from runtime.tuning.memory.micro_batch import Fitting
+
+Setting = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Result:
+    """A training that has ended."""
+
+    folder: Path
+    """The run folder: spec, facts, plan, metrics, checkpoints, report."""
+    metric: str
+    """The metric that was watched."""
+    best: float | None
+    """Its best value; None if no evaluation gave a number, and the weights are those of the last step."""
+    metrics: Mapping[str, float]
+    """All metrics of that evaluation."""
+    model: nn.Module
+    """The network that was handed over, in evaluation mode, with the weights of that evaluation."""
+    stopped: str
+    """Why the training ended."""
+
+
+def train(
+    model: nn.Module,
+    train_data: Any,
+    validation_data: Any,
+    *,
+    loss: Callable[..., Any] | str | Mapping[str, Any] | None = None,
+    name: str = "library",
+    runs: Path | str = "runs",
+    targets: str = "auto",
+    names: Sequence[str] | None = None,
+    optimize: Mapping[str, Setting] | None = None,
+    checkpoint: Mapping[str, Any] | None = None,
+    limits: Mapping[str, Any] | None = None,
+    new: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> Result:
+    """Train a network, or go on with the unfinished run of this name.
+
+    Args:
+        model: called with the inputs of a batch, one argument each; returns (N, outputs).
+        train_data: a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays, the targets last.
+        validation_data: the same.
+        loss: a callable of (outputs, targets) that returns one term per sample, (N,), or their mean; or a loss of the
+            spec by its name or as a mapping; by the targets if None.
+        name: of the run folders.
+        runs: where run folders go.
+        targets: what they are: classes, labels, numbers, other; auto looks at them.
+        names: of the classes, labels or numbers.
+        optimize: optimizations by name, as in the spec.
+        checkpoint: `every`, `keep` and `best`, as in the spec.
+        limits: `gpus` and `gpu_memory`, as in the spec.
+        new: start a new run, whatever is unfinished.
+        quiet: print nothing, nor let anything else print meanwhile; all is in the run folder.
+        settings: any key of the spec's `train:` part: epochs, batch_size, optimizer, schedule, max_time, ...
+
+    Raises:
+        SpecError: if a setting is wrong, or network, data and loss do not go together.
+        DataError: if the data cannot be used.
+        Stopped: on Ctrl-C or SIGTERM, after a checkpoint; the same call goes on from there.
+        DrivetrainError: for whatever else ends it.
+    """
+    caller = sys._getframe(1)
+    data = {"targets": targets} | ({} if names is None else {"names": list(names)})
+    how = settings | ({} if loss is None else {"loss": call.loss_of(loss)})
+    written = {"name": name, "task": "python", "data": data, "train": how, "optimize": dict(optimize or {}),
+               "checkpoint": dict(checkpoint or {}), "limits": dict(limits or {})}  # fmt: skip
+    source = caller.f_code.co_filename
+    job = call.spec_of(written, f"{Path(source).name}:{caller.f_lineno}:1")
+    with _silent() if quiet else contextlib.nullcontext():
+        return _listening(job, model, (train_data, validation_data), loss, Path(runs), new, source)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
+def _listening(job: CallersJob, model: nn.Module, data: tuple[Any, Any], loss: Any, runs: Path, new: bool, source: str
+               ) -> Result:  # fmt: skip
+    """Check that all goes together, and train while signals are heard; the process is then as it was."""
+    with callers.as_found(), callers.listening() as signals:
+        try:
+            with stopping():
+                job, dataset = _tried(job, model, data, loss)
+                network = Model(model, "python", {}, Freeze())
+                return _trained(job, network, dataset, signals, runs, new, source)
+        except Stopped as stop:
+            raise Stopped(stop.given, stop.possible, "call runtime.train again with the same name to go on") from None
+        finally:
+            if isinstance(model, nn.Module):  # else the mistake has been told
+                dropout.as_before(model)
+                strided.as_before(model)
+
+
+def _tried(job: CallersJob, model: nn.Module, parts: tuple[Any, Any], loss: Any) -> tuple[CallersJob, Dataset]:
+    """The data, once it went through network and loss; and the spec with what they turned out to be."""
+
+    def refuse(given: str, possible: str, action: str) -> SpecError:
+        return SpecError([Problem(job.document.place(()), "", given, possible, action)])
+
+    if not isinstance(model, nn.Module):
+        raise refuse(f"model is {type(model).__name__}", "a torch.nn.Module", "give an instance of your network")
+    if copies := trial.wrapper(model):
+        raise refuse(f"model is a {copies}", "the network itself, in one process on one GPU",
+                     "give model.module; `drivetrain train` with limits: {gpus: all} starts a process for each GPU")  # fmt: skip
+    terms = OwnTerms(loss, "loss", refuse) if job.has_own_loss() else None
+    dataset = own.dataset(job, parts, ("train_data", "validation_data"), job.data.targets, job.data.names, terms)
+    check_loss(job, dataset)
+    buffers.unshare(model)
+    trial.check(model, dataset, "the model", refuse)
+    for note in dataset.notes:
+        say(f"data: {note}")
+    data = CallersData(
+        targets=job.data.targets, names=job.data.names, train=len(dataset.train), validation=len(dataset.validation),
+        inputs=tuple(tuple(x["shape"]) for x in dataset.preprocessing["inputs"]),
+    )  # fmt: skip
+    network = CallersModel(kind=type(model).__name__, parameters=sum(p.numel() for p in model.parameters()))
+    return job.model_copy(update={"data": data, "model": network}), dataset
+
+
+def _trained(
+    job: Job, network: Model, dataset: Dataset, signals: Signals, runs: Path, new: bool, source: str
+) -> Result:  # fmt: skip
+    """Train in the run folder of the job, with the records that a supervisor keeps."""
+    machine = callers.machine(detect(runs), job)
+    place = _opened(runs, job, new)
+    state: dict[str, Any] = {
+        "status": "running", "exit_code": None, "source": source, "set": [],
+        "started": place.state().get("started") or _now(), "ended": None,
+        "attempts": place.state().get("attempts", 0) + 1,
+    }  # fmt: skip
+    try:
+        write_json(place.path / "hardware.json", machine.to_json())
+        write_json(place.path / "state.json", state)
+        say(f"run {place.path} {'goes on' if place.resumes else 'starts'}")
+        reason = trainer.conduct(_assembled(job, machine, place, dataset, network, signals))
+        state |= {"status": "done", "exit_code": 0}
+    except (Stopped, Interrupted):
+        state |= {"status": "stopped", "exit_code": Stopped.exit_code}
+        raise
+    except BaseException as error:
+        state |= {"status": "failed", "exit_code": getattr(error, "exit_code", 1)}
+        raise
+    finally:
+        write_json(place.path / "state.json", state | {"ended": _now()})
+        os.close(place.lock)
+        if state["status"] != "failed" and (place.path / "metrics.jsonl").exists():
+            _report(place.path)
+    return _result(place.path, network.module, reason)
+
+
+def _opened(runs: Path, job: Job, new: bool) -> folders.RunFolder:
+    try:
+        return folders.open_run(runs, job, new=new)
+    except CheckpointError as error:
+        raise CheckpointError(error.given, error.possible, error.action.replace("--new", "new=True")) from None
+
+
+def _assembled(
+    job: Job, machine: Hardware, place: folders.RunFolder, dataset: Dataset, network: Model, signals: Signals
+) -> running.Run:  # fmt: skip
+    """The run under a plan that this process can have."""
+    facts, clock = running.workload(dataset, network.module), Clock()
+    before = place.path / "plan.json"
+    stored = in_force.plan_of(place.path) if place.resumes and before.exists() else None
+    plan = plans.resolve(job, machine, facts, replay=plans.replayed(stored) if stored else {})
+    plan = callers.as_started(plans.carried(plan, stored) if stored else plan, machine)
+    if stored is None:
+        found = Fitting(job, machine, plan, dataset, network, facts, place.path, signals, say).measured()
+        if found:
+            plan = callers.as_started(plans.resolve(job, machine, facts, measured=found), machine)
+        found |= tune.measured(job, machine, plan, dataset, network, place.path, signals, say)
+        if found:
+            plan = callers.as_started(plans.resolve(job, machine, facts, measured=found), machine)
+    shown.show(plan, job, machine, before, stored)
+    run = running.assemble(job, machine, plan, place.path, dataset, network, signals, clock)
+    seen.record(run, say)
+    return run
+
+
+def _result(folder: Path, model: nn.Module, reason: str) -> Result:
+    best = read_json(folder / "result.json")["best"]
+    model.load_state_dict(safetensors.torch.load_file(folder / "model" / "model.safetensors"))
+    return Result(folder, best["metric"], best["value"], best["metrics"], model.eval(), reason)
+
+
+def _report(run: Path) -> None:
+    """Written in a process of its own: its libraries are heavy."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-m", "runtime.report", str(run)], env=environment, check=False,
+                          stdout=subprocess.DEVNULL)  # fmt: skip
+    say(f"report {run}/report.html" if done.returncode == 0 else "warning: the report could not be written")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

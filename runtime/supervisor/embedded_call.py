@@ -1,0 +1,65 @@
+"""Call: the arguments of `runtime.train` as a checked spec; every mistake is where the call is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from runtime.errors import Problem, SpecError
+from runtime.job.document import Document
+from runtime.job.embedded import CallersJob
+from runtime.job_spec import load as spec
+from runtime.tuning import batch_size
+
+OPTIMIZER = 'optimizer={"name": "adamw", "lr": 0.001}'
+
+
+def spec_of(written: dict[str, Any], place: str) -> CallersJob:
+    """The spec of a call.
+
+    Args:
+        written: what it says, nested as in YAML.
+        place: file, line and column of the call.
+
+    Raises:
+        SpecError: if a setting is wrong.
+    """
+    problems = list(_unfit(written["train"], place))
+    if problems:
+        raise SpecError(problems)
+
+    def places(path: tuple[str, ...], value: Any) -> dict[Any, str]:
+        found: dict[Any, str] = {path: place}
+        for key, inner in value.items() if isinstance(value, Mapping) else ():
+            found |= places((*path, key), inner)
+        return found
+
+    document = Document("runtime.train", written, places((), written))
+    try:
+        job = spec.check(document, CallersJob)
+        batch_size.fixed(job, "runtime.train")
+    except SpecError as error:
+        # The caller wrote `epochs=3`, not `train: {epochs: 3}`.
+        raise SpecError([replace(each, key=each.key.removeprefix("train.")) for each in error.problems]) from None
+    assert isinstance(job, CallersJob)
+    return job
+
+
+def loss_of(loss: Any) -> Any:
+    """A loss as the spec has it; a callable by its name."""
+    if isinstance(loss, str | Mapping):
+        return loss
+    return {"name": "own", "function": getattr(loss, "__qualname__", type(loss).__name__)}
+
+
+def _unfit(settings: Mapping[str, Any], place: str) -> Iterator[Problem]:
+    """Arguments that another library would take: objects, and a learning rate beside its optimizer."""
+    for key, value in settings.items():
+        if not isinstance(value, bool | int | float | str | Mapping | list | tuple | None):
+            possible = OPTIMIZER if key == "optimizer" else "numbers, texts, lists and mappings, as in a spec"
+            yield Problem(place, key, f"is an object of type {type(value).__name__}", possible,
+                          "describe it; what is described can be recorded and taken up again")  # fmt: skip
+        elif key in ("lr", "learning_rate"):
+            yield Problem(place, key, "unknown key", "the learning rate is a setting of the optimizer",
+                          f"write {OPTIMIZER.replace('0.001', str(value))}")  # fmt: skip

@@ -1,0 +1,124 @@
+"""Callers: what a training inside somebody else's process must respect: its signals, its settings, its random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime import optimizations
+from runtime.errors import DeviceError
+from runtime.hardware import device_check as guard
+from runtime.hardware.facts import Gpu, Hardware
+from runtime.job import Job
+from runtime.optimizations import Effect, Stage
+from runtime.plan.plan import Plan, written
+from runtime.system import library_variables as variables
+from runtime.system import torch_settings
+from runtime.system.signals import WATCHED, Signals
+from runtime.training import compiled_forward as compiling
+
+
+class CallersSignals(Signals):
+    """Signals that leave the process alive: the second one is a plain KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.received, self.depth = None, 0
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        super()._handle(number, frame)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[CallersSignals]:
+    """Signals come to the training; afterwards to whom they came before. Only the main thread hears any."""
+    signals = CallersSignals()
+    if threading.current_thread() is not threading.main_thread():
+        yield signals
+        return
+    before = {number: signal.signal(number, signals._handle) for number in WATCHED}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _compiler() -> Any:
+    """Settings of torch's compiler, if anything has imported it: that takes as long as importing torch."""
+    return sys.modules.get("torch._inductor.config")
+
+
+@contextlib.contextmanager
+def as_found() -> Iterator[None]:
+    """Settings of torch, and random numbers, are afterwards as they were."""
+    drawn = random.getstate(), np.random.get_state()
+    threads, compiler = torch.get_num_threads(), getattr(_compiler(), "deterministic", False)
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices), torch_settings.kept():
+        try:
+            yield
+        finally:
+            random.setstate(drawn[0])
+            np.random.set_state(drawn[1])
+            torch.set_num_threads(threads)
+            compiling.undo()
+            if hasattr(_compiler(), "deterministic"):
+                _compiler().deterministic = compiler
+
+
+def machine(here: Hardware, job: Job) -> Hardware:
+    """The facts with the GPU that this process computes on: the first that CUDA shows it, whose order is CUDA's own.
+
+    Raises:
+        DeviceError: if the job names another GPU, or this one cannot be used.
+    """
+    wanted, first = job.limits.gpus, _first(here)
+    if wanted == "none" or first is None:
+        found = guard.admitted(here, wanted)
+    elif isinstance(wanted, str) or list(wanted) == [first.index]:
+        found = guard.admitted(here, [first.index])
+    else:
+        raise DeviceError(f"limits.gpus is {list(wanted)}, and this process computes on GPU {first.index} ({first.name})",
+                          "the first GPU that CUDA shows to this process",
+                          "start it with another one: CUDA_VISIBLE_DEVICES=UUID, which nvidia-smi -L lists")  # fmt: skip
+    guard.check(found)
+    return found
+
+
+def _first(here: Hardware) -> Gpu | None:
+    """The GPU that is `cuda:0`; None if there is no choice, or torch cannot tell."""
+    if len(here.gpus) < 2 or not torch.cuda.is_available():
+        return None
+    uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
+    return next((gpu for gpu in here.gpus if uuid and gpu.uuid.endswith(uuid)), None)
+
+
+def as_started(plan: Plan, hardware: Hardware) -> Plan:
+    """The plan for a process that runs already: what would have to be preloaded is as it is, and the row says so.
+
+    Variables of later stages are set: nothing has read them yet.
+    """
+    rows = {row.name: row for row in plan.decisions}
+    for optimization in optimizations.every():
+        row = rows[optimization.name]
+        environment = optimization.environment(hardware, row.value)
+        if optimization.stage is not Stage.PROCESS:
+            os.environ.update(variables.merged(os.environ, environment))
+        elif "LD_PRELOAD" in environment and (now := optimization.seen(None)) != row.value:
+            why = f"{written(row.value)} would have to be there before the process starts, as under `drivetrain train`"
+            effect = str(Effect.EXACT) if now == optimization.off else row.effect
+            rows[row.name] = replace(row, value=now, source="process", reason=why, effect=effect, evidence=None)
+    return replace(plan, decisions=tuple(rows.values()))

@@ -1,0 +1,136 @@
+"""Notice: word from outside that this machine will be taken away soon, asked for at a URL while the trainer runs.
+
+A provider of spot machines gives it at an address that only the machine itself can reach. It is asked without a
+proxy, and a redirect is not followed: nobody else may send the run home.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+from runtime.system.files import parse_json
+from runtime.tracking.event_log import Events
+
+EVERY = 5.0
+"""Seconds between two questions."""
+PATIENCE = 2.0
+"""Seconds that an answer may take."""
+MOST_BYTES = 1 << 16
+HEADERS = {"Metadata-Flavor": "Google", "Metadata": "true"}
+"""What two providers want to see, so that no web page can ask in somebody's name; others look past it."""
+TOKEN = "X-aws-ec2-metadata-token"
+NOTHING = ("", "false", "none")
+"""Answers, in small letters, that say that there is no notice."""
+
+
+class Silent(Exception):
+    """The address gave no answer that means anything."""
+
+
+class Post:
+    """An address that is asked for a notice."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.parts = url, urlsplit(url)
+        self.headers = dict(HEADERS)
+
+    def notice(self) -> str | None:
+        """The notice, if there is one.
+
+        Raises:
+            Silent: if there was no answer, or none that can be understood.
+        """
+        status, text = self._ask("GET", self._target(), self.headers)
+        if status == http.client.UNAUTHORIZED:
+            self.headers[TOKEN] = self._token()
+            status, text = self._ask("GET", self._target(), self.headers)
+        if status in (http.client.NOT_FOUND, http.client.NO_CONTENT):
+            return None
+        if status != http.client.OK:
+            raise Silent(f"answers {status}" + ", and redirects are not followed" * (300 <= status < 400))
+        return text if _means_something(text) else None
+
+    def _target(self) -> str:
+        return (self.parts.path or "/") + (f"?{self.parts.query}" if self.parts.query else "")
+
+    def _token(self) -> str:
+        status, text = self._ask("PUT", "/latest/api/token", {f"{TOKEN}-ttl-seconds": "21600"})
+        if status != http.client.OK or not text.isascii() or not text.isprintable():
+            raise Silent(f"answers 401, and {status} when asked for a token")
+        return text
+
+    def _ask(self, method: str, target: str, headers: dict[str, str]) -> tuple[int, str]:
+        connection = _connection(self.parts)
+        try:
+            connection.request(method, target, headers=headers)
+            reply = connection.getresponse()
+            return reply.status, reply.read(MOST_BYTES).decode("utf-8", "replace").strip()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Silent(f"does not answer: {error or type(error).__name__}") from None
+        finally:
+            connection.close()
+
+
+def _connection(parts: SplitResult) -> http.client.HTTPConnection:
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.hostname or "", parts.port, timeout=PATIENCE)
+
+
+def _means_something(text: str) -> bool:
+    """Whether an answer is a notice: a list of events without any is none."""
+    if text.lower() in NOTHING:
+        return False
+    try:
+        data = parse_json(text)
+    except ValueError:
+        return True
+    return bool(data.get("Events", True)) if isinstance(data, dict) else bool(data)
+
+
+@contextlib.contextmanager
+def watched(url: str | None, folder: Path) -> Iterator[None]:
+    """Ask while the block runs; on a notice the main thread of this process gets SIGUSR1.
+
+    Args:
+        url: where to ask; None does nothing.
+        folder: the run's, for its events.
+    """
+    if url is None:
+        yield
+        return
+    ended, main = threading.Event(), threading.main_thread().ident
+    assert main is not None
+
+    def arrived() -> None:
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    tell = Events(folder).add
+    thread = threading.Thread(target=_work, args=(Post(url), ended, tell, arrived), name="notice", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _work(post: Post, ended: threading.Event, tell: Callable[[str, str], None], arrived: Callable[[], None]) -> None:
+    """Ask until there is a notice; what is wrong with the address is told once, since it may mend itself."""
+    told = False
+    while not ended.is_set():
+        try:
+            text = post.notice()
+        except Silent as why:
+            if not told:
+                tell("notice", f"{post.url} {why}; it is asked again every {EVERY:.0f} s, the run goes on")
+            told, text = True, None
+        if text is not None:
+            tell("notice", f"{post.url} says {' '.join(text.split())[:200]!r}: this machine will be taken away")
+            arrived()
+            return
+        ended.wait(EVERY)

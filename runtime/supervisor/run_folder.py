@@ -1,0 +1,194 @@
+"""The run folder `runs/<name>-<NNN>/`: which one a command means, and that only one process writes to it."""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from runtime.errors import Busy, CheckpointError
+from runtime.job import Job, dump
+from runtime.job.document import parse
+from runtime.system.files import read_json, storage_error, write_text
+
+# What may change between stop and resume: it does not change what is learned, or which weights are kept.
+FREE = (
+    "limits",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "checkpoint.notice",
+    "train.max_time",
+    "optimize.loader_workers",
+)
+BEGUN = (
+    "job.yaml", "hardware.json", "plan.json", "state.json", "batch_size.json", "code.json", "data.json",
+    "preprocessing.json", "metrics.jsonl", "events.jsonl", "telemetry.jsonl", "progress.json", "tensorboard", "ranks",
+    "report.html", "report.md", "report.json",
+)  # fmt: skip
+"""What a run writes before its first checkpoint."""
+LOCK = ".lock"
+HALF = re.compile(r"\.tmp-.+|\..+\.\d+")
+"""Names of what a kill leaves half written."""
+PATIENCE = 1.5
+"""Seconds to wait for the lock: a process that was killed needs a moment to be gone."""
+
+
+@dataclass
+class RunFolder:
+    """One run folder, locked for this process and its children."""
+
+    path: Path
+    resumes: bool
+    lock: int
+    """Open file that holds the lock; hand it to the trainer so that the lock lives as long as any of us."""
+
+    def state(self) -> dict[str, Any]:
+        """What the supervisor last wrote about the run."""
+        return read_json(self.path / "state.json") or {}
+
+
+def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, Any] | None = None) -> RunFolder:
+    """The unfinished run of this job's name, or the next number.
+
+    Raises:
+        StorageError: if the folder cannot be written.
+        Busy: if another process is training in it.
+        CheckpointError: if the unfinished run was started with another spec.
+    """
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(runs, error) from None
+    known = numbered(runs, job.name)
+    last = known[-1] if known else None
+    if last and not new and _of_a_run(last) and (read_json(last / "state.json") or {}).get("status") != "done":
+        lock = _lock(last)
+        if not (last / "checkpoints").exists() and _difference(last, job):
+            return _anew(last, job, lock)
+        _same_spec(last, job)
+        _sweep(last)
+        return RunFolder(last, True, lock)
+    path = runs / f"{job.name}-{_number(last) + 1 if last else 1:03}"
+    try:
+        path.mkdir()
+        write_text(path / "job.yaml", spec_text(job))
+    except OSError as error:
+        raise storage_error(path, error) from None
+    return RunFolder(path, False, _lock(path))
+
+
+def numbered(runs: Path, name: str) -> list[Path]:
+    """The run folders of a name, in order."""
+    pattern = re.compile(rf"{re.escape(name)}-\d{{3,}}")
+    return sorted((p for p in runs.iterdir() if p.is_dir() and pattern.fullmatch(p.name)), key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+def spec_text(job: Job) -> str:
+    """The resolved spec as YAML."""
+    return dump(job.dumped())
+
+
+def _anew(path: Path, job: Job, lock: int) -> RunFolder:
+    """A folder in which nothing was trained, for the spec as it is by now: a mistake in it was mended.
+
+    What a user has put there stays.
+    """
+    try:
+        for rest in map(path.joinpath, BEGUN):
+            if rest.is_dir() and not rest.is_symlink():
+                shutil.rmtree(rest)
+            else:
+                rest.unlink(missing_ok=True)
+        _sweep(path)
+        write_text(path / "job.yaml", spec_text(job))
+    except OSError as error:
+        raise storage_error(path, error) from None
+    return RunFolder(path, False, lock)
+
+
+def _of_a_run(path: Path) -> bool:
+    """Whether a folder with the name of a run is one, and not a user's own; one that was killed at its start is empty."""
+    names = {rest.name for rest in path.iterdir() if not HALF.fullmatch(rest.name)}
+    return not names or bool(names & {LOCK, "job.yaml", "state.json"})
+
+
+def _same_spec(path: Path, job: Job) -> None:
+    lines = _difference(path, job)
+    if lines:
+        raise CheckpointError(
+            f"{path} is unfinished and was started with another spec:\n" + "\n".join(f"    {line}" for line in lines),
+            "the spec that the run was started with", "undo the change, or start a new run with --new",
+        )  # fmt: skip
+
+
+def _difference(path: Path, job: Job) -> list[str]:
+    """What must stay the same and has not, as lines of a diff."""
+    try:
+        stored = (path / "job.yaml").read_text(encoding="utf-8")
+    except FileNotFoundError:  # killed before it was written
+        write_text(path / "job.yaml", spec_text(job))
+        return []
+    except OSError as error:
+        raise storage_error(path / "job.yaml", error) from None
+    before, now = (_relevant(text) for text in (_filled(stored, job), spec_text(job)))
+    return list(difflib.unified_diff(before, now, "the unfinished run", "this spec", lineterm="", n=1))
+
+
+def _filled(text: str, job: Job) -> str:
+    """A stored spec with the defaults of keys that have come since it was written."""
+    try:
+        return spec_text(type(job).model_validate(parse(text, "job.yaml").data))
+    except ValidationError:
+        return text
+
+
+def _relevant(text: str) -> list[str]:
+    """The lines of a spec that must stay the same."""
+    kept, top = [], ""
+    for line in text.splitlines():
+        key = line.strip().split(":")[0]
+        if not line.startswith(" "):
+            top = key
+        second = line.startswith("  ") and not line.startswith("   ")
+        if top not in FREE and not (second and f"{top}.{key}" in FREE):
+            kept.append("optimize:" if line == "optimize: {}" else line)
+    return kept
+
+
+def _sweep(path: Path) -> None:
+    """Remove what a kill left half written; the lock is ours, so nobody else is writing."""
+    for rest in path.iterdir():
+        if HALF.fullmatch(rest.name):
+            shutil.rmtree(rest, ignore_errors=True) if rest.is_dir() else rest.unlink(missing_ok=True)
+
+
+def _lock(path: Path) -> int:
+    try:
+        handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise storage_error(path, error) from None
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except OSError:
+            if time.monotonic() < end:
+                time.sleep(0.1)
+                continue
+        os.close(handle)
+        raise Busy(f"{path}: another process is training in this folder", "one trainer per run folder",
+                   "wait for it, stop it, or start another run with --new")  # fmt: skip

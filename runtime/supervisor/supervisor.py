@@ -1,0 +1,221 @@
+"""The supervisor: a light parent without torch that checks, decides, starts the trainer and passes its end on.
+
+Threads, OpenMP runtime and allocator are fixed when a process starts, so the plan comes first and the trainer is a
+child that starts under it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from runtime.distributed import local_processes as processes
+from runtime.errors import OutOfMemory, PeerError, Replanned, Stopped
+from runtime.hardware import cgroup
+from runtime.hardware import device_check as guard
+from runtime.hardware.detect import detect
+from runtime.hardware.facts import Hardware, size
+from runtime.job import Job
+from runtime.job_spec import load as spec
+from runtime.plan import effective_plan as in_force
+from runtime.plan import evidence
+from runtime.plan import plan as plans
+from runtime.plan import show_plan as shown
+from runtime.supervisor import run_folder as folders
+from runtime.system import exit_codes as killed
+from runtime.system import signals
+from runtime.system.exit_codes import KILLED
+from runtime.system.files import read_json, write_json
+from runtime.tracking.event_log import Events
+from runtime.tuning import batch_size
+from runtime.tuning import child_process as children
+from runtime.tuning import kernel_crash as crash
+
+STATUS = {0: "done", 75: "stopped"}
+STOPPED_REPORT = 4.0
+"""Seconds for the report of a run that was told to stop: engines give ten in all before they kill."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `drivetrain train` was asked."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    runs: Path = Path("runs")
+    plain: bool = False
+    plan: Path | None = None
+    new: bool = False
+    trace: bool = False
+    """Whether a few steps are profiled."""
+
+
+def train(request: Request) -> int:
+    """Train or resume; returns the exit code.
+
+    Raises:
+        DrivetrainError: for everything that is wrong before the trainer starts.
+    """
+    signals.stop_early()
+    job = spec.load(request.spec, request.assignments)
+    machine = guard.admitted(detect(request.runs), job.limits.gpus)
+    processes.check(job, machine)
+    asked = in_force.Asked(request.plain, plans.replayed(plans.load(request.plan)) if request.plan else None)
+    run = folders.open_run(request.runs, job, new=request.new)
+    if job.train.batch_size == "auto":
+        code, request = _sized(request, job, machine, run)
+        if code:
+            return code
+        job = spec.load(request.spec, request.assignments)
+    stored = in_force.plan_of(run.path) if run.resumes and in_force.begun(run.path) else None
+    if stored:
+        asked = asked.resumed(run.path, run.state(), stored)
+    # A resumed run keeps its plan: other threads or layouts would mean other bits.
+    replay = plans.replayed(stored) if stored else asked.plan
+    plan = plans.resolve(job, machine, plain=asked.plain, replay=replay, measured=evidence.started(machine, job))
+    if stored:
+        plan = plans.carried(plan, stored)
+    shown.show(plan, job, machine, run.path / "plan.json", stored)
+    return _run(request, job, machine, plan, run, asked)
+
+
+def _sized(request: Request, job: Job, machine: Hardware, run: folders.RunFolder) -> tuple[int, Request]:
+    """The request with a number for `train.batch_size: auto`, measured once for a run; and an exit code."""
+    path = run.path / batch_size.FILE
+    found = read_json(path)
+    if found is None:
+        if processes.wanted(job, machine) > 1:
+            batch_size.fixed(job, "a run of several processes")
+        plan = plans.resolve(job, machine, plain=request.plain)
+        print("batch_size: measured, since train.batch_size is auto", flush=True)
+        with tempfile.TemporaryDirectory(prefix="batch-") as scratch:
+            sets = [*request.assignments, f"train.batch_size={batch_size.FIRST}"]
+            code = children.measure(
+                "runtime.tuning.processes.batch_size", Path(scratch), request.spec, sets, plan, machine, [str(path)]
+            )
+        signals.stop_early()
+        if code:
+            return code, request
+        found = read_json(path)
+        assert found is not None, "the child has just written it"
+        Events(run.path).add("batch_size", f"{found['text']}. {batch_size.consequence(job, found['batch_size'])}")
+    return 0, replace(request, assignments=[*request.assignments, f"train.batch_size={found['batch_size']}"])
+
+
+def _run(
+    request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder, asked: in_force.Asked
+) -> int:  # fmt: skip
+    state: dict[str, Any] = {
+        "status": "running", "exit_code": None, "source": str(request.spec), "set": list(request.assignments),
+        "started": run.state().get("started") or _now(), "ended": None, "attempts": run.state().get("attempts", 0) + 1,
+        "plain": asked.plain, "plan": asked.plan,
+    }  # fmt: skip
+    write_json(run.path / "hardware.json", machine.to_json())
+    write_json(run.path / "state.json", state)
+    print(f"run {run.path} {'goes on' if run.resumes else 'starts'}", flush=True)
+    code = _attempts(request, job, machine, plan, run)
+    crash.tidy(run.path)
+    state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
+    write_json(run.path / "state.json", state)
+    if (run.path / "metrics.jsonl").exists() and code not in signals.AT_ONCE:
+        _report(run.path, STOPPED_REPORT if code == Stopped.exit_code else None)
+    return code
+
+
+def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder) -> int:
+    """Run the trainer; after a kill for memory again, from its last checkpoint, with half the micro-batch.
+
+    After a death inside a kernel once more with everything off.
+    """
+    words: list[str] = []
+    count = processes.wanted(job, machine)
+    with signals.forwarding() as forward:
+        while True:
+            write_json(run.path / "plan.json", plan.to_json())
+            before = cgroup.oom_kills(Path("/"))
+            code = _trainers(request, count, plan.environment(machine), forward, run, words)
+            # The first plan is not what was trained with: the trainer has settled it, and may have measured.
+            plan = in_force.plan_of(run.path)
+            if code == Replanned.exit_code:
+                words = ["--measured"]
+                continue
+            crashed = code in signals.CRASHES and not forward.sent
+            if not crashed and not (code in (KILLED, PeerError.exit_code) and _killed(before)):
+                if code == KILLED:
+                    print(killed.meaning("the trainer"), file=sys.stderr, flush=True)
+                return code
+            kind, why = ("crash", crash.told(run.path, code)) if crashed else ("memory", _at_the_limit(machine))
+            if not words and not in_force.begun(run.path) and evidence.measures(job):
+                Events(run.path).add(kind, f"{why} before its first step; again without measuring")
+                words = ["--measured"]
+                continue
+            again = crash.without(plan, why) if crashed else plans.smaller(plan, -(-job.train.batch // count), why)
+            if again is None:
+                error = crash.hopeless(why) if crashed else _too_large(why)
+                print(error, file=sys.stderr)
+                return error.exit_code
+            then = "again from its last checkpoint"
+            Events(run.path).add(kind, f"{why}; {crash.consequence(plan, then)}" if crashed else
+                                 f"{why}; {then} with optimize.micro_batch {again.value('micro_batch')}, "
+                                 "train.batch_size as it is")  # fmt: skip
+            plan = again
+
+
+def _killed(before: int | None) -> bool:
+    """Whether a process of ours was killed at the memory limit since then."""
+    after = cgroup.oom_kills(Path("/"))
+    return before is not None and after is not None and after > before
+
+
+def _at_the_limit(machine: Hardware) -> str:
+    peak = size(cgroup.peak(Path("/")))
+    return f"the trainer was killed at the memory limit of {size(machine.memory.limit)} (peak {peak})"
+
+
+def _too_large(why: str) -> OutOfMemory:
+    return OutOfMemory(f"{why} with one sample at a time", "a job that fits the limit",
+                       "raise limits.memory, or take a smaller network or smaller samples")  # fmt: skip
+
+
+def _trainers(
+    request: Request, count: int, environment: dict[str, str], forward: signals.Forward, run: folders.RunFolder,
+    words: Sequence[str] = (),
+) -> int:  # fmt: skip
+    """Run the trainer, with those that train beside it; the leader's exit code."""
+
+    def start(folder: Path, more: dict[str, str], log: int) -> subprocess.Popen[bytes]:
+        with signals.waiting():
+            return children.started([*_command(request, folder), *words], environment | more, output=log)
+
+    with processes.followers(count, run.path, start) as (more, others):
+        return children.child([*_command(request, run.path), *words], environment | more, forward, [run.lock], others)
+
+
+def _command(request: Request, folder: Path) -> list[str]:
+    command = [sys.executable, "-m", "runtime.supervisor.trainer_process", str(folder), str(request.spec)]
+    for assignment in request.assignments:
+        command += ["--set", assignment]
+    return [*command, "--trace"] if request.trace else command
+
+
+def _report(run: Path, seconds: float | None) -> None:
+    """Write the report in a process of its own: its libraries are as heavy as the trainer's."""
+    command = [sys.executable, "-m", "runtime.report", str(run)]
+    try:
+        bound = functools.partial(signals.die_with, os.getpid())
+        written = subprocess.run(command, check=False, timeout=seconds, preexec_fn=bound).returncode == 0
+    except subprocess.TimeoutExpired:
+        written = False
+    print(f"report {run}/report.html" if written else "warning: the report could not be written", flush=True)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

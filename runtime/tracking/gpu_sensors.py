@@ -1,0 +1,100 @@
+"""Sensors: what the driver's management library (NVML) tells of the GPUs that a run uses, now."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from runtime.hardware.facts import Gpu
+
+Reading = dict[str, float | int | str | None]
+
+REASONS = {
+    0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake",
+}  # fmt: skip
+"""Why a clock is held back, by bit; idling and clocks that somebody has set are no throttling."""
+
+
+class Sensors:
+    """Reads some GPUs. One that does not answer, or not to every question, leaves its values out.
+
+    Args:
+        gpus: those of the run, in its order.
+        nvml: a module with pynvml's functions; None loads pynvml if there is a GPU.
+    """
+
+    def __init__(self, gpus: Sequence[Gpu], nvml: Any = None) -> None:
+        self.handles: dict[str, Any] = {}
+        self.open = False
+        if not gpus:
+            return
+        self.nvml = nvml or importlib.import_module("pynvml")
+        try:
+            self.nvml.nvmlInit()
+            self.open = True
+            self.handles = {f"gpu{place or ''}_": self._handle(gpu) for place, gpu in enumerate(gpus)}
+        except self.nvml.NVMLError:
+            self.handles = {}
+
+    def read(self) -> Reading:
+        """A value for each question that was answered.
+
+        The first GPU is `gpu_...`, the next `gpu1_...`: `percent` of the time busy, `memory` in use by everybody and
+        `memory_limit` in bytes, `temperature` in degrees Celsius, `power` in watts, `clock` in MHz, `throttled` 1 while
+        its clock is held back, and then `throttle_reasons` in words.
+        """
+        found: Reading = {}
+        for start, handle in self.handles.items():
+            for names, ask in self._questions(handle).items():
+                try:
+                    answers = ask()
+                except self.nvml.NVMLError:  # a MIG instance has no clock, an old card no power meter
+                    continue
+                found |= {start + name: value for name, value in zip(names, answers, strict=False)}
+        return found
+
+    def close(self) -> None:
+        """Let the library go."""
+        if self.open:
+            self.open = False
+            self.nvml.nvmlShutdown()
+
+    def _handle(self, gpu: Gpu) -> Any:
+        nvml = self.nvml
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+        if not gpu.mig:
+            return handle
+        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            try:
+                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            except nvml.NVMLError:  # slots are numbered, most of them empty
+                continue
+            if _text(nvml.nvmlDeviceGetName(part)) == gpu.name:
+                return part
+        return handle
+
+    def _questions(self, handle: Any) -> Mapping[tuple[str, ...], Callable[[], tuple[float | int | str, ...]]]:
+        nvml = self.nvml
+
+        def memory() -> tuple[int, int]:
+            told = nvml.nvmlDeviceGetMemoryInfo(handle)
+            return int(told.used), int(told.total)
+
+        def throttle() -> tuple[int | str, ...]:
+            bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+            words = ", ".join(word for bit, word in REASONS.items() if bits & bit)
+            return (1, words) if words else (0,)
+
+        return {
+            ("percent",): lambda: (nvml.nvmlDeviceGetUtilizationRates(handle).gpu,),
+            ("memory", "memory_limit"): memory,
+            ("temperature",): lambda: (nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),),
+            ("power",): lambda: (nvml.nvmlDeviceGetPowerUsage(handle) / 1000,),
+            ("clock",): lambda: (nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),),
+            ("throttled", "throttle_reasons"): throttle,
+        }
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,212 @@
+"""Follow: where a run stands, from the files of its folder alone; what grows is read on from where it ended.
+
+follower = Follower(folder)
+follower.read()         as often as one likes
+follower.view           what is known by now
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import CheckpointError
+from runtime.job import lower_is_better
+from runtime.job.document import parse
+from runtime.system.files import parse_json, read_json
+from runtime.tracking.live.sparkline import Curve
+from runtime.tracking.live.time_left import TimeLeft
+
+PROGRESS = "progress.json"
+"""What the trainer knows of the way ahead: steps of the run and of an epoch, and what an evaluation may cost."""
+EVENTS = 3
+
+
+class Tail:
+    """The rows that a JSON-lines file gained since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.place, self.file = path, 0, -1
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """New whole rows, and whether the file was written anew, so that the rows before them no longer count."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(0, 2)
+                size, number = file.tell(), self.path.stat().st_ino
+                anew = self.file not in (-1, number) or size < self.place
+                self.place, self.file = 0 if anew else self.place, number
+                file.seek(self.place)
+                text = file.read()
+        except OSError:
+            return [], False
+        whole = text[: text.rfind(b"\n") + 1]
+        self.place += len(whole)
+        return [row for line in whole.splitlines() if (row := _row(line)) is not None], anew
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+@dataclass
+class View:
+    """What a person wants to see of a run. Times in seconds, memory in bytes; None for what is not known (yet)."""
+
+    folder: Path
+    job: str = ""
+    task: str = ""
+    plan: tuple[str, ...] = ()
+    """The decisions that are not off, as `name value`."""
+    status: str = "starting"
+    epoch: int = 1
+    """The epoch that is being trained, from 1."""
+    epochs: int | None = None
+    step: int = 0
+    total: int | None = None
+    elapsed: float = 0.0
+    left: float | None = None
+    at_most: bool = False
+    """Whether the training may end earlier, as by early stopping."""
+    loss: Curve = field(default_factory=Curve)
+    metric: str = ""
+    score: Curve = field(default_factory=Curve)
+    best: tuple[float, int] | None = None
+    """The best value of the metric, and after which epoch."""
+    heads: dict[str, tuple[str, Curve]] = field(default_factory=dict)
+    """By head, where there are several: the name of its score, as accuracy, and its values."""
+    speed: Curve = field(default_factory=Curve)
+    """Samples per second."""
+    cpus: float | None = None
+    """CPUs that this run may use."""
+    sample: Mapping[str, Any] = field(default_factory=dict)
+    """The last row of telemetry.jsonl."""
+    throttled: float = 0.0
+    """Share of the last time that the CPU quota held the run back."""
+    crowded: float = 0.0
+    """Share of the CPUs that this run may use which others had while it was ready to compute."""
+    events: deque[str] = field(default_factory=lambda: deque(maxlen=EVENTS))
+
+
+class Follower:
+    """Reads a run folder, again and again.
+
+    Raises:
+        CheckpointError: if there is no such run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / "job.yaml").is_file():
+            what = "holds no job.yaml" if folder.is_dir() else "is not there"
+            raise CheckpointError(f"{folder} {what}", "the folder of a run", "see `ls -t runs`")
+        self.view = View(folder)
+        names = ("metrics.jsonl", "telemetry.jsonl", "events.jsonl")
+        self.metrics, self.telemetry, self.events = (Tail(folder / name) for name in names)
+        self.left: TimeLeft | None = None
+        self.offset = self.latest = self.held = self.ready = 0.0
+        self._read_spec()
+
+    def read(self) -> View:
+        """Take in what is new."""
+        view, folder = self.view, self.view.folder
+        state = read_json(folder / "state.json") or {}
+        view.status = str(state.get("status", "starting"))
+        if not view.plan:
+            self._read_plan()
+        if self.left is None and isinstance(ahead := read_json(folder / PROGRESS), dict):
+            view.total = int(ahead["steps"])
+            self.left = TimeLeft(view.total, int(ahead["steps_per_epoch"]), float(ahead["evaluation_steps"]))
+        self._read_metrics()
+        for row in self.telemetry.read()[0]:
+            self._sample(row)
+        view.events.extend(str(row.get("text", "")) for row in self.events.read()[0])
+        view.left = self.left.left(self.latest) if self.left else None
+        return view
+
+    def _read_spec(self) -> None:
+        view = self.view
+        spec: Mapping[str, Any] = parse((view.folder / "job.yaml").read_text(encoding="utf-8"), "job.yaml").data
+        train = spec.get("train") or {}
+        view.job, view.task, view.epochs = str(spec.get("name")), str(spec.get("task")), train.get("epochs")
+        view.at_most = bool(train.get("early_stopping") or train.get("max_time"))
+        view.metric = str((spec.get("checkpoint") or {}).get("best") or "")
+
+    def _read_plan(self) -> None:
+        view = self.view
+        rows = (read_json(view.folder / "plan.json") or {}).get("decisions", ())
+        on = [row for row in rows if row["value"] not in (False, 0, "off", "auto")]
+        on.sort(key=lambda row: row["value"] is True)  # what has a value says more than what is merely on
+        view.plan = tuple(_short(row["name"], row["value"]) for row in on)
+        cpu = (read_json(view.folder / "hardware.json") or {}).get("cpu", {})
+        view.cpus = cpu.get("quota") or cpu.get("budget")
+
+    def _read_metrics(self) -> None:
+        view = self.view
+        rows, anew = self.metrics.read()
+        if anew:
+            view.loss, view.score, view.best = Curve(), Curve(), None
+            view.heads.clear()
+        for row in rows:
+            view.step = max(view.step, row["step"]) if not anew else row["step"]
+            if "train/loss" in row:
+                view.loss.add(row["train/loss"])
+                view.epoch = row["epoch"] + 1
+            self._evaluation(row)
+
+    def _evaluation(self, row: Mapping[str, Any]) -> None:
+        """Keep the watched metric; where the spec names none, the first score, or the loss."""
+        view = self.view
+        names = [name for name in row if name.startswith("validation/")]
+        if not view.metric and names:
+            view.metric = next((name for name in names if not name.endswith("/loss")), names[0])
+        for name in names:
+            self._head(name, row[name])
+        if view.metric in row and view.metric != "train/loss":
+            value = row[view.metric]
+            view.score.add(value)
+            sign = -1 if lower_is_better(view.metric) else 1
+            if value == value and (view.best is None or sign * (value - view.best[0]) > 0):
+                view.best = value, row["epoch"] + 1
+
+    def _head(self, name: str, value: float) -> None:
+        """Keep one score of each head: the one that is watched in any of them, else the first."""
+        _, _, rest = name.partition("/")
+        head, _, kind = rest.rpartition("/")
+        watched = self.view.metric.rpartition("/")[2]
+        if not head or kind == "loss":
+            return
+        kept, curve = self.view.heads.get(head, (kind, Curve()))
+        if kind == watched != kept:
+            kept, curve = kind, Curve()
+        if kind == kept:
+            curve.add(value)
+        self.view.heads[head] = kept, curve
+
+    def _sample(self, row: dict[str, Any]) -> None:
+        """A reading of the sensors; after a restart their clock begins anew and goes on from where it was."""
+        view, seconds, held = self.view, float(row.get("seconds", 0.0)), row.get("throttled_seconds") or 0.0
+        if seconds + self.offset < self.latest:
+            self.offset = self.latest
+        before, self.latest = self.latest, seconds + self.offset
+        view.throttled = max(0.0, held - self.held) / max(1e-9, self.latest - before) if view.sample else 0.0
+        ready, span = row.get("waited_seconds") or 0.0, max(1e-9, self.latest - before)
+        # It also waits for its own threads: no more than what it left unused.
+        idle = max(0.0, 1 - (row.get("cpu_percent") or 0.0) / 100 / (view.cpus or 1.0))
+        waited = max(0.0, ready - self.ready - max(0.0, held - self.held)) / span / (view.cpus or 1.0)
+        view.crowded = min(idle, waited) if view.sample else 0.0
+        self.held, self.ready, view.sample, view.elapsed = held, ready, row, self.latest
+        if row.get("samples_per_second"):  # during an evaluation there are none
+            view.speed.add(row["samples_per_second"])
+        if self.left and "step" in row:
+            self.left.add(self.latest, row["step"])
+
+
+def _short(name: str, value: Any) -> str:
+    return name if value is True else f"{name} {value}"

@@ -1,0 +1,91 @@
+"""`drivetrain watch RUN`: the live picture of a run from its folder alone, until it ends; it may have ended already."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+from runtime.plan.plan_table import console
+from runtime.tracking.live.dashboard import line, screen
+from runtime.tracking.live.run_reader import Follower, View
+from runtime.tracking.live.terminal_painter import Painter
+from runtime.training.progress import LINE_EVERY, PAINT_EVERY, live_terminal, say
+
+ENDED = ("done", "stopped", "failed", "killed")
+QUIET = 5.0
+"""Seconds without a sign of life after which the run's lock is asked; the sensors write every second."""
+
+
+def watch(folder: Path) -> int:
+    """Show the run until it ends, or until Ctrl-C, which leaves it running. Returns 0.
+
+    Raises:
+        CheckpointError: if there is no such run.
+    """
+    follower = Follower(folder)
+    try:
+        if live_terminal():
+            _paint(follower)
+        else:
+            _print(follower)
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _paint(follower: Follower) -> None:
+    painter = Painter(console())
+    try:
+        while True:
+            view = look(follower)
+            painter.paint(partial(screen, view))
+            if view.status in ENDED:
+                return
+            time.sleep(PAINT_EVERY)
+    finally:
+        painter.leave()
+
+
+def _print(follower: Follower) -> None:
+    while True:
+        view = look(follower)
+        say(line(view))
+        if view.status in ENDED:
+            best = f", best {view.metric} {view.best[0]:.4f} after epoch {view.best[1]}" if view.best else ""
+            say(f"{view.status} at step {view.step}{best}")
+            return
+        time.sleep(LINE_EVERY)
+
+
+def look(follower: Follower) -> View:
+    """What is new; a run whose supervisor was killed could not write that it ended."""
+    view = follower.read()
+    # A lock that is tried while a run starts could refuse it, so it is tried only where nothing moves.
+    if view.status not in ENDED and quiet(view.folder) > QUIET and not alive(view.folder):
+        view.status = "killed"
+    return view
+
+
+def quiet(folder: Path) -> float:
+    """Seconds since the supervisor or the sensors wrote."""
+    times = [path.stat().st_mtime for name in ("job.yaml", "state.json", "telemetry.jsonl")
+             if (path := folder / name).exists()]  # fmt: skip
+    return time.time() - max(times, default=0.0)
+
+
+def alive(folder: Path) -> bool:
+    """Whether a supervisor or trainer holds the run's lock; across containers, too, as they share the file."""
+    try:
+        handle = os.open(folder / ".lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False

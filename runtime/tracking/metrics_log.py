@@ -1,0 +1,93 @@
+"""The run's records: metrics.jsonl (losses and metrics by step, exact) and TensorBoard event files beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from runtime.system.files import read_lines, storage_error, write_text
+from runtime.tracking.tensorboard import Board
+
+FLUSH_EVERY = 1.0
+"""Seconds between two flushes: a write per step would cost more than the step of a small network."""
+
+
+class Metrics:
+    """Writes one row per step and per evaluation.
+
+    Rows wait in memory until they are whole on disk: on a full disk nothing is cut in the middle, and the rows follow
+    when there is room again.
+    """
+
+    def __init__(
+        self, folder: Path, *, after: int | None = None, epoch: int = 0, tell: Callable[[str], None] = print
+    ) -> None:
+        """Open the records; on resume, rows beyond step `after` or evaluations from `epoch` on are cut off first.
+
+        `tell` hears of it if TensorBoard's files cannot be written.
+
+        Raises:
+            StorageError: if they cannot be opened.
+        """
+        self.path = folder / "metrics.jsonl"
+        self.pending: list[str] = []
+        self.board = Board(folder / "tensorboard", after, tell)
+        self.trouble: str | None = None
+        self.flushed = time.monotonic()
+        self._open()
+        if after is not None:
+            self.cut(after, epoch)
+
+    def _open(self) -> None:
+        try:
+            self.handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+            self.size = os.lseek(self.handle, 0, os.SEEK_END)
+        except OSError as error:
+            raise storage_error(self.path, error) from None
+
+    def cut(self, after: int, epoch: int) -> None:
+        """Drop rows beyond step `after`, and evaluations from `epoch` on."""
+        self.flush()
+        os.close(self.handle)
+        rows = [row for row in read_lines(self.path)
+                if row["step"] <= after and (row["epoch"] < epoch or "lr" in row)]  # fmt: skip
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        self._open()
+
+    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """One row. JSON's NaN and Infinity stand for themselves: a bad number is never hidden."""
+        self.pending.append(json.dumps({"step": step, "epoch": epoch, **values}) + "\n")
+        self.board.put(step, values)
+        if time.monotonic() - self.flushed > FLUSH_EVERY:
+            self.flush()
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Hand all rows to the operating system, or to the disk; what fails stays in memory, and `trouble` says why."""
+        self.flushed = time.monotonic()
+        data = "".join(self.pending).encode()
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self.handle, data[written:], self.size + written)
+            if sync:
+                os.fsync(self.handle)
+        except OSError as error:
+            self.trouble = error.strerror
+            with contextlib.suppress(OSError):
+                os.ftruncate(self.handle, self.size)
+            return
+        self.size += len(data)
+        self.pending.clear()
+        self.trouble = None
+
+    def close(self) -> None:
+        """Write the rest and stop the writer."""
+        try:
+            self.flush()
+        finally:
+            os.close(self.handle)
+            self.board.close()

@@ -1,0 +1,118 @@
+"""Showcase: what TensorBoard shows beside scalars: the plan, the first batch as the network sees it, the confusion."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from runtime.data.dataset import Batch
+from runtime.data.loader.batches import fetch
+from runtime.plan.plan import Plan, written
+from runtime.tracking.tensorboard import Picture, Shown
+from runtime.training.run import Run
+
+SAMPLES = 16
+"""Images of the first batch that are shown."""
+SMALLEST = 96
+"""Pixels that a small image is enlarged to."""
+NAMED = 20
+"""Classes up to which the confusion shows names and counts."""
+
+
+def begin(run: Run) -> None:
+    """Show the plan, and for images the first batch. Nothing is drawn that the run would draw otherwise."""
+    assert run.metrics is not None
+    shown: dict[str, Shown] = {"plan": plan_text(run.plan)}
+    try:
+        shown |= _batch(run)
+    except Exception as error:
+        # A sample that cannot be read is the training's to tell; here it only lacks a picture.
+        run.events.add("tensorboard", f"the first batch is not shown: {error}", run.counters.step)
+    run.metrics.board.put(run.counters.step, shown)
+
+
+def plan_text(plan: Plan) -> str:
+    """The decisions as a Markdown table."""
+    rows = [(row.name, written(row.value), row.source, row.effect,
+             f"{row.reason}; {row.evidence}" if row.evidence else row.reason) for row in plan.decisions]  # fmt: skip
+    lines = [("decision", "value", "source", "effect", "reason"), ("---",) * 5, *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _batch(run: Run) -> dict[str, Shown]:
+    if run.counters.step or not run.job.task.startswith("image"):
+        return {}
+    data = run.readable
+    batch = next(iter(fetch(data.train, run.batches.order(0)[:1]))).to(run.device)
+    with torch.no_grad():
+        ready = Batch(batch.ids, data.prepare(batch.inputs, batch.ids, 0), batch.targets)
+        seen = run.mixed(ready).inputs[0][:SAMPLES].float().cpu()
+    scale = run.dataset.preprocessing
+    return {"batch/as the network sees it": partial(grid, seen, scale.get("mean"), scale.get("std"))}
+
+
+def grid(images: Tensor, mean: Any = None, std: Any = None) -> Picture:
+    """Images (N, channels, height, width) side by side, four in a row, in the colours they had before scaling."""
+    if mean and std:
+        images = images * torch.tensor(std).view(1, -1, 1, 1) + torch.tensor(mean).view(1, -1, 1, 1)
+    else:
+        images = (images - images.min()) / (images.max() - images.min()).clamp_min(1e-9)
+    top = 1.0 if images.max() <= 2 else 255.0
+    pixels = (images / top).clamp(0, 1).mul(255).to(torch.uint8)[:, :3]
+    pixels = pixels.expand(-1, 3, -1, -1) if pixels.shape[1] != 3 else pixels
+    side = max(SMALLEST, *pixels.shape[2:])
+    columns = min(4, len(pixels))
+    sheet = Image.new("RGB", (columns * (side + 4), -(-len(pixels) // columns) * (side + 4)), "white")
+    for number, one in enumerate(pixels):
+        tile = Image.fromarray(one.permute(1, 2, 0).contiguous().numpy())
+        tile.thumbnail((side, side))
+        tile = tile.resize((side, side), Image.Resampling.NEAREST) if max(tile.size) < side else tile
+        sheet.paste(tile, (number % columns * (side + 4) + 2, number // columns * (side + 4) + 2))
+    return _png(sheet)
+
+
+def confusions(counts: Mapping[str, Any]) -> dict[str, Shown]:
+    """A picture for each head, by tag."""
+    return {
+        f"confusion/{head}" if head else "confusion": partial(confusion, one["classes"], one["matrix"])
+        for head, one in counts.items()
+    }
+
+
+def confusion(classes: list[str], matrix: list[list[int]]) -> Picture:
+    """Truth by row, prediction by column; colour is the share of the truth's samples."""
+    count = len(classes)
+    cell = max(24, 340 // count) if count <= NAMED else max(2, 640 // count)
+    font = ImageFont.load_default(max(10, min(16, cell // 2)))
+    names = [name[:14] for name in classes] if count <= NAMED else [""]
+    left = round(max(font.getlength(name) for name in names)) + 12
+    sheet = Image.new("RGB", (left + cell * count + 8, cell * count + 32), "white")
+    draw = ImageDraw.Draw(sheet)
+    draw.text((6, 4), "truth by row, prediction by column", fill="black", font=font)
+    for i, row in enumerate(matrix):
+        middle = 26 + i * cell + cell // 2
+        if count <= NAMED:
+            draw.text((6, middle), names[i], fill="black", font=font, anchor="lm")
+        for j, value in enumerate(row):
+            # The root lets rare mistakes be seen.
+            strength = math.sqrt(value / (sum(row) or 1))
+            full = (31, 119, 180) if i == j else (214, 70, 40)
+            box = (left + j * cell, 26 + i * cell, left + (j + 1) * cell - 1, 26 + (i + 1) * cell - 1)
+            draw.rectangle(box, fill=tuple(round(255 - strength * (255 - colour)) for colour in full))
+            if count <= NAMED and value:
+                ink = "white" if strength > 0.6 else "black"
+                draw.text((left + j * cell + cell // 2, middle), f"{value}", fill=ink, font=font, anchor="mm")
+    return _png(sheet)
+
+
+def _png(sheet: Image.Image) -> Picture:
+    data = io.BytesIO()
+    sheet.save(data, "png")
+    return Picture(data.getvalue(), *sheet.size)

@@ -1,0 +1,93 @@
+"""Resume: whether a checkpoint fits the run that is to go on from it, and what has changed around it since."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from runtime.data.dataset import Dataset, Split, Together
+from runtime.errors import CheckpointError
+from runtime.hardware.facts import Hardware
+from runtime.training.checkpoints import checkpoint
+
+PROMISE = "killed at any moment, the same command goes on with the same bits: same image, CPU model, threads, processes"
+
+
+def identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
+    """What the bits of a run depend on beside its spec and plan."""
+    return {
+        "image": hardware.image or "none",
+        "cpu": hardware.cpu.model + (f", kept back by {hardware.cpu.capped}" if hardware.cpu.capped else ""),
+        "gpu": hardware.gpu.name if hardware.gpu else "none",
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+        "processes": "1",
+        "data": f"{_fingerprint(dataset.train)}, {_fingerprint(dataset.validation)}",
+    }
+
+
+def _fingerprint(split: Split) -> str:
+    """Size and targets of a split; its size alone where targets come only by reading every sample."""
+    digest = hashlib.sha256()
+    for name, values in {} if isinstance(split, Together) else split.targets.items():
+        digest.update(name.encode() + values.detach().cpu().contiguous().numpy().tobytes())
+    return f"{len(split)} samples ({digest.hexdigest()[:12]})"
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """One line for everything that has changed around a run since its checkpoint.
+
+    Raises:
+        CheckpointError: if it is the data.
+    """
+    if before["data"] != now["data"]:
+        raise CheckpointError(f"the data has changed: {before['data']} when the run was saved, {now['data']} now",
+                              "the data that the run was started with", "put it back, or start a new run with --new")  # fmt: skip
+    return [f"{name} is {now[name]}, was {before[name]}: from here on bits may differ from those of a run in peace"
+            for name in now if now[name] != before[name]]  # fmt: skip
+
+
+def check_fit(loaded: checkpoint.Loaded, state: Mapping[str, Any], tensors: Mapping[str, checkpoint.Tensors]) -> None:
+    """Look whether a checkpoint holds what a run needs, no less and no more.
+
+    Args:
+        loaded: the checkpoint.
+        state: the state of the run, as it is before anything is loaded.
+        tensors: likewise its tensors, all but the optimizer's.
+
+    Raises:
+        CheckpointError: naming what is missing, unknown or of another kind.
+    """
+    scaler = loaded.state.get("scaler")
+    # After a crash a run goes on without fp16, and so without its scaler.
+    free = {"last": loaded.state.get("last")} | ({} if scaler and state["scaler"] else {"scaler": scaler})
+    wrong = _unlike(loaded.state, {**state, **free}, "")
+    wrong += [f"{stem}.safetensors" for stem in {*tensors, "optimizer"} ^ set(loaded.tensors)]
+    for stem, group in tensors.items():
+        found = {name: (value.shape, value.dtype) for name, value in loaded.tensors.get(stem, {}).items()}
+        wanted = {name: (value.shape, value.dtype) for name, value in group.items()}
+        wrong += [f"{stem}: {name}" for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)]
+    count = len(loaded.tensors.get("optimizer", {}))
+    if loaded.state.get("moments") != count:
+        wrong.append(f"optimizer.safetensors: {count} tensors instead of {loaded.state.get('moments')}")
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise CheckpointError(f"checkpoint {loaded.path} does not fit this run: {', '.join(sorted(wrong)[:3])}{more} "
+                              "missing, unknown or of another kind", "a checkpoint of the same job, written whole",
+                              "undo the change of the model or the job, or start a new run with --new")  # fmt: skip
+
+
+def _unlike(found: Any, wanted: Any, place: str) -> list[str]:
+    """Where two trees of plain data differ in keys or kinds; None stands for any kind."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        places = {key: f"{place}.{key}".lstrip(".") for key in found.keys() | wanted.keys()}
+        wrong = [places[key] for key in found.keys() ^ wanted.keys()]
+        return wrong + [
+            w for key in found.keys() & wanted.keys() for w in _unlike(found[key], wanted[key], places[key])
+        ]
+    kinds = [next((kind for kind in (bool, (int, float), str, list, dict) if isinstance(value, kind)), None)
+             for value in (found, wanted)]  # fmt: skip
+    return [] if kinds[0] == kinds[1] or found is None or wanted is None else [place]

@@ -1,0 +1,97 @@
+"""Compiling: torch's compiler around a forward pass, and what is computed where it fails, told once.
+
+Torch compiles a network anew for shapes and modes that it has not seen, eight times, and then stops without a word.
+Here it may go on for longer, and when it stops that is an event like any other failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from runtime.system import torch_errors as memory
+
+if TYPE_CHECKING:
+    from runtime.training.step import Step
+
+MOST = 32
+"""Times that one network is compiled: texts of many lengths, in training and evaluation, take about ten."""
+_before: dict[str, Any] = {}
+"""Settings of the compiler as they were found."""
+
+
+def forward(step: Step, *, graphs: bool) -> Callable[..., Any]:
+    """The compiled forward pass of a step; if the compiler fails, the step goes on without.
+
+    Args:
+        step: whose plain forward pass is compiled.
+        graphs: whether kernels are recorded and replayed; only in training, and while a batch goes through the network
+            whole, since a replay writes over gradients that are still to be added up.
+    """
+    compiled = torch.compile(step.plain)
+    recorded = torch.compile(step.plain, mode="reduce-overhead") if graphs else None
+    _go_on_for_longer()
+    failures = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit,
+                torch._inductor.exc.InductorError)  # fmt: skip
+
+    def replayed(*inputs: Tensor) -> Any:
+        assert recorded is not None
+        try:
+            return _kept(recorded(*inputs))
+        except failures:
+            raise
+        except RuntimeError as error:
+            if memory.is_exhausted(error):
+                raise
+            found = compiled(*inputs)  # an error of the network itself shows here again
+            step.graphs = False
+            step.uncompiled(f"cuda_graphs failed, training goes on with compiled kernels: {_line(error)}")
+            return found
+
+    def chosen(*inputs: Tensor) -> Any:
+        try:
+            # An evaluation has batches of its own, and would be recorded into the same memory.
+            if step.graphs and not step.micro_batch and torch.is_grad_enabled():
+                return replayed(*inputs)
+            return compiled(*inputs)
+        except failures as error:
+            step.forward = step.plain
+            step.compile_error = _cause(error)
+            step.uncompiled(f"compile failed, training goes on without it: {step.compile_error}")
+            return step.plain(*inputs)
+
+    return chosen
+
+
+def undo() -> None:
+    """The compiler's settings as they were before anything was compiled here."""
+    for name, value in _before.items():
+        setattr(torch._dynamo.config, name, value)
+    _before.clear()
+
+
+def _go_on_for_longer() -> None:
+    config = torch._dynamo.config
+    for name, value in (("recompile_limit", MOST), ("fail_on_recompile_limit_hit", True)):
+        _before.setdefault(name, getattr(config, name))
+        setattr(config, name, value)
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
+        return f"it was compiled anew {MOST} times, for shapes or modes that come and go"
+    return _line(error)
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _kept(outputs: Any) -> Any:
+    """Outputs that the next replay does not write over."""
+    if isinstance(outputs, Mapping):
+        return {name: value.clone() for name, value in outputs.items()}
+    return outputs.clone()

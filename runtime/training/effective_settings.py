@@ -1,0 +1,100 @@
+"""What is really in force, read back after assembly and at the end, and set beside what was asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from threadpoolctl import threadpool_info
+
+from runtime import optimizations
+from runtime.hardware.facts import Hardware, size
+from runtime.models import strided_convolution as strided
+from runtime.system import torch_settings
+from runtime.system.files import write_json
+from runtime.training.run import Run
+
+CAUSES = {
+    "cpu_threads": "something set the number of threads after us",
+    "openmp_runtime": "LD_PRELOAD was dropped, or another OpenMP runtime came first",
+    "allocator": "LD_PRELOAD was dropped",
+    "allocator_segments": "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF was set to something else before",
+    "cuda_graphs": "compile is off, of which it is a mode, or failed",
+    "gpu_resident_data": "the samples did not fit; see events.jsonl",
+    "compile": "the compiler failed; see events.jsonl",
+    "micro_batch": "memory ran out with more; see events.jsonl",
+    "precision": "numbers were not finite, or the network took none of it; see events.jsonl",
+}
+
+
+def seen(run: Run) -> dict[str, dict[str, Any]]:
+    """By decision: asked, seen, whether they agree, and the likely cause if not."""
+    rows: dict[str, dict[str, Any]] = {}
+    for optimization in optimizations.every():
+        asked, real = run.plan.value(optimization.name), optimization.seen(run)
+        # Off means that torch decides, so whatever it decided is right.
+        same = real == asked or (asked == optimization.off and optimization.stage is optimizations.Stage.PROCESS)
+        cause = None if same else CAUSES.get(optimization.name, "the network or torch did not take the setting")
+        rows[optimization.name] = {"asked": asked, "seen": real, "same": same, "cause": cause}
+    return rows
+
+
+def record(run: Run, say: Callable[[str], None]) -> None:
+    """Tell what is in force, and write it into the run's plan.json."""
+    run.seen = seen(run)
+    say(first_line(run, run.hardware))
+    total = sum(p.numel() for p in run.model.parameters())
+    trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
+    say(f"model: {trained:,} of {total:,} parameters are trained")
+    if names := strided.rewritten(run.model):
+        run.events.add("convolution", f"{', '.join(names)}: stride 1 over every n-th pixel, since oneDNN's gradient of a "
+                       "strided 1x1 convolution of few channels is wrong (uxlfoundation/oneDNN#6035)")  # fmt: skip
+    _warn(run.seen, say)
+    _write(run)
+
+
+def record_changes(run: Run, say: Callable[[str], None]) -> None:
+    """Tell, and write, what is not in force any more: a network's own code, a compiler or memory may have seen to that."""
+    before, now = run.seen, seen(run)
+    changed = {name: now[name] for name, row in before.items() if row["same"] and not now[name]["same"]}
+    if changed:
+        run.seen = before | changed
+        _warn(changed, say)
+        _write(run)
+
+
+def _write(run: Run) -> None:
+    write_json(run.folder / "plan.json", run.plan.to_json() | {"seen": run.seen | {"libraries": libraries()}})
+
+
+def _warn(rows: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]) -> None:
+    for name, row in rows.items():
+        if not row["same"]:
+            say(f"warning: {name} is {row['seen']}, asked for {row['asked']}: {row['cause']}")
+
+
+def libraries() -> dict[str, str]:
+    """Versions and thread counts of what computes in this process, and what torch is set to."""
+    config = torch.__config__.show()
+    found = {"torch": str(torch.__version__), "instruction set": str(torch.backends.cpu.get_cpu_capability())}
+    for name, pattern in (("MKL", r"Math Kernel Library Version (\S+)"), ("oneDNN", r"(?:MKL-DNN|oneDNN) v(\S+)")):
+        if match := re.search(pattern, config):
+            found[name] = match[1]
+    for pool in threadpool_info():
+        name = " ".join(filter(None, (str(pool["internal_api"]), pool["version"])))
+        found[str(pool["prefix"])] = f"{name}, {pool['num_threads']} threads"
+    found["torch settings"] = "; ".join(f"{name}: {value}" for name, value in torch_settings.state().items())
+    return found
+
+
+def first_line(run: Run, hardware: Hardware) -> str:
+    """`cpu: 2 threads, fp32, oneDNN avx512, libiomp5, limit 4.0 GiB`."""
+    values = {o.name: o.seen(run) for o in optimizations.every()}
+    instructions = str(torch.backends.cpu.get_cpu_capability()).lower().replace("_", "")
+    openmp = {"iomp5": "libiomp5", "libomp": "libomp"}.get(str(values["openmp_runtime"]), "libgomp")
+    limit = f"limit {size(hardware.memory.limit)}" if hardware.memory.limit else "no memory limit"
+    device = hardware.gpu.name if hardware.gpu else "cpu"
+    kernels = "cuDNN" if hardware.gpu else f"oneDNN {instructions}"
+    return f"{device}: {values['cpu_threads']} threads, {values['precision']}, {kernels}, {openmp}, {limit}"

@@ -1,0 +1,76 @@
+"""Tally: losses and scores of all heads over some samples, added batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.data.dataset import Head, Targets
+from runtime.data.stateless_random import Ids
+from runtime.training.evaluation.scores import ClassScores, scores
+from runtime.training.evaluation.worst_mistakes import Worst
+from runtime.training.losses import HeadLoss, Objective
+
+
+class Tally:
+    """What an evaluation counts.
+
+    Args:
+        heads: the outputs by name.
+        objective: the loss; None where there is none to compare with.
+    """
+
+    def __init__(self, heads: Mapping[str, Head], objective: Objective | None) -> None:
+        self.heads, self.objective = heads, objective
+        self.scores = {name: scores(head) for name, head in heads.items()}
+        self.worst = {name: Worst() for name, score in self.scores.items() if isinstance(score, ClassScores)}
+        self.sums = {name: torch.zeros(2, dtype=torch.float64) for name in heads}
+
+    def add(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, ids: Ids | None = None) -> None:
+        """Add a batch: outputs (N, outputs) by head or for the single head, and the targets of the same samples.
+
+        With the numbers of the samples, `ids`, the worst mistakes are kept too.
+        """
+        for name in self.heads:
+            raw = (outputs[name] if isinstance(outputs, Mapping) else outputs).float()
+            self.scores[name].update(raw, targets[name])
+            if ids is not None and name in self.worst:
+                self.worst[name].update(ids, raw, targets[name])
+            if self.objective is not None:
+                self.sums[name] += _loss_sums(self.objective.losses[name], raw, targets[name])
+
+    def add_up(self, total: Callable[[Sequence[Tensor]], list[Tensor]], place: tuple[int, int] = (0, 1)) -> None:
+        """Make the counts those of all processes that count together; `place` is (i, n) for the i-th of n."""
+        own = [*self.sums.values(), *(count for score in self.scores.values() for count in score.counts())]
+        tables = [worst.table(*place) for worst in self.worst.values()]
+        summed = total([*own, *tables])
+        for mine, all_of_them in zip(own, summed, strict=False):
+            mine.copy_(all_of_them)
+        for worst, table in zip(self.worst.values(), summed[len(own) :], strict=True):
+            worst.read(table)
+
+    def metrics(self, over: str = "validation/") -> dict[str, float]:
+        """Every metric by its name: `validation/accuracy`, with several heads `validation/<head>/accuracy`."""
+        found: dict[str, float] = {}
+        total = 0.0
+        for name, head in self.heads.items():
+            start = f"{over}{name}/" if name else over
+            if self.objective is not None:
+                found[f"{start}loss"] = float(self.sums[name][0] / self.sums[name][1])
+                total += head.weight * found[f"{start}loss"]
+            found |= {start + metric: value for metric, value in self.scores[name].compute().items()}
+        whole = {f"{over}loss": total} if self.objective is not None and "" not in self.heads else {}
+        return whole | found
+
+    def confusion(self) -> dict[str, Any]:
+        """By head with classes that exclude each other: the classes, the counts (truth by row), the worst mistakes."""
+        return {name: {"classes": list(self.heads[name].classes), "matrix": score.matrix.tolist(),
+                       "mistakes": self.worst[name].to_json()}
+                for name, score in self.scores.items() if isinstance(score, ClassScores)}  # fmt: skip
+
+
+def _loss_sums(loss: HeadLoss, outputs: Tensor, targets: Tensor) -> Tensor:
+    return torch.stack([loss.weighted(outputs, targets).sum(), loss.weights(targets).sum()]).double().cpu()

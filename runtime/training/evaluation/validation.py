@@ -1,0 +1,77 @@
+"""Evaluation: loss and metrics over all validation samples, each counted once."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from runtime.data.loader import batches
+from runtime.system import torch_errors as memory
+from runtime.training import agreement
+from runtime.training.evaluation.metrics import Tally
+from runtime.training.run import Run
+
+
+def evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
+    """Evaluate the run's network (its average, if it keeps one) on the validation data.
+
+    Returns:
+        The metrics by name, and per head with classes the confusion matrix (truth by row).
+    """
+    weights = run.ema.swapped_in(run.model) if run.ema else contextlib.nullcontext()
+    run.model.eval()
+    # Broken in the middle of a swap, the network would be neither. Evaluating changes nothing of it, whatever it does.
+    with run.signals.held(), weights, run.step.buffers.unchanged():
+        tally = _counted(run)
+    with torch.inference_mode():
+        tally.add_up(run.ranks.total, (run.ranks.number, run.ranks.count))
+    found = tally.metrics()
+    # What follows from them must follow in all processes.
+    return dict(zip(found, run.ranks.leaders(list(found.values())), strict=True)), tally.confusion()
+
+
+def usual_size(run: Run) -> int:
+    """How many samples are evaluated at a time where the batch is not split: no activations are kept."""
+    usual = run.job.train.batch
+    return max(usual, min(256, 4 * usual))
+
+
+def _counted(run: Run) -> Tally:
+    """What this process counts in its part of the samples, once all have counted theirs."""
+    try:
+        with run.signals.released():
+            tally, trouble = _fitting(run), None
+    except KeyboardInterrupt as why:
+        tally, trouble = None, why
+    agreement.settle(run.ranks, trouble)
+    assert tally is not None, "who has not counted says why"
+    return tally
+
+
+def _fitting(run: Run) -> Tally:
+    """Evaluate; if memory runs out, all of it again with half as many samples at a time."""
+    size = run.step.micro_batch or usual_size(run)
+    while True:
+        try:
+            return _evaluate(run, size)
+        except (MemoryError, RuntimeError) as error:
+            if not memory.is_exhausted(error):
+                raise
+            if size == 1:
+                raise memory.one_sample(error) from None
+        run.step.tell(f"memory ran out in the evaluation with {size} samples at a time; again with {size // 2}")
+        size //= 2
+
+
+@torch.inference_mode()
+def _evaluate(run: Run, size: int) -> Tally:
+    tally = Tally(run.dataset.heads, run.step.objective)
+    given, held = run.batches, run.dataset.validation
+    share = (run.ranks.number, run.ranks.count)
+    for batch in batches.in_order(held, size, workers=given.workers_for(held, size), pin=given.pin, tell=given.tell,
+                                  share=share):  # fmt: skip
+        for part in run.step.parts(run.prepared(batch, None)):
+            tally.add(run.step.outputs(part.inputs), part.targets, part.ids)
+    return tally

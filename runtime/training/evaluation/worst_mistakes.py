@@ -1,0 +1,108 @@
+"""Mistakes: the samples that the network was most sure of and wrong about, found by the evaluation itself.
+
+An evaluation keeps their numbers; when the run ends, those of the best one are written out with a name, and for images
+a small picture, so that the report needs no data.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from runtime.data.stateless_random import Ids
+from runtime.system.files import write_json
+
+if TYPE_CHECKING:
+    from runtime.data.dataset import Split
+    from runtime.training.run import Run
+
+FILE = "mistakes.json"
+MOST = 12
+"""Mistakes of one head."""
+SIDE = 96
+"""Pixels of the longer side of a picture."""
+
+
+class Worst:
+    """The surest wrong answers of one head with classes that exclude each other."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[float, int, int, int]] = []
+        """Probability given to the wrong class, sample, truth, answer; the surest first."""
+
+    def update(self, ids: Ids, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch: outputs (N, classes), targets (N,) or probabilities (N, classes), samples `ids` (N,)."""
+        truth = targets.argmax(dim=1) if targets.ndim == 2 else targets
+        sure, guess = outputs.softmax(dim=1).max(dim=1)
+        sure = torch.where(guess == truth, -1.0, sure.nan_to_num(0.0))
+        values, places = sure.topk(min(MOST, len(sure)))
+        for value, place in zip(values.tolist(), places.tolist(), strict=True):
+            if value >= 0:
+                self.rows.append((value, int(ids[place]), int(truth[place]), int(guess[place])))
+        self._sort()
+
+    def _sort(self) -> None:
+        # The number breaks ties, so that the size of the batches changes nothing.
+        self.rows = sorted(self.rows, key=lambda row: (-row[0], row[1]))[:MOST]
+
+    def table(self, number: int, count: int) -> Tensor:
+        """The rows as one of `count` parts, (count, MOST, 5) float64, the rest zero: a sum over all processes has all."""
+        made = torch.zeros(count, MOST, 5, dtype=torch.float64)
+        for place, row in enumerate(self.rows):
+            made[number, place] = torch.tensor([1.0, *row], dtype=torch.float64)
+        return made
+
+    def read(self, table: Tensor) -> None:
+        """Take the rows of such a sum."""
+        rows = [row for row in table.flatten(0, 1).tolist() if row[0]]
+        self.rows = [(row[1], int(row[2]), int(row[3]), int(row[4])) for row in rows]
+        self._sort()
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Plain JSON data."""
+        return [{"sample": sample, "truth": truth, "answer": guess, "probability": round(sure, 6)}
+                for sure, sample, truth, guess in self.rows]  # fmt: skip
+
+
+def write(run: Run, confusion: Mapping[str, Any]) -> None:
+    """Write the mistakes of an evaluation; what cannot be shown is an event and ends nothing."""
+    try:
+        found = {head: [_shown(run, one["classes"], row) for row in one.get("mistakes", [])]
+                 for head, one in confusion.items()}  # fmt: skip
+        write_json(run.folder / FILE, found)
+    except Exception as error:
+        # The run is done and its model is written; this is only a part of its report.
+        run.events.add("report", f"the worst mistakes are not shown: {error}", run.counters.step)
+
+
+def _shown(run: Run, classes: list[str], row: dict[str, Any]) -> dict[str, Any]:
+    split = run.readable.validation
+    names = {key: classes[row[key]] for key in ("truth", "answer")}
+    shown = {"title": split.title(row["sample"]), **names, "probability": row["probability"]}
+    if run.job.task.startswith("image"):
+        shown["picture"] = picture(split, row["sample"])
+    return shown
+
+
+def picture(split: Split, sample: int) -> str:
+    """A validation image as a small PNG or JPEG, whichever is shorter, in base64."""
+    from PIL import Image
+
+    pixels = split.gather(torch.tensor([sample]).numpy())[0][0].cpu()
+    if pixels.dtype != torch.uint8:
+        low, high = pixels.min(), pixels.max()
+        pixels = ((pixels.float() - low) / (high - low).clamp_min(1e-9) * 255).to(torch.uint8)
+    pixels = pixels.expand(3, -1, -1) if pixels.shape[0] == 1 else pixels[:3]
+    image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    image.thumbnail((SIDE, SIDE))
+    files = []
+    for kind in ("png", "jpeg"):
+        data = io.BytesIO()
+        image.save(data, kind)
+        files.append(data.getvalue())
+    return base64.b64encode(min(files, key=len)).decode()

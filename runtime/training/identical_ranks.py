@@ -1,0 +1,56 @@
+"""Alike: whether all processes of a run have made the same of the job; each reads the data and builds the network itself.
+
+What code of a user draws without a seed, or takes from a set or a listing of a folder, may come out otherwise in each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from torch import nn
+
+from runtime.data.dataset import Dataset
+from runtime.distributed.ranks import Ranks
+from runtime.errors import DataError, SpecError
+from runtime.job import Job
+
+SEED = (
+    "fix the seed of what it draws and sort what it lists (a set and os.listdir have no order), or train in one process"
+)
+
+
+def check(ranks: Ranks, job: Job, dataset: Dataset, model: nn.Module, fingerprint: str) -> None:
+    """Refuse processes that do not train the same network on the same data.
+
+    Args:
+        fingerprint: of the samples, as a checkpoint records it.
+
+    Raises:
+        DataError: if samples, targets or preprocessing differ.
+        SpecError: if the networks do.
+    """
+    if ranks.count == 1:
+        return
+    wrong = _differs(ranks, {"samples": fingerprint, "preprocessing": json.dumps(dataset.preprocessing, default=str)}
+                     | {"classes": repr(dataset.heads)})  # fmt: skip
+    if wrong:
+        raise DataError(f"{wrong} than process 1, from the same job", "data that every process reads alike", SEED)
+    shapes = [(name, tuple(t.shape), str(t.dtype)) for name, t in (*model.named_parameters(), *model.named_buffers())]
+    wrong = _differs(ranks, {"weights or buffers": repr(shapes)})
+    if wrong:
+        raise SpecError([job.problem(("model",), f"{wrong} than process 1", "a network that every process builds alike",
+                                     SEED)])  # fmt: skip
+
+
+def _differs(ranks: Ranks, things: Mapping[str, str]) -> str | None:
+    """The first of these things that some process has otherwise than the leader, and who."""
+    # Six bytes of a digest are a whole number that a float64 holds exactly.
+    own = [float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])) for text in things.values()]
+    first, *others = ranks.everyone(own)
+    for number, row in enumerate(others, 2):
+        for name, one, two in zip(things, first, row, strict=True):
+            if one != two:
+                return f"process {number} of {ranks.count} has other {name}"
+    return None

@@ -1,0 +1,186 @@
+"""The loop.
+
+for each epoch
+    for each batch            order from (seed, epoch)
+        prepare, mix          augmentation from (seed, epoch, sample), mixup from (seed, step)
+        step                  forward, backward, update
+        record, save if due
+    evaluate, watch, save if best
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from runtime.data.dataset import Batch
+from runtime.errors import Stopped
+from runtime.system.torch_errors import HalfUpdated
+from runtime.tracking import tensorboard_images as showcase
+from runtime.training import agreement
+from runtime.training.evaluation.validation import evaluate
+from runtime.training.nonfinite import Collapsed, NotFinite
+from runtime.training.progress import Progress
+from runtime.training.run import Run
+from runtime.training.saver import Saver
+
+
+def fit(run: Run, saver: Saver, progress: Progress) -> str:
+    """Train to the end.
+
+    Returns:
+        Why the training ended.
+
+    Raises:
+        Stopped: when `max_time` is spent.
+        Interrupted: on a signal.
+        NumericsError: if numbers are not finite for the second time.
+    """
+    # Among several processes a signal breaks in only where all of them get to know of it.
+    with run.signals.held() if run.ranks.count > 1 else contextlib.nullcontext():
+        return _fit(run, saver, progress)
+
+
+def _fit(run: Run, saver: Saver, progress: Progress) -> str:
+    reason = _ended(run)
+    while reason is None and run.counters.epoch < run.job.train.epochs:
+        try:
+            _epoch(run, saver, progress)
+            with run.clock.phase("evaluate"):
+                run.last, confusion = evaluate(run)
+            agreement.settle(run.ranks, _met(_record_evaluation, run, saver, progress, confusion))
+        except NotFinite as why:
+            with run.signals.held():
+                run.numerics.roll_back(why)
+                _go_back(run, saver, "numbers", str(why), f", batches left out: {_left_out(run)}")
+        except Collapsed as why:
+            with run.signals.held():
+                _go_back(run, saver, "precision", str(why), ", and on in fp32 from there, as train.fp16.fallback asks")
+                run.step.fall_back()
+        except HalfUpdated as why:
+            with run.signals.held():
+                _go_back(run, saver, "memory", str(why))
+        reason = _ended(run)
+    return reason or f"all {run.job.train.epochs} epochs are done"
+
+
+def _ended(run: Run) -> str | None:
+    """Why the training ends before its last epoch, if it does: after an evaluation, and so at the start of an epoch."""
+    if run.counters.batch:
+        return None
+    return f"{run.counters.step} steps are done" if run.steps_done() else run.watch.stop()
+
+
+def _epoch(run: Run, saver: Saver, progress: Progress) -> None:
+    """One epoch, from wherever the counters stand. What one process meets, all learn of before the next step."""
+    counters = run.counters
+    run.train_mode()
+    trouble: BaseException | None = None
+    with run.clock.phase("train"):
+        batches = run.clock.waiting("input", run.batches.epoch(counters.epoch, counters.batch))
+        while not run.steps_done():
+            batch, trouble = (None, trouble) if trouble else _fetched(run, batches)
+            agreement.settle(run.ranks, trouble)
+            if batch is None:
+                break
+            trouble = _met(_advance, run, batch, progress)
+            trouble = trouble or run.signals.pending() or _met(_save_if_due, run, saver)
+    agreement.settle(run.ranks, trouble or run.signals.pending() or _met(saver.check))
+
+
+def _fetched(run: Run, batches: Iterator[Batch]) -> tuple[Batch | None, BaseException | None]:
+    """The next batch, None after the last; and what speaks against a step on it."""
+    try:
+        with run.signals.released():
+            batch = next(batches, None)
+    except KeyboardInterrupt as why:
+        return None, why
+    late = batch is not None and run.ranks.leads and run.time_left() <= 0
+    return batch, Stopped(f"max_time of {run.job.train.max_time} is spent") if late else None
+
+
+def _met(work: Callable[..., None], *given: Any) -> Exception | None:
+    """Do something; what the run must go back for waits until all processes know of it."""
+    try:
+        work(*given)
+    except (NotFinite, Collapsed, HalfUpdated) as why:
+        return why
+    return None
+
+
+def _save_if_due(run: Run, saver: Saver) -> None:
+    if run.tracer:
+        run.tracer.step()
+    if saver.due():
+        saver.periodic()
+
+
+def _advance(run: Run, batch: Batch, progress: Progress) -> None:
+    """One step on one batch: weights, counters and records move together, or not at all."""
+    counters = run.counters
+    place = (counters.epoch, counters.batch)
+    with run.signals.held():
+        if place not in run.numerics.skip:
+            _step(run, batch, place, progress)
+        counters.step += 1
+        counters.batch += 1
+        counters.samples += run.batches.size(place[1])
+
+
+def _step(run: Run, batch: Batch, place: tuple[int, int], progress: Progress) -> None:
+    number, scaler = run.counters.step + 1, run.step.scaler
+    ready = run.mixed(run.prepared(batch, place[0]))
+    rate = run.set_rate()
+    outcome = run.step(ready, run.step_seed())
+    assert run.metrics is not None
+    values = {"train/loss": outcome.loss, "lr": rate, "grad_norm": outcome.grad_norm}
+    if scaler.active:
+        values["scale"] = scaler.scale
+    run.metrics.write(number, place[0], values if outcome.finite else values | {"skipped": 1.0})
+    if outcome.finite:
+        if run.ema:
+            run.ema.update(run.model)
+        word = run.numerics.good(outcome.loss, place, lambda: run.batches.order(*place)[0])
+        if word:
+            run.events.add("numbers", word, number)
+    else:
+        text = f"step {number} skipped: loss {outcome.loss:.4g}, gradient norm {outcome.grad_norm:.4g}"
+        run.events.add("numbers", text, number)
+        ids = run.batches.order(*place)[0]
+        run.numerics.skipped(place, ids, scaler.scale if scaler.active else None)
+    progress.step(run, number, outcome.loss)
+
+
+def _go_back(run: Run, saver: Saver, kind: str, why: str, rest: str = "") -> None:
+    """Back to the last checkpoint."""
+    saver.wait()
+    run.step.micro_batch = agreement.least(run.ranks, run.step.micro_batch)
+    loaded, passed = agreement.latest(run.ranks, run.checkpoints)
+    assert loaded is not None, "a checkpoint is written before the first step"
+    for line in passed:
+        run.events.add("storage", line)
+    run.restore(loaded)
+    assert run.metrics is not None
+    run.metrics.cut(run.counters.step, run.counters.epoch)
+    run.events.add(kind, f"{why}; back to {loaded.path.name}{rest}", run.counters.step)
+
+
+def _left_out(run: Run) -> str:
+    """The batches that are not trained on."""
+    return ", ".join(f"epoch {e + 1} batch {b + 1}" for e, b in sorted(run.numerics.skip)) or "none"
+
+
+def _record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: dict[str, Any]) -> None:
+    counters = run.counters
+    with run.signals.held():
+        best = run.watch.update(run.last, counters.step, counters.epoch)
+        assert run.metrics is not None
+        run.metrics.write(counters.step, counters.epoch, run.last)
+        run.metrics.board.put(counters.step, showcase.confusions(confusion))
+        if best:
+            saver.best({"metrics": run.last, "confusion": confusion})
+        progress.evaluation(run, best)
+        counters.epoch, counters.batch = counters.epoch + 1, 0
+    if saver.due(epoch_ended=True):
+        saver.periodic()

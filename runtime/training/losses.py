@@ -1,0 +1,164 @@
+"""Losses as per-sample terms and weights, so that a batch split into parts gives exactly the loss of the whole.
+
+    loss = sum over heads of head weight * (sum of terms / sum of weights)
+
+with both sums over the optimizer's whole batch. Terms contain the weights of the classes, each at its own part of a soft
+target, as in torch's CrossEntropyLoss. The weight of a sample is that of its class, for a soft target the mean of them:
+torch divides by it for class indices alone, and for soft targets by the number of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.data.dataset import Head, Targets
+from runtime.data.to_device import onto
+from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError
+
+Spec = CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber
+Terms = Callable[..., Tensor]
+"""(outputs (N, C), targets) -> one term per sample (N,); with class weights (C,) as the third, if there are any."""
+
+
+@dataclass(frozen=True)
+class HeadLoss:
+    """The loss of one head."""
+
+    terms: Terms
+    class_weights: Tensor | None
+    """Shape (C,); None for equal weights and for regression."""
+
+    def weighted(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The term of each sample with its weights; shape (N,)."""
+        if self.class_weights is None:
+            return self.terms(outputs, targets)
+        return self.terms(outputs, targets, onto(outputs.device, self.class_weights).to(outputs.dtype))
+
+    def weights(self, targets: Tensor) -> Tensor:
+        """The weight of each sample; shape (N,)."""
+        if self.class_weights is None:
+            return torch.ones(len(targets), dtype=torch.float32, device=targets.device)
+        table = onto(targets.device, self.class_weights)
+        # In float64 the weights of a batch are the same whatever parts it comes in.
+        return targets.double() @ table.double() if targets.ndim == 2 else table[targets]
+
+
+class Objective:
+    """The loss of all heads.
+
+    Args:
+        heads: weight of each head by name.
+        losses: loss of each head by name.
+    """
+
+    def __init__(self, heads: Mapping[str, Head], losses: Mapping[str, HeadLoss]) -> None:
+        self.heads, self.losses = heads, losses
+
+    def denominators(self, targets: Targets) -> dict[str, Tensor]:
+        """The sum of weights per head over the batch given; ask for it once, with the whole batch."""
+        return {name: loss.weights(targets[name]).sum(dtype=torch.float64) for name, loss in self.losses.items()}
+
+    def __call__(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, over: Mapping[str, Tensor]) -> Tensor:
+        """The share of the loss that these samples make up; a scalar.
+
+        Args:
+            outputs: (N, C) for a single head, or a mapping by head name.
+            targets: of the same samples.
+            over: `denominators` of the whole batch.
+        """
+        total = None
+        for name, loss in self.losses.items():
+            raw = outputs[name] if isinstance(outputs, Mapping) else outputs
+            # Half precision has too few digits to sum a loss.
+            scores = raw if raw.dtype == torch.float64 else raw.float()
+            share = self.heads[name].weight * loss.weighted(scores, targets[name]).sum() / over[name].to(scores.dtype)
+            total = share if total is None else total + share
+        assert total is not None
+        return total
+
+
+def terms(spec: Spec) -> Terms:
+    """The per-sample terms of a loss from the spec."""
+    match spec:
+        case CrossEntropy():
+            return partial(_cross_entropy, smoothing=spec.label_smoothing)
+        case Focal():
+            return partial(_focal, spec=spec)
+        case BinaryCrossEntropy():
+            return partial(_binary, smoothing=spec.label_smoothing)
+        case MeanSquaredError():
+            return lambda outputs, targets: F.mse_loss(outputs, targets, reduction="none").mean(dim=1)
+        case Huber():
+            return lambda outputs, targets: F.huber_loss(
+                outputs, targets, reduction="none", delta=spec.delta
+            ).mean(dim=1)  # fmt: skip
+
+
+def soft(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Class indices (N,) or probabilities (N, C) as probabilities (N, C)."""
+    return F.one_hot(targets, classes).to(dtype) if targets.ndim == 1 else targets.to(dtype)
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, smoothing: float) -> Tensor:
+    if targets.ndim == 2:
+        targets = targets.to(outputs.dtype)
+    return F.cross_entropy(outputs, targets, weights, reduction="none", label_smoothing=smoothing)
+
+
+def _focal(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, spec: Focal) -> Tensor:
+    """Focal loss (Lin et al. 2017), for soft targets the expectation over classes."""
+    classes = outputs.shape[1]
+    goal = soft(targets, classes, outputs.dtype)
+    goal = goal * (1 - spec.label_smoothing) + spec.label_smoothing / classes
+    log_p = F.log_softmax(outputs, dim=1)
+    # With gamma below 1 the slope at 0, where a sample is certain, is infinite, and times 0 no number.
+    rest = (1 - log_p.exp()).clamp_min(torch.finfo(outputs.dtype).tiny)
+    each = -goal * rest**spec.gamma * log_p
+    if spec.alpha is not None:
+        each = each * onto(outputs.device, torch.tensor([1 - spec.alpha, spec.alpha], dtype=outputs.dtype))
+    return (each if weights is None else each * weights).sum(dim=1)
+
+
+def _binary(outputs: Tensor, targets: Tensor, *, smoothing: float) -> Tensor:
+    goal = soft(targets, outputs.shape[1], outputs.dtype) * (1 - smoothing) + smoothing / 2
+    return F.binary_cross_entropy_with_logits(outputs, goal, reduction="none").mean(dim=1)
+
+
+def balanced(targets: Tensor, classes: int) -> Tensor:
+    """Weights samples / (classes * samples of the class), shape (C,); classes without samples get 0."""
+    counts = torch.bincount(targets, minlength=classes).double()
+    weights = len(targets) / (classes * counts)
+    return torch.where(counts > 0, weights, torch.zeros_like(weights)).float()
+
+
+def objective(
+    spec: Spec | None, heads: Mapping[str, Head], targets: Targets, weighting: str, own: Terms | None = None
+) -> Objective:
+    """The objective of a job.
+
+    Args:
+        spec: the job's loss; None for cross entropy, BCE or MSE by kind of head.
+        heads: the outputs.
+        targets: all training targets, for class weights.
+        weighting: `none` or `balanced`.
+        own: the terms of the person's own loss, which replace the job's.
+    """
+    if own is not None:
+        return Objective(heads, {name: HeadLoss(own, None) for name in heads})
+    losses = {}
+    for name, head in heads.items():
+        plain = BinaryCrossEntropy(name="bce") if head.several else CrossEntropy(name="cross-entropy")
+        chosen = spec or (plain if head.classes else MeanSquaredError(name="mse"))
+        if head.label_smoothing is not None:
+            chosen = chosen.model_copy(update={"label_smoothing": head.label_smoothing})
+        weights = None
+        if (head.class_weights or weighting) == "balanced" and head.classes and not head.several:
+            weights = balanced(targets[name], len(head.classes))
+        losses[name] = HeadLoss(terms(chosen), weights)
+    return Objective(heads, losses)

@@ -1,0 +1,212 @@
+"""Inputs: what a run learns from, recorded when it begins, and held against what is there when it goes on.
+
+    data.json            the files of the data and of a pretrained network, and arrays of a program, by fingerprint
+    preprocessing.json   what was made of the data: vocabulary, categories, scales, classes
+
+A run that goes on, and an evaluation of it, prepare their data by what is recorded: weights are never used with other
+preprocessing than they were trained with.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.data import fingerprint
+from runtime.data.dataset import Dataset, Settled, head
+from runtime.data.load import load
+from runtime.distributed import local_processes as processes
+from runtime.errors import CheckpointError, DrivetrainError
+from runtime.job import Job
+from runtime.job.custom import parts
+from runtime.job.embedded import CallersJob
+from runtime.job.formatting import dotted
+from runtime.pretrained import folder as pretrained
+from runtime.system.files import read_json, write_json
+from runtime.training.checkpoints import checkpoint
+
+if TYPE_CHECKING:
+    from runtime.training.run import Run
+
+RECORD, SETTLED = "data.json", "preprocessing.json"
+SHOWN = 5
+"""Changes that are listed; the rest is counted."""
+LONG = 1.0
+"""Seconds from which on recording is worth a line."""
+UNKNOWN = "this run began with a version that did not record its data: what has changed in it since cannot be seen"
+Refuse = Callable[[str], DrivetrainError]
+"""The error for a change, by what has changed."""
+
+
+def read(job: Job, folder: Path) -> Dataset:
+    """The data of a run: if it goes on, only what it began with, and prepared in the same way.
+
+    Raises:
+        DataError: if it cannot be used.
+        CheckpointError: if it has changed.
+    """
+    settled = stored(folder) if checkpoint.steps(folder / "checkpoints") else None
+    if settled is None or os.environ.get(processes.NUMBER, "0") != "0":
+        return load(job, settled)
+    return unchanged(job, folder, settled, lambda changed: _unlike(folder, changed, "--new"))
+
+
+def unchanged(job: Job, folder: Path, settled: Settled, refuse: Refuse) -> Dataset:
+    """The data of a run, prepared as it was when the run began.
+
+    Args:
+        job: that of the run.
+        folder: that of the run.
+        settled: what the run has made of its data.
+        refuse: makes the error for a change.
+
+    Raises:
+        DataError: if it cannot be used.
+        DrivetrainError: if a file has changed since the run began, is gone, or has come.
+    """
+    record, places = read_json(folder / RECORD), _places(job)
+    _check(_changed(record["files"], places), refuse)
+    dataset = load(job, settled)
+    _check([*_added(record["files"], places, dataset), *_differs(record, settled, dataset)], refuse)
+    return dataset
+
+
+def stored(folder: Path) -> Settled | None:
+    """What a run has made of its data; None if it began with a version that did not record that.
+
+    Raises:
+        CheckpointError: if one of the two files is gone or damaged.
+    """
+    if not any((folder / name).exists() for name in (RECORD, SETTLED)):
+        return None
+    name = RECORD
+    try:
+        record = read_json(folder / RECORD)
+        {**record["files"], **record["arrays"]}
+        name = SETTLED
+        found = read_json(folder / SETTLED)
+        return Settled({**found["preprocessing"]}, {row["name"]: head(row) for row in found["heads"]})
+    except (LookupError, TypeError, ValueError):
+        raise CheckpointError(f"{folder / name} is gone or damaged", "the file as the run has written it when it began",
+                              "put it back, or start a new run with --new") from None  # fmt: skip
+
+
+def begin(run: Run, say: Callable[[str], None], *, resumes: bool) -> None:
+    """Record what a run begins with; if it goes on, look whether arrays of a program are what it began with.
+
+    Raises:
+        CheckpointError: if they are not.
+        StorageError: if the folder cannot be written.
+    """
+    settled = stored(run.folder) if resumes else None
+    with run.clock.phase("data"):
+        if settled is None:
+            _keep(run, say)
+        elif isinstance(run.job, CallersJob):
+            _check(_differs(read_json(run.folder / RECORD), settled, run.readable),
+                   lambda changed: _unlike(run.folder, changed, "new=True"))  # fmt: skip
+    if settled is None and resumes:
+        say(f"data: {UNKNOWN}")
+
+
+def _keep(run: Run, say: Callable[[str], None]) -> None:
+    start, data = time.monotonic(), run.readable
+    files: dict[str, dict[str, Any]] = {key: {"folder": place.is_dir(), "rows": fingerprint.of(_base(place, place.is_dir()), names)}
+             for key, place, names in _named(_places(run.job), data)}  # fmt: skip
+    write_json(run.folder / RECORD, {"files": files, "arrays": data.content()})
+    write_json(run.folder / SETTLED, {"heads": [asdict(each) for each in data.heads.values()],
+                                      "preprocessing": data.preprocessing})  # fmt: skip
+    spent = time.monotonic() - start
+    if spent > LONG:
+        count = sum(len(each["rows"]) for each in files.values())
+        say(f"data: {count:,} files recorded by their content, in {spent:.1f} s")
+
+
+def _unlike(folder: Path, changed: str, new: str) -> CheckpointError:
+    return CheckpointError(f"{folder} is unfinished, and its data has changed since it began: {changed}",
+                           "the data that the run was started with", f"put it back, or start a new run with {new}")  # fmt: skip
+
+
+def _check(changes: Sequence[str], refuse: Refuse) -> None:
+    if changes:
+        more = f" and {len(changes) - SHOWN:,} more" if len(changes) > SHOWN else ""
+        raise refuse(f"{'; '.join(changes[:SHOWN])}{more}")
+
+
+def _changed(record: Mapping[str, Any], places: Mapping[str, Path]) -> list[str]:
+    """Recorded files that are another by now, each with its key."""
+    found = []
+    for key, entry in record.items():
+        base = _base(places[key], entry["folder"])
+        found += [f"{base / name} {what} ({key})" for name, what in fingerprint.changed(base, entry["rows"])]
+    return found
+
+
+def _added(record: Mapping[str, Any], places: Mapping[str, Path], dataset: Dataset) -> list[str]:
+    """Files that are read by now and were not when the run began, each with its key."""
+    return [f"{_base(place, place.is_dir()) / name} was not there ({key})" for key, place, names in _named(places, dataset)
+            for name in names if key not in record or name not in record[key]["rows"]]  # fmt: skip
+
+
+def _differs(record: Mapping[str, Any], settled: Settled, dataset: Dataset) -> list[str]:
+    """What else is not as it was: arrays of a program, and what was made of all data."""
+    before, now = record["arrays"], dataset.content()
+    found = [f"the {name} samples have other values (a function that draws random numbers has to fix their seed)"
+             for name in sorted({*before, *now}) if before.get(name) != now.get(name)]  # fmt: skip
+    made = _plain(dataset.preprocessing)
+    found += [f"{name} of the preprocessing" for name, value in settled.preprocessing.items() if made[name] != value]
+    return found + [f"the output {name!r}" if name else "the output" for name in {*settled.heads, *dataset.heads}
+                    if settled.heads.get(name) != dataset.heads.get(name)]  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back: tuples as lists."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _places(job: Job) -> dict[str, Path]:
+    """What the spec names and a run reads, by key."""
+    model: Any = getattr(job, "model", None)
+    found = {dotted(key): job.resolve(path) for key, path in job.data_paths()}
+    if getattr(model, "source", None) == "transformers":
+        found["model.name"] = pretrained.find(job, model.name).folder
+    if getattr(model, "weights", None):
+        found["model.weights"] = job.resolve(model.weights)
+    for key, part, _ in parts(job):
+        found |= {dotted(place): job.resolve(text) for place, text in _texts(part.arguments, (*key, "arguments"))}
+    return found
+
+
+def _texts(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every text among the arguments of a function of the person's own: it may be the path of a file."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, Mapping | list | tuple):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _texts(inner, (*place, str(key)))
+
+
+def _named(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[str, Path, Sequence[str]]]:
+    """Key, place and names of the files that are read there; a folder that only the person's own code reads has none."""
+    for key, place in places.items():
+        names = list(dataset.files.get(key, ()))
+        if os.path.isfile(place):
+            names.insert(0, place.name)
+        elif key == "model.name":
+            names = sorted(
+                path.name for path in place.iterdir() if any(fnmatch(path.name, kind) for kind in pretrained.FILES)
+            )
+        if names:
+            yield key, place, names
+
+
+def _base(place: Path, folder: bool) -> Path:
+    """What the names of a place are relative to."""
+    return place if folder else place.parent

@@ -1,0 +1,275 @@
+"""Run: the assembled thing: model, optimizer, data, step, counters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from runtime import optimizations
+from runtime.data import stateless_random as draws
+from runtime.data.dataset import Batch, Dataset
+from runtime.data.loader.batches import Batches
+from runtime.data.mixup import mix, mixes
+from runtime.distributed.local_processes import NUMBER
+from runtime.distributed.ranks import ALONE, Ranks, joined
+from runtime.hardware.facts import Hardware
+from runtime.job import Job
+from runtime.job.values import duration_seconds
+from runtime.job.workload import Workload
+from runtime.models import feature_cache as prefix
+from runtime.models import packed_attention as packed
+from runtime.models import recompute as blocks
+from runtime.models import strided_convolution as strided
+from runtime.models.build import Model
+from runtime.models.freeze import freeze
+from runtime.plan.plan import Plan
+from runtime.system.signals import Signals
+from runtime.tracking.event_log import Events
+from runtime.tracking.metrics_log import Metrics
+from runtime.training import identical_ranks as alike
+from runtime.training import losses, optimizer
+from runtime.training import torch_setup as fresh
+from runtime.training.best_metric import Watch
+from runtime.training.checkpoints import checkpoint, resume
+from runtime.training.ema import Ema
+from runtime.training.nonfinite import Numerics
+from runtime.training.phase_timer import Clock
+from runtime.training.profiling.profiler import Tracer
+from runtime.training.schedules import Schedule, schedule
+from runtime.training.step import Step
+
+
+@dataclass
+class Counters:
+    """Where the run stands."""
+
+    epoch: int = 0
+    """The epoch that is being trained, from 0."""
+    batch: int = 0
+    """Batches of this epoch that are done."""
+    step: int = 0
+    """Optimizer steps done."""
+    samples: int = 0
+    """Samples seen."""
+    seconds: float = 0.0
+    """Training time of earlier attempts."""
+
+
+@dataclass
+class Run:
+    """Everything a training needs; `loop.fit` drives it."""
+
+    job: Job
+    hardware: Hardware
+    plan: Plan
+    folder: Path
+    device: torch.device
+    dataset: Dataset
+    network: Model
+    model: nn.Module
+    frozen: list[nn.Module]
+    optimizer: torch.optim.Optimizer
+    step: Step
+    batches: Batches
+    schedule: Schedule
+    ema: Ema | None
+    watch: Watch
+    numerics: Numerics
+    signals: Signals
+    events: Events
+    clock: Clock
+    counters: Counters = field(default_factory=Counters)
+    samples_before: int = 0
+    """Samples seen by earlier attempts."""
+    metrics: Metrics | None = None
+    last: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last evaluation."""
+    tracer: Tracer | None = None
+    """Profiles a few steps, if that was asked for."""
+    identity: dict[str, str] = field(default_factory=dict)
+    """What the bits depend on beside spec and plan."""
+    ranks: Ranks = ALONE
+    """This process among those that train together."""
+    replaced: Dataset | None = None
+    """The dataset as it was read, where what a frozen prefix gives has taken its place."""
+    prefix_dtype: torch.dtype | None = None
+    """Short format in which a frozen prefix is computed once; None for fp32."""
+    seen: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What was in force when it was last looked at, by decision."""
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run, if nothing ends it early."""
+        steps = self.batches.per_epoch * self.job.train.epochs
+        return min(steps, self.job.train.steps or steps)
+
+    def steps_done(self) -> bool:
+        """Whether `train.steps` are done."""
+        return self.job.train.steps is not None and self.counters.step >= self.job.train.steps
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def readable(self) -> Dataset:
+        """The dataset whose samples can be shown to people."""
+        return self.replaced or self.dataset
+
+    def train_mode(self) -> None:
+        """Training mode, except for frozen parts."""
+        self.model.train()
+        for module in self.frozen:
+            module.eval()
+
+    def prepared(self, batch: Batch, epoch: int | None) -> Batch:
+        """The batch on the device, ready for the network; augmented if an epoch is given."""
+        batch = batch.to(self.device)
+        return Batch(batch.ids, self.dataset.prepare(batch.inputs, batch.ids, epoch), batch.targets)
+
+    def mixed(self, batch: Batch) -> Batch:
+        """The batch after mixup or cutmix, if the job asks for them; draws from (seed, step)."""
+        if not self.dataset.mixable:
+            return batch
+        whole = mix(batch, self.dataset.heads, self.job, self.counters.step)
+        return whole.taken(self.ranks.part(np.arange(len(whole)))) if mixes(self.job) else whole
+
+    def set_rate(self) -> float:
+        """Set the learning rate of the coming step, and return it."""
+        rate = self.job.train.optimizer.lr * self.schedule(self.counters.step) * self.watch.factor()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return float(rate)
+
+    def step_seed(self) -> int:
+        """Where this step's dropout starts: a function of (seed, step), so there is no generator state to lose."""
+        where = (self.counters.step, self.ranks.number) if self.ranks.number else (self.counters.step,)
+        return draws.key(self.job.train.seed, "step", *where)
+
+    def state(self) -> dict[str, Any]:
+        """Everything beside tensors that is needed to go on."""
+        return {
+            "counters": {**asdict(self.counters), "seconds": self.counters.seconds + self.clock.seconds},
+            "watch": self.watch.state(),
+            "scaler": self.step.scaler.state(),
+            "ema_updates": self.ema.updates if self.ema else None,
+            "last": self.last,
+            "numerics": self.numerics.state(),
+            "micro_batch": self.step.micro_batch,
+            "identity": self.identity,
+            "moments": sum(v is not None for entry in self.optimizer.state.values() for v in entry.values()),
+        }
+
+    def restore(self, loaded: checkpoint.Loaded) -> None:
+        """Go on from a verified checkpoint.
+
+        Raises:
+            CheckpointError: if it does not hold what this run needs.
+        """
+        tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": self.model.state_dict()}
+        resume.check_fit(loaded, self.state(), tensors | ({"ema": self.ema.average} if self.ema else {}))
+        for line in resume.changes(loaded.state["identity"], self.identity):
+            self.events.add("resume", line, loaded.state["counters"]["step"])
+        self.model.load_state_dict(loaded.tensors["model"])
+        self.optimizer.state.clear()
+        checkpoint.load_optimizer(self.model, self.optimizer, loaded.tensors["optimizer"])
+        state = loaded.state
+        self.counters = Counters(**state["counters"])
+        self.samples_before = self.counters.samples
+        self.watch.load(state["watch"])
+        self.step.scaler.load(state["scaler"])
+        if self.step.scaler.fallen:
+            self.step.fall_back()
+        if self.ema:
+            self.ema.average = {name: value.to(self.device) for name, value in loaded.tensors["ema"].items()}
+            self.ema.updates = state["ema_updates"]
+        self.last = state["last"]
+        self.numerics.load(state["numerics"])
+        if state["micro_batch"] is not None:
+            # Memory ran out with more; the plan may name less by now.
+            self.step.micro_batch = min(state["micro_batch"], self.step.micro_batch or state["micro_batch"])
+
+    def time_left(self) -> float:
+        """Seconds until `max_time` of this attempt; infinite without one."""
+        if self.job.train.max_time is None:
+            return float("inf")
+        return duration_seconds(self.job.train.max_time) - self.clock.seconds
+
+
+def assemble(
+    job: Job, hardware: Hardware, plan: Plan, folder: Path, dataset: Dataset, network: Model,
+    signals: Signals, clock: Clock,
+) -> Run:  # fmt: skip
+    """Put a run together and apply the plan to it."""
+    device = torch.device(f"cuda:{os.environ.get(NUMBER, 0)}" if hardware.gpu else "cpu")
+    ranks = joined(device)
+    fresh.begin(job, hardware, device)
+    model = network.module.to(device)
+    identity = resume.identity(hardware, dataset)
+    alike.check(ranks, job, dataset, model, identity["data"])
+    # Code of the user's own may draw first weights from what no seed of ours reaches.
+    ranks.lead([*model.parameters(), *model.buffers()])
+    if device.type == "cpu":
+        strided.rewrite(model)
+    frozen = freeze(model, network.freeze, job)
+    made = optimizer.build(job.train.optimizer, model)
+    goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights, dataset.loss)
+    batches = Batches(dataset.train, job.train.batch, job.train.seed)
+    if not (dataset.mixable and mixes(job)):  # what is mixed must be whole
+        batches.part = ranks.part
+    total = batches.per_epoch * job.train.epochs
+    run = Run(
+        job=job, hardware=hardware, plan=plan, folder=folder, device=device, dataset=dataset, network=network,
+        model=model, frozen=frozen, optimizer=made, batches=batches, signals=signals, clock=clock,
+        step=Step(model, made, goal, job.train.clip_norm, device),
+        schedule=schedule(job.train.schedule, min(total, job.train.steps or total), batches.per_epoch),
+        ema=Ema(model, job.train.ema) if job.train.ema else None,
+        watch=Watch(job.best(), job.train.early_stopping, job.train.schedule),
+        numerics=Numerics(job.train.loss_spike, job.train.fp16), events=Events(folder), ranks=ranks,
+    )  # fmt: skip
+    for optimization in optimizations.every():
+        value = plan.value(optimization.name)
+        if value != optimization.off:
+            optimization.apply(run, value)
+    run.identity = identity | {"processes": str(ranks.count), "threads": str(torch.get_num_threads())}
+    run.step.ranks = ranks
+    run.batches.handover.processes = ranks.count
+    run.step.released = signals.released
+    run.batches.tell = lambda text: run.events.add("loader", text, run.counters.step)
+    run.step.uncompiled = lambda text: run.events.add("compile", text, run.counters.step)
+    run.step.tell = lambda text: run.events.add("memory", text, run.counters.step)
+    return run
+
+
+def workload(dataset: Dataset, model: nn.Module) -> Workload:
+    """What the model and the data turned out to be."""
+    kinds: dict[str, int] = {}
+    for module in model.modules():
+        if not list(module.children()) or "Attention" in type(module).__name__:
+            kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
+    inputs = dataset.train.gather(torch.arange(1).numpy())
+    saving = prefix.saving(dataset, model)
+    return Workload(
+        layers=kinds,
+        parameters=sum(p.numel() for p in model.parameters()),
+        trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        sample_bytes=sum(x[0].numel() * x.element_size() for x in inputs),
+        samples=len(dataset.train) + len(dataset.validation),
+        decoded=dataset.decoded,
+        blocks=len(blocks.repeated(model)),
+        ragged=hasattr(dataset.train, "lengths"),
+        token_bytes=packed.token_bytes(model),
+        prefix=saving.name if saving else "",
+        prefix_ragged=saving.ragged if saving else False,
+        prefix_bytes=prefix.total(dataset, saving) if saving else 0,
+        prefix_share=saving.share if saving else 0.0,
+        prefix_work=saving.work if saving else 0.0,
+    )

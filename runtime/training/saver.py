@@ -1,0 +1,234 @@
+"""Saving: when a run is saved, in the background where memory allows a copy, and what follows if a disk is full.
+
+A save that fails while the run goes on is an event; it is tried again until there is room. A save that fails when the
+run ends is the run's end: StorageError, exit 7.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from runtime.errors import StorageError
+from runtime.hardware import cgroup
+from runtime.hardware.facts import size
+from runtime.job.train import Adam, Sgd
+from runtime.job.values import interval
+from runtime.training.checkpoints import checkpoint
+from runtime.training.nonfinite import NotFinite, not_finite
+from runtime.training.run import Run
+
+SHARE = 0.02
+"""Largest share of the training time that saving may take before the interval is stretched."""
+RETRY_AFTER = 10.0
+"""Seconds before a failed save is tried again."""
+ROOM = 1.5
+"""How many times the size of a copy must be free before one is made."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A checkpoint that is still to be written."""
+
+    name: str
+    tensors: Mapping[str, Mapping[str, torch.Tensor]]
+    state: Mapping[str, Any]
+    best: int | None
+    """Step of the best evaluation so far, whose weights must stay."""
+    trouble: str | None
+    """Why the rows up to this step are not on disk: a checkpoint without them could not be resumed from."""
+
+
+class Saver:
+    """Writes the checkpoints of a run."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.kind, self.every = interval(run.job.checkpoint.every)
+        self.thread: threading.Thread | None = None
+        self.failed: StorageError | None = None
+        self.unsaved_best: Snapshot | None = None
+        self.cost = 0.0
+        self.last = time.monotonic()
+
+    def due(self, *, epoch_ended: bool = False) -> bool:
+        """Whether a checkpoint is due now."""
+        if self.failed is not None:
+            return time.monotonic() - self.last >= RETRY_AFTER
+        if self.kind == "epoch":
+            return epoch_ended
+        if self.kind == "steps":
+            return not epoch_ended and self.run.counters.step % int(self.every) == 0
+        return time.monotonic() - self.last >= max(self.every, self.cost / SHARE)
+
+    def check(self) -> None:
+        """Look at all weights and buffers.
+
+        Raises:
+            NotFinite: if one of them is not finite.
+        """
+        wrong = not_finite(self.run.model.state_dict().items())
+        if wrong:
+            raise NotFinite(f"not finite: {', '.join(wrong[:5])}")
+
+    def periodic(self) -> None:
+        """Save while the run goes on; in the background if there is room for a copy.
+
+        Raises:
+            NotFinite: if a weight is not finite; nothing is written then.
+        """
+        with self.run.clock.phase("checkpoint"), self.run.signals.held():
+            start = time.monotonic()
+            self.wait()
+            snapshot = self._step_snapshot()
+            if self.kind == "seconds" and self._has_room(snapshot):
+                self._start(_copied(snapshot))
+            else:
+                self._try(snapshot)
+            self.cost, self.last = time.monotonic() - start, time.monotonic()
+
+    def best(self, notes: Mapping[str, Any]) -> None:
+        """Save the weights of an evaluation that was the best so far."""
+        with self.run.clock.phase("checkpoint"), self.run.signals.held():
+            self.wait()
+            self.unsaved_best = None
+            self._try(self._snapshot(f"best-{self.run.counters.step}", notes))
+
+    def final(self) -> Path:
+        """Save now, in the foreground.
+
+        Raises:
+            StorageError: if that is not possible.
+            NotFinite: if a weight is not finite.
+        """
+        with self.run.clock.phase("checkpoint"), self.run.signals.held():
+            self.wait()
+            snapshot = self._step_snapshot()
+            if self.unsaved_best is not None:
+                self._write(self.unsaved_best)
+            return self._write(snapshot)
+
+    def foresee(self) -> None:
+        """Tell at once if the disk has no room for all that the run will keep; an event, for others may free some."""
+        run, keep = self.run, self.run.job.checkpoint.keep
+        weights = _bytes(run.model.state_dict()) + (_bytes(run.ema.average) if run.ema else 0)
+        whole = weights + moments(run.job.train.optimizer) * sum(
+            p.numel() * p.element_size() for p in run.step.parameters
+        )
+        # While one is written, the last ones are still there; the best one and model/ hold weights alone.
+        need = (keep + 1) * whole + 2 * weights
+        there = sum(path.stat().st_size for path in run.checkpoints.glob("*/*.*"))
+        free = shutil.disk_usage(run.folder).free
+        if need > there + free:
+            run.events.add("storage", f"{run.folder} has room for {size(there + free)}, and the run will want {size(need)}: "
+                           f"{keep + 1} checkpoints of {size(whole)}, the best one and the model; free some space, or set "
+                           "checkpoint.keep: 1. A save that fails is tried again; one that fails at the end is exit 7",
+                           run.counters.step)  # fmt: skip
+
+    def _step_snapshot(self) -> Snapshot:
+        run = self.run
+        return self._snapshot(f"step-{run.counters.step}", {}, checkpoint.optimizer_tensors(run.model, run.optimizer))
+
+    def _snapshot(
+        self, name: str, notes: Mapping[str, Any], optimizer: Mapping[str, torch.Tensor] | None = None
+    ) -> Snapshot:
+        run = self.run
+        tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}
+        if run.ema:
+            tensors["ema"] = run.ema.average
+        if optimizer is not None:
+            tensors["optimizer"] = optimizer
+        self.check()
+        if run.metrics:
+            run.metrics.flush(sync=True)
+        best = run.watch.best.step if run.watch.best.best is not None else None
+        return Snapshot(name, tensors, {**run.state(), **notes}, best, run.metrics.trouble if run.metrics else None)
+
+    def _has_room(self, snapshot: Snapshot) -> bool:
+        copy = sum(_bytes(group) for group in snapshot.tensors.values())
+        room = cgroup.read_limits(Path("/")).room
+        free = psutil.virtual_memory().available
+        return copy * ROOM < min(free, room if room is not None else free)
+
+    def _start(self, snapshot: Snapshot) -> None:
+        self.thread = threading.Thread(target=self._try, args=(snapshot,), name="checkpoint")
+        self.thread.start()
+
+    def wait(self) -> None:
+        """Until the save in the background is done."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+
+    def _try(self, snapshot: Snapshot) -> None:
+        """Write, or note the failure and keep what must not be lost."""
+        try:
+            if self.unsaved_best is not None:
+                self._write(self.unsaved_best)
+                self.unsaved_best = None
+            self._write(snapshot)
+        except StorageError as error:
+            if self.failed is None:
+                self.run.events.add("storage", f"not saved, training goes on: {error.given}", self.run.counters.step)
+            self.failed = error
+            if snapshot.name.startswith("best-"):
+                self.unsaved_best = _copied(snapshot)
+            return
+        if self.failed is not None:
+            self.run.events.add("storage", f"saved again: {snapshot.name}", self.run.counters.step)
+        self.failed = None
+
+    def _write(self, snapshot: Snapshot) -> Path:
+        if snapshot.trouble:
+            raise StorageError(f"{self.run.folder / 'metrics.jsonl'}: {snapshot.trouble}", "a folder with room",
+                               "free some space, or name another folder with --runs DIR")  # fmt: skip
+        path = checkpoint.save(self.run.checkpoints, snapshot.name, snapshot.tensors, snapshot.state)
+        if snapshot.name.startswith("step-"):
+            checkpoint.prune(self.run.checkpoints, self.run.job.checkpoint.keep, snapshot.best, checkpoint.number(path))
+        return path
+
+
+def moments(spec: Adam | Sgd) -> int:
+    """Numbers that the optimizer keeps for each weight."""
+    if isinstance(spec, Sgd):
+        return int(spec.momentum > 0)
+    return 3 if spec.amsgrad else 2
+
+
+def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def _copied(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with tensors of its own, so that training may go on."""
+    tensors = {
+        group: {name: value.detach().to("cpu", copy=True) for name, value in values.items()}
+        for group, values in snapshot.tensors.items()
+    }
+    return replace(snapshot, tensors=tensors)
+
+
+class Onlooker(Saver):
+    """The saver of a process that does not lead: rank 0 saves for all of them."""
+
+    def due(self, *, epoch_ended: bool = False) -> bool:
+        """Never."""
+        return False
+
+    def foresee(self) -> None:
+        """Nothing to write."""
+
+    def best(self, notes: Mapping[str, Any]) -> None:
+        """Nothing to write."""
+
+    def final(self) -> Path:
+        """Nothing to write."""
+        return self.run.checkpoints

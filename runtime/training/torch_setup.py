@@ -1,0 +1,19 @@
+"""Fresh: torch's settings of the whole process as a run begins with them, whatever an earlier one has left."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.hardware import gpu_selection as gpus
+from runtime.hardware.facts import Hardware
+from runtime.job import Job
+from runtime.system import torch_settings
+
+
+def begin(job: Job, hardware: Hardware, device: torch.device) -> None:
+    """What the job asks of torch, and for the rest what a run begins with; optimizations change it afterwards."""
+    torch_settings.reset()
+    torch.set_deterministic_debug_mode("warn" if job.train.deterministic else "default")
+    if hardware.gpu and job.limits.gpu_memory is not None:
+        allowed = gpus.allowed(hardware.gpu, job.limits.gpu_memory)
+        torch.cuda.set_per_process_memory_fraction(allowed / hardware.gpu.memory, device)

@@ -1,0 +1,227 @@
+"""Ladder: plain, each optimization added in turn, all, all without each; every rung a paired comparison.
+
+A ratio is how many times faster the samples go; above 1 the optimization pays.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from runtime import optimizations
+from runtime.optimizations import Value
+from runtime.plan.plan import Decision, Plan, written
+from runtime.tuning.bench.block_timing import Block, block, calmest
+from runtime.tuning.bench.variant import Failed, Ready
+from runtime.tuning.paired_timing import Pair
+
+CLOSE = 0.05
+"""The steps explain the total if their product comes so near to it, or within the noise of both."""
+UNSURE = 0.15
+"""Noise from which that would explain anything."""
+
+
+class Arm(Protocol):
+    """A plan in use."""
+
+    peak: int
+    ready: Ready
+
+    def steps(self, count: int) -> Block:
+        """So many steps."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+Start = Callable[..., Arm]
+"""(plan, assignments) -> an arm that stands; raises Failed."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One comparison. What could not be measured has no pair and a note."""
+
+    kind: str
+    """`plain`; `added`, against the rung before; `all`, against plain; `without`, all against it; `against`, a variant
+    of the job against all."""
+    name: str
+    value: Value | None = None
+    effect: str = ""
+    pair: Pair | None = None
+    samples_per_second: float | None = None
+    step_seconds: float | None = None
+    peak: int | None = None
+    """Bytes."""
+    loss_off: float | None = None
+    """Largest relative difference of the first losses from plain fp32 on the same batches."""
+    first_seconds: float | None = None
+    """Seconds that the first step took beyond an ordinary one."""
+    disturbed: float | None = None
+    """Share of the time that threads of the arms waited for a CPU which others had, over the pairs that count."""
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        ratio = None
+        if self.pair:
+            low, high = self.pair.middle()
+            ratio = {"median": self.pair.median, "low": low, "high": high, "pairs": list(self.pair.ratios)}
+        return {**vars(self), "pair": ratio}
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """All rungs, in the order in which they were climbed."""
+
+    rungs: tuple[Rung, ...]
+
+    def of(self, kind: str) -> list[Rung]:
+        """The rungs of one kind."""
+        return [rung for rung in self.rungs if rung.kind == kind]
+
+    @property
+    def total(self) -> Rung | None:
+        """All against plain, if it was measured."""
+        return next((rung for rung in self.rungs if rung.kind == "all" and rung.pair), None)
+
+    @property
+    def product(self) -> float:
+        """What the single steps promise together."""
+        return math.prod(rung.pair.median for rung in self.of("added") if rung.pair)
+
+    @property
+    def explained(self) -> bool | None:
+        """Whether the single steps give the total, by twice the standard error of both; None if nobody can tell."""
+        if self.total is None or self.total.pair is None:
+            return None
+        pairs = [rung.pair for rung in self.of("added") if rung.pair] + [self.total.pair]
+        noise = 2 * math.sqrt(sum(_error(pair) ** 2 for pair in pairs))
+        if abs(math.log(self.product / self.total.pair.median)) > max(CLOSE, noise):
+            return False
+        return True if noise <= UNSURE else None
+
+
+def _error(pair: Pair) -> float:
+    """Standard error of the median of the logarithms, from the middle half of the pairs."""
+    if len(pair.ratios) < 4:
+        return 0.0
+    low, high = pair.middle()
+    return 1.253 * math.log(high / low) / 1.349 / math.sqrt(len(pair.ratios))
+
+
+def switched(plan: Plan, on: Collection[str]) -> Plan:
+    """The plan with only these optimizations on."""
+    off = {o.name: o.off for o in optimizations.every()}
+    rows = [row if row.name in on else replace(row, value=off[row.name]) for row in plan.decisions]
+    return replace(plan, decisions=tuple(rows))
+
+
+def steps_of(plan: Plan) -> list[Decision]:
+    """The decisions that differ from plain PyTorch, in the order of application."""
+    off = {o.name: o.off for o in optimizations.every()}
+    return [row for row in plan.decisions if row.value != off[row.name]]
+
+
+def climb(
+    plan: Plan, start: Start, rounds: int, tell: Callable[[str], None], against: Sequence[str] = ()
+) -> Ladder:  # fmt: skip
+    """Measure the whole ladder.
+
+    Raises:
+        Failed: if not even the plain arm stands.
+    """
+    climber = _Climber(plan, start, rounds, tell)
+    return Ladder(tuple(climber.rungs(against)))
+
+
+class _Climber:
+    """Keeps at most three arms alive: plain, the top so far, and the one beside it."""
+
+    def __init__(self, plan: Plan, start: Start, rounds: int, tell: Callable[[str], None]) -> None:
+        self.plan, self.start, self.rounds, self.tell = plan, start, rounds, tell
+        self.plain = start(switched(plan, ()))
+        self.top = self.plain
+        self.on: list[Decision] = []
+
+    def rungs(self, against: Sequence[str]) -> Iterator[Rung]:
+        added = [self._added(row) for row in steps_of(self.plan)]
+        total = self._total()
+        ready = self.plain.ready
+        count = block(ready.step)
+        seconds = min(self.plain.steps(count).seconds / count for _ in range(3))
+        yield Rung("plain", "plain", samples_per_second=ready.batch / seconds, step_seconds=seconds,
+                   peak=self.plain.peak, loss_off=0.0)  # fmt: skip
+        yield from added
+        if self.top is not self.plain:
+            self.plain.close()
+            yield total
+        if len(self.on) > 1:
+            yield from [self._without(row) for row in self.on]
+        if against:
+            yield self._against(against)
+
+    def _added(self, row: Decision) -> Rung:
+        names = [known.name for known in self.on] + [row.name]
+        empty = Rung("added", row.name, row.value, row.effect)
+        try:
+            arm = self.start(switched(self.plan, names))
+            rung = self._measured(empty, self.top, arm, arm)
+        except Failed as error:
+            self.tell(f"bench: {row.name} {written(row.value)} failed and is left out: {error}")
+            return replace(empty, note=f"failed: {error}")
+        if self.top is not self.plain:
+            self.top.close()
+        self.top = arm
+        self.on.append(row)
+        return rung
+
+    def _total(self) -> Rung:
+        return self._measured(Rung("all", "all together"), self.plain, self.top, self.top)
+
+    def _without(self, row: Decision) -> Rung:
+        names = [known.name for known in self.on if known is not row]
+        empty = Rung("without", row.name, row.value, row.effect)
+        try:
+            arm = self.start(switched(self.plan, names))
+            rung = self._measured(empty, arm, self.top, arm)
+            arm.close()
+        except Failed as error:
+            return replace(empty, note=f"failed: {error}")
+        return rung
+
+    def _against(self, assignments: Sequence[str]) -> Rung:
+        empty = Rung("against", ", ".join(assignments), effect="training")
+        try:
+            arm = self.start(switched(self.plan, [row.name for row in self.on]), assignments)
+            rung = replace(self._measured(empty, self.top, arm, arm), loss_off=None)
+            arm.close()
+        except Failed as error:
+            return replace(empty, note=f"failed: {error}")
+        return rung
+
+    def _measured(self, empty: Rung, slow: Arm, fast: Arm, shown: Arm) -> Rung:
+        """The rung with its numbers; speed, step and memory are those of the arm that is `shown`."""
+        pairs = calmest(slow.steps, fast.steps, block(slow.ready.step), self.rounds)
+        pair = Pair(tuple(a.seconds / b.seconds * fast.ready.batch / slow.ready.batch for a, b in pairs))
+        self.tell(f"bench: {empty.kind} {empty.name}: {pair.spread()}")
+        own = [sides[shown is fast] for sides in pairs]
+        ready, step = shown.ready, statistics.median(one.seconds / one.steps for one in own)
+        waited = statistics.median(one.waited for sides in pairs for one in sides)
+        return replace(empty, pair=pair, samples_per_second=ready.batch / step, step_seconds=step, peak=shown.peak,
+                       loss_off=_loss_off(ready, self.plain.ready), first_seconds=max(0.0, ready.first - step),
+                       disturbed=waited, note="; ".join(ready.notes))  # fmt: skip
+
+
+def _loss_off(ready: Ready, reference: Ready) -> float:
+    """Largest relative difference of the losses; infinite where one is no number."""
+    worst = 0.0
+    for (loss, _), (true, _) in zip(ready.numbers, reference.numbers, strict=True):
+        off = abs(loss - true) / max(abs(true), 1e-6)
+        worst = max(worst, off if off == off else math.inf)
+    return worst

@@ -1,0 +1,104 @@
+"""Bench: the ladder: what each optimization of a job's plan buys here, on its own network and batches.
+
+    settle (the final plan, in a child) -> climb (arms in turn, each a child) -> table, bench.json, bench.png
+
+Plain first, then each optimization added to the ones before, then all without each. Every arm is a process of its own
+under its own plan, so threads, OpenMP runtime and allocator are measured like the rest. No torch in the parent.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime import optimizations
+from runtime.errors import SpecError
+from runtime.hardware import device_check as guard
+from runtime.hardware.detect import detect
+from runtime.hardware.facts import Hardware
+from runtime.job import Job
+from runtime.job_spec import load as spec
+from runtime.plan import plan as plans
+from runtime.system import signals
+from runtime.system.files import make_folder
+from runtime.tuning import batch_size
+from runtime.tuning import child_process as children
+from runtime.tuning.bench import results as show
+from runtime.tuning.bench.ablation import climb, steps_of
+from runtime.tuning.bench.variant import Workshop
+
+__all__ = ["Request", "bench"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `drivetrain bench` was asked."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    against: Sequence[str] = ()
+    """Settings of a variant of the job that is compared with it at the end."""
+    output: Path | None = None
+    """Folder for picture and numbers; runs/bench-<name> if None."""
+    rounds: int = 8
+    json: bool = False
+
+
+def bench(request: Request) -> int:
+    """Measure the ladder, print it and write it; returns the exit code.
+
+    Raises:
+        DrivetrainError: for everything that is wrong before an arm stands.
+    """
+    if request.rounds < 3:
+        raise SpecError(f"--rounds {request.rounds}", "3 or more", "8 pairs of blocks give a usable interval")
+    signals.stop_early()
+    job = spec.load(request.spec, request.assignments)
+    batch_size.fixed(job, "bench")
+    if request.against:
+        spec.load(request.spec, [*request.assignments, *request.against])
+    output = request.output or Path("runs") / f"bench-{job.name}"
+    make_folder(output)
+    machine = guard.admitted(detect(output), job.limits.gpus)
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        return _measured(request, job, machine, output, Path(scratch))
+
+
+def _measured(request: Request, job: Job, machine: Hardware, output: Path, scratch: Path) -> int:
+    code, plan = _settled(request, job, machine, scratch)
+    if plan is None:
+        return code
+    tell = _told_aside if request.json else _told
+    with Workshop(machine, scratch, request.spec, request.assignments) as shop:
+        shop.quiet = _redrawn(plan)
+        ladder = climb(plan, shop.side, request.rounds, tell, request.against)
+    show.write(ladder, plan, job, machine, request, output)
+    show.printed(ladder, plan, job, machine, output, as_json=request.json)
+    return 0
+
+
+def _redrawn(plan: plans.Plan) -> bool:
+    """Whether arms draw other dropout; not where one compiles: what is compiled without dropout is compiled again with it."""
+    names = {row.name for row in steps_of(plan)}
+    return "compile" not in names and any(one.redraws for one in optimizations.every() if one.name in names)
+
+
+def _settled(request: Request, job: Job, machine: Hardware, scratch: Path) -> tuple[int, plans.Plan | None]:
+    """The plan that `train` would use, settled by a child that knows model and data; None if the child fails."""
+    first = plans.resolve(job, machine)
+    code = children.measure(
+        "runtime.tuning.processes.final_plan", scratch, request.spec, request.assignments, first, machine
+    )
+    signals.stop_early()
+    return code, plans.load(scratch / "plan.json") if code == 0 else None
+
+
+def _told(text: str) -> None:
+    print(text, flush=True)
+
+
+def _told_aside(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

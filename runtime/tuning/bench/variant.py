@@ -1,0 +1,166 @@
+"""Side: a plan in use, seen from the parent: a child that does as many steps as it is told."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from runtime.hardware.facts import Hardware
+from runtime.plan.plan import Plan
+from runtime.system import signals
+from runtime.system.files import write_json
+from runtime.tuning import child_process as children
+from runtime.tuning.bench.block_timing import Block
+
+
+class Failed(Exception):
+    """An arm that cannot stand, or has died; the text is the last thing it said."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What an arm tells when it stands."""
+
+    numbers: list[tuple[float, float]]
+    """Loss and gradient norm of the first steps."""
+    first: float
+    """Seconds of the very first step, in which a compiler works."""
+    step: float
+    """Seconds of an ordinary step, roughly."""
+    batch: float
+    """Samples of a step, on average."""
+    notes: list[str]
+
+
+class Side:
+    """A running arm."""
+
+    def __init__(self, child: subprocess.Popen[bytes], log: Path) -> None:
+        self.child, self.log, self.peak = child, log, 0
+        told = self._answer()
+        numbers = [(loss, norm) for loss, norm in told["numbers"]]
+        self.ready = Ready(numbers, told["first"], told["step"], told["batch"], told["notes"])
+
+    def steps(self, count: int) -> Block:
+        """So many steps.
+
+        Raises:
+            Failed: if the arm has died.
+        """
+        assert self.child.stdin is not None
+        try:
+            self.child.stdin.write(f"{count}\n".encode())
+            self.child.stdin.flush()
+        except OSError:
+            raise Failed(self._last_words()) from None
+        told = self._answer()
+        return Block(count, told["seconds"], told["waited"])
+
+    def close(self) -> None:
+        """End the arm."""
+        self.child.kill()
+        self.child.wait()
+        for pipe in (self.child.stdin, self.child.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.child.stdout is not None
+        line = self.child.stdout.readline()
+        if not line:
+            self.child.wait()
+            raise Failed(self._last_words())
+        told: dict[str, Any] = json.loads(line)
+        self.peak = max(self.peak, told["peak"])
+        return told
+
+    def _last_words(self) -> str:
+        if (end := signals.CRASHES.get(128 - (self.child.poll() or 0))) is not None:
+            return f"died of {end} inside a kernel"
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1].strip()[:200] if lines else f"ended with code {self.child.poll()}"
+
+
+class Workshop:
+    """Starts arms, and ends them all at the end.
+
+    Args:
+        machine: the facts.
+        scratch: a folder that holds hardware.json, for plans and logs.
+        spec: the job.
+        assignments: values that override it.
+        keep: whether arms use the compile cache of all runs, and not an empty one.
+    """
+
+    def __init__(
+        self, machine: Hardware, scratch: Path, spec: Path, assignments: Sequence[str], *, keep: bool = False
+    ) -> None:
+        self.keep = keep
+        self.machine, self.scratch, self.spec, self.assignments = machine, scratch, spec, assignments
+        self.sides: list[Side] = []
+        self.compiled: str | None = None
+        self.quiet = False
+        """Whether the losses that are compared are those without dropout."""
+
+    def __enter__(self) -> Workshop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for side in self.sides:
+            side.close()
+        if self.compiled:
+            shutil.rmtree(self.compiled, ignore_errors=True)
+
+    def side(self, plan: Plan, assignments: Sequence[str] = (), patience: float | None = None) -> Side:
+        """An arm that stands, its first steps done.
+
+        Raises:
+            Failed: if it does not come so far, or not within so many seconds.
+        """
+        name = f"arm-{len(self.sides)}"
+        write_json(self.scratch / f"{name}.json", plan.to_json())
+        command = [sys.executable, "-m", "runtime.tuning.processes.variant", str(self.scratch), str(self.scratch / f"{name}.json"),
+                   str(self.spec)]  # fmt: skip
+        for assignment in [*self.assignments, *assignments]:
+            command += ["--set", assignment]
+        command += ["--quiet"] * self.quiet
+        log = self.scratch / f"{name}.log"
+        with log.open("wb") as file:
+            child = subprocess.Popen(
+                command, env=children.surroundings(self._environment(plan)), stdin=subprocess.PIPE, stderr=file,
+                stdout=subprocess.PIPE, process_group=0, preexec_fn=functools.partial(signals.die_with, os.getpid()),
+            )  # fmt: skip
+        late = threading.Timer(patience or 0.0, child.kill)
+        if patience is not None:
+            late.start()
+        try:
+            side = Side(child, log)
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
+        finally:
+            late.cancel()
+        self.sides.append(side)
+        return side
+
+    def _environment(self, plan: Plan) -> dict[str, str]:
+        """The plan's, with a compile cache that starts empty: what compiling costs should not hang on earlier runs."""
+        environment = plan.environment(self.machine)
+        if not self.keep and "TORCHINDUCTOR_CACHE_DIR" in environment:
+            self.compiled = self.compiled or tempfile.mkdtemp(prefix="bench-", dir=self.machine.storage.cache)
+            environment["TORCHINDUCTOR_CACHE_DIR"] = self.compiled
+        return environment

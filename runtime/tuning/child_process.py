@@ -1,0 +1,87 @@
+"""Children: processes that start under a plan's environment, and the short ones that measure something."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime.distributed import local_processes as processes
+from runtime.errors import Stopped
+from runtime.hardware.facts import Hardware
+from runtime.plan.plan import Plan
+from runtime.system import library_variables as variables
+from runtime.system import signals
+from runtime.system.files import write_json
+from runtime.tuning import kernel_crash as crash
+
+
+def child(
+    command: Sequence[str], environment: dict[str, str], forward: signals.Forward, locks: Sequence[int] = (),
+    others: Sequence[subprocess.Popen[bytes]] = (),
+) -> int:  # fmt: skip
+    """Run a child under a plan's environment; its exit code as a shell gives it, 75 if a signal came before it."""
+    with signals.waiting():
+        if forward.sent:
+            return Stopped.exit_code
+        leader = started(command, environment, locks)
+        forward.children = [leader, *others]
+    code = processes.wait(leader, others)
+    return 128 - code if code < 0 else code
+
+
+def started(
+    command: Sequence[str], environment: dict[str, str], locks: Sequence[int] = (), output: int | None = None
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    # A group of its own, so that Ctrl-C reaches the child once, through us. Bound to us before it is anything:
+    # a child that were only starting when we are killed would hold the lock for as long as that takes.
+    return subprocess.Popen(
+        command, env=surroundings(environment), pass_fds=locks, process_group=0,
+        preexec_fn=functools.partial(signals.die_with, os.getpid()), stdout=output, stderr=output,
+    )  # fmt: skip
+
+
+def surroundings(environment: dict[str, str]) -> dict[str, str]:
+    """The variables of a child: ours, a plan's where we have none that says otherwise, and where our packages are."""
+    given = variables.merged(os.environ, environment)
+    return {**os.environ, **given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def measure(
+    module: str, folder: Path, job: Path, assignments: Sequence[str], plan: Plan, machine: Hardware,
+    words: Sequence[str] = (),
+) -> int:  # fmt: skip
+    """Run a measuring module under a plan, as a trainer would run; its exit code.
+
+    Args:
+        module: called with the folder, the spec and `words`.
+        folder: where it finds facts and plan, and puts what it finds.
+        job: the spec.
+        assignments: of the spec's values.
+        plan: fixes threads, OpenMP runtime and allocator.
+        machine: the facts.
+        words: more arguments.
+    """
+    write_json(folder / "hardware.json", machine.to_json())
+    write_json(folder / "plan.json", plan.to_json())
+    command = [sys.executable, "-m", module, str(folder), str(job), *words]
+    for assignment in assignments:
+        command += ["--set", assignment]
+    with signals.forwarding() as forward:
+        code = child(command, plan.environment(machine), forward)
+        if code not in signals.CRASHES or forward.sent:
+            return code
+        why = crash.told(folder, code, module)
+        again = crash.without(plan, why)
+        if again:
+            print(f"crash: {why}; {crash.consequence(plan, 'measured again')}", flush=True)
+            write_json(folder / "plan.json", again.to_json())
+            code = child(command, again.environment(machine), forward)
+    if code not in signals.CRASHES:
+        return code
+    error = crash.hopeless(why)
+    print(error, file=sys.stderr)
+    return error.exit_code

@@ -1,0 +1,95 @@
+"""Crash: a process that died of a signal inside a kernel: told as such, and tried once more with everything off."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from runtime import optimizations
+from runtime.errors import DeviceError
+from runtime.optimizations import Effect
+from runtime.plan.plan import Plan, written
+from runtime.system.signals import CRASHES
+
+FILE = "crash.txt"
+"""In the run folder: the Python lines at which a process died."""
+KEPT = ("cpu_threads", "allocator_segments", "loader_workers", "decode_cache", "micro_batch", "gradient_checkpointing")
+"""Stay as they are: these keep a run within the CPUs and the memory that it may use."""
+SUSPECTS = ("compile", "channels_last", "precision", "openmp_runtime", "allocator", "unpadding", "fused_optimizer")
+"""What leads to the least used kernels comes first."""
+
+
+def listen(run: Path) -> None:
+    """From here on the Python lines at which this process dies are written into the run folder."""
+    with contextlib.suppress(OSError):
+        # Open as long as the process lives: a handler of signals cannot open files.
+        faulthandler.enable((run / FILE).open("w", encoding="utf-8"))
+
+
+def tidy(run: Path) -> None:
+    """Remove the files of processes that did not die."""
+    for path in _files(run):
+        with contextlib.suppress(OSError):
+            if path.stat().st_size == 0:
+                path.unlink()
+
+
+def told(run: Path, code: int, who: str = "the trainer") -> str:
+    """`the trainer died of SIGSEGV inside a kernel, at conv.py:549 in _conv_forward`."""
+    where = next(filter(None, map(_innermost, _files(run))), "")
+    return f"{who} died of {CRASHES[code]} inside a kernel" + (f", at {where}" if where else "")
+
+
+def without(plan: Plan, why: str) -> Plan | None:
+    """The plan with everything off that can be, but for what the job has learned with; None if all of it is off."""
+    names = _on(plan)
+    off = {o.name: o.off for o in optimizations.every()}
+    rows = [
+        replace(row, value=off[row.name], source="crash", reason=f"{why}, with {written(row.value)}",
+                effect=str(Effect.EXACT), evidence=None, provisional=False) if row.name in names else row
+        for row in plan.decisions
+    ]  # fmt: skip
+    return replace(plan, decisions=tuple(rows), seen={}) if names else None
+
+
+def consequence(plan: Plan, again: str) -> str:
+    """What was in force, what happens now, and how to find out which one it was."""
+    names = _on(plan)
+    off = {o.name: o.off for o in optimizations.every()}
+    first = next((name for name in SUSPECTS if name in names), names[0])
+    listed = ", ".join(f"{name} {written(plan.value(name))}" for name in names)
+    return (f"in force were {listed}; {again} with all of these off. To keep the others, run again with "
+            f"`--new --set optimize.{first}={written(off[first])}`")  # fmt: skip
+
+
+def hopeless(why: str) -> DeviceError:
+    """The error once there is nothing left to turn off."""
+    return DeviceError(f"{why}, with every optimization off", "kernels of torch, and C code of the job's own, that work "
+                       "on this machine", f"look at {FILE} in the run folder and at `drivetrain doctor`; try "
+                       "`--new --set limits.cpus=1`, another image or another machine")  # fmt: skip
+
+
+def _on(plan: Plan) -> list[str]:
+    """What is in force and can be turned off without changing what is learned."""
+    off = {o.name: o.off for o in optimizations.every()}
+    return [row.name for row in plan.decisions
+            if row.value != off[row.name] and row.name not in KEPT and row.effect != str(Effect.TRAINING)]  # fmt: skip
+
+
+def _files(run: Path) -> list[Path]:
+    return [run / FILE, *sorted(run.glob(f"ranks/*/{FILE}"))]
+
+
+def _innermost(path: Path) -> str:
+    """Where the thread that died was, by a dump of Python's faulthandler; empty without one."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    # A thread of torch's own has no lines; the one that waits for it is Python's first, which stands last.
+    dying = text[text.find("Current thread") :] if "Current thread" in text else text[text.rfind("Thread 0x") :]
+    found = re.search(r'File "([^"]+)", line (\d+) in (\S+)', dying)
+    return f"{Path(found[1]).name}:{found[2]} in {found[3]}" if found else ""

@@ -1,0 +1,59 @@
+"""Find-lr: a learning-rate range test (Smith 2017) on the assembled run: real data, real plan, weights thrown away.
+
+The parent decides and starts a child under the plan, as for a training. No run folder is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.errors import SpecError
+from runtime.hardware import device_check as guard
+from runtime.hardware.detect import detect
+from runtime.job_spec import load as spec
+from runtime.plan import plan as plans
+from runtime.plan.plan_table import console, render
+from runtime.system import signals
+from runtime.system.files import make_folder
+from runtime.tuning import batch_size
+from runtime.tuning import child_process as children
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `drivetrain find-lr` was asked."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    output: Path | None = None
+    """Folder for picture and numbers; runs/find-lr-<name> if None."""
+    lowest: float = 1e-6
+    highest: float = 10.0
+    steps: int = 100
+
+
+def find_lr(request: Request) -> int:
+    """Run the test; returns the exit code.
+
+    Raises:
+        DrivetrainError: for everything that is wrong before the test starts.
+    """
+    if not 0 < request.lowest < request.highest:
+        raise SpecError(f"--lowest {request.lowest:g} --highest {request.highest:g}", "0 < lowest < highest",
+                        "change one of them")  # fmt: skip
+    if request.steps < 20:
+        raise SpecError(f"--steps {request.steps}", "20 or more", "100 mini-batches give a smooth curve")
+    signals.stop_early()
+    job = spec.load(request.spec, request.assignments)
+    batch_size.fixed(job, "find-lr")
+    output = request.output or Path("runs") / f"find-lr-{job.name}"
+    make_folder(output)
+    machine = guard.admitted(detect(output), job.limits.gpus)
+    plan = plans.resolve(job, machine)
+    console().print(render(plan, job, machine))
+    words = (repr(request.lowest), repr(request.highest), str(request.steps))
+    return children.measure(
+        "runtime.tuning.processes.lr_range", output, request.spec, request.assignments, plan, machine, words
+    )

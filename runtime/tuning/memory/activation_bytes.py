@@ -1,0 +1,89 @@
+"""Activations: the bytes that a pass keeps for the backward pass, counted, with and without recomputed blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runtime.data.dataset import Dataset
+from runtime.data.loader.longest import longest
+from runtime.job.workload import Workload
+from runtime.models import recompute as blocks
+from runtime.tuning.memory import meter as gauge
+
+SAMPLES = 2
+"""BatchNorm needs two."""
+
+
+@dataclass
+class Count:
+    """What is kept of one pass."""
+
+    own: set[int] = field(default_factory=set)
+    """Storages of the network itself."""
+    seen: dict[int, Tensor] = field(default_factory=dict)
+    total: int = 0
+    inputs: int = 0
+    """Bytes of the inputs of all blocks."""
+    inside: list[int] = field(default_factory=list)
+    """Bytes that each block keeps."""
+
+    def kept(self, tensor: Tensor) -> None:
+        """Count a tensor that is kept, once."""
+        key = tensor.untyped_storage()._cdata
+        if key not in self.own and key not in self.seen:
+            self.seen[key] = tensor.detach()
+            self.total += tensor.untyped_storage().nbytes()
+
+    @property
+    def recomputed(self) -> int:
+        """The most that is held if blocks keep their inputs only: those, all outside, and the largest block's."""
+        return self.total - sum(self.inside) + self.inputs + max(self.inside, default=0)
+
+
+def counted(facts: Workload, network: nn.Module, dataset: Dataset) -> Workload:
+    """The facts with activations of the largest samples.
+
+    One pass forward on the host; network and draws are left as they were. Where memory ends before it does, what was
+    counted so far stands.
+    """
+    ids = longest(dataset.train, SAMPLES)
+    inputs = dataset.prepare(dataset.train.gather(ids), ids, None)
+    count, meter, was = Count(), gauge.Host(), network.training
+    ceiling = meter.ceiling()
+    guard = meter.guarded(lambda: ceiling, count.kept)
+    try:
+        with torch.random.fork_rng(devices=[]), blocks.as_before(network), _watched(network, count), guard:
+            count.own = {t.untyped_storage()._cdata for t in (*network.parameters(), *network.buffers())}
+            network.train()(*inputs)
+    except MemoryError:
+        pass
+    finally:
+        network.train(was)
+    return replace(facts, activations=count.total // len(ids), recomputed=count.recomputed // len(ids))
+
+
+@contextmanager
+def _watched(network: nn.Module, count: Count) -> Iterator[None]:
+    """Count block by block."""
+    before: list[int] = []
+
+    def enter(block: nn.Module, inputs: tuple[Any, ...]) -> None:
+        before.append(count.total)
+        count.inputs += sum(x.numel() * x.element_size() for x in inputs if isinstance(x, Tensor))
+
+    def leave(block: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
+        count.inside.append(count.total - before[-1])
+
+    handles = [h for b in blocks.repeated(network)
+               for h in (b.register_forward_pre_hook(enter), b.register_forward_hook(leave))]  # fmt: skip
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,203 @@
+"""Fitting: `micro_batch: auto`. How many samples at a time fit, and which of these sizes is fastest.
+
+Measured with real steps on a copy of the network, so model, optimizer, buffers and draws of the run stay as they were.
+If not even one sample fits, blocks are recomputed. What was found is kept for this network on this machine.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from runtime.data.dataset import Dataset
+from runtime.errors import StorageError
+from runtime.hardware.facts import Hardware, size
+from runtime.job import Job
+from runtime.job.workload import Workload
+from runtime.models.build import Model
+from runtime.optimizations import Effect, Value, gradient_checkpointing, micro_batch
+from runtime.plan import evidence
+from runtime.plan.evidence import Measured
+from runtime.plan.plan import OPEN, Plan, written
+from runtime.system.signals import Signals
+from runtime.training.phase_timer import Clock
+from runtime.training.run import assemble
+from runtime.tuning.memory import meter as gauge
+from runtime.tuning.memory.size_search import Found, Search
+
+FASTER = 1.05
+"""A smaller size must be faster by this much than the largest."""
+WORTH_FROM = 50
+"""Steps of a run from which on the fastest size is looked for."""
+NEED = "memory"
+"""Under this name the evidence holds what the chosen size takes beyond what was held before, in bytes."""
+
+
+@dataclass
+class Fitting:
+    """The search for one job.
+
+    Args:
+        plan: all decisions so far.
+        facts: what model and data turned out to be.
+        say: where progress is told.
+    """
+
+    job: Job
+    hardware: Hardware
+    plan: Plan
+    dataset: Dataset
+    network: Model
+    facts: Workload
+    folder: Path
+    signals: Signals
+    say: Callable[[str], None]
+
+    def measured(self) -> dict[str, Measured]:
+        """What follows for the plan: the micro-batch, and whether blocks are recomputed; empty if not asked for."""
+        if self.job.optimize.get("micro_batch") != "auto" or self._source("micro_batch") not in OPEN:
+            return {}
+        name = self._key()
+        known = evidence.load(self.hardware, name)
+        if known and self._still_fits(known):
+            self.say(f"fit: measured before, on {known['micro_batch'].date}; nothing to measure again")
+            return _decisions(known)
+        found, speeds = self.found()
+        self._meter().begin()  # the copy of the network goes only with a collection
+        value = chosen(found, speeds, self._alone)
+        result = worded(found, speeds, value, self.job.train.batch, self._splits_norm)
+        need = found.peak(found.largest) - found.base
+        result[NEED] = Measured(need, f"{size(need)} beyond what was held before", evidence.today())
+        self.say(f"fit: micro_batch {written(value)}: {result['micro_batch'].text}")
+        if found.largest:
+            self._keep(name, result)
+        return _decisions(result)
+
+    def found(self) -> tuple[Found, dict[int, float]]:
+        """The sizes that fit, and samples per second of the best of them where there is a choice."""
+        recompute = self.plan.value("gradient_checkpointing") is True
+        with torch.random.fork_rng():
+            found, speeds = self._climbed(recompute)
+            open_ = self._source("gradient_checkpointing") in OPEN and not recompute
+            if not open_ or gradient_checkpointing.refuse(self.job, self.hardware, self.facts, True):
+                return found, speeds
+            if found.largest == 0:
+                self.say(f"fit: {found.tried_in_vain()}; again with gradient_checkpointing")
+                found, speeds = self._climbed(True)
+                return replace(found, why="without it not even the smallest micro-batch fits"), speeds
+            batch = min(self.job.train.batch, len(self.dataset.train))
+            if found.largest < batch and (speeds or self._splits_norm):
+                self.say(f"fit: {batch} samples do not fit at once; again with gradient_checkpointing")
+                other, others = self._climbed(True)
+                if why := recomputing_pays(speeds, others, other.largest if self._splits_norm else 0, batch):
+                    return replace(other, why=why), others
+            return found, speeds
+
+    def _climbed(self, recompute: bool) -> tuple[Found, dict[int, float]]:
+        """The sizes that fit, and samples per second of the best of them if that may decide something."""
+        search = self.search(recompute)
+        found = search.climb()
+        choice = found.largest > 1 and not self._splits_norm and search.run.total_steps >= WORTH_FROM
+        return found, search.speeds(found.sizes()[:3]) if choice else {}
+
+    def search(self, recompute: bool) -> Search:
+        """A search with a copy of the network, everything as planned but for what is to be found."""
+        # Every size would be compiled anew.
+        changed: dict[str, Value] = {"gradient_checkpointing": recompute, "micro_batch": "off", "compile": False}
+        rows = [replace(row, value=changed.get(row.name, row.value)) for row in self.plan.decisions]
+        network = replace(self.network, module=copy.deepcopy(self.network.module))
+        made = assemble(self.job, self.hardware, replace(self.plan, decisions=tuple(rows)), self.folder,
+                        self.dataset, network, self.signals, Clock())  # fmt: skip
+        return Search(made, 2 if self._splits_norm else 1)
+
+    @property
+    def _splits_norm(self) -> bool:
+        return micro_batch.EFFECT(self.facts) is Effect.TRAINING
+
+    def _alone(self, count: int) -> bool:
+        """Whether BatchNorm would get a part of a single sample, which has no variance."""
+        batch = self.job.train.batch
+        return self._splits_norm and any(n > count and n % count == 1 for n in (batch, len(self.dataset.train) % batch))
+
+    def _source(self, name: str) -> str:
+        return next(row.source for row in self.plan.decisions if row.name == name)
+
+    def _meter(self) -> gauge.Gauge:
+        return gauge.of(torch.device("cuda:0" if self.hardware.gpu else "cpu"))
+
+    def _still_fits(self, known: Mapping[str, Measured]) -> bool:
+        meter = self._meter()
+        meter.begin()
+        return NEED in known and meter.used() + int(known[NEED].value) <= meter.ceiling()
+
+    def _key(self) -> str:
+        train, limit = self.job.train, self.hardware.memory.limit
+        shapes = {name: list(value.shape) for name, value in self.network.module.state_dict().items()}
+        values = {row.name: row.value for row in self.plan.decisions}
+        longest = max(getattr(self.dataset.train, "lengths", [0]), default=0)
+        fixed = ["fit", train.optimizer.name, str(train.loss), train.ema, values, limit, int(longest),
+                 str(getattr(self.job.data, "augment", None)), self.job.checkpoint.every]  # fmt: skip
+        return evidence.key(self.hardware, self.facts, train.batch, shapes, fixed)
+
+    def _keep(self, name: str, result: Mapping[str, Measured]) -> None:
+        try:
+            evidence.store(self.hardware, name, result)
+        except (OSError, StorageError) as error:
+            self.say(f"fit: what was measured is not kept: {error}")
+
+
+def recomputing_pays(without: Mapping[int, float], with_it: Mapping[int, float], normed: int, batch: int) -> str:
+    """Why larger parts with recomputed blocks are better than smaller ones as they are; empty if they are not.
+
+    Args:
+        without: samples per second by size, as the network is.
+        with_it: the same with recomputed blocks.
+        normed: samples that BatchNorm would see at a time with recomputed blocks; 0 if it sees none.
+        batch: the whole batch.
+    """
+    if normed == batch:
+        return f"with it all {batch} samples go through at once, so BatchNorm sees the whole batch"
+    if without and with_it and max(with_it.values()) > FASTER * max(without.values()):
+        return f"{max(with_it.values()):.0f} samples/s with it, {max(without.values()):.0f} in smaller parts without"
+    return ""
+
+
+def chosen(found: Found, speeds: Mapping[int, float], alone: Callable[[int], bool] = lambda count: False) -> Value:
+    """The micro-batch: the largest that fits, unless a smaller one is clearly faster; `off` for the whole batch."""
+    largest = found.largest or found.tries[0].size
+    while largest > 2 and alone(largest):
+        largest -= 1
+    best = max(speeds, key=lambda count: speeds[count], default=largest)
+    if speeds and speeds[best] < FASTER * speeds[largest]:
+        best = largest
+    return "off" if found.whole and best == found.largest else best
+
+
+def worded(
+    found: Found, speeds: Mapping[int, float], value: Value, batch_size: int, splits_norm: bool
+) -> dict[str, Measured]:  # fmt: skip
+    """The decisions with their figures."""
+    today = evidence.today()
+    allowed = f"{size(found.ceiling)} may be used"
+    if not found.largest:
+        text = f"{found.tried_in_vain()}; the least that can be tried"
+    else:
+        text = f"{size(found.peak(found.largest))} at the peak with {found.largest} at a time, {allowed}"
+    if 0 < found.largest < batch_size and not found.whole:
+        text += f", {min(2 * found.largest, batch_size)} would take {size(found.above)}"
+    if splits_norm and found.largest < batch_size:
+        text += f"; the whole batch does not fit, so BatchNorm sees {value} samples at a time"
+    if speeds:
+        text += "; samples/s: " + ", ".join(f"{count}: {speed:.0f}" for count, speed in speeds.items())
+    result = {"micro_batch": Measured(value, text, today)}
+    if found.why:
+        result["gradient_checkpointing"] = Measured(True, found.why, today)
+    return result
+
+
+def _decisions(known: Mapping[str, Measured]) -> dict[str, Measured]:
+    return {name: row for name, row in known.items() if name != NEED}

@@ -1,0 +1,47 @@
+"""Peaks: the command `memory`: how much memory a job takes at the peak, by micro-batch, predicted and measured.
+
+The parent decides and starts a child under the plan, as for a training. No run folder is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.hardware import device_check as guard
+from runtime.hardware.detect import detect
+from runtime.job_spec import load as spec
+from runtime.plan import plan as plans
+from runtime.system import signals
+from runtime.system.files import make_folder
+from runtime.tuning import batch_size
+from runtime.tuning import child_process as children
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `drivetrain memory` was asked."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    output: Path | None = None
+    """Folder for picture and numbers; runs/memory-<name> if None."""
+
+
+def memory(request: Request) -> int:
+    """Measure; returns the exit code.
+
+    Raises:
+        DrivetrainError: for everything that is wrong before it starts.
+    """
+    signals.stop_early()
+    job = spec.load(request.spec, request.assignments)
+    batch_size.fixed(job, "memory")
+    output = request.output or Path("runs") / f"memory-{job.name}"
+    make_folder(output)
+    machine = guard.admitted(detect(output), job.limits.gpus)
+    plan = plans.resolve(job, machine)
+    return children.measure(
+        "runtime.tuning.processes.memory_profile", output, request.spec, request.assignments, plan, machine
+    )

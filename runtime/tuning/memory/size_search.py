@@ -1,0 +1,212 @@
+"""Search: real training and evaluation steps at the largest shapes, with more and more samples at a time.
+
+It works on a run of its own, whose network is a copy that is thrown away. Sizes go up a ladder whose next step is
+predicted from those before, so on a CPU nothing is started that would reach the limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from runtime.data.dataset import Batch, Split
+from runtime.data.loader import batches
+from runtime.data.loader.longest import longest
+from runtime.errors import OutOfMemory
+from runtime.hardware import facts as hardware
+from runtime.job.values import interval
+from runtime.system.torch_errors import HalfUpdated
+from runtime.training.evaluation.validation import usual_size
+from runtime.training.run import Run
+from runtime.tuning.memory import meter as gauge
+from runtime.tuning.memory.size_ladder import Ladder
+
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Try:
+    """One size that was tried; memory in bytes."""
+
+    size: int
+    predicted: int | None
+    """None for the first, before which nothing is known."""
+    peak: int | None
+    """None if it did not fit."""
+    speed: float
+    """Samples per second of a step on two parts."""
+
+
+@dataclass
+class Found:
+    """What a search has found; memory in bytes."""
+
+    base: int
+    """Held before the first step."""
+    ceiling: int
+    """The most that may be held."""
+    recompute: bool
+    """Whether blocks were recomputed."""
+    tries: list[Try] = field(default_factory=list)
+    largest: int = 0
+    """The largest size that fits; 0 if the smallest does not."""
+    whole: bool = False
+    """Whether the whole batch fits, and an evaluation with its usual size."""
+    held: int = 0
+    """Held whatever the size, moments and gradients among it."""
+    above: int = 0
+    """What one size more would take, by prediction: the whole batch, or twice the largest."""
+    why: str = ""
+    """Why blocks were recomputed, if that was found out here."""
+
+    def peak(self, size: int) -> int:
+        """The peak of a size that fits."""
+        return next((t.peak for t in self.tries if t.size == size and t.peak is not None), self.base)
+
+    def tried_in_vain(self) -> str:
+        """That nothing fits."""
+        least = self.tries[0].size if self.tries else 1
+        return f"a micro-batch of {least} does not fit below {hardware.size(self.ceiling)}"
+
+    def sizes(self) -> list[int]:
+        """The sizes that fit, largest first."""
+        return sorted((t.size for t in self.tries if t.peak is not None and t.size <= self.largest), reverse=True)
+
+
+class Search:
+    """Goes up the ladder with one run.
+
+    Args:
+        run: an assembled run that nobody else needs.
+        least: the smallest size that the network can be trained with.
+    """
+
+    def __init__(self, run: Run, least: int = 1) -> None:
+        self.run, self.least, self.gauge = run, least, gauge.of(run.device)
+        run.step.tell = run.batches.tell = lambda text: None
+        self.batch_size = min(run.job.train.batch, len(run.dataset.train))
+        self.sized(self.batch_size)
+        self.trained = int(sum(p.numel() * p.element_size() for p in run.step.parameters))
+        self.warm = False
+        self.made = self.beside = 0
+        """Bytes: the most that making a batch takes, and what is held beside a step on it; whatever the size."""
+
+    def sized(self, batch_size: int) -> None:
+        """Work with whole batches of so many samples from now on."""
+        given, data = self.run.batches, self.run.dataset
+        self.batch_size = batch_size
+        self.feed = _largest(data.train, batch_size, given.workers_for(data.train, batch_size), given.pin)
+        self.held = _largest(data.validation, batch_size, 0, False)
+
+    def climb(self) -> Found:
+        """Try sizes until there is nothing more to learn."""
+        self.gauge.begin()
+        ladder = Ladder(self.batch_size, self.gauge.used(), self.limit(), self.least)
+        found = Found(ladder.base, ladder.ceiling, self.run.plan.value("gradient_checkpointing") is True)
+        evaluated = ladder.base
+        while (now := ladder.next()) is not None:
+            predicted = ladder.predicted(now) if ladder.peaks else None
+            peak, seconds = self.tried(now, ladder.ceiling)
+            if peak is not None:
+                evaluated = self.evaluated(now)
+                peak = max(peak, evaluated)
+            ladder.note(now, peak)
+            if predicted is None:
+                ladder.base = self.held_anyway()
+            fits = max(ladder.peaks[now], self.made) if now in ladder.peaks else None
+            found.tries.append(Try(now, predicted, fits, min(2 * now, self.batch_size) / seconds))
+        found.largest, found.held = ladder.largest, ladder.base
+        found.above = ladder.predicted(min(2 * max(1, ladder.largest), ladder.most))
+        if found.largest == ladder.most:
+            most = min(usual_size(self.run), len(self.run.dataset.validation))
+            found.whole = ladder.base + (evaluated - ladder.base) * most / ladder.most <= ladder.ceiling
+        return found
+
+    def tried(self, count: int, ceiling: int) -> tuple[int | None, float]:
+        """The peak of a training step in parts of `count` samples, None if it does not fit; and its seconds."""
+        step, seconds = self.run.step, 0.0
+        step.micro_batch = count
+        try:
+            # Only from the second step on are the moments there while activations are at their peak.
+            for _ in range(1 if self.warm else 2):
+                self.gauge.begin()
+                batch = self._batch()
+                self.made = self.gauge.peak()
+                self.gauge.begin()
+                self.beside = self.gauge.used()
+                if max(self.made, self.beside + self._coming()) > ceiling:
+                    return None, float("inf")
+                with self.gauge.guarded(lambda: ceiling - self._coming()):
+                    seconds = self._step(batch, 2 * count)
+        except (OutOfMemory, HalfUpdated, MemoryError):
+            return None, float("inf")
+        if step.micro_batch != count:
+            return None, float("inf")
+        self.warm = True
+        return self.gauge.peak(), seconds
+
+    def _coming(self) -> int:
+        """What is still to come after activations: gradients, and with the first update the optimizer's moments."""
+        # The last gradient that a backward pass makes is that of the first parameter.
+        gradients = self.run.step.parameters[0].grad is None
+        return self.trained * (gradients + 2 * (not self.warm))
+
+    def _batch(self) -> Batch:
+        """A whole batch, ready for a step."""
+        return self.run.mixed(self.run.prepared(next(self.feed), 0))
+
+    def _step(self, batch: Batch, count: int) -> float:
+        """Seconds of a training step on the first `count` samples, while the whole batch is there."""
+        run = self.run
+        run.train_mode()
+        start = time.perf_counter()
+        run.step(next(batch.split(count)), run.step_seed())
+        if run.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    @torch.inference_mode()
+    def evaluated(self, count: int) -> int:
+        """The peak of an evaluation of `count` samples."""
+        run = self.run
+        run.model.eval()
+        batch = next(self.held)
+        self.gauge.begin()
+        with run.ema.swapped_in(run.model) if run.ema else contextlib.nullcontext():
+            for part in run.step.parts(run.prepared(next(batch.split(count)), None)):
+                run.step.outputs(part.inputs)
+        return self.gauge.peak()
+
+    def speeds(self, sizes: Sequence[int]) -> dict[int, float]:
+        """Samples per second for each size on whole batches: the best step of a few, in turn, as a neighbour hits all."""
+        found = dict.fromkeys(sizes, 0.0)
+        for _ in range(ROUNDS):
+            for size in sizes:
+                self.run.step.micro_batch = size
+                found[size] = max(found[size], self.batch_size / self._step(self._batch(), self.batch_size))
+        return found
+
+    def held_anyway(self) -> int:
+        """What a step holds whatever its size: network, moments and the whole batch, as after a try, and gradients."""
+        return self.beside + self.trained
+
+    def limit(self) -> int:
+        """The most that a step may hold."""
+        return self.gauge.ceiling() - self._copies()
+
+    def _copies(self) -> int:
+        """What saving in the background takes on the host beside a step: all that a checkpoint holds."""
+        run = self.run
+        if run.device.type != "cpu" or interval(run.job.checkpoint.every)[0] != "seconds":
+            return 0
+        weights = int(sum(t.numel() * t.element_size() for t in run.model.state_dict().values()))
+        return weights * (2 if run.ema else 1) + 2 * self.trained
+
+
+def _largest(split: Split, count: int, workers: int, pin: bool) -> Iterator[Batch]:
+    """The batch of the longest samples, or, where all are alike, of the first; again and again, made as a run makes it."""
+    return batches.fetch(split, [longest(split, count)] * 1000, workers=workers, pin=pin, tell=lambda text: None)

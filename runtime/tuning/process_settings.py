@@ -1,0 +1,153 @@
+"""Apart: threads, OpenMP runtime and allocator, measured in short children, as they are fixed when a process starts.
+
+Each child trains a copy of the network under one plan; challenger and incumbent take turns, as in `tune`. The children
+die with this process, and are ended with the block that started them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from runtime import optimizations
+from runtime.hardware import cgroup
+from runtime.hardware.detect import read_memory
+from runtime.hardware.facts import Hardware, size
+from runtime.job import Job
+from runtime.optimizations import Effect, Optimization, Stage, Value
+from runtime.plan import evidence
+from runtime.plan.evidence import Measured
+from runtime.plan.plan import OPEN, Plan, written
+from runtime.system.files import write_json
+from runtime.tuning.bench.variant import Failed, Side, Workshop
+from runtime.tuning.paired_timing import compare
+
+if TYPE_CHECKING:
+    from runtime.tuning import variants as arms
+
+FROM = 30.0
+"""Seconds of budget from which children are worth starting."""
+STANDING = 5.0
+"""Seconds that a child surely needs before it stands."""
+CHILDREN = 3
+"""Times of standing that must be left: two children, and as much to compare them."""
+ORDER = ("cpu_threads", "allocator", "openmp_runtime")
+"""What may gain most comes first."""
+
+Rival = tuple[Optimization, Value]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The spec that children read again."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+
+
+def names() -> set[str]:
+    """The decisions that are fixed when a process starts."""
+    return {o.name for o in optimizations.every() if o.stage is Stage.PROCESS}
+
+
+def contested(job: Job, hardware: Hardware, plan: Plan) -> list[Rival]:
+    """Values worth a child, in order of what they may gain."""
+    rows = {row.name: row for row in plan.decisions}
+    found = [
+        (optimization, value)
+        for optimization in optimizations.every()
+        if optimization.stage is Stage.PROCESS and rows[optimization.name].source in OPEN
+        for value in optimization.candidates(job, hardware, None)
+        if value != rows[optimization.name].value
+    ]
+    return sorted(found, key=lambda rival: ORDER.index(rival[0].name) if rival[0].name in ORDER else len(ORDER))
+
+
+def measured(
+    source: Source, hardware: Hardware, plan: Plan, rivals: Sequence[Rival], total: float, seconds: float,
+    say: Callable[[str], None], standing: float = STANDING,
+) -> dict[str, Measured]:  # fmt: skip
+    """The verdicts on rivals of what is in force.
+
+    Args:
+        source: the spec.
+        hardware: the facts.
+        plan: everything else as it was decided; its own values are the incumbents.
+        rivals: what is tried, in this order.
+        total: seconds that the run is predicted to take.
+        seconds: what may be spent.
+        say: where progress is told.
+        standing: seconds that a child is expected to need before it stands.
+    """
+    end, found = time.monotonic() + seconds, dict[str, Measured]()
+    obstacle = _no_room()
+    if obstacle or seconds < CHILDREN * max(standing, STANDING):
+        say(f"tune: threads, OpenMP runtime and allocator not measured, {obstacle or 'the budget is spent'}")
+        return found
+    with tempfile.TemporaryDirectory(prefix="tune-") as scratch:
+        write_json(Path(scratch) / "hardware.json", hardware.to_json())
+        with Workshop(hardware, Path(scratch), source.spec, source.assignments, keep=True) as shop:
+            try:
+                _all(shop, plan, rivals, total, end, say, found)
+            except Failed as error:
+                say(f"tune: threads, OpenMP runtime and allocator not measured: {error}")
+    return found
+
+
+def _no_room() -> str | None:
+    """Why two more processes like this one would not fit."""
+    own = psutil.Process().memory_info().rss
+    free = read_memory(Path("/"), cgroup.read_limits(Path("/"))).available
+    return f"two more processes of {size(own)} do not fit into {size(free)}" if 2.5 * own > free else None
+
+
+def _all(
+    shop: Workshop, plan: Plan, rivals: Sequence[Rival], total: float, end: float, say: Callable[[str], None],
+    found: dict[str, Measured],
+) -> None:  # fmt: skip
+    from runtime.tuning import variants as arms
+
+    start = time.monotonic()
+    incumbent = shop.side(plan, patience=end - start)
+    standing = time.monotonic() - start
+    for optimization, value in rivals:
+        name, left = optimization.name, end - time.monotonic()
+        if left < 1.5 * standing:
+            say(f"tune: {name} {written(value)} not measured, the budget is spent")
+            continue
+        challenger = arms.changed(plan, name, value)
+        side, verdict = _verdict(shop, incumbent, challenger, optimization, total, end)
+        text, before = f"{written(value)} {verdict.text}", found.get(name)
+        if verdict.wins:
+            plan = challenger
+        loser, incumbent = (incumbent, side) if verdict.wins and side else (side, incumbent)
+        if loser:
+            loser.close()
+        found[name] = Measured(plan.value(name), f"{before.text}; {text}" if before else text, evidence.today())
+        say(f"tune: {name} {text}{', taken' if verdict.wins else ''}")
+
+
+def _verdict(
+    shop: Workshop, incumbent: Side, plan: Plan, optimization: Optimization, total: float, end: float
+) -> tuple[Side | None, arms.Verdict]:  # fmt: skip
+    """A challenger in its child against the incumbent in its own; both draw the same numbers."""
+    from runtime.tuning import variants as arms
+
+    try:
+        side = shop.side(plan, patience=end - time.monotonic())
+        exact = optimization.effect(None) is Effect.EXACT
+        allowed = arms.TOLERANCE[Effect.EXACT] if exact else arms.tolerance(plan)
+        wrong = arms.differs(side.ready.numbers, incumbent.ready.numbers, allowed, "the other")
+        if wrong:
+            return side, arms.Verdict(False, f"vetoed: {wrong}")
+        pair = compare(lambda count: incumbent.steps(count).seconds, lambda count: side.steps(count).seconds,
+                       incumbent.ready.step, end - time.monotonic())  # fmt: skip
+    except Failed as error:
+        return None, arms.Verdict(False, f"failed: {error}")
+    return side, arms.judged(pair, 0.0, total)

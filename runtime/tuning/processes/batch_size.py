@@ -1,0 +1,87 @@
+"""Batch size test: the child of `train.batch_size: auto`. Real steps on whole batches of more and more samples.
+
+    python -m runtime.tuning.processes.batch_size FOLDER SPEC OUTPUT [--set key=value ...]
+
+Sizes double while the next is predicted to fit and the last two made it faster; then all are timed again in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtime.errors import DrivetrainError, OutOfMemory
+from runtime.hardware.facts import size as readable
+from runtime.job_spec import load as spec
+from runtime.plan import evidence
+from runtime.supervisor import trainer_process as trainer
+from runtime.system.files import write_json
+from runtime.system.signals import Signals, ending, stopping
+from runtime.training.phase_timer import Clock
+from runtime.tuning import batch_size
+from runtime.tuning.memory.size_ladder import Ladder
+
+if TYPE_CHECKING:
+    from runtime.tuning.memory.size_search import Search
+
+
+def main() -> int:
+    """Measure; returns the exit code."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("spec", type=Path)
+    arguments.add_argument("output", type=Path)
+    arguments.add_argument("--set", action="append", default=[])
+    given = arguments.parse_args()
+    try:
+        with stopping(), ending():
+            job = spec.load(given.spec, given.set)
+            fitting = trainer.prepared(given.folder, job, Signals(), Clock())
+            search = fitting.search(fitting.plan.value("gradient_checkpointing") is True)
+            speeds, ceiling = measured(search, batch_size.most(len(fitting.dataset.train)))
+        best = batch_size.chosen(speeds)
+        write_json(given.output, {"batch_size": best, "date": evidence.today(), "samples_per_second": speeds,
+                                  "text": worded(speeds, best, ceiling)})  # fmt: skip
+    except DrivetrainError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+def measured(search: Search, most: int) -> tuple[dict[int, float], int]:
+    """Samples per second of every size that fits, and the bytes that may be used.
+
+    Raises:
+        OutOfMemory: if the smallest does not fit.
+    """
+    search.gauge.begin()
+    ladder = Ladder(most, search.gauge.used(), search.limit(), min(batch_size.FIRST, most))
+    speeds: dict[int, float] = {}
+    while (now := ladder.next()) is not None and ladder.failed is None and batch_size.gains(speeds):
+        search.sized(now)
+        first = not ladder.peaks
+        peak, _ = search.tried(now, ladder.ceiling)
+        ladder.note(now, None if peak is None else max(peak, search.made, search.evaluated(now)))
+        if first:
+            ladder.base = search.held_anyway()
+        if now in ladder.peaks:
+            speeds |= search.speeds([now])
+    if not speeds:
+        raise OutOfMemory(f"train.batch_size: auto: {ladder.least} samples do not fit",
+                          f"{readable(ladder.ceiling)} may be used", "give a number, and optimize.micro_batch: auto")  # fmt: skip
+    for size in speeds:  # once more, as a neighbour may have hit one of them alone
+        search.sized(size)
+        speeds[size] = max(speeds[size], *search.speeds([size]).values())
+    return speeds, ladder.ceiling
+
+
+def worded(speeds: dict[int, float], best: int, ceiling: int) -> str:
+    """The choice and its figures."""
+    rows = ", ".join(f"{size}: {speed:.0f}" for size, speed in speeds.items())
+    return f"{best}, the smallest within 5 % of the fastest; samples/s: {rows}; {readable(ceiling)} may be used"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Settle: the child of `bench` that finds the plan `train` would use, and leaves it in plan.json.
+
+python -m runtime.tuning.processes.final_plan FOLDER SPEC [--set key=value ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from runtime.errors import DrivetrainError, Replanned
+from runtime.job_spec import load as spec
+from runtime.supervisor import trainer_process as trainer
+from runtime.system.signals import Signals, ending, stopping
+from runtime.training.phase_timer import Clock
+from runtime.tuning import process_settings as apart
+
+
+def main() -> int:
+    """Settle; returns the exit code."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("spec", type=Path)
+    arguments.add_argument("--set", action="append", default=[])
+    given = arguments.parse_args()
+    # What is told on the way is no result: standard output is left to the table, or to JSON.
+    os.dup2(2, 1)
+    try:
+        with stopping(), ending():
+            source = apart.Source(given.spec, given.set)
+            trainer.assembled(given.folder, spec.load(given.spec, given.set), Signals(), Clock(), source)
+    except Replanned:
+        return 0  # the plan that it leaves is the one
+    except DrivetrainError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""Range test: the child of `find-lr`. The rate grows from step to step by the same factor while the loss is watched.
+
+    python -m runtime.tuning.processes.lr_range FOLDER SPEC LOWEST HIGHEST STEPS [--set key=value ...]
+
+The rule: over every stretch of a fifth of the steps a line is fitted to the loss against the logarithm of the rate. The
+suggestion is the middle of the stretch on which the loss falls fastest, if it falls by more than its noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.errors import DrivetrainError, NumericsError
+from runtime.job_spec import load as spec
+from runtime.supervisor import trainer_process as trainer
+from runtime.system.files import storage_error, write_json
+from runtime.system.signals import Signals, ending, stopping
+from runtime.training.phase_timer import Clock
+
+if TYPE_CHECKING:
+    from runtime.data.dataset import Batch
+    from runtime.training.run import Run
+
+Floats = npt.NDArray[np.float64]
+MEMORY = 0.8
+"""Share of the running mean that stays from step to step; it decides when to stop, not what is suggested."""
+DIVERGED = 4.0
+"""The test ends when the running mean is so many times its best, and above where it began."""
+SURE = 3.0
+"""A stretch counts as falling if its slope is so many standard errors below zero."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Losses by learning rate, and what follows."""
+
+    rates: Floats
+    losses: Floats
+    smooth: Floats
+    """Mean over a tenth of the steps around each."""
+    suggested: float | None
+    """Rounded to two digits; None if the loss falls nowhere."""
+
+
+def main() -> int:
+    """Test; returns the exit code."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("spec", type=Path)
+    arguments.add_argument("lowest", type=float)
+    arguments.add_argument("highest", type=float)
+    arguments.add_argument("steps", type=int)
+    arguments.add_argument("--set", action="append", default=[])
+    given = arguments.parse_args()
+    try:
+        with stopping(), ending():
+            signals = Signals()
+            run = trainer.assembled(given.folder, spec.load(given.spec, given.set), signals, Clock())
+            rates, losses = sweep(run, given.lowest, given.highest, given.steps)
+        report(run, judged(rates, losses, given.steps), given.folder)
+    except DrivetrainError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:
+    """The rates that were tried and the loss of each step, before its update.
+
+    Raises:
+        NumericsError: if not even the first fifth gave numbers.
+        Stopped: on a signal.
+    """
+    rates, losses = np.geomspace(lowest, highest, steps), []
+    mean = weight = 0.0
+    best = first = math.inf
+    run.train_mode()
+    for rate, (epoch, batch) in zip(rates.tolist(), _batches(run), strict=False):
+        for group in run.optimizer.param_groups:
+            group["lr"] = rate
+        outcome = run.step(run.mixed(run.prepared(batch, epoch)), run.step_seed())
+        run.counters.step += 1
+        run.signals.check()
+        if not outcome.finite:
+            break
+        losses.append(outcome.loss)
+        mean, weight = MEMORY * mean + (1 - MEMORY) * outcome.loss, MEMORY * weight + 1 - MEMORY
+        best = min(best, mean / weight)
+        first = mean / weight if len(losses) <= steps // 10 else first
+        if mean / weight > max(DIVERGED * best, first) and len(losses) > steps // 10:
+            break
+    if len(losses) < steps // 5:
+        raise NumericsError(f"the loss is not finite from a learning rate of {rates[len(losses)]:.2g} on",
+                            "finite numbers over a fifth of the test", "start lower: --lowest 1e-9")  # fmt: skip
+    return rates[: len(losses)], np.array(losses)
+
+
+def _batches(run: Run) -> Iterator[tuple[int, Batch]]:
+    """Training batches with their epoch, without end."""
+    epoch = 0
+    while True:
+        for batch in run.batches.epoch(epoch):
+            yield epoch, batch
+        epoch += 1
+
+
+def judged(rates: Floats, losses: Floats, steps: int) -> Found:
+    """Smooth curve and suggestion, by the rule above."""
+    width = max(3, steps // 10) | 1
+    padded = np.pad(losses, width // 2, mode="edge")
+    smooth = np.convolve(padded, np.full(width, 1 / width), mode="valid")
+    place = steepest(np.log(rates), losses, max(5, steps // 5))
+    suggested = None if place is None else float(f"{math.exp(place):.1e}")
+    return Found(rates, losses, smooth, suggested)
+
+
+def steepest(x: Floats, y: Floats, width: int) -> float | None:
+    """The middle of the stretch of `width` points on which a line through y falls fastest; None if none surely falls."""
+    if len(x) < width:
+        return None
+    xs, ys = (np.lib.stride_tricks.sliding_window_view(values, width) for values in (x, y))
+    dx, dy = (values - values.mean(axis=1, keepdims=True) for values in (xs, ys))
+    spread = (dx**2).sum(axis=1)
+    slopes = (dx * dy).sum(axis=1) / spread
+    errors = np.sqrt(((dy - slopes[:, None] * dx) ** 2).sum(axis=1) / (width - 2) / spread)
+    falling = slopes < -SURE * errors
+    if not falling.any():
+        return None
+    return float(xs[int(np.where(falling, slopes, np.inf).argmin())].mean())
+
+
+def report(run: Run, found: Found, folder: Path) -> None:
+    """Print a table and the line for the spec; write find-lr.json and find-lr.png.
+
+    Raises:
+        StorageError: if they cannot be written.
+    """
+    from runtime.report.render import png as picture
+
+    name = run.job.train.optimizer.name
+    print("\n".join(_table(found)))
+    if found.suggested is None:
+        print("no rate can be suggested: the loss falls on no stretch by more than its noise; try more --steps, "
+              "a lower --lowest or a larger train.batch_size")  # fmt: skip
+    else:
+        print(f"suggested: {found.suggested:g}, where the loss falls fastest; in the spec, under train:\n"
+              f"  optimizer: {{name: {name}, lr: {found.suggested:g}}}")  # fmt: skip
+    rows = [{"lr": rate, "loss": loss, "smooth": mean} for rate, loss, mean in
+            zip(found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), strict=True)]  # fmt: skip
+    try:
+        write_json(folder / "find-lr.json", {"optimizer": name, "suggested": found.suggested, "steps": rows})
+        picture.rates(found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), found.suggested,
+                      folder / "find-lr.png")  # fmt: skip
+    except OSError as error:
+        raise storage_error(folder, error) from None
+    print(f"picture and numbers in {folder}", flush=True)
+
+
+def _table(found: Found, rows: int = 12) -> Sequence[str]:
+    chosen = np.unique(np.linspace(0, len(found.rates) - 1, rows).round().astype(int))
+    lines = [f"{found.rates[i]:10.1e}  {found.losses[i]:10.4f}  {found.smooth[i]:10.4f}" for i in chosen]
+    return [f"{'rate':>10}  {'loss':>10}  {'smoothed':>10}", *lines]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Memory test: the child of `memory`. Real steps with more and more samples at a time, with and without recomputed blocks.
+
+    python -m runtime.tuning.processes.memory_profile FOLDER SPEC [--set key=value ...]
+
+The search is that of `micro_batch: auto`, so nothing is started that would reach the limit. What does not fit is listed
+with its prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtime.errors import DrivetrainError
+from runtime.hardware.facts import size
+from runtime.job_spec import load as spec
+from runtime.supervisor import trainer_process as trainer
+from runtime.system.files import storage_error, write_json
+from runtime.system.signals import Signals, ending, stopping
+from runtime.training.phase_timer import Clock
+
+if TYPE_CHECKING:
+    from runtime.tuning.memory.micro_batch import Fitting
+    from runtime.tuning.memory.size_search import Found
+
+
+@dataclass(frozen=True)
+class Row:
+    """One micro-batch; memory in bytes."""
+
+    micro_batch: int
+    recomputed: bool
+    """Whether blocks keep their inputs only."""
+    predicted: int | None
+    """From the size before; None for the first."""
+    measured: int | None
+    """None where it does not fit."""
+    samples_per_second: float | None
+
+
+def main() -> int:
+    """Measure; returns the exit code."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("spec", type=Path)
+    arguments.add_argument("--set", action="append", default=[])
+    given = arguments.parse_args()
+    try:
+        with stopping(), ending():
+            fitting = trainer.prepared(given.folder, spec.load(given.spec, given.set), Signals(), Clock())
+            ceiling, found = climbed(fitting)
+        report(found, ceiling, given.folder)
+    except DrivetrainError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+def climbed(fitting: Fitting) -> tuple[int, list[Row]]:
+    """The ceiling in bytes, and all sizes, first as the network is, then with recomputed blocks if it has any."""
+    rows, ceiling = list[Row](), 0
+    for recompute in (False, True) if fitting.facts.blocks > 1 else (False,):
+        search = fitting.search(recompute)
+        found = search.climb()
+        ceiling = max(ceiling, found.ceiling)
+        rows += [
+            Row(t.size, recompute, t.predicted, t.peak, round(t.speed, 1) if t.peak else None) for t in found.tries
+        ]
+        rows += _beyond(found, search.batch_size)
+        del search
+    return ceiling, rows
+
+
+def _beyond(found: Found, batch: int) -> Iterator[Row]:
+    """Sizes that were not tried, doubling up to the batch, by prediction."""
+    count, above = min(2 * found.largest, batch), found.above
+    while found.largest and count > found.largest:
+        yield Row(count, found.recompute, above, None, None)
+        if count == batch:
+            return
+        more = min(2 * count, batch)
+        above = found.held + (above - found.held) * more // count
+        count = more
+
+
+def report(rows: Sequence[Row], ceiling: int, folder: Path) -> None:
+    """Print a table; write memory.json and memory.png.
+
+    Raises:
+        StorageError: if they cannot be written.
+    """
+    from runtime.report.render import png as picture
+
+    print("\n".join(_table(rows)))
+    print(f"{size(ceiling)} may be used")
+    try:
+        write_json(folder / "memory.json", {"ceiling": ceiling, "rows": [vars(row) for row in rows]})
+        picture.peaks({_name(on): [(r.micro_batch, r.predicted, r.measured) for r in rows if r.recomputed is on]
+                       for on in sorted({row.recomputed for row in rows})}, ceiling, folder / "memory.png")  # fmt: skip
+    except OSError as error:
+        raise storage_error(folder, error) from None
+    print(f"picture and numbers in {folder}", flush=True)
+
+
+def _name(recomputed: bool) -> str:
+    return "blocks recomputed" if recomputed else "as it is"
+
+
+def _table(rows: Sequence[Row]) -> Iterator[str]:
+    yield f"{'micro-batch':>11}  {'predicted':>10}  {'measured':>12}  {'samples/s':>10}  blocks"
+    for row in rows:
+        predicted = size(row.predicted) if row.predicted else "-"
+        measured = size(row.measured) if row.measured else "does not fit"
+        speed = f"{row.samples_per_second:.0f}" if row.samples_per_second else "-"
+        yield f"{row.micro_batch:11}  {predicted:>10}  {measured:>12}  {speed:>10}  {_name(row.recomputed)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Arm: the child of `bench` that trains a copy of the job's network under one plan, as many steps as it is told.
+
+    python -m runtime.tuning.processes.variant FOLDER PLAN SPEC [--set key=value ...]
+
+It answers in lines of JSON: one when it stands, then one for each line of its input, a number of steps. It ends with
+its input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.errors import DrivetrainError
+from runtime.hardware import facts as hardware
+from runtime.job_spec import load as spec
+from runtime.plan import plan as plans
+from runtime.system import cpu_starvation as starved
+from runtime.system.files import read_json
+from runtime.system.signals import Signals, ending, stopping
+from runtime.training.phase_timer import Clock
+
+if TYPE_CHECKING:
+    from runtime.job import Job
+    from runtime.tuning.variants import Arm
+
+CHECKED = 4
+"""Steps over which losses are compared."""
+WARM = 3
+"""Steps that tell how long one takes."""
+
+
+def main() -> int:
+    """Stand ready until the input ends; returns the exit code."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("plan", type=Path)
+    arguments.add_argument("spec", type=Path)
+    arguments.add_argument("--set", action="append", default=[])
+    arguments.add_argument("--quiet", action="store_true", help="compare losses without dropout")
+    given = arguments.parse_args()
+    # The pipe is for answers alone; whatever else is printed goes to the log.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def answer(data: dict[str, Any]) -> None:
+        print(json.dumps(data), file=answers, flush=True)
+
+    try:
+        with stopping(), ending():
+            signals = Signals()
+            serve(
+                stand(given.folder, plans.load(given.plan), spec.load(given.spec, given.set), signals),
+                answer,
+                given.quiet,
+            )
+    except DrivetrainError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+def stand(folder: Path, plan: plans.Plan, job: Job, signals: Signals) -> Arm:
+    """The job's network under a plan, before its first batch."""
+    import itertools
+
+    from runtime.data.load import load
+    from runtime.models.build import build
+    from runtime.training import run as runs
+    from runtime.tuning.variants import Arm
+
+    dataset = load(job)
+    machine = hardware.from_json(read_json(folder / "hardware.json"))
+    run = runs.assemble(job, machine, plan, folder, dataset, build(job, dataset), signals, Clock())
+    run.train_mode()
+    epochs = itertools.count()
+    return Arm(run, (batch for epoch in epochs for batch in run.batches.epoch(epoch)))
+
+
+def serve(arm: Arm, answer: Callable[[dict[str, Any]], None], quiet: bool = False) -> None:
+    """The first steps with their numbers, `quiet` ones without dropout, then what is ordered."""
+    from runtime.models.networks.user_network import guarded
+    from runtime.tuning.variants import hush
+
+    run = arm.run
+    notes: list[str] = []
+    run.step.tell = notes.append
+    with guarded(run.job):
+        start = time.perf_counter()
+        if quiet:
+            hush(run)
+        numbers = [arm.step()]
+        first = time.perf_counter() - start
+        numbers += [arm.step() for _ in range(CHECKED - 1)]
+        run.train_mode()
+        step = arm.steps(WARM) / WARM
+    if run.step.compile_error:
+        notes.append(f"compile failed: {run.step.compile_error}")
+    batch = len(run.dataset.train) / run.batches.per_epoch
+    answer({"numbers": numbers, "first": first, "step": step, "batch": batch, "notes": notes, "peak": peak(run)})
+    for line in sys.stdin:
+        before = starved.waited() or 0.0
+        seconds = arm.steps(int(line))
+        answer({"seconds": seconds, "waited": ((starved.waited() or 0.0) - before) / seconds, "peak": peak(run)})
+
+
+def peak(run: Any) -> int:
+    """Bytes at most so far: of the GPU's memory where there is one, else of this process."""
+    import torch
+
+    if run.device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated())
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    lines = (line.split() for line in status.splitlines() if line.startswith("VmHWM:"))
+    return next((int(line[1]) << 10 for line in lines), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""Tune: measure the contested decisions on the user's own network and batches, before the first step.
+
+Each candidate value trains a copy of the network for a few real steps, in turn with the incumbent (A B A B) and on the
+same batches; the ratio of each pair of blocks is one observation, so a noisy neighbour hits both sides. Before its speed
+counts, its numbers do: losses and gradient norms of the first steps against everything off, in fp32, over the same
+batches and draws. A value outside what its effect declares is vetoed however fast it is. What wins is the next one's
+incumbent; what lost narrowly is tried again beside a winner that it may go well with.
+
+The run itself is not touched: every arm has its own copy, and every draw is a function of (seed, step).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from runtime import optimizations
+from runtime.data.dataset import Batch, Dataset
+from runtime.hardware.facts import Hardware
+from runtime.job import Job
+from runtime.models.build import Model
+from runtime.optimizations import Effect, Optimization, Stage, Value
+from runtime.plan import evidence
+from runtime.plan.evidence import Measured
+from runtime.plan.plan import LEARNED, OPEN, Plan, written
+from runtime.system import timeout as deadline
+from runtime.system.signals import Signals
+from runtime.training.phase_timer import Clock, since_start
+from runtime.training.run import Run, assemble, workload
+from runtime.tuning import evidence_keys as remembered
+from runtime.tuning import process_settings as apart
+from runtime.tuning import time_budget as budget
+from runtime.tuning import variants as arms
+from runtime.tuning import vetted_plans as vetted
+from runtime.tuning.paired_timing import BLOCK, compare
+from runtime.tuning.time_budget import Budget
+from runtime.tuning.tuner_state import Contest
+from runtime.tuning.variants import Arm, Numbers, Verdict
+
+COMPARED = 0.7
+"""Share of the time left in which a network must be compiled, so that there is time to compare it."""
+FULL = 120.0
+"""Seconds that `measure: full` may take at least."""
+COMPILING = 60.0
+"""Seconds that must be left before a network is compiled where the compiler cannot be broken off."""
+QUICKEST = 15.0
+"""Likewise where it can: in less hardly anything compiles."""
+OWN = 2 / 3
+"""Share of the budget for what is measured here but compiling, where processes are to be measured too."""
+SETTLED = ("job", "file", "measured", *LEARNED)
+"""Sources of decisions that are not contested any more."""
+BATCHES, FETCHING = 8, 2.0
+"""Batches that all arms go through again and again: so many, or what comes in so many seconds, two at least."""
+
+
+class Tuner:
+    """Measures for one job.
+
+    Args:
+        made: the run, assembled under the plan so far; it is read, never changed.
+        dataset: its data.
+        network: its network, with the first weights.
+        say: where progress is told.
+        source: the spec, if children may be started for what is fixed when a process starts.
+    """
+
+    def __init__(
+        self, made: Run, dataset: Dataset, network: Model, say: Callable[[str], None],
+        source: apart.Source | None = None,
+    ) -> None:  # fmt: skip
+        self.made, self.dataset, self.network, self.say, self.source = made, dataset, network, say, source
+        self.initial = copy.deepcopy(network.module.state_dict())
+        self.facts = workload(dataset, network.module)
+        self.given: dict[Value, list[Batch]] = {}
+        self.plain: dict[tuple[bool, tuple[Value, ...]], Numbers] = {}
+        self.compiling = COMPILING
+        self.standing = since_start() if source else 0.0
+        """Seconds that a child needs before it can train: what this process has needed."""
+
+    def arm(self, plan: Plan) -> Arm:
+        """A fresh copy of the network under a plan, at the first batch."""
+        made = self.made
+        module = copy.deepcopy(self.network.module)
+        module.load_state_dict(self.initial)
+        network = replace(self.network, module=module)
+        kept = dict(self.dataset.kept)
+        run = assemble(made.job, made.hardware, plan, made.folder, self.dataset, network, made.signals, Clock())
+        if kept:
+            # What the incumbent's frozen prefix gave would be lost to the run if it made room for a challenger's.
+            self.dataset.kept.clear()
+            self.dataset.kept.update(kept)
+        run.train_mode()
+        return Arm(run, self._batches(run))
+
+    def _batches(self, run: Run) -> Iterator[Batch]:
+        """The same few batches for all arms; two sides that begin with the first one stay together."""
+        # These two give other tensors for the same samples.
+        kind = f"{run.plan.value('feature_cache')} {run.plan.value('gpu_resident_data')}"
+        if kind not in self.given:
+            end = time.monotonic() + FETCHING
+            taken = self.given[kind] = []
+            for batch in itertools.islice(run.batches.epoch(0), BATCHES):
+                taken.append(batch)
+                if len(taken) > 1 and time.monotonic() > end:
+                    break
+        return itertools.cycle(self.given[kind])
+
+    def tune(self, seconds: float | None) -> dict[str, Measured]:
+        """Measure every contested decision, and tell what that took.
+
+        Args:
+            seconds: what measuring may take; None decides by the predicted length of the run.
+        """
+        made = self.made
+        contests = list[Contest]()
+
+        def begin() -> Arm:
+            contests.append(Contest(made.plan, self.arm(made.plan)))
+            return contests[0].incumbent
+
+        limit = budget.planned(begin, made.total_steps, seconds, self.say)
+        if limit is None:
+            return {}
+        (contest,) = contests
+        self._all(contest, limit)
+        names = ", ".join(contest.found) or "nothing"
+        self.say(f"tune: took {limit.spent():.0f} s of {limit.seconds:.0f} s, measured {names}")
+        return contest.found
+
+    def _all(self, contest: Contest, limit: Budget) -> None:
+        """One value after the other, while the budget lasts; then what takes a process of its own."""
+        made, rivals = self.made, list[apart.Rival]()
+        if self.source and limit.seconds >= apart.FROM:
+            rivals = apart.contested(made.job, made.hardware, made.plan)
+        share = OWN if rivals else 1.0
+        vetted.defaults(self, contest, time.monotonic() + COMPARED * limit.left())
+        late = set[str]()
+        while not deadline.broken_off() and (case := self._next(contest)) is not None:
+            part = share if case[0].stage is not Stage.COMPILE else 1.0
+            self._measure(contest, *case, limit.step, limit.left(part), late)
+        if rivals and self.source:
+            contest.found |= apart.measured(
+                self.source, made.hardware, contest.plan, rivals, limit.total, limit.left(), self.say, self.standing
+            )
+
+    def _measure(
+        self, contest: Contest, optimization: Optimization, value: Value, step: float, left: float, late: set[str]
+    ) -> None:  # fmt: skip
+        """One value against the incumbent, if there is time."""
+        challenger = arms.changed(contest.plan, optimization.name, value)
+        compiles = challenger.value("compile") is not False
+        compiling = min(QUICKEST, self.compiling) if self.source else self.compiling
+        if left < max(4 * BLOCK, 10 * step, compiling if compiles else 0.0):
+            contest.tried.setdefault((optimization.name, value), []).extend([(0.0, contest.plan)] * 2)
+            if f"{optimization.name} {value}" not in late:
+                late.add(f"{optimization.name} {value}")
+                self.say(f"tune: {optimization.name} {written(value)} not measured, the budget is spent")
+            return
+        verdict = self._verdict(optimization, contest.incumbent, challenger, step, left)
+        text = contest.take(optimization.name, value, verdict)
+        self.say(f"tune: {optimization.name} {text}")
+        if verdict.wins:
+            contest.incumbent = self.arm(contest.plan)
+            contest.incumbent.steps(2)
+
+    def _next(self, contest: Contest) -> tuple[Optimization, Value] | None:
+        """The most promising value that is still to be measured beside what is taken now."""
+        cases = [case for case in self._contested(contest.plan) if contest.due(case[0].name, case[1])]
+        return min(cases, key=lambda case: contest.rank(case[0].name, case[1]), default=None)
+
+    def _contested(self, plan: Plan) -> Iterator[tuple[Optimization, Value]]:
+        job, hardware = self.made.job, self.made.hardware
+        for optimization in optimizations.every():
+            settled = next(d for d in plan.decisions if d.name == optimization.name).source in SETTLED
+            if settled or optimization.stage in (Stage.PROCESS, Stage.LOADER):
+                continue
+            for value in optimization.candidates(job, hardware, self.facts):
+                if value != plan.value(optimization.name) and optimization.effect(self.facts) is not Effect.TRAINING:
+                    yield optimization, value
+
+    def reference(self, quiet: bool, plan: Plan, until: float = math.inf) -> Numbers:
+        """Numbers with everything off; dropout drawn as in the plan that they are compared with.
+
+        Raises:
+            Slow: if they are not known by `until`.
+        """
+        off = arms.all_off(plan, quiet)
+        off = arms.changed(off, "packed_dropout", False) if plan.value("compile") is not False else off
+        key = quiet, tuple(off.value(one.name) for one in optimizations.every() if one.redraws)
+        if key not in self.plain:
+            arm = self.arm(off)
+            arm.until = until
+            self.plain[key] = arm.numbers(quiet)
+        return self.plain[key]
+
+    def _bounded(self, plan: Plan, seconds: float) -> contextlib.AbstractContextManager[None]:
+        """Around steps in which a compiler may work, if another process can take over where it is broken off."""
+        compiles = plan.value("compile") is not False
+        return deadline.within(seconds) if self.source and compiles else contextlib.nullcontext()
+
+    def _verdict(self, optimization: Optimization, incumbent: Arm, plan: Plan, step: float, left: float) -> Verdict:
+        quiet = arms.redraws(optimization, plan, self.facts, self.made.device.type == "cuda")
+        begun = time.monotonic()
+        try:
+            reference, start = self.reference(quiet, plan, begun + COMPARED * left), time.monotonic()
+            left -= start - begun
+            challenger = self.arm(plan)
+            challenger.until = start + COMPARED * left
+            with self._bounded(plan, COMPARED * left):
+                numbers = challenger.numbers(quiet)
+        except (arms.Slow, deadline.Late) as late:
+            return Verdict(False, str(late))
+        first = time.monotonic() - start
+        wrong = arms.differs(numbers, reference, arms.tolerance(plan))
+        if wrong:
+            return Verdict(False, f"vetoed: {wrong}")
+        cost = max(0.0, first - (arms.CHECKED + 1) * step) if optimization.stage is Stage.COMPILE else 0.0
+        self.compiling = min(self.compiling, 2 * cost) if cost else self.compiling
+        for side in (incumbent, challenger):
+            side.batches = self._batches(side.run)
+        try:
+            with self._bounded(plan, max(1.0, left - first)):
+                pair = compare(incumbent.steps, challenger.steps, step, (left - first) / 3)
+        except deadline.Late as late:
+            return Verdict(False, str(late))
+        return arms.judged(pair, cost, self.made.total_steps * step)
+
+
+def measured(
+    job: Job, hardware: Hardware, plan: Plan, dataset: Dataset, network: Model, folder: Path, signals: Signals,
+    say: Callable[[str], None], source: apart.Source | None = None,
+) -> dict[str, Measured]:  # fmt: skip
+    """What is known of the contested decisions: from the cache, else measured now if that is worth it.
+
+    `measure: off` knows nothing, `auto` spends 2 % of a run that is predicted to take five minutes or more, `full`
+    measures whatever the length. With a `source`, threads, OpenMP runtime and allocator are measured too.
+    """
+    mode = job.optimize.get("measure", "auto")
+    open_ = [row.name for row in plan.decisions if row.source in OPEN]
+    if mode == "off" or not open_:
+        return {}
+    name = remembered.speed(job, hardware, dataset, network, source is not None)
+    known = evidence.load(hardware, name)
+    names = name, remembered.numbers(name, job, dataset, network) if known else None
+    if names[1] and (sure := evidence.load(hardware, names[1])):
+        say(f"tune: measured before, on {next(iter(sure.values())).date}; nothing to measure again")
+        return sure
+    copied = replace(network, module=copy.deepcopy(network.module))
+    made = assemble(job, hardware, plan, folder, dataset, copied, signals, Clock())
+    tuner = Tuner(made, dataset, network, say, source)
+    found = vetted.again(tuner, known) if known else {}
+    if not found:
+        whole = budget.predicted(tuner.arm(plan), made.total_steps)[1] if mode == "full" else 0.0
+        found = tuner.tune(max(FULL, budget.SHARE * whole) if mode == "full" else None)
+    if found:
+        names = name, names[1] or remembered.numbers(name, job, dataset, network)
+        remembered.keep(job, hardware, names, found, say)
+    return found

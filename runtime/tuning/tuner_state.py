@@ -1,0 +1,57 @@
+"""Contest: which values are taken so far, which were seen to lose, and which is to be measured next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from runtime.optimizations import Value
+from runtime.plan import evidence
+from runtime.plan.evidence import Measured
+from runtime.plan.plan import Plan, written
+from runtime.tuning import variants as arms
+from runtime.tuning.variants import Arm, Verdict
+
+PROMISING = ("precision", "channels_last", "unpadding", "micro_batch", "compile")
+"""What may gain most for a few steps comes first. Others follow in their own order."""
+HOPELESS = 0.85
+"""A value that was slower than this is not tried again beside others."""
+
+
+@dataclass
+class Contest:
+    """What is taken so far, and what was seen."""
+
+    plan: Plan
+    incumbent: Arm
+    found: dict[str, Measured] = field(default_factory=dict)
+    tried: dict[tuple[str, Value], list[tuple[float, Plan]]] = field(default_factory=dict)
+    """By value: how many times faster it was, beside which plan."""
+
+    def due(self, name: str, value: Value) -> bool:
+        """Whether a value is still to be measured: at first, and once more beside another plan if it was not hopeless."""
+        seen = self.tried.get((name, value), [])
+        if not seen:
+            return True
+        ratio, plan = seen[-1]
+        beside = arms.changed(plan, name, self.plan.value(name))
+        return len(seen) == 1 and ratio > HOPELESS and any(
+            beside.value(other) != self.plan.value(other) for other in PROMISING)  # fmt: skip
+
+    def take(self, name: str, value: Value, verdict: Verdict) -> str:
+        """Note a verdict; returns it in words."""
+        again = " beside what was taken" if self.tried.get((name, value)) else ""
+        text, before = f"{written(value)} {verdict.text}{again}", self.found.get(name)
+        self.tried.setdefault((name, value), []).append((verdict.ratio, self.plan))
+        if verdict.wins:
+            old = self.plan.value(name)
+            self.plan = arms.changed(self.plan, name, value)
+            self.tried.setdefault((name, old), []).append((1 / verdict.ratio, self.plan))
+        kept = self.plan.value(name)
+        self.found[name] = Measured(kept, f"{before.text}; {text}" if before else text, evidence.today())
+        return text + (", taken" if verdict.wins else "")
+
+    def rank(self, name: str, value: Value) -> tuple[int, float, int]:
+        """What comes first: what was never measured, then by what was seen, then by what is expected."""
+        seen = self.tried.get((name, value), [])
+        place = PROMISING.index(name) if name in PROMISING else len(PROMISING)
+        return len(seen), -seen[-1][0] if seen else 0.0, place

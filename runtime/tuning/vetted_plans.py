@@ -1,0 +1,95 @@
+"""Vetted: plans whose numbers are set beside everything off before they count: what we would do anyway, and what was
+measured with other data or settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from runtime import optimizations
+from runtime.optimizations import Effect, Optimization, Stage
+from runtime.plan import evidence
+from runtime.plan.evidence import Measured
+from runtime.plan.plan import OPEN, Plan, written
+from runtime.tuning import variants as arms
+from runtime.tuning.tuner_state import Contest
+
+if TYPE_CHECKING:
+    from runtime.tuning.tuner import Tuner
+
+
+def again(tuner: Tuner, known: Mapping[str, Measured]) -> dict[str, Measured]:
+    """What was measured with other data or settings, if its numbers are right with these too; else nothing."""
+    before = f"tune: measured before, on {next(iter(known.values())).date}, with other data or settings"
+    vetoed = [name for name, row in known.items() if row.vetoed]
+    if vetoed:
+        tuner.say(f"{before}, which vetoed a value of {vetoed[0]}; measured again")
+        return {}
+    plan = tuner.made.plan
+    for name, row in known.items():
+        plan = arms.changed(plan, name, row.value)
+    wrong = wrong_numbers(tuner, plan)
+    tuner.say(f"{before}; {f'with these its numbers are wrong ({wrong}); measured again' if wrong else 'loss ok'}")
+    return {} if wrong else dict(known)
+
+
+def defaults(tuner: Tuner, contest: Contest, until: float) -> None:
+    """Take back what we would do anyway where it computes wrong numbers.
+
+    Args:
+        tuner: measures.
+        contest: what is taken so far: all that we would do.
+        until: when it must be known, on the monotonic clock.
+    """
+    try:
+        wrong = wrong_numbers(tuner, contest.plan, until)
+    except arms.Slow as slow:
+        tuner.say(f"tune: our own choices {slow}")
+        return
+    if wrong is None:
+        return
+    suspects = _suspects(contest.plan)
+    without = {one.name: arms.changed(contest.plan, one.name, one.off) for one in suspects}
+    alone = next((one for one in suspects if wrong_numbers(tuner, without[one.name]) is None), None)
+    if alone is None and (still := wrong_numbers(tuner, _all_off(contest.plan, suspects))):
+        tuner.say(f"warning: what the job asks for computes other numbers: {still}")
+        return
+    for one in [alone] if alone else suspects:
+        value = contest.plan.value(one.name)
+        text = f"{written(value)} vetoed: {wrong}"
+        contest.tried[(one.name, value)] = [(0.0, contest.plan)]
+        contest.found[one.name] = Measured(one.off, text, evidence.today())
+        contest.plan = arms.changed(contest.plan, one.name, one.off)
+        tuner.say(f"tune: {one.name} {text}")
+    contest.incumbent = tuner.arm(contest.plan)
+
+
+def wrong_numbers(tuner: Tuner, plan: Plan, until: float = math.inf) -> str | None:
+    """Where the first steps of a plan are off, and by how much; None if they are right.
+
+    Raises:
+        Slow: if that is not known by `until`.
+    """
+    on_gpu = tuner.made.device.type == "cuda"
+    used = [one for one in optimizations.every() if plan.value(one.name) != one.off]
+    quiet = any(arms.redraws(one, plan, tuner.facts, on_gpu) for one in used)
+    reference, arm = tuner.reference(quiet, plan, until), tuner.arm(plan)
+    arm.until = until
+    return arms.differs(arm.numbers(quiet), reference, arms.tolerance(plan))
+
+
+def _all_off(plan: Plan, these: list[Optimization]) -> Plan:
+    for one in these:
+        plan = arms.changed(plan, one.name, one.off)
+    return plan
+
+
+def _suspects(plan: Plan) -> list[Optimization]:
+    """What nobody asked for and may round, latest stage first."""
+    rows = {row.name: row for row in plan.decisions}
+    return [
+        one for one in reversed(optimizations.every())
+        if rows[one.name].source in OPEN and rows[one.name].value != one.off
+        and rows[one.name].effect != Effect.EXACT and one.stage not in (Stage.PROCESS, Stage.LOADER)
+    ]  # fmt: skip
