@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent
+from tests.paths import TESTS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,5 +28,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _group(item: pytest.Item) -> str:
-    path = item.path.relative_to(ROOT)
+    path = item.path.relative_to(TESTS)
     return "images" if path.parts[0] == "images" else str(path.with_suffix(""))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from tests.paths import ROOT
 
-FOLDER = Path(__file__).parent.parent / "jobs"
+FOLDER = ROOT / "jobs"
 NAMES = ("digits", "own-model", "patterns", "reports", "series", "table")
 JOBS = tuple(FOLDER / f"{name}.yaml" for name in NAMES)

@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
+
 CHECKER = "libc_malloc_debug.so.0"
 """Part of glibc; finds writes beyond a block when the block is freed, and ends the process with SIGABRT."""
 CAPS = {"SSE41": "default", "AVX": "default", "AVX2": "avx2", "AVX512_CORE": "avx512", "AVX512_CORE_BF16": "avx512"}

@@ -29,8 +29,8 @@ from runtime.plan import plan
 from runtime.training import run
 from runtime.training.phase_timer import Clock
 from tests import tiny
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 STEPS = 8
 BATCH = 16
 Losses = list[float]

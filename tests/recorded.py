@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-_TREES = Path(__file__).parent / "trees"
+from tests.paths import TREES
 
 
 def plant(folder: Path, name: str, files: Mapping[str, str | None] | None = None) -> Path:
     """Write the tree `name` below `folder`, then `files` over it (None takes a file away). Returns `folder`."""
-    for part in (_TREES / f"{name}.txt").read_text(encoding="utf-8").split("\n== ")[1:]:
+    for part in (TREES / f"{name}.txt").read_text(encoding="utf-8").split("\n== ")[1:]:
         path, _, text = part.partition("\n")
         write(folder, {path: text})
     write(folder, files or {})

@@ -14,8 +14,8 @@ from runtime.job import Job
 from runtime.job_spec import load as spec
 from runtime.plan import plan as plans
 from runtime.supervisor.run_folder import spec_text
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 MACHINES = ROOT / "tests" / "machines"
 STEPS, EVERY = 540, 45
 

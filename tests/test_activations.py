@@ -18,10 +18,10 @@ from runtime.plan import plan
 from runtime.training import run
 from runtime.tuning.memory import activation_bytes as activations
 from tests import tiny
+from tests.paths import MACHINES
 from tests.test_blocks import ENCODER, encoder, resnet
 from tests.test_fitting import case, settled
 
-MACHINES = Path(__file__).parent / "machines"
 # Counted by `activations.counted`; one sample of ResNet-50 keeps four times as much at twice the side.
 BERT = Workload(
     parameters=108_893_955, trainable=108_893_955, blocks=12, activations=795_985_924, recomputed=88_107_012

@@ -29,8 +29,8 @@ from runtime.tuning import process_settings as apart
 from runtime.tuning.bench.block_timing import Block
 from runtime.tuning.bench.variant import Failed, Ready
 from tests import tiny
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 NUMBERS = [(1.0, 2.0), (0.9, 1.9), (0.8, 1.8), (0.7, 1.7)]
 
 

@@ -15,7 +15,7 @@ from runtime.errors import OutOfMemory, SpecError
 from runtime.tuning import batch_size
 from runtime.tuning.processes import batch_size as batch_size_test
 from tests import tiny
-from tests.test_train import ROOT
+from tests.paths import ROOT
 
 TEXT = """
 name: tiny

@@ -25,9 +25,9 @@ from runtime.tuning.bench.block_timing import Block, calmest
 from runtime.tuning.bench.variant import Failed, Ready
 from runtime.tuning.paired_timing import Pair
 from tests import tiny
+from tests.paths import ROOT
 from tests.test_train import TEXT
 
-ROOT = Path(__file__).parent.parent
 GAINS = {"cpu_threads": 2.0, "channels_last": 1.25, "fused_optimizer": 1.1}
 
 

@@ -27,6 +27,7 @@ from runtime.training import effective_settings as seen
 from runtime.training import run
 from runtime.tuning import variants as arms
 from tests import tiny
+from tests.paths import MACHINES
 
 torch.set_num_threads(1)
 ENCODER = {
@@ -226,7 +227,7 @@ def test_refused_without_blocks(tmp_path: Path) -> None:
 
 
 def test_compile_is_refused_beside_it() -> None:
-    machine = hardware.load(Path(__file__).parent / "machines" / "a100.json")
+    machine = hardware.load(MACHINES / "a100.json")
     job = tiny.job(optimize="gradient_checkpointing: true, compile: true")
     with pytest.raises(SpecError, match="blocks run outside of compiled code"):
         plan.resolve(job, machine)

@@ -17,8 +17,8 @@ import torch
 from runtime.errors import DataError
 from runtime.pretrained import convert
 from runtime.pretrained import unpickle_process as unpickle
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 A, B = torch.arange(6.0).view(2, 3), torch.ones(3)
 
 

@@ -18,9 +18,9 @@ from runtime.tuning import kernel_crash as crash
 from runtime.tuning.bench.variant import Failed, Side
 from tests import tiny
 from tests.own_job import write
+from tests.paths import ROOT
 from tests.test_in_force import Trainers, attempted, folder, row  # noqa: F401
 
-ROOT = Path(__file__).parent.parent
 SEGFAULT = 139
 DATA = """
 import torch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
+
 PAGE = ROOT / "docs/decisions.md"
 WANTED = {
     "rtx3060-driver550": ("legacy", "bf16", "true"),

@@ -19,8 +19,8 @@ from runtime.cli.arguments import parser
 from runtime.job.document import parse
 from runtime.job_spec import load as spec
 from tests import tiny
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docker" / "README.md"]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 SPAN = re.compile(r"`((?:drivetrain|make) [^`]+)`")

@@ -18,8 +18,8 @@ from PIL import Image
 from runtime.cli import main as cli
 from runtime.job_spec import load as spec
 from tests import own_job, test_library, tiny
+from tests.paths import DOCS
 
-DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
 FILES = {file: (page, text) for page, whole in PAGES.items()
          for _, file, text in re.findall(r"```(\w+) (\S+)\n(.*?)```", whole, re.DOTALL)}  # fmt: skip

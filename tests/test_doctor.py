@@ -20,8 +20,8 @@ from runtime.cli.doctor.finding import EXIT, Finding, Level, worst
 from runtime.cli.doctor.snapshot import Scene, disk, port_taken, run
 from runtime.hardware import facts as hardware
 from runtime.plan.plan_table import console
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 NOW = 1.9e9
 ANSWERS = {
     "docker --version": "Docker version 28.2.2, build e6534b4",

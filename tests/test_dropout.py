@@ -16,8 +16,7 @@ from runtime.job.workload import Workload
 from runtime.models.fast_dropout import ENOUGH, DropoutFromBits, as_before
 from runtime.optimizations import packed_dropout
 from tests import tiny
-
-MACHINES = Path(__file__).parent / "machines"
+from tests.paths import MACHINES
 
 
 def drawn(rate: float, shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

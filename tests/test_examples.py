@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from tests import examples
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 READERS = ("tests/job/test_spec.py", "tests/job/test_fuzzed_specs.py", "tests/test_samples.py")
 ASKED = "examples_are_valid or every_example_job or hundred_fuzzed"
 

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from runtime.hardware.facts import Hardware, Torch, load
 from runtime.hardware.facts_table import render, size
+from tests import paths
 
-MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
+MACHINES = sorted(paths.MACHINES.glob("*.json"))
 
 
 def machine(stem: str) -> Hardware:

@@ -18,10 +18,10 @@ from runtime.job_spec import load as spec
 from runtime.tuning.processes import lr_range as range_test
 from runtime.tuning.processes.lr_range import judged, sweep
 from tests import tiny
+from tests.paths import ROOT
 from tests.test_train import TEXT
 
 torch.set_num_threads(1)
-ROOT = Path(__file__).parent.parent
 RATES = np.geomspace(1e-6, 10, 100)
 
 

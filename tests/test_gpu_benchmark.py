@@ -13,8 +13,8 @@ import pytest
 
 from runtime.hardware import facts as hardware
 from tests import tiny
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 H200 = hardware.load(ROOT / "tests" / "machines" / "h200.json")
 
 

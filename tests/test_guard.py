@@ -21,8 +21,8 @@ from runtime.inference import thread_limits as threads
 from runtime.job.document import parse
 from runtime.job_spec import load as spec
 from runtime.plan import plan
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 GIB = 2**30
 AMPERE = Torch(
     version="2.13.0+cu130", cuda="13.0", architectures=("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")

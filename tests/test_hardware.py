@@ -11,8 +11,9 @@ import pytest
 from runtime.errors import SpecError
 from runtime.hardware.cpu import budget
 from runtime.hardware.facts import Hardware, from_json, load
+from tests import paths
 
-MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
+MACHINES = sorted(paths.MACHINES.glob("*.json"))
 GIB = 2**30
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
+
 LIGHT = [
     "runtime.cli.main",
     "runtime.job_spec.load",

@@ -30,10 +30,10 @@ from runtime.launch import docker_engine as engine
 from runtime.launch import follow_container
 from runtime.launch import nvidia_toolkit as toolkit
 from runtime.launch import project as checkout
+from tests.paths import ROOT
 from tests.recorded import write
 from tests.test_nvidia import A100, GIB, GTX, LOADED, PCI, RTX, T4, Card, Nvml
 
-ROOT = Path(__file__).parent.parent
 TEXT = "name: a\ntask: image-classification\ndata: {train: x}\n"
 HOST = {"NCPU": 16, "MemTotal": 64 * GIB, "Runtimes": {"runc": {}, "nvidia": {}}}
 

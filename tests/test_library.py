@@ -26,8 +26,8 @@ from runtime.hardware.facts import Libraries
 from runtime.models import saved_model as artifact
 from runtime.plan.plan import load
 from runtime.supervisor import embedded as library
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 torch.set_num_threads(1)
 
 

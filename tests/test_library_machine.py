@@ -22,10 +22,9 @@ from runtime.plan.plan import load
 from runtime.supervisor import embedded as library
 from runtime.supervisor import host_process as callers
 from tests import tiny
+from tests.paths import ROOT
 from tests.test_guard import CPU, card, machine, with_gpus
 from tests.test_library import circle, network
-
-ROOT = Path(__file__).parent.parent
 
 
 def train(folder: Path, model: nn.Module | None = None, **more: Any) -> library.Result:

@@ -15,8 +15,8 @@ from runtime.errors import DrivetrainError
 from runtime.tuning.memory.size_search import Found, Try
 from runtime.tuning.processes import memory_profile as memory_test
 from runtime.tuning.processes.memory_profile import Row
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 TEXT = """
 name: tiny
 task: image-classification

@@ -15,8 +15,8 @@ from runtime.job_spec import load as spec
 from runtime.launch import container as launch
 from runtime.launch import mounts, network
 from tests import own_job
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 IMAGES = "name: a\ntask: image-classification\ndata: {train: photos}\n"
 
 

@@ -12,8 +12,8 @@ import pytest
 from runtime.errors import SpecError
 from runtime.job_spec import load as spec
 from tests.own_job import LOSS, MODEL, job, write
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 BESIDE = "a Python file beside the job"
 OFFERED = "outputs, classes, inputs, vocabulary, categories come from the data by themselves"
 

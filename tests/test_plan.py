@@ -19,8 +19,8 @@ from runtime.job.document import parse
 from runtime.job_spec import load as spec
 from runtime.plan import plan
 from runtime.plan.plan_table import render, render_changes
+from tests.paths import MACHINES
 
-MACHINES = Path(__file__).parent / "machines"
 TEXT = "name: a\ntask: image-classification\ndata: {train: x}\n"
 
 

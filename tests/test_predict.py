@@ -19,9 +19,9 @@ from runtime.cli import main as cli
 from runtime.inference import predictions as answers
 from runtime.models import saved_model as artifact
 from runtime.training.run import Run
+from tests.paths import ROOT
 from tests.trained import CASES, seen, trained
 
-ROOT = Path(__file__).parent.parent
 NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
-ROOT = TESTS.parent
+from tests.paths import ROOT, TESTS
+
 PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
 ROWS = [row for row in PAGE.splitlines() if re.match(r"\| [TS]\d\d \|", row)]
 # Trackers (T27), and what needs two machines (T29, T30), are not part of the product.

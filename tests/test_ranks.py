@@ -20,7 +20,8 @@ from runtime.errors import SpecError
 from runtime.hardware.facts import load
 from runtime.optimizations import cpu_threads, feature_cache, loader_workers
 from tests import tiny
-from tests.test_train import ROOT, command, job, rows, same, train  # noqa: F401
+from tests.paths import ROOT
+from tests.test_train import command, job, rows, same, train  # noqa: F401
 
 STEPS, SAMPLES, BATCH = 50, 62, 12
 

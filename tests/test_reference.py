@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,7 @@ from docs.generate import reference
 from docs.generate.reference import _type
 from runtime import optimizations
 from runtime.job_spec import load as spec
-
-DOCS = Path(__file__).parent.parent / "docs"
+from tests.paths import DOCS
 
 
 @pytest.mark.parametrize("page", ["spec", "optimizations"])

@@ -16,7 +16,8 @@ import pytest
 from runtime import optimizations
 from runtime.report.__main__ import main
 from runtime.report.write import write
-from tests.report_folder import ROOT, STEPS, change, confusion, make, rows
+from tests.paths import ROOT
+from tests.report_folder import STEPS, change, confusion, make, rows
 from tests.report_page import page_of
 
 

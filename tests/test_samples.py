@@ -16,8 +16,7 @@ from runtime.data.sample_data import images
 from runtime.data.sample_data import write as samples
 from runtime.job_spec import load as spec
 from tests import examples
-
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
 
 
 def digests(paths: list[Path]) -> list[str]:

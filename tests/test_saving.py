@@ -24,8 +24,8 @@ from runtime.training import saver as saving
 from runtime.training.checkpoints import checkpoint
 from runtime.training.nonfinite import NotFinite
 from tests import tiny
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 FULL = OSError(28, "No space left on device")
 
 

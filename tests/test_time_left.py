@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from runtime.tracking.live.time_left import TimeLeft, clock_time
+from tests import paths
 
-TRACES = sorted((Path(__file__).parent / "traces").glob("*.json"))
+TRACES = sorted(paths.TRACES.glob("*.json"))
 Trace = list[tuple[float, int]]
 
 

@@ -16,7 +16,8 @@ import pytest
 import safetensors.torch
 import torch
 
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
+
 TEXT = """
 name: tiny
 task: image-classification

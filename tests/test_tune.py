@@ -30,8 +30,7 @@ from runtime.tuning import paired_timing as pairs
 from runtime.tuning import tuner as tune
 from runtime.tuning import variants as arms
 from tests import reports, tiny
-
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
 
 
 def side(seconds: float, noise: Callable[[], float]) -> Callable[[int], float]:

@@ -16,6 +16,7 @@ from runtime.training import run
 from runtime.training.evaluation.validation import evaluate
 from runtime.training.step import Outcome
 from tests import reports, tiny
+from tests.paths import MACHINES
 from tests.test_prefix import Recorder, made
 
 STILL = f"{reports.ENCODER[:-1]}, dropout: 0.0"
@@ -150,7 +151,7 @@ def test_it_is_chosen_for_texts_on_a_cpu(
     if task == "compiled":
         asked = asked.model_copy(update={"optimize": {"compile": True}})
     name = "t4" if gpu else "vm-2core-cgroup1"
-    here = tiny.hardware.load(Path(__file__).parent / "machines" / f"{name}.json")
+    here = tiny.hardware.load(MACHINES / f"{name}.json")
     choice = unpadding.choose(asked, here, facts)
     assert choice.value == value
     assert reason in choice.reason

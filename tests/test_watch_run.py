@@ -16,7 +16,8 @@ import pytest
 
 from runtime.tracking.live import watch as watch_run
 from runtime.tracking.live.run_reader import Follower
-from tests.report_folder import ROOT, change, running
+from tests.paths import ROOT
+from tests.report_folder import change, running
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 

@@ -13,6 +13,7 @@ from PIL import Image
 from runtime.data import stratify
 from runtime.data.images.load import load
 from runtime.data.labels import class_names
+from tests.paths import ROOT
 from tests.pictures import folder, job, message, noise, npz
 
 torch.set_num_threads(1)
@@ -164,7 +165,7 @@ def test_preprocessing_is_plain_json(tmp_path: Path) -> None:
 
 
 def test_the_digits_of_the_first_job() -> None:
-    data = load(job(Path(__file__).parents[2] / "jobs/data/digits.npz", validation=0.2))
+    data = load(job(ROOT / "jobs/data/digits.npz", validation=0.2))
     assert data.notes[0] == "1,438 training and 359 validation images, 10 classes"
     assert data.preprocessing["image_size"] == 8
     assert data.preprocessing["channels"] == 1

@@ -14,8 +14,7 @@ from runtime.data.load import load
 from runtime.data.sample_data import series, tables
 from runtime.errors import DataError
 from runtime.job_spec import load as spec
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.paths import ROOT
 
 
 @pytest.mark.parametrize("kind", [series, tables])

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.paths import ROOT
+
 TEXT = """
 name: small
 task: image-classification

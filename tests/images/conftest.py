@@ -6,12 +6,10 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
 REQUIRED = os.environ.get("DRIVETRAIN_IMAGES") == "required"
 TAG = os.environ.get("DRIVETRAIN_TAG", "latest")
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.images.conftest import ROOT, Run, inspect
+from tests.images.conftest import Run, inspect
+from tests.paths import ROOT
 
 STATUS = (
     "import json, os; s = dict(l.split(':', 1) for l in open('/proc/self/status')); "

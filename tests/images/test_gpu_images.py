@@ -10,7 +10,8 @@ import pytest
 
 from runtime.hardware.device_check import covers
 from runtime.hardware.image_selection import BUILDS
-from tests.images.conftest import ROOT, has_client, missing
+from tests.images.conftest import has_client, missing
+from tests.paths import ROOT
 
 # The chips that each image is for, and one that it is not.
 CHIPS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import trained
-from tests.images.conftest import ROOT
+from tests.paths import ROOT
 
 NIGHTLY = int(os.environ.get("DRIVETRAIN_DOCKER_KILLS", "40"))
 FIRST = int(os.environ.get("DRIVETRAIN_FIRST", "0"))

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from tests import own_job
-from tests.images.conftest import ROOT, inspect
+from tests.images.conftest import inspect
 from tests.images.test_cpu import copied
+from tests.paths import ROOT
 
 NO_TORCH = "import sys; from runtime.cli import main as cli; from runtime.launch import run_in_image as inside; inside.find_spec = lambda name: None; sys.exit(cli.main(sys.argv[1:]))"
 JOB = """

@@ -14,7 +14,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.images.conftest import ROOT, Run
+from tests.images.conftest import Run
+from tests.paths import ROOT
 
 TEXT = """
 name: large

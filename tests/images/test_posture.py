@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.images.conftest import ROOT, TAG
+from tests.images.conftest import TAG
 from tests.images.test_cpu import project
+from tests.paths import ROOT
 
 __all__ = ["project"]
 LOOK = """

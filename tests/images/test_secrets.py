@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.images.conftest import ROOT, TAG
+from tests.images.conftest import TAG
 from tests.images.test_cpu import project
+from tests.paths import ROOT
 
 __all__ = ["project"]
 CANARY = b"canary-3b8e17d04a9c52f6"

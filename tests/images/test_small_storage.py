@@ -10,7 +10,8 @@ import pytest
 
 from runtime.training.checkpoints import checkpoint
 from tests.faults import trained
-from tests.images.conftest import ROOT, Run
+from tests.images.conftest import Run
+from tests.paths import ROOT
 
 CODE = ("-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro")
 

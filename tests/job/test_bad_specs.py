@@ -16,8 +16,8 @@ from tests.job.bad_documents import DOCUMENTS
 from tests.job.bad_keys import KEYS
 from tests.job.bad_values import VALUES
 from tests.job.rows import SPEC, Row, filled
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 TABLE = [*DOCUMENTS, *KEYS, *VALUES]
 
 

@@ -23,7 +23,6 @@ from runtime.cli.main import main
 from tests import examples
 from tests.job.test_bad_specs import SPLINTERS, broken
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 1.0
 NIGHTLY = int(os.environ.get("DRIVETRAIN_SPECS", "1000"))
 PLACE = re.compile(r"job\.yaml:\d+:\d+: ")

@@ -22,8 +22,8 @@ from tests import examples
 from tests.job.bad_keys import KEYS
 from tests.job.bad_values import VALUES
 from tests.job.rows import SPEC, Row
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 SCHEMA_FILE = ROOT / "docs" / "job.schema.json"
 
 GOOD = [

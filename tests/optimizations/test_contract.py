@@ -11,9 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 from runtime import optimizations
 from runtime.hardware import facts as hardware
 from runtime.optimizations import Effect, Optimization, Stage
-from tests import tiny
+from tests import paths, tiny
 
-MACHINES = sorted((Path(__file__).parent.parent / "machines").glob("*.json"))
+MACHINES = sorted(paths.MACHINES.glob("*.json"))
 ALL = optimizations.every()
 # How far the loss of a few steps may be off, by declared effect; rounding includes bf16's eight bits.
 TOLERANCE = {Effect.EXACT: 0.0, Effect.ROUNDING: 2e-2}

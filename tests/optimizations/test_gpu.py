@@ -22,8 +22,8 @@ from runtime.plan import plan
 from runtime.training import torch_setup as fresh
 from runtime.training.step import Step
 from tests import tiny
+from tests.paths import MACHINES
 
-MACHINES = Path(__file__).parent.parent / "machines"
 GPUS = ("gtx960", "gtx1650-4gb", "v100", "t4", "rtx3060-driver550", "a100", "h200")
 CNN = Workload(
     layers={"Conv2d": 20, "BatchNorm2d": 20}, parameters=11_000_000, sample_bytes=3 * 64 * 64, samples=10_000
