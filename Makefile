@@ -41,7 +41,7 @@ test: .venv/check ## all tests, two files at a time; those of the images where a
 	@$(python) -m pytest -rs -n 2 --dist loadgroup $(ARGS)
 
 test-faults: .venv/check ## the long faults: 200 kills, 100 stops, 1,000 broken specs, an error at every write (hours)
-	@$(python) -m pytest -m nightly -s tests/faults tests/images tests/job $(ARGS)
+	@$(python) -m pytest -m nightly -s tests/faults tests/docker tests/job_spec $(ARGS)
 
 check: .venv/check ## format, lint, types, shell scripts, Dockerfile
 	@scripts/check

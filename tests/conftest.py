@@ -24,9 +24,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=lambda item: _group(item) != "images")
+    items.sort(key=lambda item: _group(item) != "docker")
 
 
 def _group(item: pytest.Item) -> str:
     path = item.path.relative_to(TESTS)
-    return "images" if path.parts[0] == "images" else str(path.with_suffix(""))
+    return "docker" if path.parts[0] == "docker" else str(path.with_suffix(""))

@@ -17,8 +17,9 @@ from PIL import Image
 
 from runtime.cli import main as cli
 from runtime.job_spec import load as spec
-from tests import own_job, test_library, tiny
+from tests import own_job, tiny
 from tests.paths import DOCS
+from tests.supervisor import test_embedded as test_library
 
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
 FILES = {file: (page, text) for page, whole in PAGES.items()

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests import examples
 from tests.paths import ROOT
 
-READERS = ("tests/job/test_spec.py", "tests/job/test_fuzzed_specs.py", "tests/test_samples.py")
+READERS = ("tests/job_spec/test_load.py", "tests/job_spec/test_fuzzed_specs.py", "tests/data/sample_data/test_write.py")
 ASKED = "examples_are_valid or every_example_job or hundred_fuzzed"
 
 

@@ -23,7 +23,7 @@ from runtime.training import loop, run
 from runtime.training.checkpoints import checkpoint
 from runtime.training.saver import Saver
 from tests import tiny
-from tests.test_numerics import Still, nan_gradient, nan_input, rows
+from tests.training.test_nonfinite import Still, nan_gradient, nan_input, rows
 
 NIGHTLY = int(os.environ.get("DRIVETRAIN_NUMBERS", "200"))
 STEPS = 12

@@ -26,7 +26,7 @@ from runtime.training.checkpoints import checkpoint
 from runtime.training.grad_scaler import Scaler
 from runtime.training.saver import Saver
 from tests import tiny
-from tests.test_numerics import Still
+from tests.training.test_nonfinite import Still
 
 TIMES = {"counters.seconds"}
 """Not part of the promise: how long a run took differs from run to run."""

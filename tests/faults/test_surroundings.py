@@ -16,7 +16,7 @@ from runtime.system import gpu_errors as lost
 from runtime.training.checkpoints import checkpoint
 from tests import tiny
 from tests.faults import trained
-from tests.test_saving import needs_strace
+from tests.training.test_saver import needs_strace
 
 SHORT = {"epochs": "4"}
 

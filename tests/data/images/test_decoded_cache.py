@@ -1,0 +1,274 @@
+"""Decoded images: the same pixels, each file opened once, nothing half believed, room given back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from runtime import optimizations
+from runtime.data.images import decode
+from runtime.data.images import decoded_cache as decoded
+from runtime.data.images import image_files as files
+from runtime.data.images.decoded_cache import Decoded
+from runtime.data.load import load
+from runtime.job.workload import Workload
+from runtime.job_spec import load as spec
+from runtime.models.build import build
+from runtime.optimizations import decode_cache
+from runtime.plan import plan
+from runtime.training import run
+from runtime.training.evaluation.validation import evaluate
+from runtime.training.phase_timer import Clock
+from tests import tiny
+from tests.supervisor import test_supervisor as test_train
+
+COUNT = 24
+ALL = np.arange(COUNT, dtype=np.int64)
+
+
+def pictures(folder: Path) -> Path:
+    drawn = np.random.default_rng(0)
+    for number in range(COUNT):
+        place = folder / "pictures" / "abc"[number % 3]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = drawn.integers(0, 90, (30 + number, 41, 3)) + 80 * (number % 3)
+        Image.fromarray(pixels.astype(np.uint8)).save(place / f"{number:02}.{'jpg' if number % 2 else 'png'}")
+    return folder / "pictures"
+
+
+def listed(folder: Path, size: int = 12) -> files.Files:
+    names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    return files.checked(str(folder), names)[0].fitted(size, 3)
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> files.Files:
+    return listed(pictures(tmp_path))
+
+
+def kept(found: files.Files, folder: Path, room: int = 1 << 30) -> Decoded:
+    return decoded.kept(found, folder / "cache", room)
+
+
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    seen: list[str] = []
+    real = decode.pixels
+    monkeypatch.setattr(decode, "pixels", lambda path, *more: [seen.append(path), real(path, *more)][1])
+    return seen
+
+
+def test_the_same_pixels_and_each_file_once(
+    found: files.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, seen = found.gather(ALL), opened(monkeypatch)
+    one = kept(found, tmp_path)
+    for ids in (ALL[5:9], ALL[::-1].copy(), np.array([3, 3, 7]), ALL):
+        assert torch.equal(one.gather(ids), wanted[torch.from_numpy(ids)])
+    assert sorted(seen) == sorted(found.title(row) for row in range(COUNT))
+    seen.clear()
+    assert torch.equal(kept(found, tmp_path).gather(ALL), wanted)
+    assert seen == []
+
+
+@pytest.mark.parametrize("harm", ["half a row", "a mark before its row", "an empty mark"])
+def test_a_row_that_is_not_whole_is_decoded_again(
+    found: files.Files, tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, first = found.gather(ALL), kept(found, tmp_path)
+    first.gather(ALL)
+    pixels, marks = first._parts()
+    if harm == "half a row":
+        pixels[4, pixels.shape[1] // 2 :] = 0
+    elif harm == "a mark before its row":
+        pixels[4] = 0
+    else:
+        marks[4] = 0
+    seen = opened(monkeypatch)
+    assert torch.equal(kept(found, tmp_path).gather(ALL), wanted)
+    assert seen == [found.title(4)]
+
+
+@pytest.mark.parametrize("change", ["pixels", "pixels alone", "time", "size", "another file"])
+def test_changed_images_are_others(found: files.Files, tmp_path: Path, change: str) -> None:
+    one, path = kept(found, tmp_path), Path(found.title(0))
+    if change == "pixels":
+        Image.new("RGB", (50, 50), "red").save(path)
+    elif change == "pixels alone":
+        # Another image of the same size and time, as two exports of one moment are.
+        before = path.stat()
+        Image.new("RGB", (30, 41), "red").save(path)
+        with path.open("ab") as file:
+            file.write(bytes(before.st_size - path.stat().st_size))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert path.stat().st_size == before.st_size
+    elif change == "time":
+        os.utime(path, (1, 1))
+    elif change == "size":
+        found = found.fitted(16, 3)
+    else:
+        shutil.copy(path, path.with_name("copy.png"))
+        found = listed(tmp_path / "pictures")
+    two = kept(found, tmp_path)
+    assert one.path != two.path
+    rows = np.arange(len(found), dtype=np.int64)
+    assert torch.equal(two.gather(rows), found.gather(rows))
+
+
+FILL = """
+import sys, time, hashlib
+from pathlib import Path
+import numpy as np
+from tests.data.images.test_decoded_cache import kept, listed
+folder = Path(sys.argv[1])
+one = kept(listed(folder / "pictures"), folder)
+for start in range(0, 24, 2):
+    one.gather(np.arange(start, start + 2))
+    print(start, flush=True)
+    time.sleep(float(sys.argv[2]))
+print(hashlib.sha256(one.gather(np.arange(24)).numpy().tobytes()).hexdigest())
+"""
+
+
+def filling(folder: Path, pause: float) -> subprocess.Popen[str]:
+    line = [sys.executable, "-c", FILL, str(folder), str(pause)]
+    return subprocess.Popen(line, cwd=test_train.ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_killed_while_it_is_filled_and_two_at_once(
+    found: files.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = filling(tmp_path, 0.2)
+    assert killed.stdout is not None
+    assert [killed.stdout.readline() for _ in range(4)][-1] == "6\n"
+    killed.kill()
+    killed.communicate()
+    pair = [filling(tmp_path, 0.01) for _ in range(2)]
+    ends = [one.communicate()[0].splitlines()[-1] for one in pair]
+    wanted = found.gather(ALL)
+    digest = decoded.hashlib.sha256(wanted.numpy().tobytes()).hexdigest()
+    assert ends == [digest, digest]
+    seen = opened(monkeypatch)
+    assert torch.equal(kept(found, tmp_path).gather(ALL), wanted)
+    assert seen == []
+
+
+def test_what_is_longest_unused_gives_way_and_what_is_in_use_stays(found: files.Files, tmp_path: Path) -> None:
+    old = [kept(found.fitted(size, 3), tmp_path) for size in (8, 9, 10)]
+    for age, one in enumerate(old):
+        os.utime(one.path, (age, age))
+    for one in (old[0], old[2]):
+        one.mapped = None
+    size = old[2].path.stat().st_size
+    new = kept(found.fitted(11, 3), tmp_path, room=old[1].path.stat().st_size + size + COUNT * (11 * 11 * 3 + 8))
+    left = {path.name for path in (tmp_path / "cache").iterdir()}
+    assert left == {one.path.name for one in (old[1], old[2], new)}
+    kept(found.fitted(12, 3), tmp_path, room=0)
+    assert old[1].path.exists()
+    assert not old[2].path.exists()
+
+
+JOB = """
+name: pictures
+task: image-classification
+data: {train: pictures, validation: 0.25, image_size: 16, augment: {flip: true}}
+model: {name: small-cnn, width: 4}
+train: {epochs: 3, batch_size: 4}
+optimize: {cpu_threads: 1, measure: off}
+"""
+
+
+def assembled(folder: Path, on: bool, cache: Path) -> run.Run:
+    (folder / "job.yaml").write_text(JOB)
+    asked, here = spec.load(folder / "job.yaml"), tiny.machine()
+    here = replace(here, storage=replace(here.storage, cache=str(cache), cache_writable=True, cache_room=1 << 30))
+    data = load(asked)
+    network = build(asked, data)
+    facts = run.workload(data, network.module)
+    others_off = {each.name: each.off for each in optimizations.every() if each.name != "decode_cache"}
+    made = plan.resolve(asked, here, facts, plain=not on, replay=others_off if on else {})
+    return run.assemble(asked, here, made, folder, data, network, tiny.Quiet(), Clock())
+
+
+def test_losses_and_metrics_are_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures(tmp_path)
+    plain, ours = assembled(tmp_path, False, tmp_path / "c"), assembled(tmp_path, True, tmp_path / "c")
+    assert not decode_cache.seen(plain)
+    assert decode_cache.seen(ours)
+    layouts = [run.step.laid_out(next(run.batches.epoch(0)).inputs)[0].stride() for run in (plain, ours)]
+    assert layouts[0] == layouts[1]
+    assert tiny.losses(ours, 6) == tiny.losses(plain, 6)
+    assert evaluate(ours) == evaluate(plain)
+    seen = opened(monkeypatch)
+    tiny.losses(ours, 6)
+    evaluate(ours)
+    assert seen == []
+
+
+def test_without_a_cache_the_run_goes_on_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pictures(tmp_path)
+    (tmp_path / "file").write_text("")
+    made = assembled(tmp_path, True, tmp_path / "file")
+    assert not decode_cache.seen(made)
+    assert "decode_cache: images are decoded in every epoch: " in capsys.readouterr().out
+    assert tiny.losses(made, 2) == tiny.losses(assembled(tmp_path, False, tmp_path / "c"), 2)
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_from_the_second_epoch_on_no_image_file_is_opened(tmp_path: Path) -> None:
+    pictures(tmp_path)
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    trace = tmp_path / "trace"
+    line = ["strace", "-f", "-s", "300", "-e", "trace=openat,write", "-o", str(trace), *test_train.command(path)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home")}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    done = subprocess.run(line, cwd=test_train.ROOT, env=environment, capture_output=True, text=True, check=False)
+    if "PTRACE" in done.stderr or "ptrace" in done.stderr:
+        pytest.skip(f"strace may not trace here: {done.stderr[:200]}")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "runs/pictures-001/plan.json").read_text())["decisions"]
+    assert next(row["value"] for row in rows if row["name"] == "decode_cache") is True
+    lines = trace.read_text(errors="replace").splitlines()
+    first = next(i for i, text in enumerate(lines) if "write(1" in text and "epoch 1/3  validation" in text)
+    images = [i for i, text in enumerate(lines) if "openat(" in text and re.search(r"pictures/.*\.(jpg|png)", text)]
+    assert len([i for i in images if i < first]) >= 2 * COUNT
+    assert [lines[i] for i in images if i > first] == []
+
+
+PICTURES = Workload(samples=1000, sample_bytes=12288, decoded=False)
+
+
+@pytest.mark.parametrize(
+    ("facts", "epochs", "room", "value", "reason"),
+    [
+        (None, 3, 1 << 30, True, "decoded once, if their pixels fit"),
+        (replace(PICTURES, decoded=True), 3, 1 << 30, False, "in memory already"),
+        (PICTURES, 3, 1 << 30, True, "1,000 images decoded once, not in each of 3 epochs: 12 MiB in "),
+        (PICTURES, 1, 1 << 30, False, "one epoch decodes nothing twice"),
+        (PICTURES, 3, 20 << 20, False, "the pixels take 12 MiB, more than half of the room in the cache (20 MiB)"),
+        (PICTURES, 3, None, False, "more than half of the room in the cache (unknown)"),
+        (replace(PICTURES, samples=100_000), 3, 1 << 40, False, "would come from the disk in every epoch"),
+    ],
+)
+def test_it_is_chosen_where_disk_and_memory_have_room(
+    facts: Workload | None, epochs: int, room: int | None, value: bool, reason: str
+) -> None:
+    here = tiny.machine()
+    here = replace(here, memory=replace(here.memory, available=1 << 30),
+                   storage=replace(here.storage, cache_writable=True, cache_room=room))  # fmt: skip
+    asked = tiny.job()
+    asked = asked.model_copy(update={"train": asked.train.model_copy(update={"epochs": epochs})})
+    choice = decode_cache.choose(asked, here, facts)
+    assert choice.value is value
+    assert reason in choice.reason

@@ -1,0 +1,87 @@
+"""Batches made ahead by a thread: the same ones, pinned, their errors when they are due, no thread left."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.data.custom.map_dataset import opened
+from runtime.data.dataset import Batch
+from runtime.data.loader.batches import Batches
+from runtime.data.loader.prefetch import ahead
+from tests import tiny
+from tests.data.loader.test_gpu_resident import same
+
+
+def test_batches_ahead_are_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[threading.Thread] = []
+    monkeypatch.setattr(Batch, "pin_memory", lambda self: (pinned.append(threading.current_thread()), self)[1])
+    given = Batches(tiny.dataset().train, 10, 0)
+    plain = list(given.epoch(1, 2))
+    given.pin = True
+    for one, two in zip(plain, given.epoch(1, 2), strict=True):
+        same(one, two)
+    assert len(pinned) == len(plain) == 5
+    assert threading.main_thread() not in pinned
+
+
+def test_a_dataset_that_draws_is_never_read_beside_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both draw from the global generators: in a thread the samples were whatever the step had left of them."""
+
+    class Noise(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.0005)
+            return torch.rand(3), index % 2
+
+    monkeypatch.setattr(Batch, "pin_memory", lambda self: self)
+    split = opened(Noise(), "noise", 0)
+    split.settle(lambda targets: targets, None)
+    given = Batches(split, 5, 0)
+    plain = list(given.epoch(0))
+    given.pin = True
+    for one, two in zip(plain, given.epoch(0), strict=True):
+        for _ in range(20):  # a step
+            torch.default_generator.manual_seed(1)
+            torch.rand(2)
+            time.sleep(0.0002)
+        same(one, two)
+
+
+def test_the_loader_of_torch_pins_batches_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 1)
+    batch = Batch(np.arange(2), (torch.zeros(2), torch.ones(2)), {"": torch.zeros(2)})
+    pinned = pin_memory(batch)
+    assert [x.tolist() for x in (*pinned.inputs, *pinned.targets.values())] == [[1, 1], [2, 2], [1, 1]]
+    assert batch.inputs[0].tolist() == [0, 0]
+
+
+def test_what_is_raised_ahead_comes_when_its_batch_is_due() -> None:
+    def make(ids: Any) -> Any:
+        if ids[0] == 2:
+            raise ValueError("damaged")
+        return ids
+
+    found: list[int] = []
+    items = ahead(make, [np.array([n]) for n in range(9)])
+    with pytest.raises(ValueError, match="damaged"):
+        found.extend(int(item[0]) for item in items)  # type: ignore[call-overload]
+    assert found == [0, 1]
+
+
+def test_no_thread_is_left_of_an_epoch_that_was_broken_off() -> None:
+    made: list[int] = []
+    items = ahead(lambda ids: made.append(int(ids[0])) or ids, [np.array([n]) for n in range(100)])  # type: ignore[func-returns-value, arg-type, return-value]
+    next(items)
+    items.close()  # type: ignore[attr-defined]
+    assert len(made) <= 4
+    assert not [thread for thread in threading.enumerate() if "batches ahead" in thread.name]

@@ -1,0 +1,127 @@
+"""Bad series: one mistake a row, with the words that a person needs to mend it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+
+from runtime.data.series import load as series
+from runtime.errors import DataError, SpecError
+from runtime.job.document import parse
+from runtime.job_spec import load as spec
+from tests.data.series.test_load import job, npz, one, several, stack, stored
+
+CLASSES, NUMBERS = "series-classification", "series-regression"
+LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "data", "parts"),
+    [
+        (CLASSES, {}, {"window": 101}, ["data.window: is 101", "has at most 100 rows in one stretch", "a shorter window"]),
+        (CLASSES, {}, {"window": 30}, ["data.window: is 30", "the validation part of", "at most 25 rows", "another data.validation"]),
+        (CLASSES, {"t": np.arange(100) * 60}, {"max_gap": 30}, ["data.window: is 8", "at most 1 rows in one stretch"]),
+        (CLASSES, {}, {"time": "tt"}, ["data.time: ", 'has no column "tt"', 'did you mean "t"?']),
+        (CLASSES, {}, {"features": ["a", "c"]}, ["data.features: ", 'has no column "c"', "its columns: t, a, b, y"]),
+        (CLASSES, {}, {"label": "state"}, ["data.label: ", 'has no column "state"']),
+        (CLASSES, {}, {"group": "machine"}, ["data.group: ", 'has no column "machine"']),
+        (CLASSES, {"t": np.arange(100) // 2}, {}, ["has 50 times twice in one series: rows 1 and 2 have one t", "data.group"]),
+        (CLASSES, {"t": ["31/05/2024"] * 100}, {}, ['time column "t"', "is text: row 1 has `31/05/2024`", "2024-05-31 08:30:00"]),
+        (CLASSES, {"t": ["2024-01-01"] * 99 + ["soon"]}, {}, ["is text: row 100 has `soon`"]),
+        (CLASSES, {"t": [None] * 10 + list(range(90))}, {}, ["10 of 100 samples", "a.csv row 1: t is empty"]),
+        (CLASSES, {"a": ["x"] * 100, "b": ["y"] * 100}, {}, ["data.features: ", "no column of numbers", "it has: a, b"]),
+        (CLASSES, {"a": pyarrow.array(np.ones(100), mask=np.arange(100) % 5 == 0)}, {}, ["20 of 100 samples", "row 1: a is empty"]),
+        (CLASSES, {"a": pyarrow.nulls(100, "float64")}, {"features": ["a"]}, ["no row of", "has a value of every feature"]),
+        (CLASSES, {"a": [f"{i}?" for i in range(100)]}, {"features": ["a"]}, ["no row of", "has a value of every feature"]),
+        (CLASSES, {"y": ["on"] * 100}, {}, ["y is on in all of them", "two classes or more"]),
+        (CLASSES, {"y": LATE}, {}, ["data.train: classes that the training data does not have", '"fault"']),
+        (CLASSES, {"y": np.arange(100) / 3}, {"label": "y"}, ["y has 23 different values in 23 rows", "use a regression"]),
+        (CLASSES, {"y": pyarrow.nulls(100, "string")}, {"bad_samples": 0.99}, ["23 of 23 samples", "window that ends in row 8: y is empty"]),
+        (NUMBERS, {"y": np.full(100, 2.0)}, {}, ["y is 2 in all 23 training rows", "a number that differs"]),
+        (NUMBERS, {}, {}, ["23 of 23 samples", "y is `off`, not a number"]),
+    ],
+)  # fmt: skip
+def test_bad_tables(tmp_path: Path, task: str, change: dict[str, Any], data: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(DataError) as error:
+        series.load(job(stored(tmp_path, one() | change), task, **data))
+    message = str(error.value)
+    assert not [part for part in parts if part not in message], message
+    assert "\n  possible: " in message
+    assert "\n  do: " in message
+
+
+X, Y = stack()
+
+
+@pytest.mark.parametrize(
+    ("task", "arrays", "parts"),
+    [
+        (CLASSES, {"x": X}, ["has the arrays x", "save y too"]),
+        (CLASSES, {"x": X, "y": Y[:30]}, ["40 windows in `x` and 30 targets in `y`"]),
+        (CLASSES, {"x": X[0, 0], "y": Y}, ["`x` of", "of shape (2,)", "(N, T, channels)"]),
+        (CLASSES, {"x": X.astype("U8"), "y": Y}, ["`x` of", "<U8", "reshape or convert"]),
+        (CLASSES, {"x": X, "y": np.eye(4)[Y]}, ["`y` of", "shape (40, 4)", "y.argmax(axis=1)"]),
+        (CLASSES, {"x": X, "y": np.zeros(40, int)}, ["y is 0 in all of them"]),
+        (CLASSES, {"x": np.full_like(X, np.nan), "y": Y}, ["40 of 40 samples", "a.npz[0]: NaN or infinity"]),
+        (NUMBERS, {"x": X, "y": np.array(["a"] * 40)}, ["`y` of", "<U1"]),
+        (
+            NUMBERS,
+            {"x": X, "y": np.where(np.arange(40) < 9, np.nan, 1.0 * Y)},
+            ["9 of 40 samples", "a.npz[0]: y is empty"],
+        ),
+    ],
+)
+def test_bad_arrays(tmp_path: Path, task: str, arrays: dict[str, Any], parts: list[str]) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DataError) as error:
+        series.load(job(tmp_path / "a.npz", task))
+    assert not [part for part in parts if part not in str(error.value)], str(error.value)
+
+
+def test_arrays_of_python_objects_and_files_that_are_none(tmp_path: Path) -> None:
+    ragged = np.empty(2, object)
+    ragged[0], ragged[1] = [1.0], [1.0, 2.0]
+    np.savez(tmp_path / "a.npz", x=ragged, y=[0, 1])
+    with pytest.raises(DataError, match=r"it holds Python objects(?s:.*)series of different lengths need a long table"):
+        series.load(job(tmp_path / "a.npz"))
+    (tmp_path / "b.npz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"b\.npz cannot be read"):
+        series.load(job(tmp_path / "b.npz"))
+
+
+def test_arrays_of_another_shape(tmp_path: Path) -> None:
+    train, own = npz(tmp_path, X, Y), npz(tmp_path, X[:, :3], Y, "own.npz")
+    with pytest.raises(DataError, match=r"own.npz are 3 rows of 2 channels\n  possible: as in training: 6 rows of 2"):
+        series.load(job(train, validation=str(own)))
+
+
+def test_a_series_of_its_own_for_validation_needs_the_same_columns(tmp_path: Path) -> None:
+    rows = several()
+    train = stored(tmp_path, rows)
+    del rows["b"]
+    own = stored(tmp_path, rows, "own.csv")
+    with pytest.raises(DataError, match=r'data\.validation: .*own\.csv has no column "b"'):
+        series.load(job(train, group="machine", validation=str(own)))
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("data: {train: a.csv, time: t, label: y}", ["data: window is missing", "add `window:`"]),
+        ("data: {train: a.npz, window: 8, stride: 2}", ["data.window: is for a long table", "data.stride: is for a long table"]),
+        ("data: {train: a.npz, validation: b.csv}", ["data.validation: ", "both arrays (.npz), or both long tables"]),
+        ("data: {train: a.csv, time: t, label: t, window: 8}", ["data.label: has 't', which data.time has too"]),
+        ("data: {train: a.csv, time: t, label: [y, z], window: 8}", ["data.label: is several columns", "series-regression"]),
+        ("data: {train: a.csv, time: t, label: y, window: 8}\nmodel: {kernel: 4}", ["model.kernel: ", "an odd number"]),
+        ("data: {train: a.csv, time: t, label: y, window: 8}\nmodel: {pool: 3}", ["model.pool: is 3: 2 times pooled, 9 rows"]),
+        ("data: {train: a.csv, time: t, label: y, window: 8, max_gap: 0}", ["data.max_gap: "]),
+    ],
+)  # fmt: skip
+def test_bad_specs(text: str, parts: list[str]) -> None:
+    with pytest.raises(SpecError) as error:
+        spec.check(parse(f"name: t\ntask: series-classification\n{text}\n", "t.yaml"))
+    assert not [part for part in parts if part not in str(error.value)], str(error.value)

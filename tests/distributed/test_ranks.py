@@ -1,0 +1,165 @@
+"""Several processes train one network: the same losses, every sample once, killed and resumed with the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.distributed import local_processes as processes
+from runtime.distributed.ranks import Ranks
+from runtime.errors import SpecError
+from runtime.hardware.facts import load
+from runtime.optimizations import cpu_threads, feature_cache, loader_workers
+from tests import tiny
+from tests.paths import ROOT
+from tests.supervisor.test_supervisor import command, job, rows, same, train  # noqa: F401
+
+STEPS, SAMPLES, BATCH = 50, 62, 12
+
+
+def trained(folder: Path, count: int, data: str = "") -> tuple[list[float], list[list[list[int]]]]:
+    """Losses by step, and what each process trained on."""
+    folder.mkdir()
+    names = {"DRIVETRAIN_RANKS": str(count), "DRIVETRAIN_MEETING": str(folder / "store"), "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "tests.ranks_driver", str(folder), str(STEPS), data]
+    started = [
+        subprocess.Popen(command, cwd=ROOT, env={**os.environ, **names, "DRIVETRAIN_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in range(count)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * count, said
+    folders = [folder, *(folder / "ranks" / str(rank) for rank in range(1, count))]
+    losses = [[row["train/loss"] for row in rows(one) if "train/loss" in row] for one in folders]
+    assert all(one == losses[0] for one in losses)
+    return losses[0], [json.loads((one / "trained.json").read_text()) for one in folders]
+
+
+@pytest.mark.parametrize("data", ["", ", augment: {mixup: {alpha: 0.4}}"], ids=["plain", "mixup"])
+def test_any_number_of_processes_gives_the_same_losses(tmp_path: Path, data: str) -> None:
+    alone, order = trained(tmp_path / "1", 1, data)
+    assert len(alone) == STEPS
+    for count in (2, 4):
+        losses, parts = trained(tmp_path / str(count), count, data)
+        np.testing.assert_allclose(losses, alone, rtol=1e-9)
+        for step, whole in enumerate(order[0]):
+            mine = [part[step] for part in parts]
+            assert mine == [whole] * count if len(whole) < count else [i for one in mine for i in one] == whole
+
+
+def test_every_sample_once_an_epoch(tmp_path: Path) -> None:
+    _, parts = trained(tmp_path / "4", 4)
+    steps = -(-SAMPLES // BATCH)
+    for epoch in range(STEPS // steps):
+        seen = [i for part in parts for ids in part[epoch * steps : (epoch + 1) * steps] for i in ids]
+        if SAMPLES % BATCH >= 4:
+            assert sorted(seen) == list(range(SAMPLES))
+        else:  # fewer samples than processes: each takes all of them, and they count once together
+            assert sorted(set(seen)) == list(range(SAMPLES))
+            assert len(seen) == SAMPLES + 3 * (SAMPLES % BATCH)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 12])
+def test_parts_make_up_the_batch(size: int) -> None:
+    ids = np.arange(size)
+    parts = [Ranks(rank, 4).part(ids) for rank in range(4)]
+    if size >= 4:
+        assert np.concatenate(parts).tolist() == ids.tolist()
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    else:
+        assert all(part.tolist() == ids.tolist() for part in parts)
+
+
+TOGETHER = ("--set", "limits.processes=2")
+
+
+def test_a_lost_process_ends_the_run_and_it_goes_on_with_the_same_bits(job: Path) -> None:  # noqa: F811
+    whole = train(job, *TOGETHER, "--set", "name=whole")
+    assert whole.returncode == 0, whole.stderr
+    assert "processes: 2 train together" in whole.stdout
+    assert "each normalizes its own part of a batch" in whole.stdout
+    broken = ("--set", "name=broken", "--set", "train.epochs=40")
+    running = subprocess.Popen(command(job, *TOGETHER, *broken), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    metrics = job.parent / "runs" / "broken-001" / "metrics.jsonl"
+    until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 20)
+    os.kill(follower(running.pid), signal.SIGKILL)
+    _, error = running.communicate(timeout=60)
+    assert running.returncode == 8
+    assert "a process that trains with this one was lost (exit -9)" in error
+    again = train(job, *TOGETHER, *broken)
+    assert again.returncode == 0, again.stderr
+    assert "resumed from step-" in again.stdout
+    calm = train(job, *TOGETHER, "--set", "train.epochs=40", "--set", "name=calm")
+    assert calm.returncode == 0
+    assert same(job.parent / "runs" / "calm-001", job.parent / "runs" / "broken-001")
+    assert rows(job.parent / "runs" / "calm-001") == rows(job.parent / "runs" / "broken-001")
+
+
+@pytest.mark.parametrize("to", ["supervisor", "follower", "leader and follower"])
+def test_a_signal_stops_all_of_them_and_the_leader_saves(job: Path, to: str) -> None:  # noqa: F811
+    long = (*TOGETHER, "--set", "train.epochs=400")
+    running = subprocess.Popen(command(job, *long), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics = job.parent / "runs" / "tiny-001" / "metrics.jsonl"
+    until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 10)
+    other = follower(running.pid)
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    targets = {"supervisor": [running.pid], "follower": [other], "leader and follower": map(int, children)}
+    for target in targets[to]:
+        os.kill(target, signal.SIGTERM)
+    _, error = running.communicate(timeout=60)
+    assert running.returncode == 75, error
+    assert "saved as" in error
+    assert not Path(f"/proc/{other}").exists()
+
+
+def follower(supervisor: int) -> int:
+    """The process that does not lead."""
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    found = [int(pid) for pid in children if b"ranks/1" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(found) == 1
+    return found[0]
+
+
+def until(condition: object, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_processes_share_cpus_and_memory_and_a_program_trains_alone() -> None:
+    one = load(ROOT / "tests" / "machines" / "a100.json")
+    four = replace(one, gpus=one.gpus[:1] * 4)
+    assert four.cpu.budget == 12
+    together = tiny.job()
+    assert cpu_threads.choose(together, four, None).value == 6 // 4
+    workers = loader_workers.choose(together, four, None)
+    assert (workers.value, "12, shared by 4 processes," in workers.reason) == (2, True)
+    program = together.model_copy(update={"task": "python"})
+    assert processes.wanted(program, four) == 1
+    assert cpu_threads.choose(program, four, None).value == 6
+    room = four.memory.available // 5
+    assert feature_cache._place(program, four, room) == "memory"
+    assert feature_cache._place(together, four, room) != "memory"
+
+
+@pytest.mark.parametrize(("gpus", "asked", "count"), [(0, None, 1), (0, 3, 3), (2, None, 2), (2, 2, 2), (2, 3, None)])
+def test_how_many_processes(gpus: int, asked: int | None, count: int | None) -> None:
+    machine = load(ROOT / "tests" / "machines" / "a100.json")
+    machine = replace(machine, gpus=machine.gpus[:1] * gpus)
+    job = tiny.job()  # noqa: F811
+    job = job.model_copy(update={"limits": job.limits.model_copy(update={"processes": asked})})
+    assert count is None or processes.wanted(job, machine) == count
+    if count is None:
+        with pytest.raises(SpecError, match=r"limits.processes: is 3, and 2 GPUs are used"):
+            processes.check(job, machine)
+    else:
+        processes.check(job, machine)

@@ -1,0 +1,228 @@
+"""The CPU image under real limits: what a process in it sees, and whole runs through compose."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docker.conftest import Run, inspect
+from tests.paths import ROOT
+
+STATUS = (
+    "import json, os; s = dict(l.split(':', 1) for l in open('/proc/self/status')); "
+    "root = [l.split() for l in open('/proc/mounts') if l.split()[1] == '/'][-1]; "
+    "print(json.dumps({'uid': os.getuid(), 'caps': s['CapEff'].strip(), 'nnp': s['NoNewPrivs'].strip(), "
+    "'root': root[3].split(',')[0], 'sock': os.path.exists('/var/run/docker.sock')}))"
+)
+
+
+def facts(container: Run, *options: str) -> dict[str, Any]:
+    done = container("facts", "--json", options=options)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_posture(container: Run) -> None:
+    for uid in ("1000:1000", "4321:4321"):
+        done = container("-c", STATUS, options=("--user", uid), entrypoint="python")
+        seen = json.loads(done.stdout)
+        assert seen == {
+            "uid": int(uid.split(":")[0]),
+            "caps": "0000000000000000",
+            "nnp": "1",
+            "root": "ro",
+            "sock": False,
+        }
+
+
+@pytest.mark.parametrize(
+    ("options", "budget", "quota"),
+    [((), None, None), (("--cpus=1",), 1, 1.0), (("--cpus=0.5",), 1, 0.5), (("--cpuset-cpus=0",), 1, None)],
+)
+def test_cpu_limits_are_facts(
+    container: Run, options: tuple[str, ...], budget: int | None, quota: float | None
+) -> None:
+    cpu = facts(container, *options)["cpu"]
+    assert cpu["budget"] == (budget or os.cpu_count())
+    assert cpu["quota"] == quota
+
+
+def test_memory_and_shm_limits_are_facts(container: Run) -> None:
+    seen = facts(container, "--memory=512m", "--memory-swap=512m", "--shm-size=32m")
+    assert seen["memory"]["limit"] == 512 << 20
+    assert seen["memory"]["swap"] is False
+    assert seen["storage"]["shm"] == 32 << 20
+    assert (seen["place"], seen["image"]) == ("docker", "cpu")
+
+
+def test_the_image_has_what_the_plan_wants(container: Run) -> None:
+    seen = facts(container)
+    assert seen["libraries"]["iomp5"]
+    assert seen["libraries"]["tcmalloc"]
+    assert seen["compiler"]
+    assert seen["torch"]["cuda"] is None
+    assert seen["storage"]["cache_writable"]
+    assert seen["storage"]["cache_exec"]
+
+
+def test_a_noexec_cache_gives_the_reason(container: Run) -> None:
+    options = ("--tmpfs", "/cache/compile:noexec,mode=1777", "-v", f"{ROOT}/jobs:/workspace/jobs:ro")
+    done = container("plan", "jobs/digits.yaml", "--set", "optimize.compile=true", options=options)
+    assert done.returncode == 2
+    assert "optimize.compile: is true, which cannot be had here" in done.stderr
+    assert "the compile cache /cache/compile is mounted noexec" in done.stderr
+
+
+@pytest.fixture
+def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
+    """A fresh copy of the project as a clone has it."""
+    folder = tmp_path / "project"
+    copied(folder)
+    (folder / ".env").write_text(f"COMPOSE_PROJECT_NAME=drivetrain-test-{os.getpid()}\n")  # scripts/env writes it
+    tmp_path.chmod(0o755)
+    yield folder
+    subprocess.run(["docker", "compose", "down", "--timeout", "5"], cwd=folder, capture_output=True, check=False)
+
+
+def copied(folder: Path) -> None:
+    """The files of a clone."""
+    files = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in files.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def up(project: Path, **environment: str) -> tuple[dict[str, Any], str]:
+    """`docker compose up trainer`; the container's state and its log."""
+    names = {"COMPOSE_PROJECT_NAME": f"drivetrain-test-{os.getpid()}"}
+    os.environ.update(names)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("DRIVETRAIN_")}
+    done = subprocess.run(["docker", "compose", "up", "trainer"], cwd=project, env={**clean, **names, **environment},
+                          capture_output=True, text=True, check=False, timeout=300)  # fmt: skip
+    name = subprocess.run(["docker", "compose", "ps", "-aq", "trainer"], cwd=project, env={**clean, **names},
+                          capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+    assert name, done.stdout + done.stderr
+    return inspect(name), done.stdout + done.stderr
+
+
+def test_compose_up_trains_under_the_limits_twice_in_a_row(project: Path) -> None:
+    for number in ("001", "002"):
+        seen, log = up(project, JOB="jobs/digits.yaml")
+        assert seen["State"]["ExitCode"] == 0, log
+        host = seen["HostConfig"]
+        assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (2_000_000_000, 4 << 30, 4 << 30)
+        assert host["ReadonlyRootfs"]
+        assert host["CapDrop"] == ["ALL"]
+        assert not host["Privileged"]
+        assert not host["PortBindings"]
+        run = project / "runs" / f"digits-{number}"
+        names = {path.name for path in run.iterdir()}
+        assert names >= {"job.yaml", "hardware.json", "plan.json", "metrics.jsonl", "telemetry.jsonl", "tensorboard",
+                         "checkpoints", "model", "report.html", "report.md", "report.json", "result.json", "state.json"}  # fmt: skip
+        result = json.loads((run / "result.json").read_text())
+        assert result["best"]["value"] >= 0.98
+        plan = json.loads((run / "plan.json").read_text())
+        assert all(row["same"] for name, row in plan["seen"].items() if name != "libraries")
+        assert "limit 4.0 GiB" in log
+        owner = (run / "result.json").stat().st_uid
+        assert owner == 1000
+
+
+def test_compose_up_with_a_bad_spec(project: Path) -> None:
+    (project / "jobs" / "bad.yaml").write_text("name: bad\ntask: image-classification\ndata: {trian: digits.npz}\n")
+    seen, log = up(project, JOB="jobs/bad.yaml")
+    assert seen["State"]["ExitCode"] == 2
+    assert "jobs/bad.yaml:3:8: data.trian: unknown key" in log
+    assert 'did you mean "train"?' in log
+    assert "Traceback" not in log
+
+
+def test_a_quota_gives_one_thread(container: Run) -> None:
+    options = ("--cpus=1", "-v", f"{ROOT}/jobs:/workspace/jobs:ro", "--tmpfs", "/workspace/runs:mode=1777")
+    done = container("train", "jobs/digits.yaml", "--set", "train.epochs=1", "--set", "name=quota", options=options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cpu: 1 threads, fp32, oneDNN" in done.stdout
+    assert "libiomp5" in done.stdout
+
+
+def test_docker_stop_saves(cpu_image: str, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    name = f"drivetrain-stop-{os.getpid()}"
+    line = ["docker", "run", "--name", name, "--init", "-v", f"{ROOT}/jobs:/workspace/jobs:ro",
+            "-v", f"{tmp_path}:/workspace/runs", cpu_image, "train", "jobs/digits.yaml",
+            "--set", "train.epochs=500", "--set", "optimize.measure=off"]  # fmt: skip
+    running = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert running.stdout is not None
+    try:
+        next(text for text in running.stdout if "validation/accuracy" in text)
+        subprocess.run(["docker", "stop", "--time", "10", name], capture_output=True, check=True)
+        rest = running.stdout.read()
+        running.wait(timeout=30)
+        assert inspect(name)["State"]["ExitCode"] == 75, rest
+        assert "stopped by SIGTERM (docker stop, or Ctrl-C in docker compose) after step" in rest
+    finally:
+        running.stdout.close()
+        subprocess.run(["docker", "rm", "-f", name], capture_output=True, check=False)
+
+
+def test_tensorboard_beside_the_trainer(project: Path) -> None:
+    """It starts only when it is named, listens on this host alone, reads and cannot write."""
+    _, log = up(project, JOB="jobs/digits.yaml")
+    environment = {**os.environ, "COMPOSE_PROFILES": "", "DRIVETRAIN_TENSORBOARD_PORT": str(free_port())}
+    address = f"http://127.0.0.1:{environment['DRIVETRAIN_TENSORBOARD_PORT']}"
+
+    def compose(*words: str) -> str:
+        done = subprocess.run(["docker", "compose", *words], cwd=project, env=environment,
+                              capture_output=True, text=True, check=False, timeout=120)  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    assert compose("--profile", "tensorboard", "ps", "-aq", "tensorboard") == "", log
+    compose("up", "--detach", "--no-deps", "tensorboard")
+    try:
+        tags = answer(f"{address}/data/plugin/scalars/tags")
+        assert {"train/loss", "lr", "grad_norm"} <= set(tags["digits-001/tensorboard"])
+        seen = inspect(compose("--profile", "tensorboard", "ps", "-q", "tensorboard"))
+        host = seen["HostConfig"]
+        assert host["ReadonlyRootfs"]
+        assert host["CapDrop"] == ["ALL"]
+        assert "no-new-privileges:true" in host["SecurityOpt"]
+        assert seen["Config"]["User"] not in ("", "0", "0:0", "root")
+        assert [mount["RW"] for mount in seen["Mounts"] if mount["Destination"] == "/workspace/runs"] == [False]
+        assert {row["HostIp"] for rows in host["PortBindings"].values() for row in rows} == {"127.0.0.1"}
+    finally:
+        compose("--profile", "tensorboard", "rm", "--stop", "--force", "tensorboard")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def answer(address: str, seconds: float = 60) -> Any:
+    """The JSON at an address, as soon as there is some."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            with urllib.request.urlopen(address, timeout=5) as reply:
+                if data := json.load(reply):
+                    return data
+        except (OSError, http.client.HTTPException):
+            pass
+        assert time.monotonic() < end, f"nothing answers at {address}"
+        time.sleep(0.5)

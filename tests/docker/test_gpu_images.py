@@ -1,0 +1,98 @@
+"""The GPU images without a GPU: what torch they hold, for which chips, and that they refuse to train on a CPU unasked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from runtime.hardware.device_check import covers
+from runtime.hardware.image_selection import BUILDS
+from tests.docker.conftest import has_client, missing
+from tests.paths import ROOT
+
+# The chips that each image is for, and one that it is not.
+CHIPS = {
+    "ampere": ([(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)], (6, 1)),
+    "legacy": ([(5, 0), (5, 2), (6, 0), (6, 1), (7, 0), (7, 5), (8, 6), (8, 9), (9, 0)], (12, 0)),
+}
+TORCH = (
+    "import json, torch, triton; print(json.dumps({'torch': torch.__version__.split('+')[0], 'cuda': torch.version.cuda, "
+    "'cudnn': torch.backends.cudnn.version(), 'codes': torch._C._cuda_getArchFlags().split()}))"
+)
+
+
+@pytest.fixture(params=sorted(BUILDS))
+def word(request: pytest.FixtureRequest) -> str:
+    """Each GPU image that is built here; they are gigabytes, so only a change of theirs builds them in CI."""
+    why = missing(request.param) if has_client() else "no docker client is installed: `make engine`"
+    if why:
+        pytest.skip(why)
+    return str(request.param)
+
+
+def inside(word: str, *command: str, entrypoint: str | None = None, options: tuple[str, ...] = ()) -> Any:
+    """`docker run` of the image as compose hardens it, with today's code of the project."""
+    hardened = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true", "--init", "--network=none",
+                "--tmpfs=/tmp:exec,mode=1777", "--tmpfs=/workspace/runs:mode=1777",
+                "-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro", "-v", f"{ROOT}/jobs:/workspace/jobs:ro"]  # fmt: skip
+    entry = ["--entrypoint", entrypoint] if entrypoint else []
+    line = ["docker", "run", "--rm", *hardened, *options, *entry, f"localhost/drivetrain/{word}:latest", *command]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=600)
+
+
+def test_torch_and_its_chips(word: str) -> None:
+    done = inside(word, "-c", TORCH, entrypoint="python")
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert (seen["torch"], seen["cuda"]) == (BUILDS[word].torch, BUILDS[word].cuda)
+    if word == "legacy":
+        assert seen["cudnn"] < 91100, "cuDNN 9.11 dropped all chips below 7.5"
+    ours, other = CHIPS[word]
+    assert [chip for chip in ours if not covers(chip, seen["codes"])] == []
+    assert not covers(other, seen["codes"])
+    facts = json.loads(inside(word, "facts", "--json").stdout)
+    assert facts["torch"]["architectures"] == seen["codes"]
+
+
+def test_facts_and_the_variables_of_the_toolkit(word: str) -> None:
+    facts = json.loads(inside(word, "facts", "--json").stdout)
+    assert (facts["image"], facts["gpus"]) == (word, [])
+    assert facts["compiler"] == "/usr/bin/g++"
+    shown = subprocess.run(
+        ["docker", "image", "inspect", f"localhost/drivetrain/{word}:latest"], capture_output=True, check=True
+    )
+    config = json.loads(shown.stdout)[0]["Config"]
+    assert {"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"} <= set(config["Env"])
+    assert config["User"] == "1000:1000"
+    assert config["Entrypoint"] == ["python", "-m", "runtime"]
+
+
+def test_c_code_with_pythons_headers_can_be_compiled(word: str) -> None:
+    """What Triton does at its first kernel."""
+    code = (
+        "import pathlib, subprocess, sysconfig; pathlib.Path('/tmp/a.c').write_text('#include <Python.h>\\n'); "
+        "subprocess.run(['gcc', '-shared', '-fPIC', '-I' + sysconfig.get_path('include'), '/tmp/a.c', '-o', '/tmp/a.so'], check=True)"
+    )
+    done = inside(word, "-c", code, entrypoint="python")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_plan_warns_and_training_refuses(word: str) -> None:
+    plan = inside(word, "plan", "jobs/digits.yaml")
+    assert plan.returncode == 0, plan.stderr
+    assert f"{word} is built for a GPU and sees none, so `train` would refuse to start" in " ".join(plan.stdout.split())
+    done = inside(word, "train", "jobs/digits.yaml")
+    assert done.returncode == 9
+    assert f"the image {word} is built for a GPU and sees none" in done.stderr
+    assert "possible: a container that is started with GPUs: `make train-gpu`" in done.stderr
+    assert f"compose/{word}.yaml" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_it_trains_on_the_cpu_if_the_job_says_so(word: str) -> None:
+    done = inside(word, "train", "jobs/digits.yaml", "--set", "limits.gpus=none", "--set", "train.epochs=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "done: " in done.stdout

@@ -1,0 +1,179 @@
+"""`launch` and what follows it against a real engine: what is mounted, whose containers they are, what is remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import own_job
+from tests.docker.conftest import inspect
+from tests.docker.test_cpu import copied
+from tests.paths import ROOT
+
+NO_TORCH = "import sys; from runtime.cli import main as cli; from runtime.launch import run_in_image as inside; inside.find_spec = lambda name: None; sys.exit(cli.main(sys.argv[1:]))"
+JOB = """
+name: tiny
+task: tabular-classification
+data: {{train: {data}, target: label}}
+train: {{epochs: 1}}
+optimize: {{measure: off}}
+"""
+
+
+def checkout(folder: Path) -> Path:
+    """A clone of today's files."""
+    copied(folder)
+    (folder / "runs").chmod(0o777)
+    return folder
+
+
+@pytest.fixture
+def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
+    folder = checkout(tmp_path / "one" / "drivetrain")
+    yield folder
+    remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """The containers of a checkout."""
+    mark = name(folder)
+    ours = subprocess.run(
+        ["docker", "ps", "-aq", "--filter", f"name=^{mark}-"], capture_output=True, text=True, check=True
+    )
+    for container in ours.stdout.split():
+        subprocess.run(["docker", "rm", "-f", container], capture_output=True, check=False)
+
+
+def name(folder: Path, **options: Any) -> str:
+    line = [folder / "scripts" / "project-name"]
+    return subprocess.run(line, capture_output=True, text=True, check=True, **options).stdout.strip()
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command line of a checkout, on a host without torch."""
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run([sys.executable, "-c", NO_TORCH, *words], cwd=folder, env=environment, capture_output=True, text=True,
+                          check=False, timeout=300)  # fmt: skip
+
+
+def table(path: Path) -> None:
+    rows = [f"{i % 7},{i % 3},{'yes' if i % 7 > 3 else 'no'}" for i in range(60)]
+    path.write_text("\n".join(["a,b,label", *rows]) + "\n")
+
+
+def trainer(folder: Path, job: str) -> dict[str, Any]:
+    return inspect(f"{name(folder)}-{job}-trainer-1")
+
+
+def test_what_a_spec_outside_of_the_project_brings(project: Path, tmp_path: Path) -> None:
+    """Its data and itself, by name; not what lies beside them; and no network."""
+    home = tmp_path / "somebody"
+    home.mkdir()
+    (home / "id_rsa").write_text("secret")
+    table(home / "data.csv")
+    (home / "job.yaml").write_text(JOB.format(data="data.csv"))
+    done = command(project, "train", str(home / "job.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "torch is in the image alone: training there" in done.stdout
+    assert "network: none, nothing in the job names an address" in done.stdout
+    seen = trainer(project, "tiny")
+    outside = {mount["Source"]: mount["RW"] for mount in seen["Mounts"] if str(home) in mount["Source"]}
+    assert outside == {str(home / "job.yaml"): False, str(home / "data.csv"): False}
+    assert seen["HostConfig"]["NetworkMode"] == "none"
+    # The command line names the run alone; its spec names the data.
+    done = command(project, "evaluate", "runs/tiny-001")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "evaluation on validation data of the run" in done.stdout
+
+
+def test_a_data_folder_that_leads_everywhere_is_refused(project: Path, tmp_path: Path) -> None:
+    table(tmp_path / "data.csv")
+    (tmp_path / "job.yaml").write_text(JOB.format(data="data.csv"))
+    done = command(project, "launch", str(tmp_path / "job.yaml"), "--set", "data.validation=/")
+    assert done.returncode == 2
+    assert "data.validation: / is not mounted: it holds more than data" in done.stderr
+
+
+def test_own_code_that_was_trained_in_a_container_may_predict_in_one(project: Path, tmp_path: Path) -> None:
+    """That it was trained here is kept in a volume, so a copy of another's run has nothing to show."""
+    folder = project / "own"
+    folder.mkdir()
+    own_job.write(folder, {"my_data.py": own_job.DATA.replace("samples=96", "samples=97")})
+    done = command(project, "launch", "own/job.yaml", "--set", "optimize.measure=off")
+    assert done.returncode == 0, done.stdout + done.stderr
+    evaluated = command(project, "evaluate", "runs/tiny-001")
+    assert evaluated.returncode == 0, evaluated.stderr
+    # As a download that holds the same names and digests, with another argument.
+    config = project / "runs" / "tiny-001" / "model" / "config.json"
+    data = json.loads(config.read_text())
+    data["arguments"]["arguments"]["width"] = 9
+    config.unlink()
+    config.write_text(json.dumps(data))
+    refused = command(project, "evaluate", "runs/tiny-001")
+    assert refused.returncode == 4
+    assert "agree with --run-code" in refused.stderr
+
+
+def start(folder: Path) -> str:
+    """`docker compose up` of a run that goes on for long; the container's id."""
+    (folder / "jobs" / "long.yaml").write_text(
+        (ROOT / "jobs" / "digits.yaml").read_text().replace("epochs: 12", "epochs: 2000")
+    )
+    subprocess.run([folder / "scripts" / "env"], capture_output=True, check=True)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("DRIVETRAIN_", "COMPOSE_"))}
+    up = ["docker", "compose", "up", "--detach", "trainer"]
+    done = subprocess.run(
+        up, cwd=folder, env={**environment, "JOB": "jobs/long.yaml"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = subprocess.run(["docker", "compose", "ps", "-aq", "trainer"], cwd=folder, env=environment, capture_output=True,
+                           text=True, check=True)  # fmt: skip
+    return found.stdout.strip()
+
+
+def running(container: str) -> bool:
+    return bool(inspect(container)["State"]["Running"])
+
+
+def test_folders_of_the_same_name_do_not_take_each_others_containers(project: Path, tmp_path: Path) -> None:
+    other = checkout(tmp_path / "two" / "drivetrain")
+    try:
+        one, two = start(project), start(other)
+        assert one != two
+        assert running(one)
+        assert running(two)
+        subprocess.run(["make", "stop"], cwd=other, capture_output=True, check=True)
+        assert (running(one), running(two)) == (True, False)
+    finally:
+        remove(other)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_users_of_one_checkout_have_names_of_their_own() -> None:
+    with tempfile.TemporaryDirectory() as place:  # that of a test is closed to others
+        Path(place).chmod(0o755)
+        (Path(place) / "scripts").mkdir()
+        shutil.copy2(ROOT / "scripts" / "project-name", Path(place) / "scripts")
+        assert name(Path(place)) != name(Path(place), user=4321, group=4321)
+
+
+def test_a_missing_image_is_asked_of_no_registry(project: Path) -> None:
+    overlay = project / "compose" / "cpu.yaml"
+    overlay.write_text(overlay.read_text().replace("/cpu:latest", "/absent:latest"))
+    subprocess.run([project / "scripts" / "env"], capture_output=True, check=True)
+    done = subprocess.run(["docker", "compose", "up", "--no-build", "trainer"], cwd=project, capture_output=True, text=True,
+                          check=False, timeout=120)  # fmt: skip
+    assert done.returncode != 0
+    told = (done.stdout + done.stderr).lower()
+    assert "no such image" in told
+    assert "pulling" not in told
+    assert "registry" not in told

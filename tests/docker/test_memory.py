@@ -1,0 +1,104 @@
+"""The memory limit of a container: a kill is recognised, explained, and answered with half the micro-batch.
+
+On cgroup v1 or v2, whichever the engine has; the other version's counters are tested on recorded trees (test_cgroup).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from tests.docker.conftest import Run
+from tests.paths import ROOT
+
+TEXT = """
+name: large
+task: image-classification
+data: {train: images.npz, validation: 0.1}
+model: {name: small-cnn, width: 32}
+train: {epochs: 1, steps: 2, batch_size: 128}
+checkpoint: {every: 1 steps}
+optimize: {cpu_threads: 1, measure: off}
+"""
+"""Activations of a whole batch dwarf everything else."""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    labels = np.arange(300) % 3
+    images = np.random.default_rng(0).integers(0, 255, (300, 64, 64), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", images=images, labels=labels)
+    (tmp_path / "large.yaml").write_text(TEXT)
+    for folder in (tmp_path, tmp_path / "runs"):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o777)
+    return tmp_path
+
+
+def train(container: Run, job: Path, memory: int | None, *options: str) -> tuple[int, str]:
+    """Train in a container of so many bytes without swap, with the checkout's own code."""
+    limits = (f"--memory={memory}", f"--memory-swap={memory}") if memory else ()
+    done = container("train", "/job/large.yaml", "--runs", "/job/runs", *options,
+                     options=(*limits, "-v", f"{job}:/job", "-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro"))  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def result(run: Path) -> dict[str, Any]:
+    return json.loads((run / "result.json").read_text())  # type: ignore[no-any-return]
+
+
+def value(run: Path, name: str) -> Any:
+    rows = json.loads((run / "plan.json").read_text())["decisions"]
+    return next(row["value"] for row in rows if row["name"] == name)
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(run / "model" / "model.safetensors")
+
+
+def test_four_fifths_of_the_need(container: Run, job: Path) -> None:
+    code, log = train(container, job, None)
+    assert code == 0, log
+    need = result(job / "runs" / "large-001")["peak_memory"]
+    code, log = train(container, job, int(need * 0.8))
+    assert code == 0, log
+    run = job / "runs" / "large-002"
+    found = value(run, "micro_batch")
+    print(f"peak {need >> 20} MiB; with {int(need * 0.8) >> 20} MiB it went on with micro-batch {found}")
+    assert found in (64, 32, 16)
+    assert "killed at the memory limit of" in log
+    assert "train.batch_size as it is" in log
+    assert (result(run)["steps"], result(run)["epochs"]) == (2, 1)
+    assert "batch_size: 128" in (run / "job.yaml").read_text()
+    same_as_naming_it(container, job, run, found)
+
+
+def same_as_naming_it(container: Run, job: Path, run: Path, found: int) -> None:
+    """The kill came in the first step, so the retry is a run from the first checkpoint with that micro-batch."""
+    events = [json.loads(line)["text"] for line in (run / "events.jsonl").read_text().splitlines()]
+    assert sum("killed at the memory limit" in text for text in events) == len(events)
+    (job / "large.yaml").write_text(TEXT.replace("measure: off", f"measure: off, micro_batch: {found}"))
+    code, log = train(container, job, None)
+    assert code == 0, log
+    one, two = weights(run), weights(job / "runs" / "large-003")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert (run / "metrics.jsonl").read_bytes() == (job / "runs" / "large-003" / "metrics.jsonl").read_bytes()
+
+
+def test_short_for_one_sample(container: Run, job: Path) -> None:
+    """Exit 6 with limit, peak and advice; the run folder stays and goes on under a higher limit."""
+    # Weights alone far above the limit: near it the kernel reads dropped pages of libraries again and again instead.
+    (job / "large.yaml").write_text(TEXT.replace("batch_size: 128", "batch_size: 2").replace("width: 32", "width: 320"))
+    code, log = train(container, job, 220 << 20)
+    assert code == 6, log
+    assert "with one sample at a time" in log
+    assert "raise limits.memory" in log
+    code, log = train(container, job, None)
+    assert code == 0, log

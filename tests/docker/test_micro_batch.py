@@ -1,0 +1,50 @@
+"""`micro_batch: auto` in a container of 1 GB: no kill, close to what really fits, and the bits of naming that size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from tests.docker.conftest import Run
+from tests.docker.test_memory import TEXT, job, train, value, weights
+
+__all__ = ["job"]
+GIGABYTE = 1 << 30
+LARGE = TEXT.replace("batch_size: 128", "batch_size: 240")
+"""The whole batch takes half as much again as there is."""
+
+
+def test_auto_trains_in_a_gigabyte(container: Run, job: Path) -> None:
+    (job / "large.yaml").write_text(LARGE.replace("measure: off", "measure: off, micro_batch: auto"))
+    code, log = train(container, job, GIGABYTE)
+    assert code == 0, log
+    assert "killed at the memory limit" not in log
+    run = job / "runs" / "large-001"
+    found = value(run, "micro_batch")
+    print(next(line for line in log.splitlines() if line.startswith("fit: ")))
+    assert 16 < found < 240
+    rows = json.loads((run / "plan.json").read_text())["decisions"]
+    row = next(row for row in rows if row["name"] == "micro_batch")
+    assert (row["source"], row["effect"]) == ("measured", "training")
+    assert "the whole batch does not fit, so BatchNorm sees" in row["evidence"]
+    too_much_is_killed(container, job, found)
+    same_as_naming_it(container, job, run, found)
+
+
+def too_much_is_killed(container: Run, job: Path, found: int) -> None:
+    """Half as much again does not fit, so what was found is within 1.5x of the largest that does."""
+    (job / "large.yaml").write_text(LARGE.replace("measure: off", f"measure: off, micro_batch: {found * 3 // 2}"))
+    code, log = train(container, job, GIGABYTE)
+    assert code == 0, log
+    assert "killed at the memory limit of 1.0 GiB" in log
+
+
+def same_as_naming_it(container: Run, job: Path, run: Path, found: int) -> None:
+    (job / "large.yaml").write_text(LARGE.replace("measure: off", f"measure: off, micro_batch: {found}"))
+    code, log = train(container, job, None)
+    assert code == 0, log
+    one, two = weights(run), weights(job / "runs" / "large-003")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert (run / "metrics.jsonl").read_bytes() == (job / "runs" / "large-003" / "metrics.jsonl").read_bytes()

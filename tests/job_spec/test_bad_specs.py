@@ -1,0 +1,239 @@
+"""Bad specs: every mistake is told with file, line, column and key, with what is possible and what to do."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.cli.main import main
+from tests.job_spec.bad_documents import DOCUMENTS
+from tests.job_spec.bad_keys import KEYS
+from tests.job_spec.bad_values import VALUES
+from tests.job_spec.rows import SPEC, Row, filled
+from tests.paths import ROOT
+
+TABLE = [*DOCUMENTS, *KEYS, *VALUES]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with the data that the specs name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "digits.npz").touch()
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+    """What `validate job.yaml` says on stderr, after checks of the exit code and of stdout."""
+    assert main(["validate", "job.yaml", *arguments]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+def test_the_table_is_long_and_without_doubles() -> None:
+    assert len(TABLE) >= 180
+    assert len({row.spec() for row in TABLE}) == len(TABLE)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=Row.name)
+def test_a_mistake_and_its_message(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_bytes(row.spec())
+    assert said(capsys, 2) == row.message("job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("command", "row"),
+    [("validate", DOCUMENTS[0]), ("validate", KEYS[0]), ("plan", DOCUMENTS[-1]), ("train", VALUES[-1])],
+)
+def test_a_mistake_seen_from_outside(command: str, row: Row) -> None:
+    Path("job.yaml").write_bytes(row.spec())
+    run = subprocess.run(
+        [sys.executable, "-m", "runtime", command, "job.yaml"],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60, check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stdout, run.stderr) == (2, "", row.message("job.yaml"))
+    assert not Path("runs").exists()
+
+
+def test_all_problems_at_once_in_the_order_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_text(
+        "nam: a\n"
+        "task: image-classification\n"
+        "train:\n"
+        "  epochs: three\n"
+        "  epochs: 4\n"
+        "  optimizer: {name: sgd, lr: 0, momentum: !foo 1}\n"
+        "  early_stopping: {metric: accuracy}\n"
+        "  loss: mse\n"
+        "optimize: {precision: bf17}\n"
+        "checkpoint: {every: 0s}\n"
+        "data: {train: data}\n"
+    )
+    heads = [line for line in said(capsys, 2).splitlines() if not line.startswith("  ")]
+    assert heads == [
+        "job.yaml:1:1: name: is missing",
+        "job.yaml:1:1: nam: unknown key",
+        "job.yaml:4:3: train.epochs: is 'three'",
+        "job.yaml:5:3: train.epochs: the key stands here twice",
+        "job.yaml:6:26: train.optimizer.lr: is 0",
+        "job.yaml:6:43: train.optimizer.momentum: the tag !foo is not allowed",
+        "job.yaml:7:20: train.early_stopping.metric: is 'accuracy'",
+        "job.yaml:8:3: train.loss: is 'mse'",
+        "job.yaml:9:12: optimize.precision: is 'bf17'",
+        "job.yaml:10:14: checkpoint.every: is '0s'",
+    ]
+
+
+def test_an_unknown_task_hides_no_other_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_text("task: images\nname: a b\ndata: {train: 3, text: body}\ntrain: {epochs: 0}\nmodel: x\n")
+    heads = [line for line in said(capsys, 2).splitlines() if not line.startswith("  ")]
+    assert heads == [
+        "job.yaml:1:1: task: is 'images'",
+        "job.yaml:2:1: name: is 'a b'",
+        "job.yaml:3:8: data.train: is 3",
+        "job.yaml:4:9: train.epochs: is 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("assignments", "place", "given", "possible", "action"),
+    [
+        (["train.epochs"], "train.epochs:1:1", "not an assignment", "key.path=value", "write for example --set train.epochs=3"),
+        (["=3"], "=3:1:1", "not an assignment", "key.path=value", "write for example --set train.epochs=3"),
+        (["train..epochs=3"], "train..epochs=3:1:1", "not an assignment", "key.path=value", "write for example --set train.epochs=3"),
+        (["trian.epochs=3"], "trian.epochs=3:1:1", "trian: unknown key", "known keys: {top}", 'did you mean "train"?'),
+        (["train.epoch=3"], "train.epoch=3:1:13", "train.epoch: unknown key", "known keys: {train}", 'did you mean "epochs"?'),
+        (["train.epochs=three"], "train.epochs=three:1:14", "train.epochs: is 'three'", "a whole number", "change the value"),
+        (["train.epochs="], "train.epochs=:1:14", "train.epochs: is null", "a whole number", "give a value, or leave the key out"),
+        (["train.optimizer.lr=x"], "train.optimizer.lr=x:1:20", "train.optimizer.lr: is 'x'", "a number", "change the value"),
+        (["train.optimizer.betas=[0.9, 2]"], "train.optimizer.betas=[0.9, 2]:1:29", "train.optimizer.betas[1]: is 2", "a number < 1", "change the value"),
+        (["train.epochs=["], "train.epochs=[:1:15", "expected the node content, but found '<stream end>'", "{yaml}", "{mend}"),
+        (["train={epochs: 3"], "train={epochs: 3:1:17", "expected ',' or '}', but got '<stream end>'", "{yaml}", "{mend}"),
+        (["train.epochs=3\nseed: 4"], "train.epochs=3\\nseed: 4:2:5", "mapping values are not allowed here", "{yaml}", "{mend}"),
+        (["train.epochs=!!python/name:os.system x"], "train.epochs=!!python/name:os.system x:1:14", "train.epochs: the tag !!python/name:os.system is not allowed", "plain text, numbers, lists and mappings", "remove the tag"),
+        (["train.epochs=&a [*a]"], "train.epochs=&a [*a]:1:14", "train.epochs[0]: an alias inside the very value that it stands for", "values that end", "write the value out"),
+        (["name.x=3"], "name.x=3:1:1", "name: is a mapping", "{name}", "change the value"),
+        (["train.epochs.x=3"], "train.epochs.x=3:1:1", "train.epochs: is 1, not a mapping", "a key of a mapping", "set all of train.epochs instead"),
+        (["train=[1]", "train.seed=3"], "train.seed=3:1:1", "train: is [1], not a mapping", "a key of a mapping", "set all of train instead"),
+        (["train.\udcff=3"], "train.\\udcff=3:1:1", "not an assignment", "key.path=value", "write for example --set train.epochs=3"),
+        (["name=\udcff"], "name=\\udcff:1:6", "the character U+DCFF is not allowed in YAML", "printable text", "remove it"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else value[-1].encode("unicode_escape").decode(),
+)  # fmt: skip
+def test_a_bad_assignment(
+    assignments: list[str], place: str, given: str, possible: str, action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("job.yaml").write_text(SPEC + "train: {optimizer: adamw, epochs: 1}\n")
+    said_ = said(capsys, 2, *(word for text in assignments for word in ("--set", text)))
+    message = filled(f"--set {place}: {given}\n  possible: {possible}\n  do:       {action}\n")
+    assert message in said_
+
+
+def test_assignments_and_the_file_are_checked_together(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_text(SPEC + "train: {epochs: 0, seed: -1}\n")
+    text = said(capsys, 2, "--set", "train.epochs=3", "--set", "x", "--set", "train.ema=2")
+    assert [line for line in text.splitlines() if not line.startswith("  ")] == [
+        "--set x:1:1: not an assignment",
+        "--set train.ema=2:1:11: train.ema: is 2",
+        "job.yaml:4:20: train.seed: is -1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "given"),
+    [
+        ("data: {train: no/such}", "3:8", "data.train: 'no/such' is not there"),
+        ("data: {train: data/digits.npz/x}", "3:8", "data.train: 'data/digits.npz/x' is not there"),
+        ("data: {train: data, validation: there}", "3:21", "data.validation: 'there' is not there"),
+        ("data: {train: ~nobody-of-this-name/x}", "3:8", "data.train: '~nobody-of-this-name/x' is not there"),
+        (f"data: {{train: {'x' * 5000}}}", "3:8", f"data.train: '{'x' * 59}…' cannot be read: File name too long"),
+        ('data: {train: "a\\0b"}', "3:8", "data.train: 'a\\x00b' is not a path: embedded null byte"),
+    ],
+    ids=lambda value: value[:30].replace("\0", ""),
+)
+def test_data_that_is_not_there_is_exit_3(
+    text: str, place: str, given: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = Row(text, place, given, f"a path relative to {folder}",
+              "check the spelling; in a container only the project and mounted folders can be seen")  # fmt: skip
+    Path("job.yaml").write_bytes(row.spec())
+    assert said(capsys, 3) == row.message("job.yaml")
+
+
+def test_every_lost_path_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_text("task: image-classification\nname: a\ndata:\n  train: b\n  validation: c\n")
+    assert said(capsys, 3).splitlines()[:2] == [
+        "job.yaml:4:3: data.train: 'b' is not there",
+        "job.yaml:5:3: data.validation: 'c' is not there",
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_files_that_this_user_may_not_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "data").chmod(0)
+    Path("job.yaml").write_text(SPEC)
+    assert "data.train: 'data' cannot be read: Permission denied" in said(capsys, 3)
+    Path("job.yaml").chmod(0)
+    assert said(capsys, 2).startswith("job.yaml: Permission denied\n  possible: a job spec in YAML\n")
+
+
+def test_no_file_and_no_file_but_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    rest = "\n  possible: a job spec in YAML\n  do:       see the examples in jobs/\n"
+    assert said(capsys, 2) == f"job.yaml: No such file or directory{rest}"
+    Path("job.yaml").mkdir()
+    assert said(capsys, 2) == f"job.yaml: Is a directory{rest}"
+
+
+SPLINTERS = (
+    b"null", b"true", b"yes", b"-1", b"1e999", b".nan", b"[]", b"{}", b"[1, 2]", b"{a: 1}", b"''", b"!!set {a}",
+    b"&a [*a]", b"*m", b"<<: *m", b'"\\ud800"', b'"\\U00110000"', b"0x10", b"2:30", b"|\n  x", b"? a", b"%", b"@",
+    b"---", b"...", b"\t", b"\x00", b"\xff", b"\xef\xbb\xbf", b"!<", b"%YAML 3", b"'", b'"', b"- ", b": ", b"9" * 120,
+)  # fmt: skip
+LINE = re.compile(r"  possible: |  do:       |job\.yaml:\d+:\d+: ")
+
+
+def broken(text: bytes, draw: random.Random) -> bytes:
+    """The text with one to four changes: bytes gone, doubled or added, lines moved, values replaced."""
+    for _ in range(draw.randint(1, 4)):
+        start = draw.randrange(len(text) + 1)
+        end = start + draw.randrange(12)
+        lines = text.split(b"\n")
+        words = list(re.finditer(rb"[\w./*-]+", text))
+        match draw.randrange(6):
+            case 0:
+                text = text[:start] + text[end:]
+            case 1:
+                text = text[:end] + text[start:]
+            case 2:
+                text = text[:start] + draw.choice([*SPLINTERS, bytes([draw.randrange(256)])]) + text[start:]
+            case 3:
+                draw.shuffle(lines)
+                text = b"\n".join(lines)
+            case 4:
+                lines.insert(draw.randrange(len(lines)), draw.choice(lines))
+                text = b"\n".join(lines)
+            case 5 if words:
+                word = draw.choice(words)
+                text = text[: word.start()] + draw.choice(SPLINTERS) + text[word.end() :]
+    return text
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_no_damage_ends_in_anything_but_a_message(block: int, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = (ROOT / "jobs" / "digits.yaml").read_bytes()
+    codes = set()
+    for seed in range(block * 30, block * 30 + 30):
+        Path("job.yaml").write_bytes(broken(whole, random.Random(seed)))
+        codes.add(main(["validate", "job.yaml"]))
+        for line in capsys.readouterr().err.splitlines():
+            assert LINE.match(line), (seed, line)
+    assert 2 in codes
+    assert codes <= {0, 2, 3}

@@ -1,0 +1,165 @@
+"""Specs that a machine has broken: every one ends valid or in a message with file, line and column, within a second.
+
+The words of the spec's own grammar are put where they do not belong, beside bytes, bombs and texts that would run
+something elsewhere. `make test-faults` tries 1,000 of them, the ordinary suite fewer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import yaml
+
+from runtime.cli.main import main
+from tests import examples
+from tests.job_spec.test_bad_specs import SPLINTERS, broken
+
+SECONDS = 1.0
+NIGHTLY = int(os.environ.get("DRIVETRAIN_SPECS", "1000"))
+PLACE = re.compile(r"job\.yaml:\d+:\d+: ")
+REST = re.compile(r"  possible: |  do:       ")
+CODE = ("!!python/object/apply:os.system ['touch canary']", "!!python/name:os.system", "!!python/module:os",
+        "!!python/object/new:subprocess.Popen [touch canary]", "${HOME}", "$(touch canary)", "`touch canary`",
+        "{{ 7 * 7 }}", "__import__('os').system('touch canary')", "../../../etc/passwd", "/etc/passwd\0", "~nobody/x",
+        "file:///etc/passwd", "http://127.0.0.1:9/x", "| touch canary")  # fmt: skip
+ODD: tuple[Any, ...] = (None, True, -1, 0, 10**30, 1e308, -0.0, "", " ", "x" * 5000, "é\u202e", [], {}, [[]], [None], {"": ""},
+                        {"name": {"name": {}}}, {"a": 1}, "1e-4", "0x10", "5m", "4g", "2:30", "yes", "NaN", *CODE)  # fmt: skip
+
+
+def places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (collection, key or index) of a tree."""
+    for key, value in list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree)):
+        yield tree, key
+        if isinstance(value, dict | list):
+            yield from places(value)
+
+
+def words(seen: list[Any]) -> list[str]:
+    """All keys of all examples."""
+    return sorted({key for tree in seen for where, key in places(tree) if isinstance(where, dict)})
+
+
+def misspelt(word: str, draw: random.Random) -> str:
+    """A word with one letter gone, doubled, or exchanged with the next."""
+    at = draw.randrange(len(word))
+    return draw.choice((word[:at] + word[at + 1 :], word[: at + 1] + word[at:], word[:at] + word[at : at + 2][::-1] + word[at + 2 :]))  # fmt: skip
+
+
+def grammar(trees: list[Any], draw: random.Random) -> bytes:
+    """One of the examples with keys misspelt, removed, moved and given other values."""
+    tree = yaml.safe_load(yaml.safe_dump(draw.choice(trees)))
+    for _ in range(draw.randint(1, 4)):
+        where, key = draw.choice(list(places(tree)) or [(tree, "name")])
+        match draw.randrange(5):
+            case 0 if isinstance(where, dict):
+                where[misspelt(str(key), draw) or "x"] = where.pop(key, None)
+            case 1:
+                where[key] = draw.choice(ODD)
+            case 2 if isinstance(where, dict):
+                where.pop(key, None)
+            case 3 if isinstance(where, dict):
+                where[draw.choice(words(trees))] = draw.choice(ODD)
+            case _:
+                other, from_ = draw.choice(list(places(draw.choice(trees))))
+                where[key] = other[from_]
+    return yaml.safe_dump(tree, allow_unicode=True, sort_keys=False, default_flow_style=draw.random() < 0.3).encode()
+
+
+def bomb(draw: random.Random) -> bytes:
+    """Small texts that stand for large ones, or never end."""
+    size = draw.choice((10, 60, 3000))
+    chain = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" if i else "a0: &a0 [x, x]" for i in range(12))
+    return draw.choice((chain, "[" * size, "{a: " * size, "- " * size, "? " * size, "&a [*a]", "a: &a {<<: *a}", "!" * size,
+                        "name: x\n" * size, "'" + "x" * size * 300, "a" * (1 << 20) + "b", "0x" + "f" * size,
+                        "1e" + "9" * size, "%YAML 1.1\n--- " * 3, "\ufeff" * size, "|9\n" + " x\n" * size)).encode()  # fmt: skip
+
+
+def foreign(text: bytes, draw: random.Random) -> bytes:
+    """A value replaced by text that would run something elsewhere."""
+    found = list(re.finditer(rb": ([\w./-]+)", text))
+    at = draw.choice(found)
+    return text[: at.start(1)] + draw.choice(CODE).encode() + text[at.end(1) :]
+
+
+def fuzzed(seed: int, whole: list[bytes], trees: list[Any]) -> bytes:
+    draw = random.Random(seed)
+    text = draw.choice(whole)
+    kinds: list[Callable[[], bytes]] = [
+        lambda: grammar(trees, draw), lambda: grammar(trees, draw), lambda: broken(text, draw),
+        lambda: foreign(text, draw), lambda: bomb(draw), lambda: text + b"\n" + draw.choice(SPLINTERS),
+    ]  # fmt: skip
+    return kinds[seed % len(kinds)]()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder without data: a spec in which nothing is wrong ends with exit 3."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+class TooLong(BaseException):
+    """No exception that anything would take for its own."""
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    raise TooLong
+
+
+def check(numbers: range, folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[int, int]:
+    """Validate specs by number; how many ended with which code."""
+    whole = [path.read_bytes() for path in examples.JOBS]
+    trees = [yaml.safe_load(text) for text in whole]
+    codes: dict[int, int] = {}
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        for seed in numbers:
+            (folder / "job.yaml").write_bytes(fuzzed(seed, whole, trees))
+            # Processor time, not the wall's: others may use this machine too.
+            signal.setitimer(signal.ITIMER_REAL, 20)
+            begun = resource.getrusage(resource.RUSAGE_SELF)
+            code = main(["validate", "job.yaml"])
+            spent = resource.getrusage(resource.RUSAGE_SELF)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert spent.ru_utime + spent.ru_stime - begun.ru_utime - begun.ru_stime < SECONDS, seed
+            codes[code] = codes.get(code, 0) + 1
+            lines = capsys.readouterr().err.splitlines()
+            assert code in (0, 2, 3), seed
+            assert bool(lines) == (code != 0), seed
+            assert all(PLACE.match(line) or REST.match(line) for line in lines), (seed, lines)
+            assert code == 0 or PLACE.match(lines[0]), (seed, lines)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert sorted(path.name for path in folder.iterdir()) == ["job.yaml"]
+    return codes
+
+
+def test_a_hundred_fuzzed_specs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    codes = check(range(120), folder, capsys)
+    assert codes[2] > 60
+
+
+@pytest.mark.nightly
+def test_a_thousand_fuzzed_specs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    codes = check(range(10_000, 10_000 + NIGHTLY), folder, capsys)
+    print(
+        f"{NIGHTLY} specs: {codes} by exit code, {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB at most"
+    )
+    assert codes[2] > NIGHTLY // 2
+
+
+def test_a_spec_without_end_is_read_no_further_than_its_limit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "job.yaml").symlink_to("/dev/zero")
+    assert main(["validate", "job.yaml"]) == 2
+    assert "job.yaml:1:1: more than 1048576 bytes" in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""The CNN-LSTM: shapes, first weights, freezing by name, and that it learns what there is to learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from runtime.data.series import load as data
+from runtime.models.networks import cnn_lstm as series
+from tests.data.series.test_load import job, npz
+
+torch.set_num_threads(1)
+SMALL = {"channels": 3, "outputs": 4, "cnn_channels": [8, 6], "kernel": 3, "lstm_hidden": 5}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"bidirectional": True},
+        {"lstm_layers": 2, "dropout": 0.5},
+        {"pool": 1},
+        {"cnn_channels": [4], "pool": 4},
+        {"dropout": 0.0},
+    ],
+)
+def test_shapes(change: dict[str, object]) -> None:
+    network = series.build(**SMALL | change)  # type: ignore[arg-type]
+    assert network(torch.randn(7, 21, 3)).shape == (7, 4)
+
+
+def test_the_forget_gate_begins_open() -> None:
+    network = series.build(**SMALL)  # type: ignore[arg-type]
+    gates = (network.lstm.bias_ih_l0 + network.lstm.bias_hh_l0).view(4, 5)  # type: ignore[operator, union-attr]
+    assert gates.tolist() == [[0.0] * 5, [1.0] * 5, [0.0] * 5, [0.0] * 5]
+
+
+def test_a_window_alone_gives_what_it_gives_in_a_batch() -> None:
+    network = series.build(**SMALL | {"bidirectional": True}).eval()  # type: ignore[arg-type]
+    windows = torch.randn(5, 16, 3)
+    torch.testing.assert_close(network(windows)[2:3], network(windows[2:3]))
+
+
+def trained(network: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, steps: int) -> None:
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
+    for _ in range(steps):
+        nn.functional.cross_entropy(network(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_it_learns_an_order_and_nothing_from_shuffled_labels(tmp_path: Path, shuffled: bool) -> None:
+    """Class 1 has its bump before its dip, class 0 after it; level and noise are the same."""
+    drawn = np.random.default_rng(0)
+    y = np.arange(240) % 2
+    x = drawn.normal(0, 0.3, (240, 16, 2))
+    x[np.arange(240), np.where(y, 3, 11), 0] += 3
+    x[np.arange(240), np.where(y, 11, 3), 0] -= 3
+    if shuffled:
+        y = drawn.permutation(y)
+    made = data.load(job(npz(tmp_path, x, y), validation=0.4))
+    torch.manual_seed(0)
+    network = series.build(channels=2, outputs=2, cnn_channels=[8], kernel=3, lstm_hidden=8, dropout=0.0)
+    (inputs,) = made.train.gather(np.arange(len(made.train)))
+    trained(network, inputs, made.train.targets[""], 25)
+    (held,) = made.validation.gather(np.arange(len(made.validation)))
+    accuracy = float((network(held).argmax(1) == made.validation.targets[""]).float().mean())
+    assert 0.3 < accuracy < 0.7 if shuffled else accuracy > 0.95

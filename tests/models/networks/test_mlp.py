@@ -1,0 +1,99 @@
+"""The perceptron for tables: shapes, unknown categories, freezing, and that it learns what there is to learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.data.tables import load as data
+from runtime.job.model import Freeze
+from runtime.models import build
+from runtime.models.freeze import freeze
+from runtime.models.networks import mlp as tables
+from tests.data.tables.test_load import job, mixed, stored
+from tests.models.networks.test_cnn_lstm import trained
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(("numbers", "categories"), [(3, []), (0, [4, 2]), (3, [4, 2])])
+def test_shapes(numbers: int, categories: list[int]) -> None:
+    network = tables.build(numbers=numbers, categories=categories, outputs=5, hidden=[7, 6], embedding=2)
+    inputs = [torch.randn(9, numbers)] * bool(numbers) + [torch.ones(9, len(categories), dtype=torch.int32)] * bool(
+        categories
+    )
+    assert network(*inputs).shape == (9, 5)
+    assert network.layers[0][0].in_features == numbers + 2 * len(categories)  # type: ignore[index]
+
+
+def test_each_column_has_vectors_of_its_own_and_the_unknown_category_is_zero() -> None:
+    network = tables.build(numbers=0, categories=[3, 4], outputs=2, hidden=[8], embedding=2)
+    vectors = network.embeddings.weight  # type: ignore[union-attr]
+    assert vectors.shape == (7, 2)
+    assert vectors[[0, 3]].abs().sum() == 0
+    assert (vectors[[1, 2, 4, 5, 6]] != 0).all()
+    seen: list[torch.Tensor] = []
+    network.layers[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))  # type: ignore[operator, index]
+    network(torch.tensor([[1, 2], [0, 0]], dtype=torch.int32))
+    torch.testing.assert_close(seen[0], torch.stack([torch.cat([vectors[1], vectors[5]]), torch.zeros(4)]))
+
+
+def test_vectors_and_their_gradient_are_those_of_torchs_embedding() -> None:
+    torch.manual_seed(0)
+    places, goal = torch.randint(0, 9, (50, 4)), torch.randn(50, 4, 3)
+    ours, theirs = tables.Vectors(9, 3), torch.nn.Embedding(9, 3)
+    theirs.load_state_dict(ours.state_dict())
+    for module in (ours, theirs):
+        (module(places) * goal).sum().backward()
+    assert torch.equal(ours(places), theirs(places))
+    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+
+
+def test_the_unknown_category_stays_zero_in_training(tmp_path: Path) -> None:
+    made = data.load(job(stored(tmp_path, mixed())))
+    network = build.build(job(tmp_path / "a.parquet"), made).module
+    inputs = made.train.gather(np.arange(len(made.train)))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, weight_decay=0.1)
+    for _ in range(3):
+        torch.nn.functional.cross_entropy(network(*inputs), made.train.targets[""]).backward()
+        optimizer.step()
+    assert network.embeddings.weight[network.offsets].abs().sum() == 0  # type: ignore[union-attr, index]
+
+
+def test_embeddings_and_layers_can_be_frozen(tmp_path: Path) -> None:
+    asked = job(stored(tmp_path, mixed()))
+    network = build.build(asked, data.load(asked)).module
+    freeze(network, Freeze(embeddings=True, layers=1), asked)
+    assert [n for n, p in network.named_parameters() if p.requires_grad] == [
+        "layers.1.0.weight", "layers.1.0.bias", "classifier.weight", "classifier.bias",
+    ]  # fmt: skip
+
+
+class Columns(torch.nn.Module):
+    """The network with all its inputs in one tensor."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, joined: torch.Tensor) -> torch.Tensor:
+        return self.network(joined[:, :-1], joined[:, -1:].int())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_it_learns_an_interaction_and_nothing_from_shuffled_labels(tmp_path: Path, shuffled: bool) -> None:
+    rows = mixed(600)
+    rows["code"] = rows["code"].astype(str)
+    if shuffled:
+        rows["y"] = np.random.default_rng(1).permutation(rows["y"])
+    made = data.load(job(stored(tmp_path, rows), features=["size", "colour"], validation=0.4))
+    torch.manual_seed(0)
+    network = tables.build(numbers=2, categories=[5], outputs=2, hidden=[32], embedding=4, dropout=0.0)
+    inputs, held = (split.gather(np.arange(len(split))) for split in (made.train, made.validation))
+    trained(Columns(network), torch.cat(inputs, dim=1), made.train.targets[""], 60)
+    accuracy = float((network(*held).argmax(1) == made.validation.targets[""]).float().mean())
+    # One size in ten and one colour in eight are missing, and with them what decides.
+    assert 0.35 < accuracy < 0.62 if shuffled else accuracy > 0.82

@@ -1,0 +1,315 @@
+"""Kept activations: the same gradients and metrics as the whole network, the same bits again, and where they cannot be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.data.load import load
+from runtime.job import Job
+from runtime.job.workload import Workload
+from runtime.job_spec import load as spec
+from runtime.models import feature_cache as prefix
+from runtime.models.build import build
+from runtime.optimizations import Value, feature_cache, prefix_precision
+from runtime.plan import plan
+from runtime.training import run
+from runtime.training.checkpoints.resume import PROMISE
+from runtime.training.evaluation.validation import evaluate
+from runtime.training.evaluation.worst_mistakes import FILE
+from runtime.training.phase_timer import Clock
+from tests import reports, tiny
+from tests.supervisor import test_supervisor as test_train
+
+FROZEN = "freeze: {embeddings: true, layers: 1}}"
+ENCODER = f"{reports.ENCODER[:-1]}, dropout: 0.1, "
+IMAGES = """
+name: cached
+task: image-classification
+data: {{train: a.npz, validation: 0.25, image_size: 16}}
+model: {model}
+train: {{epochs: 2, batch_size: 16}}
+"""
+NETWORKS = {
+    "encoder, one layer of two": (f"{ENCODER}{FROZEN}", "the embeddings and 1 of 2 layers"),
+    "encoder, first token": (f"{ENCODER}pooling: cls, {FROZEN}", "the embeddings and 1 of 2 layers"),
+    "whole encoder": (ENCODER + "freeze: {names: [encoder]}}", "the whole encoder"),
+    "distilbert": ("distilbert", "the embeddings and 1 of 2 layers"),
+    "roberta": ("roberta", "the embeddings and 1 of 2 layers"),
+    "small-cnn": ("{name: small-cnn, width: 4, freeze: {names: [features.0, features.1, features.3]}}", "4 of 22 layers"),
+    "resnet18": ("{name: resnet18, width: 4, freeze: {names: [stem, stages.0, stages.1]}}", "5 of 10 parts"),
+    "resnet18, its end alone": ("{name: resnet18, width: 4, dropout: 0.2, freeze: {names: [stem, stages]}}",
+                                "10 of 10 parts"),
+}  # fmt: skip
+
+
+def job(folder: Path, name: str, more: str = "") -> Job:
+    model = NETWORKS[name][0]
+    if not model.startswith("{name: small") and not model.startswith("{name: resnet"):
+        reports.write(folder)
+        if not model.startswith("{"):
+            saved = reports.pretrained(folder, model)
+            model = f"{{source: transformers, name: {saved}, {FROZEN}"
+        return reports.job(folder, model=model, data=", max_length: 40")
+    images, labels = torch.randn(80, 3, 16, 16).add(1).numpy(), torch.arange(80).remainder(3).numpy()
+    np.savez(folder / "a.npz", images=images, labels=labels)
+    (folder / "job.yaml").write_text(IMAGES.format(model=model) + more)
+    return spec.load(folder / "job.yaml")
+
+
+def made(folder: Path, asked: Job, on: bool, settings: dict[str, Value] | None = None) -> run.Run:
+    """A run with everything off but, perhaps, the cache."""
+    here, data = tiny.machine(), load(asked)
+    network = build(asked, data)
+    plain = plan.resolve(asked, here, run.workload(data, network.module), plain=True)
+    values = (settings or {}) | {"feature_cache": on}
+    rows = tuple(replace(row, value=values.get(row.name, row.value)) for row in plain.decisions)
+    return run.assemble(asked, here, replace(plain, decisions=rows), folder, data, network, tiny.Quiet(), Clock())
+
+
+class Recorder(torch.optim.SGD):
+    """Keeps the gradients and changes nothing."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        self.seen = torch.cat([p.grad.flatten() for g in self.param_groups for p in g["params"] if p.grad is not None])
+
+
+def gradient(done: run.Run) -> torch.Tensor:
+    done.train_mode()
+    done.step.optimizer = Recorder([p for p in done.model.parameters() if p.requires_grad], lr=1.0)
+    batch = next(iter(done.batches.epoch(0)))
+    done.step(done.mixed(done.prepared(batch, 0)), done.step_seed())
+    return done.step.optimizer.seen
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_and_metrics_are_those_of_the_whole_network(tmp_path: Path, name: str) -> None:
+    torch.manual_seed(0)
+    asked = job(tmp_path, name)
+    whole, cached = made(tmp_path, asked, False), made(tmp_path, asked, True)
+    assert feature_cache.seen(cached)
+    assert not feature_cache.seen(whole)
+    assert run.workload(whole.dataset, whole.model).prefix == NETWORKS[name][1]
+    before = {name: value.clone() for name, value in build(asked, load(asked)).module.state_dict().items()}
+    assert all(torch.equal(before[name], value) for name, value in cached.model.state_dict().items())
+    expected, found = gradient(whole), gradient(cached)
+    assert expected.norm() > 1e-3
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    (want, _), (got, _) = evaluate(whole), evaluate(cached)
+    assert got == pytest.approx(want, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["encoder, one layer of two", "whole encoder", "resnet18"])
+def test_it_takes_what_the_plan_says_and_is_computed_once(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cached = made(tmp_path, job(tmp_path, name), True)
+    layer = next(m for m in cached.model.modules() if not list(m.children()) and list(m.parameters()))
+    calls: list[int] = []
+    layer.register_forward_hook(lambda *_: calls.append(1))
+    tiny.losses(cached, 1)
+    first = len(calls)
+    tiny.losses(cached, 20)
+    assert calls[first:] == []
+    evaluate(cached)
+    evaluated = len(calls)
+    evaluate(cached)
+    assert len(calls) == evaluated > first
+    splits = [cached.dataset.train, cached.dataset.validation]
+    assert all(isinstance(split, prefix.Activations) for split in splits)
+    fresh = made(tmp_path, cached.job, False)
+    taken = sum(split.rows.flat.nbytes for split in splits)  # type: ignore[attr-defined]
+    assert taken == run.workload(fresh.dataset, fresh.model).prefix_bytes
+    assert f"feature_cache: {NETWORKS[name][1]} computed once for " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["encoder, one layer of two", "resnet18"])
+def test_on_the_disk_and_again_the_bits_are_the_same(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on computes them again, from the frozen weights of its checkpoint."""
+    assert PROMISE.startswith("killed at any moment")
+    asked = job(tmp_path, name)
+    one = made(tmp_path, asked, True)
+    wanted = tiny.losses(one, 3)
+    monkeypatch.setattr(feature_cache, "_place", lambda *_: "disk")
+    before = set(tmp_path.iterdir())
+    two = made(tmp_path, asked, True)
+    assert tiny.losses(two, 3) == wanted
+    assert set(tmp_path.iterdir()) - before <= {tmp_path / "events.jsonl"}
+    for mine, theirs in ((one.dataset.train, two.dataset.train), (one.dataset.validation, two.dataset.validation)):
+        mine.gather(torch.arange(3).numpy())
+        theirs.gather(torch.arange(4, 6).numpy())
+        assert mine.rows.flat.tobytes() == theirs.rows.flat.tobytes()  # type: ignore[attr-defined]
+
+
+def test_a_second_run_over_the_same_data_computes_nothing_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tuner predicts the run with one of its own; what that has computed serves the run that follows."""
+    asked, here = job(tmp_path, "resnet18"), tiny.machine()
+    data = load(asked)
+    lost = []
+    for format_ in (False, False, True):
+        network = build(asked, data)
+        plain = plan.resolve(asked, here, run.workload(data, network.module), plain=True)
+        values = {"feature_cache": True, "channels_last": format_}
+        rows = tuple(replace(row, value=values.get(row.name, row.value)) for row in plain.decisions)
+        one = run.assemble(asked, here, replace(plain, decisions=rows), tmp_path, data, network, tiny.Quiet(), Clock())
+        lost.append(tiny.losses(one, 3))
+        assert len(data.kept) == 1
+    assert lost[0] == lost[1] == pytest.approx(lost[2], rel=1e-3)
+    assert capsys.readouterr().out.count("computed once for 60 samples") == 2
+
+
+def test_a_group_that_is_too_large_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = prefix._computed
+
+    def small(*given: object) -> object:
+        if len(given[-1]) > 3:  # type: ignore[arg-type]
+            raise RuntimeError("[enforce fail] not enough memory: you tried to allocate")
+        return real(*given)  # type: ignore[arg-type]
+
+    asked = job(tmp_path, "resnet18")
+    wanted = tiny.losses(made(tmp_path, asked, True), 2)
+    monkeypatch.setattr(prefix, "_computed", small)
+    assert tiny.losses(made(tmp_path, asked, True), 2) == pytest.approx(wanted, rel=1e-4)
+
+
+ENCODED = Workload(
+    prefix="the embeddings and 10 of 12 layers", prefix_bytes=40 << 20, prefix_share=0.7, prefix_work=9e3
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "facts", "value", "reason"),
+    [
+        ("", None, False, "nothing of the network is frozen"),
+        ("freeze: {names: [features]}", None, True, "if they come first and their outputs fit"),
+        ("freeze: {names: [features], train_mode: true}", None, False, "train_mode keeps dropout"),
+        ("freeze: {names: [classifier]}", Workload(), False, "before everything that is trained"),
+        ("freeze: {names: [features]}", ENCODED, True, "saves 70% of a step's arithmetic, takes 40 MiB of memory"),
+        ("freeze: {names: [features]}", replace(ENCODED, prefix_work=10.0), False, "as fast as their outputs are read"),
+        ("freeze: {names: [features]}", replace(ENCODED, prefix_bytes=3 << 30), True, "takes 3.0 GiB on the disk"),
+        (
+            "freeze: {names: [features]}",
+            replace(ENCODED, prefix_bytes=9 << 40),
+            False,
+            "more than a quarter of the free",
+        ),
+    ],
+)
+def test_it_is_chosen_where_it_surely_pays(model: str, facts: Workload | None, value: bool, reason: str) -> None:
+    here = tiny.machine()
+    here = replace(
+        here, memory=replace(here.memory, available=1 << 30), storage=replace(here.storage, runs_free=1 << 40)
+    )
+    choice = feature_cache.choose(tiny.job(model=model), here, facts)
+    assert choice.value is value
+    assert reason in choice.reason
+
+
+def test_changing_inputs_and_one_epoch() -> None:
+    frozen = "freeze: {names: [features]}"
+    text = tiny.TEXT.format(epochs=3, train="", model=f", {frozen}").replace(
+        "train: x}", "train: x, augment: {mixup: {}}}"
+    )
+    asked = spec.check(tiny.parse(text, "tiny.yaml"))
+    assert "data.augment.mixup changes the inputs" in str(feature_cache.refuse(asked, tiny.machine(), ENCODED, True))
+    with pytest.raises(spec.SpecError, match=r"data\.augment\.mixup changes the inputs"):
+        plan.resolve(spec.check(tiny.parse(text + "optimize: {feature_cache: true}\n", "tiny.yaml")), tiny.machine())
+    once = tiny.job(train="steps: 3", model=frozen)
+    short = once.model_copy(update={"train": once.train.model_copy(update={"epochs": 1})})
+    assert feature_cache.choose(short, tiny.machine(), ENCODED).reason == "one epoch computes nothing twice"
+    workers = tiny.job(model=frozen, optimize="loader_workers: 2")
+    assert "there are none to prepare" in str(feature_cache.refuse(workers, tiny.machine(), None, True))
+
+
+JOB = """
+name: tiny
+task: text-classification
+data: {train: reports.csv, text: descripcion, labels: {modo: 0.3, causa: 0.7}}
+model: {name: encoder, layers: 3, width: 64, heads: 2, vocabulary: 400, freeze: {embeddings: true, layers: 2}}
+train: {epochs: 6, batch_size: 16}
+checkpoint: {every: 5 steps}
+optimize: {cpu_threads: 1}
+"""
+
+
+def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Path) -> None:
+    reports.write(tmp_path, 300)
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    done = test_train.train(path)
+    assert done.returncode == 0, done.stderr
+    row = next(r for r in json.loads((tmp_path / "runs/tiny-001/plan.json").read_text())["decisions"]
+               if r["name"] == "feature_cache")  # fmt: skip
+    assert (row["value"], row["source"]) == (True, "choice")
+    assert row["reason"].startswith("the embeddings and 2 of 3 layers computed once, not in each of 6 epochs: saves ")
+    slow = subprocess.Popen(test_train.command(path), cwd=test_train.ROOT, stdout=subprocess.DEVNULL)
+    run_folder = tmp_path / "runs/tiny-002"
+    test_train.wait_for(lambda: len(list((run_folder / "checkpoints").glob("step-*"))) > 1)
+    slow.kill()
+    slow.wait()
+    resumed = test_train.train(path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "goes on" in resumed.stdout
+    assert "computed once for" in resumed.stdout
+    assert test_train.same(tmp_path / "runs/tiny-001", run_folder)
+    assert test_train.rows(tmp_path / "runs/tiny-001") == test_train.rows(run_folder)
+
+
+LARGE = replace(ENCODED, prefix_work=1e5)
+
+
+@pytest.mark.parametrize(
+    ("machine", "optimize", "facts", "value", "reason"),
+    [
+        ("amx", "", LARGE, "bf16", "matrix units for bf16 (AMX)"),
+        ("amx", "", None, "bf16", "matrix units for bf16 (AMX)"),
+        ("amx", "", replace(ENCODED, prefix_work=10.0), "fp32", "as fast as their outputs are read"),
+        ("amx", "", replace(LARGE, prefix_bytes=1 << 16), "fp32", "takes no time worth saving"),
+        ("amx", "precision: fp32", LARGE, "fp32", "optimize.precision is fp32"),
+        ("amx", "feature_cache: false", LARGE, "fp32", "optimize.feature_cache is false"),
+        ("avx512", "", LARGE, "fp32", "without matrix units for bf16 it is often slower"),
+        ("avx2", "", LARGE, "fp32", "no bf16 instructions"),
+    ],
+)
+def test_the_prefix_is_computed_in_bf16_where_units_for_it_are(
+    machine: str, optimize: str, facts: Workload | None, value: str, reason: str
+) -> None:
+    flags = {"amx": ("avx512_bf16", "amx_bf16"), "avx512": ("avx512f", "avx512_bf16"), "avx2": ("avx2",)}[machine]
+    here = tiny.machine()
+    here = replace(here, cpu=replace(here.cpu, flags=flags), memory=replace(here.memory, available=1 << 30))
+    asked = tiny.job(model="freeze: {names: [features]}", optimize=optimize)
+    choice = prefix_precision.choose(asked, here, facts)
+    assert (choice.value, reason in choice.reason) == (value, True), choice
+
+
+@pytest.mark.parametrize("name", ["encoder, one layer of two", "resnet18"])
+def test_in_bf16_the_activations_are_near_those_in_fp32(tmp_path: Path, name: str) -> None:
+    asked = job(tmp_path, name)
+    exact, short = (made(tmp_path, asked, True, {"prefix_precision": value}) for value in ("fp32", "bf16"))
+    expected, found = gradient(exact), gradient(short)
+    kept = [one.dataset.train.rows.flat for one in (exact, short)]  # type: ignore[attr-defined]
+    assert prefix_precision.seen(short) == "bf16"
+    off = float(np.linalg.norm(kept[1] - kept[0]) / np.linalg.norm(kept[0]))
+    assert 0 < off < 2e-2
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-2 * float(expected.abs().max()))
+
+
+def test_the_report_shows_pictures_and_not_activations(tmp_path: Path) -> None:
+    job(tmp_path, "resnet18", "optimize: {cpu_threads: 1, feature_cache: true}\n")
+    done = test_train.train(tmp_path / "job.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "not shown" not in done.stdout + done.stderr
+    mistakes = json.loads((tmp_path / "runs/cached-001" / FILE).read_text())
+    assert mistakes[""]
+    assert all(row["picture"] for row in mistakes[""])

@@ -1,0 +1,269 @@
+"""Training from Python: results, the run folder, stopping and going on, mistakes, and parts that are used alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import runtime
+from runtime.errors import CheckpointError, DataError, SpecError, Stopped
+from runtime.hardware.detect import detect
+from runtime.hardware.facts import Libraries
+from runtime.models import saved_model as artifact
+from runtime.plan.plan import load
+from runtime.supervisor import embedded as library
+from tests.paths import ROOT
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report takes a process of its own; the script at the end writes one."""
+    monkeypatch.setattr(library, "_report", lambda run: None)
+
+
+def circle(samples: int, seed: int = 0) -> TensorDataset:
+    points = torch.rand(samples, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    return TensorDataset(points, (points.norm(dim=1) < 0.75).long())
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2))
+
+
+def train(folder: Path, model: nn.Module | None = None, data: Any = None, **settings: Any) -> library.Result:
+    """A training of a second or less."""
+    given: dict[str, Any] = {
+        "epochs": 3,
+        "batch_size": 16,
+        "optimizer": {"lr": 1e-2},
+        "optimize": {"cpu_threads": 1, "measure": "off"},
+    }
+    return runtime.train(model or network(), data or circle(120), circle(40, seed=1), runs=folder, **given | settings)
+
+
+def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
+    model = network()
+    result = train(tmp_path, model, name="circle", names=["outside", "inside"], ema=0.9,
+                   checkpoint={"best": "validation/accuracy"})  # fmt: skip
+    assert result.folder == tmp_path / "circle-001"
+    assert {path.name for path in result.folder.iterdir()} >= {
+        "job.yaml", "hardware.json", "plan.json", "metrics.jsonl", "telemetry.jsonl", "checkpoints", "model",
+        "result.json", "state.json",
+    }  # fmt: skip
+    assert result.model is model
+    assert not model.training
+    stored = safetensors.torch.load_file(result.folder / "model" / "model.safetensors")
+    assert all(torch.equal(value, stored[name]) for name, value in model.state_dict().items())
+    points, kinds = circle(40, seed=1).tensors
+    accuracy = float((model(points).argmax(dim=1) == kinds).float().mean())
+    assert (result.metric, result.best) == ("validation/accuracy", pytest.approx(accuracy))
+    assert set(result.metrics) == {"validation/loss", "validation/accuracy", "validation/f1"}
+    assert result.stopped == "all 3 epochs are done"
+    state = json.loads((result.folder / "state.json").read_text())
+    assert (state["status"], state["exit_code"], state["source"]) == ("done", 0, __file__)
+    assert train(tmp_path, name="circle").folder == tmp_path / "circle-002"
+
+
+def test_what_needs_a_start_of_its_own_is_a_line_in_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Libraries(iomp5="/lib/libiomp5.so", tcmalloc="/lib/libtcmalloc.so")
+    machine = replace(detect(tmp_path), libraries=found)
+    monkeypatch.setattr(library, "detect", lambda runs: machine)
+    result = train(tmp_path, epochs=1, optimize={"cpu_threads": 1, "allocator": "tcmalloc"})
+    rows = {row.name: row for row in load(result.folder / "plan.json").decisions}
+    for name, wanted in (("openmp_runtime", "iomp5"), ("allocator", "tcmalloc")):
+        assert (rows[name].value, rows[name].source, rows[name].effect) == ("off", "process", "exact")
+        assert (
+            rows[name].reason
+            == f"{wanted} would have to be there before the process starts, as under `drivetrain train`"
+        )
+    seen = json.loads((result.folder / "plan.json").read_text())["seen"]
+    assert all(row["same"] for name, row in seen.items() if name != "libraries")
+
+
+def test_the_process_is_left_as_it_was_found(tmp_path: Path) -> None:
+    torch.use_deterministic_algorithms(False)
+    torch.set_flush_denormal(False)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    torch.manual_seed(5)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    model = network(seed=5)
+    torch.manual_seed(5)
+    random.seed(5)
+    train(tmp_path, model, Points(), epochs=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.random() == random.Random(5).random()
+    assert torch.get_num_threads() == threads
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert float(torch.full((1,), 1e-40) * 1.0) != 0
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+class Points(Dataset[Any]):
+    """A map-style dataset that presses Ctrl-C at one of its items, once."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.x, self.y = circle(120).tensors
+        self.stop_at, self.asked = stop_at, 0
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.asked += 1
+        if self.asked == self.stop_at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return self.x[index], self.y[index]
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.softmax(dim=1) - nn.functional.one_hot(targets, 2)).pow(2).sum(dim=1)
+
+
+def test_stopped_by_ctrl_c_and_gone_on_with_to_the_same_weights(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"loss": squared, "names": ["a", "b"], "checkpoint": {"every": "2 steps"}}
+    whole = train(tmp_path / "whole", data=Points(), **settings)
+    with pytest.raises(Stopped) as raised:
+        train(tmp_path / "parts", data=Points(stop_at=200), **settings)
+    assert raised.value.given.startswith("stopped by SIGINT (Ctrl-C) after step ")
+    assert raised.value.action == "call runtime.train again with the same name to go on"
+    folder = tmp_path / "parts" / "library-001"
+    assert json.loads((folder / "state.json").read_text())["status"] == "stopped"
+    resumed = train(tmp_path / "parts", network(seed=9), data=Points(), **settings)
+    assert resumed.folder == folder
+    assert resumed.best == whole.best
+    one, two = whole.model.state_dict(), resumed.model.state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_an_unfinished_run_with_another_setting_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(tmp_path, data=Points(stop_at=200), names=["a", "b"])
+    with pytest.raises(CheckpointError) as raised:
+        train(tmp_path, data=Points(), names=["a", "b"], epochs=4)
+    assert "+  epochs: 4" in raised.value.given
+    assert raised.value.action == "undo the change, or start a new run with new=True"
+    assert train(tmp_path, data=Points(), names=["a", "b"], epochs=1, new=True).folder.name == "library-002"
+
+
+def test_training_in_a_thread_hears_no_signals_and_works(tmp_path: Path) -> None:
+    found: list[library.Result] = []
+    thread = threading.Thread(target=lambda: found.append(train(tmp_path, epochs=1)))
+    thread.start()
+    thread.join()
+    assert found[0].stopped == "all 1 epochs are done"
+
+
+def test_a_part_that_was_frozen_by_hand_does_not_move(tmp_path: Path) -> None:
+    model = network()
+    first = model[0].requires_grad_(False).weight.clone()  # type: ignore[index]
+    result = train(tmp_path, model, epochs=1)
+    assert torch.equal(result.model[0].weight, first)  # type: ignore[index]
+
+
+def mean(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.mean()
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "an unknown setting": ({"epoch": 3}, SpecError, 'epoch: unknown key\n  possible: known keys: epochs, '),
+    "a wrong value": ({"epochs": 0}, SpecError, "epochs: is 0\n  possible: a number >= 1"),
+    "an unknown optimizer": ({"optimizer": "adamv"}, SpecError, "optimizer: is 'adamv'"),
+    "an unknown loss": ({"loss": "hubert"}, SpecError, 'loss: is \'hubert\'\n  possible: one of cross-entropy, focal, bce,'),
+    "a loss that does not fit": ({"loss": "mse"}, SpecError, "train.loss: is mse\n  possible: the targets are classes"),
+    "a metric that is not there": ({"checkpoint": {"best": "validation/r2"}}, SpecError, "checkpoint.best: is validation/r2"),
+    "a bad name": ({"name": "a b"}, SpecError, "name: is 'a b'"),
+    "an unknown optimization": ({"optimize": {"threads": 1}}, SpecError, "optimize.threads: unknown key"),
+    "threads that are not there": ({"optimize": {"cpu_threads": 999}}, SpecError, "optimize.cpu_threads: is 999"),
+    "no module": ({"model": print}, SpecError, "model is builtin_function_or_method\n  possible: a torch.nn.Module"),
+    "another width": ({"model": nn.Linear(3, 2)}, SpecError,
+        "the model, called with inputs of shape (2, 2), raised RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+    "too few outputs": ({"model": nn.Linear(2, 1)}, SpecError, "the model gives shape (2, 1) for 2 samples"),
+    "a loss of another shape": ({"loss": lambda outputs, targets: outputs}, SpecError,
+        "loss gives shape (2, 2) for 2 samples\n  possible: one term per sample"),
+    "data without targets": ({"data": (torch.zeros(3, 2),)}, DataError, "train_data: is a tuple of 1"),
+    "no data": ({"data": [1]}, DataError, "train_data: sample 0 is an int"),
+    "class weights": ({"loss": mean, "class_weights": "balanced"}, SpecError, "class_weights: is balanced"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "kind", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_and_its_message(
+    settings: dict[str, Any], kind: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(kind) as raised:
+        train(tmp_path, **settings)
+    text = str(raised.value)
+    assert message in text
+    if kind is SpecError:
+        assert text.startswith("test_embedded.py:")
+
+
+def test_a_model_of_a_program_cannot_be_rebuilt_without_it(tmp_path: Path) -> None:
+    result = train(tmp_path, epochs=1)
+    with pytest.raises(CheckpointError, match="handed over by a Python program, which alone can build it again"):
+        artifact.load(result.folder)
+
+
+def test_facts_and_plan_alone_load_no_torch() -> None:
+    code = (
+        "import sys, runtime; facts = runtime.facts_here(); "
+        "plan = runtime.plan_for('jobs/digits.yaml', hardware='tests/machines/t4.json'); "
+        "print(facts.cpu.budget, plan.value('precision'), plan.image); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[1:] == ["fp16", "legacy"]
+
+
+def test_the_monitor_alone(tmp_path: Path) -> None:
+    with runtime.Monitor(tmp_path, interval=0.01) as monitor:
+        torch.zeros(1000)
+    sample = monitor.latest()
+    assert sample is not None
+    assert sample["rss"] == monitor.history()[-1]["rss"]
+    assert (tmp_path / "telemetry.jsonl").read_text().count("\n") == len(monitor.history())
+
+
+def test_an_unknown_attribute_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="module 'runtime' has no attribute 'trian'"):
+        runtime.trian  # noqa: B018
+
+
+def test_the_example_script_trains(tmp_path: Path) -> None:
+    one = min(os.sched_getaffinity(0))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "jobs" / "own_model" / "library.py")], cwd=tmp_path, capture_output=True, text=True,
+        check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=lambda: os.sched_setaffinity(0, {one}),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert float(last.split()[0]) >= 0.95
+    assert last.endswith("everything else is in runs/circle-001")
+    assert (tmp_path / "runs" / "circle-001" / "report.html").exists()
+
+
+def test_the_plan_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A notebook that trains again and again does not print a table each time."""
+    train(tmp_path, name="notebook")
+    assert "decision " in capsys.readouterr().out
+    train(tmp_path, name="notebook")
+    said = capsys.readouterr().out
+    assert "decision " not in said
+    assert "plan for notebook (python): unchanged, as in" in said

@@ -1,0 +1,141 @@
+"""Training from Python: the GPU and the guard, one process, micro-batches that are searched, and arguments of other libraries."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import runtime
+from runtime.errors import DeviceError, SpecError
+from runtime.hardware.detect import detect
+from runtime.plan.plan import load
+from runtime.supervisor import embedded as library
+from runtime.supervisor import host_process as callers
+from tests import tiny
+from tests.hardware.test_device_check import CPU, card, machine, with_gpus
+from tests.paths import ROOT
+from tests.supervisor.test_embedded import circle, network
+
+
+def train(folder: Path, model: nn.Module | None = None, **more: Any) -> library.Result:
+    given: dict[str, Any] = {"epochs": 1, "batch_size": 20} | more
+    return runtime.train(model or network(), circle(40), circle(20, seed=1), runs=folder, **given)
+
+
+def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
+    with pytest.raises(SpecError) as told:
+        train(folder, model, **more)
+    assert not list(folder.glob("library-*"))
+    return str(told.value)
+
+
+def test_a_gpu_that_this_torch_cannot_use_is_refused_in_the_words_of_the_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "detect", lambda runs: machine("rtx3060-driver580", CPU))
+    with pytest.raises(DeviceError, match="has no code for any GPU"):
+        train(tmp_path)
+    assert not list(tmp_path.glob("library-*"))
+    here = detect(tmp_path)
+    monkeypatch.setattr(library, "detect", lambda runs: replace(here, gpus=(card(0),), torch=CPU))
+    assert train(tmp_path, limits={"gpus": "none"}).folder.name == "library-001"
+
+
+def test_threads_are_shared_with_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = (card(0), card(1))
+    assert len(callers.machine(_used(cards, monkeypatch), _job()).gpus) == 1
+    said = refused(tmp_path, limits={"processes": 2})
+    assert "limits.processes: is 2 in a call from Python, which is one process" in said
+    for gpus in ("all", [0, 1]):
+        assert f"limits.gpus: is {gpus} in a call from Python, which is one process" in refused(
+            tmp_path, limits={"gpus": gpus}
+        )
+
+
+def _job(gpus: str = "auto") -> Any:
+    asked = tiny.job()
+    return asked.model_copy(update={"limits": asked.limits.model_copy(update={"gpus": gpus})})
+
+
+def _used(cards: Any, monkeypatch: pytest.MonkeyPatch, first: int = 0) -> Any:
+    """A machine with these GPUs, the first of which CUDA shows as `cuda:0` under its UUID."""
+    named = tuple(replace(each, uuid=f"GPU-{each.index}a") for each in cards)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"{first}a"))
+    monkeypatch.setattr(callers.guard, "check", lambda found: None)
+    return with_gpus(*named)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_gpu_is_the_one_that_cuda_shows_first(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = _used((card(0), card(1)), monkeypatch, first)
+    assert [gpu.index for gpu in callers.machine(here, _job()).gpus] == [first]
+    assert [gpu.index for gpu in callers.machine(here, _job([first])).gpus] == [first]  # type: ignore[arg-type]
+    with pytest.raises(
+        DeviceError, match=rf"limits.gpus is \[{1 - first}\], and this process computes on GPU {first} "
+    ):
+        callers.machine(here, _job([1 - first]))  # type: ignore[arg-type]
+    assert callers.machine(here, _job("none")).gpus == ()
+
+
+def test_micro_batch_auto_is_searched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = detect(tmp_path)
+    fresh = replace(here, storage=replace(here.storage, cache=str(tmp_path / "cache")))
+    monkeypatch.setattr(library, "detect", lambda runs: fresh)
+    result = train(tmp_path, optimize={"micro_batch": "auto"})
+    assert "fit: micro_batch " in capsys.readouterr().out
+    row = next(row for row in load(result.folder / "plan.json").decisions if row.name == "micro_batch")
+    assert row.source == "measured"
+    assert "at the peak with" in (row.evidence or "")
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda inner: nn.Sequential(nn.DataParallel(inner))])
+def test_a_network_in_copies_is_refused(tmp_path: Path, wrap: Callable[[nn.Module], nn.Module]) -> None:
+    said = refused(tmp_path, wrap(network()))
+    assert "model is a DataParallel" in said
+    assert "possible: the network itself, in one process on one GPU" in said
+    assert "do:       give model.module; " in said
+
+
+def test_an_optimizer_object_is_refused_in_three_lines(tmp_path: Path) -> None:
+    model = network()
+    said = refused(tmp_path, model, optimizer=torch.optim.AdamW(model.parameters()))
+    assert len(said.splitlines()) == 3
+    assert "optimizer: is an object of type AdamW" in said
+    assert 'possible: optimizer={"name": "adamw", "lr": 0.001}' in said
+
+
+@pytest.mark.parametrize("key", ["lr", "learning_rate"])
+def test_a_learning_rate_is_named_as_python_has_it(tmp_path: Path, key: str) -> None:
+    said = refused(tmp_path, **{key: 0.25})
+    assert f"{key}: unknown key" in said
+    assert 'do:       write optimizer={"name": "adamw", "lr": 0.25}' in said
+
+
+QUIET = """
+import sys
+sys.path.insert(0, {root!r})
+import runtime
+from tests.supervisor.test_embedded import circle, network
+runtime.train(network(), circle(40), circle(20, seed=1), runs={runs!r}, epochs=1, batch_size=20, quiet=True)
+"""
+
+
+def test_quiet_prints_nothing(tmp_path: Path) -> None:
+    text = QUIET.format(root=str(ROOT), runs=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "library-001" / "report.html").exists()

@@ -1,0 +1,164 @@
+"""GPUs watched through a stand-in for NVML: by the monitor, in its file, in the report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from runtime.hardware.facts import Gpu
+from runtime.job.document import parse
+from runtime.job_spec import load as spec
+from runtime.report import write as report
+from runtime.report.log_series import collect
+from runtime.report.sections.body import curves_section
+from runtime.report.sections.machine import time_section
+from runtime.tracking import monitor
+from runtime.tracking.gpu_sensors import Sensors
+from runtime.tracking.monitor import Monitor
+from tests.hardware.test_nvidia import A100, GIB, RTX, Card, Nvml
+
+HOT = 0x4 | 0x40 | 0x1
+
+
+@dataclass
+class Watched(Nvml):
+    """Answers what a card is doing, too."""
+
+    reasons: int = 0x1
+    deaf: tuple[str, ...] = ()
+    NVML_TEMPERATURE_GPU = pynvml.NVML_TEMPERATURE_GPU
+    NVML_CLOCK_SM = pynvml.NVML_CLOCK_SM
+
+    def _answer(self, name: str, value: Any) -> Any:
+        if name in self.deaf:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return value
+
+    def nvmlDeviceGetMemoryInfo(self, card: Card) -> SimpleNamespace:
+        return SimpleNamespace(total=card.memory, free=card.memory - GIB, used=GIB)
+
+    def nvmlDeviceGetUtilizationRates(self, card: Card) -> SimpleNamespace:
+        return self._answer("percent", SimpleNamespace(gpu=87, memory=20))  # type: ignore[no-any-return]
+
+    def nvmlDeviceGetTemperature(self, card: Card, sensor: int) -> int:
+        assert sensor == pynvml.NVML_TEMPERATURE_GPU
+        return self._answer("temperature", 71)  # type: ignore[no-any-return]
+
+    def nvmlDeviceGetPowerUsage(self, card: Card) -> int:
+        return self._answer("power", 151_500)  # type: ignore[no-any-return]
+
+    def nvmlDeviceGetClockInfo(self, card: Card, clock: int) -> int:
+        assert clock == pynvml.NVML_CLOCK_SM
+        return self._answer("clock", 1777)  # type: ignore[no-any-return]
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, card: Card) -> int:
+        return self._answer("throttled", self.reasons)  # type: ignore[no-any-return]
+
+
+def gpu(index: int, card: Card = RTX) -> Gpu:
+    name = card.name if isinstance(card.name, str) else card.name.decode()
+    return Gpu(index=index, name=name, capability=card.capability, memory=card.memory, free=card.memory, driver="550")
+
+
+def test_what_a_gpu_does() -> None:
+    nvml = Watched([RTX, RTX])
+    sensors = Sensors([gpu(1)], nvml)
+    assert sensors.read() == {
+        "gpu_percent": 87, "gpu_memory": GIB, "gpu_memory_limit": 12 * GIB, "gpu_temperature": 71, "gpu_power": 151.5,
+        "gpu_clock": 1777, "gpu_throttled": 0,
+    }  # fmt: skip
+    sensors.close()
+    assert nvml.open == 0
+
+
+def test_why_a_clock_is_held_back() -> None:
+    found = Sensors([gpu(0)], Watched([RTX], reasons=HOT)).read()
+    assert (found["gpu_throttled"], found["gpu_throttle_reasons"]) == (1, "power cap, heat (hardware)")
+
+
+def test_several_gpus_are_numbered_in_the_order_of_the_run() -> None:
+    found = Sensors([gpu(2), gpu(0)], Watched([RTX, RTX, replace(RTX, memory=24 * GIB)])).read()
+    assert (found["gpu_memory_limit"], found["gpu1_memory_limit"]) == (24 * GIB, 12 * GIB)
+
+
+@pytest.mark.parametrize("deaf", [("power",), ("percent", "clock", "throttled"), ("temperature",)])
+def test_a_question_that_is_not_answered_is_left_out(deaf: tuple[str, ...]) -> None:
+    found = Sensors([gpu(0)], Watched([RTX], deaf=deaf)).read()
+    assert not {f"gpu_{name}" for name in deaf} & found.keys()
+    assert found["gpu_memory"] == GIB
+
+
+def test_a_slice_is_watched_itself() -> None:
+    part = replace(gpu(0, A100.instances[1]), mig=True)
+    found = Sensors([part], Watched([A100])).read()
+    assert found["gpu_memory_limit"] == 5 * GIB
+
+
+def test_a_driver_that_does_not_answer_ends_nothing() -> None:
+    nvml = Watched([RTX], broken=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    sensors = Sensors([gpu(0)], nvml)
+    assert sensors.read() == {}
+    sensors.close()
+    lost = Sensors([gpu(0)], Watched([replace(RTX, error=pynvml.NVML_ERROR_GPU_IS_LOST)]))
+    assert lost.read() == {}
+
+
+def test_no_gpu_needs_no_library() -> None:
+    sensors = Sensors(())
+    assert sensors.read() == {}
+    sensors.close()
+
+
+def test_the_monitor_has_what_the_sensors_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Watched([RTX])
+    monkeypatch.setattr(monitor, "Sensors", lambda gpus: Sensors(gpus, nvml))
+    with Monitor(tmp_path, interval=0.01, gpus=[gpu(0)]) as watching:
+        pass
+    latest = watching.latest()
+    assert latest is not None
+    assert (latest["gpu_percent"], latest["gpu_temperature"]) == (87, 71)
+    rows = [json.loads(line) for line in (tmp_path / "telemetry.jsonl").read_text().splitlines()]
+    assert rows == watching.history()
+    assert monitor._shown(latest)["hardware/GPU busy"] == 0.87
+    assert nvml.open == 0
+
+
+def test_the_report_shows_them() -> None:
+    rows = [{"seconds": float(n), "gpu_percent": 80 + n, "gpu_memory": GIB * n, "gpu_memory_limit": 12 * GIB,
+             "gpu_temperature": 60 + n, "gpu_power": 150.0, "gpu_clock": 1700, "gpu_throttled": int(n == 3),
+             "gpu1_percent": 10, "gpu_allocated": GIB, "gpu_reserved": GIB} for n in range(4)]  # fmt: skip
+    section = time_section(collect(rows, "seconds"), report.summarize(report.Record("a")), None)
+    assert section is not None
+    titles = [block.title for block in section.blocks if hasattr(block, "title")]
+    assert titles == [
+        "GPU busy, %",
+        "GPU memory, GiB",
+        "GPU temperature, degrees Celsius",
+        "GPU power, W",
+        "GPU clock, MHz",
+    ]
+    words = [block.text for block in section.blocks if hasattr(block, "text")]
+    assert words == [
+        "GPU: 82 % busy on average, 3.0 GiB of memory at most, 63 degrees at most, 150 W at most.",
+        "GPU: its clock was held back in 25 % of the readings; telemetry.jsonl says why.",
+        "GPU1: 10 % busy on average.",
+    ]
+
+
+def test_the_interval_is_a_key_of_the_spec() -> None:
+    job = spec.check(parse("name: a\ntask: image-classification\ndata: {train: x}\nmonitor: {every: 0.2s}\n", "a.yaml"))
+    assert job.monitor.every == "0.2s"
+
+
+def test_the_scale_of_fp16_is_a_curve_of_the_report() -> None:
+    rows = [{"step": n, "train/loss": 1.0, "lr": 0.1, "scale": 2.0**n} for n in range(4)]
+    section = curves_section(collect(rows, "step"))
+    assert section is not None
+    titles = [block.title for block in section.blocks if hasattr(block, "title")]
+    assert titles[-1] == "Scale of fp16 gradients"

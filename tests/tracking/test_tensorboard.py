@@ -1,0 +1,151 @@
+"""TensorBoard's files: scalars, plan, pictures and hardware come back from them; their failure ends no run."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from runtime.errors import StorageError
+from runtime.supervisor import trainer_process as trainer
+from runtime.tracking import tensorboard_images as showcase
+from runtime.tracking.metrics_log import Metrics
+from runtime.tracking.monitor import Monitor
+from runtime.tracking.tensorboard import Board
+from runtime.training.checkpoints import checkpoint
+from tests import tiny
+from tests.supervisor.test_supervisor import job, train
+
+__all__ = ["job"]
+
+
+def read(folder: Path) -> Any:
+    found = EventAccumulator(str(folder), size_guidance={"images": 0, "tensors": 0, "scalars": 0})
+    found.Reload()
+    return found
+
+
+def test_a_run_shows_numbers_plan_batch_and_confusion(job: Path) -> None:
+    done = train(job)
+    assert done.returncode == 0, done.stderr
+    run = job.parent / "runs" / "tiny-001"
+    board = read(run / "tensorboard")
+    tags = board.Tags()
+    assert {"train/loss", "lr", "grad_norm", "validation/accuracy"} <= set(tags["scalars"])
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["train/loss"] for row in rows if "train/loss" in row]
+    assert [event.value for event in board.Scalars("train/loss")] == pytest.approx(losses)
+    assert set(tags["images"]) == {"batch/as the network sees it", "confusion"}
+    (batch,) = board.Images("batch/as the network sees it")
+    assert Image.open(io.BytesIO(batch.encoded_image_string)).size == (batch.width, batch.height) == (400, 400)
+    assert len(board.Images("confusion")) == 4, "one for each evaluation"
+    assert tags["tensors"] == ["plan"]
+    text = board.Tensors("plan")[0].tensor_proto.string_val[0].decode()
+    assert "| cpu_threads | 1 | job |" in text
+
+
+def test_a_run_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that draws while Python takes itself apart aborts the process: exit 134 instead of the error's own."""
+
+    def full(*given: object) -> None:
+        raise StorageError("no space", "some", "make some")
+
+    before = set(threading.enumerate())
+    made = tiny.assembled(tmp_path, tiny.job())
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(StorageError):
+        trainer.conduct(made)
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert [name for name in left if name in ("tensorboard", "monitor")] == []
+
+
+def test_the_hardware_is_shown_beside(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, tiny.job())
+    made.metrics = Metrics(tmp_path)
+    with Monitor(tmp_path, made, interval=0.01) as monitor:
+        while len(monitor.samples) < 7:
+            time.sleep(0.01)
+    made.metrics.close()
+    board = read(tmp_path / "tensorboard")
+    sizes = [event.value * 2**30 for event in board.Scalars("hardware/processes GiB")]
+    assert sizes[:2] == pytest.approx([monitor.samples[0]["rss"], monitor.samples[5]["rss"]])
+    assert {"hardware/CPUs busy", "hardware/samples per s", "hardware/input wait"} <= set(board.Tags()["scalars"])
+
+
+def test_a_resumed_run_hides_what_it_does_again(tmp_path: Path) -> None:
+    for after, steps in ((None, (1, 2, 3)), (1, (2, 3))):
+        board = Board(tmp_path / "tensorboard", after, pytest.fail)
+        for step in steps:
+            board.put(step, {"train/loss": float(step)})
+        board.close()
+    assert [event.step for event in read(tmp_path / "tensorboard").Scalars("train/loss")] == [1, 2, 3]
+
+
+def test_a_writer_that_fails_is_an_event_and_the_rest_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").write_text("a file where the folder should be")
+    said: list[str] = []
+    kept = Metrics(tmp_path, tell=said.append)
+    kept.write(1, 0, {"train/loss": 1.0})
+    kept.board.thread.join(timeout=60)
+    kept.write(2, 0, {"train/loss": 0.5})
+    kept.close()
+    assert len(said) == 1
+    assert said[0].startswith("the event files end here, the run goes on: ")
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_batch_that_cannot_be_shown_is_an_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = tiny.assembled(tmp_path, tiny.job())
+    made.metrics = Metrics(tmp_path)
+
+    def broken(*given: object) -> None:
+        raise ValueError("no such picture")
+
+    made.dataset.prepare = broken  # type: ignore[assignment]
+    showcase.begin(made)
+    made.metrics.close()
+    assert "the first batch is not shown: no such picture" in capsys.readouterr().out
+    assert read(tmp_path / "tensorboard").Tags()["tensors"] == ["plan"]
+
+
+def test_showing_the_batch_changes_no_bit(tmp_path: Path) -> None:
+    found = []
+    for shown in (False, True):
+        made = tiny.assembled(tmp_path, tiny.job(train="ema: 0.9"))
+        if shown:
+            made.metrics = Metrics(tmp_path)
+            showcase.begin(made)
+            made.metrics.close()
+        found.append(tiny.losses(made, 6))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_come_back_in_their_colours(channels: int) -> None:
+    """Four flat images; scaled by mean and deviation, shown as they were."""
+    values = torch.tensor([0.0, 0.25, 0.5, 1.0]).view(4, 1, 1, 1).expand(4, channels, 8, 8)
+    mean, std = [0.5] * channels, [0.25] * channels
+    drawn = showcase.grid((values - 0.5) / 0.25, mean, std)
+    sheet = Image.open(io.BytesIO(drawn.png))
+    shown = [sheet.getpixel((number * 100 + 50, 50)) for number in range(4)]
+    assert shown == [(round(v), round(v), round(v)) for v in (0, 63, 127, 255)]
+
+
+@pytest.mark.parametrize("classes", [2, 100, 1000])
+def test_a_confusion_is_drawn_for_few_classes_and_many(classes: int) -> None:
+    names = [f"a class with a long name {i}" for i in range(classes)]
+    matrix = [[9 * (i == j) + (j == 0) for j in range(classes)] for i in range(classes)]
+    drawn = showcase.confusion(names, matrix)
+    sheet = Image.open(io.BytesIO(drawn.png))
+    assert sheet.size == (drawn.width, drawn.height)
+    assert max(sheet.size) < 2100
+    assert len(drawn.png) < 100_000
+    assert len(sheet.getcolors(1 << 20) or []) > 2

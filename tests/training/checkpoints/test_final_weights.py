@@ -1,0 +1,124 @@
+"""The weights that a run ends with: the best that can be read, and told if they are not those of the best evaluation."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+
+from runtime.errors import CheckpointError
+from runtime.models import saved_model as artifact
+from runtime.supervisor import trainer_process as trainer
+from runtime.training import effective_settings as seen
+from runtime.training import loop, run
+from runtime.training.best_metric import Watch
+from runtime.training.checkpoints import final_weights as chosen
+from runtime.training.evaluation import validation as evaluate
+from tests import tiny
+from tests.training.checkpoints.test_checkpoint import flip
+
+
+def ended(
+    folder: Path, spoil: Callable[[run.Run], None], train: str = "", *, epochs: int = 3, more: str = ""
+) -> run.Run:
+    """A run of the tiny job that is conducted to its end; `spoil` is called when the last evaluation is done."""
+    made = tiny.assembled(folder, tiny.job(train=train, epochs=epochs, more=more))
+    original = loop._ended
+
+    def hooked(this: run.Run) -> str | None:
+        reason = original(this)
+        if reason or this.counters.epoch == this.job.train.epochs:
+            spoil(this)
+        return reason
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "_ended", hooked)
+        patch.setattr(seen, "record_changes", lambda *given: None)
+        trainer.conduct(made)
+    return made
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+def told(folder: Path) -> list[str]:
+    path = folder / "events.jsonl"
+    return [json.loads(line)["text"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def bests(made: run.Run) -> list[Path]:
+    return sorted(made.checkpoints.glob("best-*"), key=lambda path: int(path.name.removeprefix("best-")))
+
+
+def test_the_best_is_chosen_and_nothing_is_told(tmp_path: Path) -> None:
+    made = ended(tmp_path, lambda made: None)
+    assert told(tmp_path) == []
+    assert result(tmp_path)["best"]["step"] == made.watch.best.step
+
+
+@pytest.mark.parametrize("damage", [lambda path: shutil.rmtree(path), lambda path: flip(path / "model.safetensors")], ids=["gone", "flipped"])  # fmt: skip
+def test_a_best_checkpoint_that_cannot_be_read(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    """Only one was ever the best here: the last step's weights are left."""
+    made = ended(tmp_path, lambda made: [damage(path) for path in bests(made)] and None)
+    (text,) = told(tmp_path)
+    assert "best-" in text
+    assert text.endswith("; the model has the weights of the last step, 12")
+    assert result(tmp_path)["best"] | {"metrics": 0} == {
+        "metric": "validation/accuracy", "value": None, "step": 12, "epoch": 3, "metrics": 0}  # fmt: skip
+    written = safetensors.torch.load_file(tmp_path / "model" / "model.safetensors")
+    assert all(written[name].equal(value) for name, value in made.model.state_dict().items())
+    assert artifact.load(tmp_path).trained["step"] == 12
+
+
+def test_an_older_best_comes_before_the_last_step(tmp_path: Path) -> None:
+    def spoil(made: run.Run) -> None:
+        shutil.rmtree(bests(made)[-1])
+
+    def better(made: run.Run) -> tuple[dict[str, float], dict[str, Any]]:
+        return {"validation/loss": 1.0, "validation/accuracy": made.counters.epoch / 10, "validation/f1": 0.5}, {}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "evaluate", better)
+        ended(tmp_path, spoil, more="checkpoint: {every: epoch}")
+    assert told(tmp_path)[0].endswith("; the model has an older best: "
+                                      "best validation/accuracy 0.1000 after epoch 2")  # fmt: skip
+    assert result(tmp_path)["best"]["step"] == 8
+
+
+def test_no_evaluation_gives_a_number(tmp_path: Path) -> None:
+    def bad(made: run.Run) -> tuple[dict[str, float], dict[str, Any]]:
+        metrics, confusion = evaluate.evaluate(made)
+        return metrics | {"validation/loss": math.nan, "validation/accuracy": math.nan}, confusion
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "evaluate", bad)
+        ended(tmp_path, lambda made: None, "early_stopping: {metric: validation/loss, patience: 2}", epochs=9)
+    assert told(tmp_path) == ["no evaluation gave validation/accuracy a value that is a number; the model has the weights "
+                              "of the last step, 8"]  # fmt: skip
+    assert result(tmp_path)["stopped_because"] == ("validation/loss has not improved for 2 evaluations "
+                                                   "(never a number)")  # fmt: skip
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_nothing_can_be_read(tmp_path: Path) -> None:
+    made = ended(tmp_path, lambda made: None)
+    shutil.rmtree(made.checkpoints)
+    with pytest.raises(CheckpointError, match=r"no checkpoint can be read: checkpoint .*best-"):
+        chosen.weights(made)
+
+
+def test_a_metric_that_is_never_a_number_stops_early() -> None:
+    from runtime.job.train import EarlyStopping
+
+    watch = Watch("validation/loss", EarlyStopping(metric="validation/loss", patience=2), None)
+    for epoch in range(2):
+        assert not watch.update({"validation/loss": math.nan}, epoch, epoch)
+    assert watch.stop() == "validation/loss has not improved for 2 evaluations (never a number)"

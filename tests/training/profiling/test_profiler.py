@@ -1,0 +1,79 @@
+"""The tracer: a trace and its operators, in the report too, and not a bit of the run is changed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from runtime.report import write as report
+from runtime.report.sections.operators import operators_section
+from runtime.training.profiling.profiler import OPERATORS, STEPS, TRACE, Tracer
+from tests import tiny
+from tests.supervisor.test_supervisor import job, train
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same job trained twice, with and without a trace."""
+    folder = tmp_path_factory.mktemp("traced")
+    path = job.__wrapped__(folder)  # type: ignore[attr-defined]
+    for runs, options in (("with", ["--trace"]), ("without", [])):
+        done = train(path, "--runs", str(folder / runs), *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "with" / "tiny-001", folder / "without" / "tiny-001"
+
+
+def test_a_traced_run_ends_with_the_same_bits(traced: tuple[Path, Path]) -> None:
+    first, second = (safetensors.torch.load_file(run / "model" / "model.safetensors") for run in traced)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    rows = [(run / "metrics.jsonl").read_text() for run in traced]
+    assert rows[0] == rows[1]
+    assert not (traced[1] / TRACE).exists()
+
+
+def test_the_trace_holds_the_steps_and_the_operators(traced: tuple[Path, Path]) -> None:
+    run = traced[0]
+    events = json.loads(gzip.decompress((run / TRACE).read_bytes()))["traceEvents"]
+    names = {event.get("name") for event in events}
+    kept = json.loads((run / OPERATORS).read_text())
+    assert kept["steps"] == STEPS
+    assert {row["name"] for row in kept["operators"]} <= names
+    times = [row["seconds"] for row in kept["operators"]]
+    assert times == sorted(times, reverse=True)
+    assert any("convolution" in row["name"] for row in kept["operators"])
+    assert next(row for row in kept["operators"] if "convolution" in row["name"])["calls"] % STEPS == 0
+
+
+def test_the_report_shows_the_operators(traced: tuple[Path, Path]) -> None:
+    assert "Dearest operators" in (traced[0] / "report.md").read_text()
+    assert "Dearest operators" not in (traced[1] / "report.md").read_text()
+    (traced[0] / OPERATORS).write_text("{")
+    report.write(traced[0])
+    assert "the dearest operators cannot be shown" in (traced[0] / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [("aten::mkldnn_convolution", "oneDNN"), ("aten::add_", "torch"), ("void gemm()", "")]
+)
+def test_a_library_is_named_by_its_operators(name: str, library: str) -> None:
+    rows = [{"name": name, "seconds": 0.5, "calls": 10}]
+    section = operators_section({"steps": 5, "total": 1.0, "device": "cpu", "operators": rows})
+    assert section is not None
+    assert section.blocks[1].rows == ((name, library, "100", "50 %", "2"),)  # type: ignore[union-attr]
+
+
+def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = tiny.assembled(tmp_path / "run", tiny.job())
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / TRACE).mkdir()
+    made.tracer = Tracer(made)
+    made.tracer.warm = 1
+    made.tracer.step()
+    tiny.losses(made, 1)
+    made.tracer.close()
+    assert "the trace is not whole" in capsys.readouterr().out

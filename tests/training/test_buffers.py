@@ -1,0 +1,211 @@
+"""Buffers: put back after a step that came to nothing, however a network changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from runtime.data.dataset import Batch, Head
+from runtime.errors import SpecError
+from runtime.models import saved_model as artifact
+from runtime.training.buffers import Buffers, unshare
+from runtime.training.losses import objective
+from runtime.training.step import Step
+from tests.own_job import MODEL, write
+from tests.supervisor.test_custom_runs import trained
+
+torch.set_num_threads(1)
+
+
+class Net(nn.Module):
+    """Keeps the mean of its inputs in one of many ways."""
+
+    def __init__(self, keep: Callable[[Any, Tensor], None], value: Tensor | None, *, persistent: bool = False) -> None:
+        super().__init__()
+        self.last, self.keep = nn.Linear(4, 2), keep
+        self.register_buffer("kept", value, persistent=persistent)
+
+    def forward(self, x: Tensor) -> Any:
+        self.keep(self, x.detach().mean(dim=0))
+        return self.last(x) + self.kept.sum() * 0
+
+
+def in_place(net: Any, mean: Tensor) -> None:
+    net.kept.mul_(0.9).add_(mean * 0.1)
+
+
+def assigned(net: Any, mean: Tensor) -> None:
+    net.kept = net.kept * 0.9 + mean * 0.1
+
+
+def expanded(net: Any, mean: Tensor) -> None:
+    net.kept = (net.kept[:1] + mean[:1]).expand(4)
+
+
+def at_first(net: Any, mean: Tensor) -> None:
+    net.kept = mean if net.kept is None else net.kept * 0.9 + mean * 0.1
+
+
+def longer(net: Any, mean: Tensor) -> None:
+    net.kept = torch.cat([net.kept, mean])
+
+
+def resized(net: Any, mean: Tensor) -> None:
+    net.kept.resize_(len(net.kept) + len(mean))[-len(mean) :] = mean
+
+
+def registered(net: Any, mean: Tensor) -> None:
+    name = f"kept_{len(net._buffers)}"
+    net.register_buffer(name, mean, persistent=False)
+    net.kept = net.kept * 0.9 + net.get_buffer(name) * 0.1
+
+
+def shared(net: Any, mean: Tensor) -> None:
+    net.twin = net.kept = net.kept * 0.9 + mean * 0.1
+
+
+def step_of(net: nn.Module) -> Step:
+    head = {"": Head("", classes=("a", "b"))}
+    goal = objective(None, head, {"": torch.zeros(1).long()}, "none")
+    return Step(net, torch.optim.SGD(net.parameters(), lr=0.1), goal, None, torch.device("cpu"))
+
+
+def batch(seed: int, value: float | None = None) -> Batch:
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
+    if value is not None:
+        x[3, 2] = value
+    return Batch(torch.arange(8).numpy(), (x,), {"": torch.arange(8) % 2})
+
+
+def buffers(net: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in net.named_buffers(remove_duplicate=False)}
+
+
+WAYS = [in_place, assigned, at_first, longer, resized, registered, shared]
+
+
+def started(way: Callable[[Any, Tensor], None]) -> Net:
+    torch.manual_seed(0)
+    net = Net(way, None if way is at_first else torch.zeros(4))
+    if way is shared:
+        net.register_buffer("twin", net.kept, persistent=False)
+    return net
+
+
+@pytest.mark.parametrize("good", [0, 1, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_skipped_step_leaves_no_trace(way: Callable[[Any, Tensor], None], good: int) -> None:
+    net, twin = started(way), started(way)
+    step, other = step_of(net), step_of(twin)
+    for number in range(good):
+        assert step(batch(number), 0).finite
+        other(batch(number), 0)
+    before = buffers(net)
+    assert not step(batch(9, float("nan")), 0).finite
+    assert buffers(net).keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in buffers(net).items())
+    assert step(batch(10), 0) == other(batch(10), 0)
+    assert all(torch.equal(value, buffers(twin)[name]) for name, value in buffers(net).items())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), KeyboardInterrupt()], ids=["memory", "ctrl-c"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_that_is_broken_off_leaves_no_trace(way: Callable[[Any, Tensor], None], error: BaseException) -> None:
+    """Of a network in two halves the second one ends the step; in parts, when the first part has been through."""
+    net, twin = started(way), started(way)
+    step, other = step_of(net), step_of(twin)
+    step.tell = lambda text: None
+    step.micro_batch = other.micro_batch = 4
+    calls: list[int] = []
+
+    def fail(module: nn.Module, given: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise error
+
+    handle = net.last.register_forward_pre_hook(fail)
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            step(batch(0), 0)
+        handle.remove()
+        step(batch(0), 0)
+    else:
+        step(batch(0), 0)
+        other.micro_batch = 2
+    other(batch(0), 0)
+    assert buffers(net).keys() == buffers(twin).keys()
+    assert all(torch.equal(value, buffers(twin)[name]) for name, value in buffers(net).items())
+
+
+def test_the_same_tensors_come_back() -> None:
+    """What else holds a buffer, a compiled kernel for example, goes on seeing it."""
+    net = started(assigned)
+    kept, made = net.kept, Buffers(net)
+    with made.unchanged():
+        net(batch(0).inputs[0])
+        assert net.kept is not kept
+    assert net.kept is kept
+    assert torch.equal(kept, torch.zeros(4))
+
+
+def test_a_buffer_of_a_checkpoint_keeps_its_shape() -> None:
+    net = Net(longer, torch.zeros(4), persistent=True)
+    step = step_of(net)
+    step(batch(0), 0)
+    with pytest.raises(SpecError, match=r"the network's buffer kept was of shape \(4,\) .* and is of shape \(8,\) now"):
+        step(batch(1), 0)
+
+
+KEPT = MODEL.replace("super().__init__()", "super().__init__()\n        self.register_buffer('mean', torch.zeros(4))") \
+    .replace("return self.last", "self.mean = self.mean * 0.9 + x.detach().mean(dim=0) * 0.1\n        return self.last") \
+    .replace("from torch import nn", "import torch\nfrom torch import nn")  # fmt: skip
+ONCE_NAN = """
+import torch
+
+class Points(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, i):
+        x = torch.randn(4, generator=torch.Generator().manual_seed(i))
+        return (x * float("nan") if i == 40 else x), i % 2
+
+def load():
+    return Points(), torch.utils.data.Subset(Points(), range(16))
+"""
+
+
+def test_a_run_with_a_bad_sample_and_a_buffer_that_is_assigned(tmp_path: Path) -> None:
+    """An evaluation changes nothing either: it runs in inference mode, whose tensors no training could go on with."""
+    path = write(tmp_path, {"my_model.py": KEPT, "my_data.py": ONCE_NAN}, train="ema: 0.5")
+    made = trained(path)
+    events = (made / "events.jsonl").read_text()
+    assert events.count("skipped: loss nan") == 2  # once in each epoch
+    assert "back to" not in events
+
+
+def test_a_buffer_whose_elements_share_memory() -> None:
+    net = Net(expanded, torch.ones(1).expand(4), persistent=True)
+    unshare(net)
+    net.load_state_dict({name: value.clone() for name, value in net.state_dict().items()})
+    kept = Buffers(net)
+    for _ in range(2):
+        kept.remember()
+        before = net.kept.clone()
+        net(torch.full((2, 4), 3.0))
+        kept.rewind()
+        assert torch.equal(net.kept, before)
+        net(torch.full((2, 4), 3.0))
+
+
+def test_an_own_network_with_a_buffer_whose_elements_share_memory(tmp_path: Path) -> None:
+    mask = "self.register_buffer('mask', torch.ones(1).expand(4))"
+    code = MODEL.replace("self.last =", f"{mask}\n        self.last =").replace(
+        "from torch", "import torch\nfrom torch"
+    )
+    made = trained(write(tmp_path, {"my_model.py": code}))
+    assert artifact.load(made / "model").network.get_buffer("mask").tolist() == [1.0] * 4

@@ -1,0 +1,170 @@
+"""A compiler that fails: the run goes on without it, says so once, and loses nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.optimizations import compile as optimizations_compile
+from runtime.optimizations import cuda_graphs
+from runtime.tracking.metrics_log import Metrics
+from runtime.training import compiled_forward as compiling
+from runtime.training import loop, run
+from runtime.training.saver import Saver
+from tests import reports, tiny
+from tests.training.test_nonfinite import Still
+
+
+def broken(*given: Any, **named: Any) -> Any:
+    raise RuntimeError("no kernel for this chip\nand a second line")
+
+
+def fit(folder: Path, settings: dict[str, Any]) -> run.Run:
+    folder.mkdir()
+    made = tiny.assembled(folder, tiny.job(), settings=settings)
+    made.metrics = Metrics(folder)
+    saver = Saver(made)
+    saver.final()
+    assert loop.fit(made, saver, Still()) == "all 3 epochs are done"  # type: ignore[arg-type]
+    made.metrics.close()
+    return made
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_failing_compiler_is_told_once_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
+) -> None:
+    """The compiler is torch's own; what it hands the graph to fails, as on a chip without kernels."""
+    real = torch.compile
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", lambda network, mode=None: real(network, backend=broken))
+    plain = fit(tmp_path / "plain", {})
+    made = fit(tmp_path / "compiled", {"compile": True, "cuda_graphs": graphs})
+    (event,) = [json.loads(row) for row in (tmp_path / "compiled" / "events.jsonl").read_text().splitlines()]
+    assert (event["kind"], event["step"]) == ("compile", 0)
+    assert event["text"].startswith("compile failed, training goes on without it: backend='broken' raised")
+    assert "\n" not in event["text"]
+    assert made.step.forward is made.step.plain
+    weights = plain.model.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in made.model.state_dict().items())
+
+
+def test_an_error_of_the_network_is_not_taken_for_one_of_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda network, mode=None: broken)
+    made = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True})
+    with pytest.raises(RuntimeError, match="no kernel for this chip"):
+        made.step.outputs((torch.zeros(4, 1, 8, 8),))
+
+
+class Stub:
+    """Stands in for torch's compiler: what it makes computes as the network does, and fails where it is told to."""
+
+    def __init__(self, recorded: BaseException | None = None) -> None:
+        self.recorded, self.calls = recorded, list[str]()
+
+    def __call__(self, network: Any, mode: str | None = None) -> Any:
+        def call(*inputs: Any) -> Any:
+            self.calls.append("recorded" if mode else "compiled")
+            if mode and self.recorded:
+                raise self.recorded
+            return network(*inputs)
+
+        return call
+
+
+def test_recorded_kernels_that_fail_leave_compiled_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Stub(RuntimeError("accessing tensor output of CUDAGraphs that has been overwritten\nand more"))
+    monkeypatch.setattr(torch, "compile", stub)
+    made = fit(tmp_path / "run", {"compile": True, "cuda_graphs": True})
+    (event,) = [json.loads(row) for row in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert event["text"] == (
+        "cuda_graphs failed, training goes on with compiled kernels: "
+        "accessing tensor output of CUDAGraphs that has been overwritten"
+    )
+    assert stub.calls.count("recorded") == 1
+    assert (cuda_graphs.seen(made), optimizations_compile.seen(made)) == (False, True)
+
+
+def test_an_evaluation_is_not_recorded_beside_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Stub()
+    monkeypatch.setattr(torch, "compile", stub)
+    made = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True, "cuda_graphs": True})
+    images = (torch.zeros(4, 1, 8, 8),)
+    made.step.outputs(images)
+    with torch.inference_mode():
+        made.step.outputs(images)
+    assert stub.calls == ["recorded", "compiled"]
+
+
+def test_an_error_of_the_network_is_not_taken_for_one_of_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda network, mode=None: broken)
+    made = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True, "cuda_graphs": True})
+    with pytest.raises(RuntimeError, match="no kernel for this chip"):
+        made.step.outputs((torch.zeros(4, 1, 8, 8),))
+
+
+class Restless(torch.nn.Module):
+    """Another constant in every step, for each of which torch compiles anew."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner, self.texts = inner, 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.inner(images) * float(f"1.{self.texts:03}")
+        return made
+
+
+def test_a_compiler_that_has_given_up_is_told_and_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch itself stops after eight shapes without a word, and the plan would say `true` to the end."""
+    torch.compiler.reset()
+    monkeypatch.setattr(compiling, "MOST", 3)
+    real, told = torch.compile, list[str]()
+    monkeypatch.setattr(torch, "compile", lambda network, mode=None: real(network, backend="eager"))
+    made = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True})
+    made.step.plain = restless = Restless(made.model)
+    made.step.uncompiled = told.append
+    made.step.compile()
+    for number in range(6):
+        restless.texts = number
+        made.step.outputs((torch.zeros(4, 1, 8, 8),))
+    assert told == ["compile failed, training goes on without it: it was compiled anew 3 times, "
+                    "for shapes or modes that come and go"]  # fmt: skip
+    assert optimizations_compile.seen(made) is False
+    compiling.undo()
+    torch.compiler.reset()
+
+
+def test_texts_of_many_lengths_stay_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training and in evaluation, where torch's own limit of eight was passed."""
+    torch.compiler.reset()
+    monkeypatch.chdir(tmp_path)
+    reports.write(tmp_path)
+    asked = reports.job(tmp_path, model=reports.ENCODER)
+    real, told = torch.compile, list[str]()
+    monkeypatch.setattr(torch, "compile", lambda network, mode=None: real(network, backend="eager"))
+    made = tiny.plain(asked, tmp_path)
+    made.step.uncompiled = told.append
+    made.step.compile()
+    ids = np.arange(4)
+    given = made.dataset.prepare(made.dataset.train.gather(ids), ids, None)
+    for training in (True, False):
+        made.model.train(training)
+        for length in (20, 19, 7, 3, 2, 1):
+            for count in (4, 3, 1):
+                with torch.inference_mode(not training):
+                    made.step.outputs(tuple(x[:count, :length] for x in given))
+    assert told == []
+    limit = torch._dynamo.config.recompile_limit
+    compiling.undo()
+    torch.compiler.reset()
+    assert (limit, torch._dynamo.config.recompile_limit) == (32, 8)

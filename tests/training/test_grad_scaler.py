@@ -1,0 +1,160 @@
+"""The scaler of fp16: the rules of torch's own, its bounds, and what follows when it collapses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.errors import NumericsError, SpecError
+from runtime.job.train import Fp16
+from runtime.tracking.metrics_log import Metrics
+from runtime.training import loop, run
+from runtime.training.checkpoints import checkpoint
+from runtime.training.grad_scaler import Scaler
+from runtime.training.saver import Saver
+from tests import tiny
+from tests.training.test_nonfinite import Still, nan_input, rows
+
+torch.set_num_threads(1)
+
+
+def parameter(gradient: float) -> torch.nn.Parameter:
+    made = torch.nn.Parameter(torch.ones(3))
+    made.grad = torch.full((3,), gradient)
+    return made
+
+
+@pytest.mark.parametrize("spec", [Fp16(growth_interval=2), Fp16(initial_scale=8.0, growth_factor=4.0, backoff_factor=0.25,
+                                                               growth_interval=3)])  # fmt: skip
+def test_the_scale_moves_like_that_of_torch(spec: Fp16) -> None:
+    ours = Scaler(spec)
+    theirs = torch.amp.GradScaler("cpu", init_scale=spec.initial_scale, growth_factor=spec.growth_factor,
+                                  backoff_factor=spec.backoff_factor, growth_interval=spec.growth_interval)  # fmt: skip
+    for number in (1.0, 2.0, 3.0, float("inf"), 1.0, float("nan"), 5.0, 6.0, 7.0, 8.0):
+        mine, other = parameter(number * ours.scale), parameter(number * ours.scale)
+        optimizer = torch.optim.SGD([other], lr=0.0)
+        assert torch.equal(ours.scaled(torch.tensor(number)), theirs.scale(torch.tensor(number))) or number != number
+        ours.unscale([mine])
+        theirs.unscale_(optimizer)
+        assert mine.grad is not None
+        assert other.grad is not None
+        assert torch.equal(mine.grad.nan_to_num(0.0), other.grad.nan_to_num(0.0))
+        ours.update(bool(mine.grad.isfinite().all()))
+        theirs.step(optimizer)
+        theirs.update()
+        assert ours.scale == theirs.get_scale()
+
+
+def test_the_scale_has_an_upper_bound() -> None:
+    scaler = Scaler(Fp16(initial_scale=8.0, growth_interval=1, max_scale=20.0))
+    for _ in range(3):
+        scaler.update(True)
+    assert scaler.scale == 20.0
+
+
+def test_nothing_is_scaled_without_fp16() -> None:
+    scaler, loss, weight = Scaler(), torch.tensor(2.0), parameter(3.0)
+    assert scaler.scaled(loss) is loss
+    scaler.unscale([weight])
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [3.0, 3.0, 3.0]
+    scaler.update(False)
+    assert (scaler.scale, scaler.state()) == (1.0, {})
+
+
+def test_settings_must_fit_together() -> None:
+    with pytest.raises(
+        SpecError, match=r"(?s)train\.fp16\.initial_scale: starts at 8.*from min_scale \(16\) to max_scale"
+    ):
+        tiny.job(train="fp16: {initial_scale: 8.0, min_scale: 16.0}")
+
+
+def half(made: run.Run) -> None:
+    """Compute in fp16, as the plan would have it where the chip is good at it."""
+    made.step.autocast(torch.float16, Scaler(made.job.train.fp16))
+
+
+def test_training_in_fp16_follows_that_in_fp32(tmp_path: Path) -> None:
+    plain, short = (tiny.assembled(tmp_path, tiny.job(train="optimizer: {lr: 1e-3}")) for _ in range(2))
+    half(short)
+    expected, found = tiny.losses(plain, 8), tiny.losses(short, 8)
+    assert found != expected
+    assert found == pytest.approx(expected, rel=2e-2)
+    assert short.step.scaler.scale == 65536.0
+
+
+def fit(folder: Path, train: str, bad: range) -> tuple[run.Run, str]:
+    """The tiny job in fp16, whose inputs are not finite in the steps `bad` while it is in fp16."""
+    made = tiny.assembled(folder, tiny.job(train=train))
+    half(made)
+
+    def hook(module: torch.nn.Module, inputs: Any) -> Any:
+        spoiled = module.training and made.counters.step + 1 in bad and made.step.scaler.active
+        return nan_input(made) if spoiled else None
+
+    made.model.register_forward_pre_hook(hook)
+    made.metrics = Metrics(folder)
+    saver = Saver(made)
+    saver.final()
+    try:
+        return made, loop.fit(made, saver, Still())  # type: ignore[arg-type]
+    finally:
+        made.metrics.close()
+
+
+def test_a_few_skipped_steps_are_ordinary_and_the_scale_is_on_record(tmp_path: Path) -> None:
+    made, reason = fit(tmp_path, "fp16: {growth_interval: 4}", range(3, 5))
+    assert reason == "all 3 epochs are done"
+    scales = [row["scale"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
+    assert scales == [65536, 65536, 32768, 16384, 16384, 16384, 16384, 32768, 32768, 32768, 32768, 65536]
+    saved = checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1])
+    assert saved.state["scaler"] == {"scale": 65536.0, "good": 0, "fallen": False}
+    assert made.numerics.rollbacks == 0
+
+
+def test_a_collapse_ends_the_run_with_advice(tmp_path: Path) -> None:
+    with pytest.raises(NumericsError) as caught:
+        fit(tmp_path, "fp16: {min_scale: 4096.0}", range(3, 40))
+    assert caught.value.given == "the fp16 scaler has collapsed: scale 2048, 5 skipped steps in a row"
+    assert caught.value.action.endswith("go over to fp32 by itself: train.fp16: {fallback: fp32}")
+
+
+@pytest.fixture
+def fallen(tmp_path: Path) -> run.Run:
+    made, reason = fit(tmp_path, "fp16: {min_scale: 4096.0, fallback: fp32}", range(3, 40))
+    assert reason == "all 3 epochs are done"
+    return made
+
+
+def test_a_collapse_goes_on_in_fp32_if_the_job_says_so(tmp_path: Path, fallen: run.Run) -> None:
+    (event,) = [row for row in rows(tmp_path, "events.jsonl") if row["kind"] == "precision"]
+    assert event["text"] == ("the fp16 scaler has collapsed: scale 2048, 5 skipped steps in a row; back to step-0, and "
+                             "on in fp32 from there, as train.fp16.fallback asks")  # fmt: skip
+    (tmp_path / "plain").mkdir()
+    plain = tiny.assembled(tmp_path / "plain", tiny.job())
+    losses = [row["train/loss"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
+    assert losses == tiny.losses(plain, 12)
+    assert not any("scale" in row for row in rows(tmp_path, "metrics.jsonl"))
+
+
+def test_what_was_saved_after_a_fall_back_goes_on_in_fp32(tmp_path: Path, fallen: run.Run) -> None:
+    fallen.metrics = Metrics(tmp_path)
+    Saver(fallen).final()
+    fallen.metrics.close()
+    (tmp_path / "again").mkdir()
+    again = tiny.assembled(tmp_path / "again", fallen.job)
+    half(again)
+    again.restore(checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1]))
+    assert (again.step.dtype, again.step.scaler.active, again.counters.step) == (None, False, 12)
+
+
+def test_a_run_that_goes_on_without_fp16_after_a_crash_drops_the_scaler(tmp_path: Path) -> None:
+    made, _ = fit(tmp_path, "fp16: {growth_interval: 4}", range(0))
+    (tmp_path / "again").mkdir()
+    again = tiny.assembled(tmp_path / "again", made.job)
+    again.restore(checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1]))
+    assert not again.step.scaler.active
+    assert again.state()["scaler"] == {}

@@ -1,0 +1,216 @@
+"""A batch in parts has the gradient of the whole, through Step itself; where it cannot, the run says so."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from runtime.data.dataset import Batch, Head
+from runtime.data.load import load
+from runtime.job.train import CrossEntropy, Focal, Huber
+from runtime.job_spec import load as spec
+from runtime.models.build import build
+from runtime.models.networks import cnn_lstm as series
+from runtime.models.networks import mlp as tables
+from runtime.models.networks import text_encoder as texts
+from runtime.optimizations import Effect
+from runtime.plan import plan
+from runtime.system import torch_compat as compat
+from runtime.training import losses, run
+from runtime.training.step import Step
+from tests.supervisor.test_supervisor import train
+from tests.tiny import assembled, job, machine
+from tests.trained import CASES
+
+torch.set_num_threads(1)
+BERT = {
+    "model_type": "bert", "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 32, "max_position_embeddings": 16, "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+CLASSES = Head("", classes=("a", "b", "c"))
+HEADS = {"modo": Head("modo", ("a", "b", "c"), weight=0.1), "causa": Head("causa", ("p", "q"), weight=0.6),
+         "urgent": Head("urgent", ("no", "yes"), weight=0.3)}  # fmt: skip
+NUMBERS = {"": Head("", columns=("x", "y"), mean=(0.0, 0.0), std=(1.0, 1.0))}
+WEIGHTS = {3: torch.tensor([0.2, 1.0, 3.5]), 2: torch.tensor([0.7, 1.9])}
+
+
+class Plain(nn.Module):
+    """Convolutions with GroupNorm, which looks at one sample at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3),
+                                  nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3))  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)  # type: ignore[no-any-return]
+
+
+def _normal(count: int, *shape: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(3).normal(size=(count, *shape)))
+
+
+def _tokens(count: int) -> tuple[Tensor, Tensor]:
+    drawn = np.random.default_rng(4)
+    mask = (np.arange(12) < drawn.integers(1, 13, count)[:, None]).astype(np.int64)
+    return torch.from_numpy(drawn.integers(0, 50, (count, 12)) * mask), torch.from_numpy(mask)
+
+
+NETWORKS: dict[str, tuple[Any, Any, Any, Any]] = {
+    "conv": (Plain, lambda n: (_normal(n, 1, 8, 8),), {"": CLASSES}, CrossEntropy(name="cross-entropy")),
+    "three heads": (lambda: texts.build(config=BERT, outputs={n: h.outputs for n, h in HEADS.items()}, pooling="mean",
+                                        dropout=0.0), _tokens, HEADS,
+                    CrossEntropy(name="cross-entropy", label_smoothing=0.1)),
+    "focal lstm": (lambda: series.build(channels=3, outputs=3, cnn_channels=(6,), lstm_hidden=7, dropout=0.0),
+                   lambda n: (_normal(n, 10, 3),), {"": CLASSES}, Focal(name="focal", gamma=2.0, label_smoothing=0.1)),
+    "two numbers": (lambda: tables.build(numbers=4, categories=[3], outputs=2, hidden=[9], dropout=0.0),
+                    lambda n: (_normal(n, 4), torch.arange(n).view(-1, 1) % 3), NUMBERS, Huber(name="huber", delta=0.5)),
+}  # fmt: skip
+
+
+class Recorder(torch.optim.SGD):
+    """Keeps the gradients that it is asked to apply, and applies nothing."""
+
+    def step(self, closure: Any = None) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.seen = torch.cat([p.grad.flatten() for p in parameters])
+
+
+def batch(inputs: tuple[Tensor, ...], heads: dict[str, Head], dtype: torch.dtype, soft: bool) -> Batch:
+    drawn, count = np.random.default_rng(5), len(inputs[0])
+    targets: dict[str, Tensor] = {}
+    for name, head in heads.items():
+        if not head.classes:
+            targets[name] = torch.from_numpy(drawn.normal(size=(count, 2))).to(dtype)
+        elif soft:
+            targets[name] = torch.from_numpy(drawn.dirichlet(np.ones(head.outputs), count)).to(dtype)
+        else:
+            targets[name] = torch.from_numpy(drawn.integers(0, head.outputs, count))
+    return Batch(np.arange(count), tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs), targets)
+
+
+def gradient(name: str, dtype: torch.dtype, size: int, micro: int | None, soft: bool) -> Tensor:
+    """The whole gradient of one Step."""
+    make, inputs, heads, loss = NETWORKS[name]
+    torch.manual_seed(0)
+    network = make().to(dtype)
+    optimizer = Recorder(network.parameters(), lr=1.0)
+    terms = losses.terms(loss)
+    objective = losses.Objective(
+        heads, {n: losses.HeadLoss(terms, WEIGHTS[h.outputs] if h.classes else None) for n, h in heads.items()}
+    )
+    step = Step(network, optimizer, objective, None, torch.device("cpu"))
+    step.micro_batch = micro
+    passes: list[int] = []
+    network.register_forward_pre_hook(lambda _, given: passes.append(len(given[0])))
+    outcome = step(batch(inputs(size), heads, dtype, soft), seed=0)
+    assert outcome.finite
+    assert len(passes) == -(-size // (micro or size))
+    assert sum(passes) == size
+    return optimizer.seen
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["hard", "soft"])
+@pytest.mark.parametrize("size", [16, 13], ids=["even", "uneven"])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_parts_have_the_gradient_of_the_whole(
+    name: str, dtype: torch.dtype, limit: float, size: int, soft: bool
+) -> None:
+    whole = gradient(name, dtype, size, None, soft)
+    assert whole.norm() > 1e-3
+    for micro in (1, 2, 4, 8):
+        parts = gradient(name, dtype, size, micro, soft)
+        assert float((parts - whole).norm() / whole.norm()) <= limit
+
+
+class Again(nn.Module):
+    """A block that is computed again in the backward pass, the older way: its first pass is without gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.block, self.first(x), use_reentrant=True))  # type: ignore[no-any-return]
+
+
+def test_parts_share_the_weights_that_autocast_has_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And have the gradients of parts that do not, all of them."""
+    monkeypatch.setitem(NETWORKS, "again", (Again, lambda n: (_normal(n, 6),), {"": CLASSES},
+                                            CrossEntropy(name="cross-entropy")))  # fmt: skip
+    casts: list[int] = []
+    kept = int(compat.casts_keep_gradients())
+    real = Step._cast
+    monkeypatch.setattr(Step, "_cast", lambda self: casts.append(1) or real(self))
+    monkeypatch.setattr(Step, "__init__", _in_bf16(Step.__init__))
+    shared = gradient("again", torch.float32, 16, 4, False)
+    entered = len(casts)
+    monkeypatch.setattr(compat, "casts_keep_gradients", lambda: False)
+    apart = gradient("again", torch.float32, 16, 4, False)
+    assert torch.equal(shared, apart)
+    assert (shared != 0).float().mean() > 0.5
+    assert entered == len(casts) - entered + kept, "one around all parts"
+
+
+def _in_bf16(begin: Any) -> Any:
+    def started(self: Step, *given: Any) -> None:
+        begin(self, *given)
+        self.autocast(torch.bfloat16)
+
+    return started
+
+
+def test_with_batchnorm_parts_are_another_training(tmp_path: Path) -> None:
+    """Which is why the plan calls the split `training` there, and does it only when asked."""
+    made = [assembled(tmp_path, job(optimize=f"micro_batch: {n}"), plain=False) for n in (16, 4)]
+    seen = []
+    for one in made:
+        ids = np.arange(16)
+        (inputs,) = one.dataset.train.gather(ids)
+        one.step.optimizer = Recorder(one.model.parameters(), lr=1.0)
+        one.step(Batch(ids, (inputs,), {"": one.dataset.train.targets[""][:16]}), seed=0)
+        seen.append(one.step.optimizer.seen)
+    assert float((seen[0] - seen[1]).norm() / seen[0].norm()) > 1e-2
+
+
+@pytest.mark.parametrize(("name", "effect"), [("image folders", Effect.TRAINING), ("table numbers", Effect.ROUNDING)])
+def test_the_plan_tells_what_a_split_does(name: str, effect: Effect, tmp_path: Path) -> None:
+    CASES[name].files(tmp_path)
+    (tmp_path / "job.yaml").write_text(f"name: t\n{CASES[name].text}optimize: {{micro_batch: 4}}\n")
+    asked = spec.load(tmp_path / "job.yaml")
+    data = load(asked)
+    made = plan.resolve(asked, machine(), run.workload(data, build(asked, data).module))
+    (row,) = [d for d in made.decisions if d.name == "micro_batch"]
+    assert (row.value, row.effect) == (4, effect)
+
+
+@pytest.mark.parametrize(("name", "warned"), [("image arrays", True), ("table", False)])
+def test_a_split_with_batchnorm_is_warned_of(name: str, warned: bool, tmp_path: Path) -> None:
+    CASES[name].files(tmp_path)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(f"name: tiny\n{CASES[name].text}train: {{epochs: 1, batch_size: 8}}\n"
+                    "optimize: {micro_batch: 2, cpu_threads: 1, measure: off}\n")  # fmt: skip
+    done = train(path)
+    assert done.returncode == 0, done.stderr
+    assert ("plan: micro_batch changes what is learned here (BatchNorm), as the job asks" in done.stdout) is warned
+
+
+def test_a_step_seeds_the_device_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.cuda.manual_seed` takes the current device, which is the first one in every process."""
+    at: list[Any] = []
+    seeded: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext(at.append(device)))
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeded.append)
+    step = Step.__new__(Step)
+    step.device = torch.device("cuda:1")
+    step._seed(7)
+    assert (at, seeded) == ([torch.device("cuda:1")], [7])

@@ -1,0 +1,319 @@
+"""Training features end to end and against independent computations: EMA, mixup, stopping, plateau, steps, max_time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.data import stateless_random as draws
+from runtime.data.dataset import Batch
+from runtime.errors import Stopped
+from runtime.job import Job
+from runtime.job.data import Cutmix, ImageAugment, Mixup
+from runtime.supervisor import trainer_process as trainer
+from runtime.tracking.metrics_log import Metrics
+from runtime.training import loop
+from runtime.training.ema import Ema
+from runtime.training.run import Counters, Run
+from runtime.training.saver import Saver
+from tests import tiny
+from tests.training.test_nonfinite import Still
+
+torch.set_num_threads(1)
+
+
+def fitted(made: Run) -> str:
+    """Train an assembled run; why it ended."""
+    made.metrics = Metrics(made.folder)
+    saver = Saver(made)
+    saver.final()
+    try:
+        return loop.fit(made, saver, Still())  # type: ignore[arg-type]
+    finally:
+        saver.wait()
+        made.metrics.close()
+
+
+def rows(folder: Path, key: str) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if key in row]
+
+
+def asked(train: str = "", epochs: int = 2) -> Job:
+    """The tiny job, of which an epoch has four steps."""
+    made = tiny.job(train=train)
+    return made.model_copy(update={"train": made.train.model_copy(update={"epochs": epochs})})
+
+
+def mixing(train: str = "", **augment: Any) -> Job:
+    """The same with mixup or cutmix."""
+    made = asked(train)
+    return made.model_copy(update={"data": made.data.model_copy(update={"augment": ImageAugment(**augment)})})
+
+
+def state(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: value.double().numpy().copy() for name, value in model.state_dict().items()}
+
+
+# ----------------------------------------------------------------------------------------------------------------- EMA
+
+
+def test_ema_by_its_recurrence_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and running statistics are averaged after every step of a real training, counts are copied."""
+    made = tiny.assembled(tmp_path, asked("ema: 0.3, optimizer: {name: adamw, lr: 0.01}"))
+    expected, steps = state(made.model), 0
+    update = Ema.update
+
+    def spied(self: Ema, model: torch.nn.Module) -> None:
+        nonlocal steps
+        steps += 1
+        assert steps == made.counters.step + 1
+        decay = min(0.3, (1 + steps) / (10 + steps))
+        for name, value in state(model).items():
+            counts = name.endswith("num_batches_tracked")
+            expected[name] = value if counts else decay * expected[name] + (1 - decay) * value
+        update(self, model)
+
+    monkeypatch.setattr(Ema, "update", spied)
+    fitted(made)
+    assert steps == 8
+    assert made.ema
+    for name, found in made.ema.average.items():
+        np.testing.assert_allclose(found.double().numpy(), expected[name], rtol=1e-5, atol=1e-6)
+    raw = made.model.state_dict()
+    assert any(not torch.equal(raw[name], value) for name, value in made.ema.average.items())
+
+
+def test_ema_is_torchs_where_both_have_one_decay() -> None:
+    """torch.optim.swa_utils has no warm-up of the decay; at 0.15 ours has none either."""
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
+    ours, theirs = Ema(model, 0.15), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.15))
+    theirs.n_averaged.fill_(1)  # it would take the first weights as they are
+    for _ in range(5):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        ours.update(model)
+        theirs.update_parameters(model)
+    for name, value in theirs.module.state_dict().items():
+        torch.testing.assert_close(ours.average[name], value)
+
+
+def test_the_average_is_what_is_validated(tmp_path: Path) -> None:
+    from runtime.training.evaluation.validation import evaluate
+
+    made = tiny.assembled(tmp_path, asked("ema: 0.9"))
+    tiny.losses(made, 8)
+    assert made.ema
+    made.ema.update(made.model)
+    first, _ = evaluate(made)
+    with torch.no_grad():  # other raw weights change nothing
+        for parameter in made.model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    before = {name: value.clone() for name, value in made.model.state_dict().items()}
+    assert evaluate(made)[0] == first
+    assert all(torch.equal(before[name], value) for name, value in made.model.state_dict().items())
+
+
+# --------------------------------------------------------------------------------------------------------------- mixing
+
+
+def batches_of(made: Run, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """Every batch that reaches the step while the run is fitted."""
+    found: list[Batch] = []
+    gradients = type(made.step)._gradients
+
+    def spied(self: Any, batch: Batch, over: dict[str, Tensor]) -> Tensor:
+        found.append(batch)
+        return gradients(self, batch, over)
+
+    monkeypatch.setattr(type(made.step), "_gradients", spied)
+    fitted(made)
+    return found
+
+
+def test_the_loop_mixes_as_the_job_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs and labels of every step are those of the formula, with share and partners drawn from (seed, step)."""
+    made = tiny.assembled(tmp_path, mixing("seed: 5", mixup=Mixup(alpha=0.4, probability=1.0)))
+    images, labels = made.dataset.train.inputs.double(), made.dataset.train.labels  # type: ignore[attr-defined]
+    seen = batches_of(made, monkeypatch)
+    assert len(seen) == 8
+    for step, batch in enumerate(seen):
+        drawn = draws.generator(5, "mixup", step)
+        drawn.integers(1), drawn.random()
+        share, partner = drawn.beta(0.4, 0.4), drawn.permutation(16)
+        mine, theirs = batch.ids, batch.ids[partner]
+        hot = torch.eye(3, dtype=torch.float64)[labels]
+        blended = share * images[mine] + (1 - share) * images[theirs]
+        torch.testing.assert_close(batch.inputs[0].double(), blended, rtol=1e-5, atol=1e-6)
+        soft = share * hot[mine] + (1 - share) * hot[theirs]
+        torch.testing.assert_close(batch.targets[""].double(), soft, rtol=1e-5, atol=1e-6)
+    assert not made.dataset.validation.targets[""].is_floating_point()
+
+
+def test_the_mixed_loss_is_that_of_both_labels(tmp_path: Path) -> None:
+    """Cross entropy of blended labels is the blend of two cross entropies, label smoothing included; in NumPy."""
+    loss = "loss: {name: cross-entropy, label_smoothing: 0.2}"
+    made = tiny.assembled(tmp_path, mixing(loss, mixup=Mixup(alpha=1.0, probability=1.0)))
+    ids = np.arange(16)
+    split = made.dataset.train
+    ready = made.mixed(Batch(ids, split.gather(ids), {"": split.targets[""][:16]}))
+    made.model.eval()
+    with torch.no_grad():
+        outputs = made.model(*ready.inputs)
+    scores = outputs.double().numpy()
+    log_p = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+    drawn = draws.generator(0, "mixup", 0)
+    drawn.integers(1), drawn.random()
+    share, partner = drawn.beta(1.0, 1.0), drawn.permutation(16)
+    labels = split.targets[""][:16].numpy()
+
+    def smoothed(target: np.ndarray[Any, Any]) -> float:
+        return float(np.mean(-0.8 * log_p[ids, target] - 0.2 * log_p.mean(axis=1)))
+
+    wanted = share * smoothed(labels) + (1 - share) * smoothed(labels[partner])
+    objective = made.step.objective
+    found = objective(outputs, ready.targets, objective.denominators(ready.targets))
+    assert float(found) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_mixed_batch_does_not_know_of_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixing comes before the split: all samples of a batch can be partners, whatever the parts."""
+    seen = []
+    for micro in (16, 4):
+        made = tiny.assembled(tmp_path / str(micro), mixing(cutmix=Cutmix(alpha=1.0, probability=1.0)))
+        made.step.micro_batch = micro
+        (tmp_path / str(micro)).mkdir()
+        seen.append([batch.inputs[0] for batch in batches_of(made, monkeypatch)])
+        monkeypatch.undo()
+    assert len(seen[0]) == 8
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
+def test_data_that_cannot_be_blended_is_left_alone(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, mixing(mixup=Mixup(alpha=1.0, probability=1.0)))
+    made.dataset.mixable = False
+    batch = next(iter(made.batches.epoch(0)))
+    assert made.mixed(batch) is batch
+
+
+# ------------------------------------------------------------------------------------------------------------ stopping
+
+
+def still(made: Run) -> Run:
+    """A run that learns nothing: not a bit of it moves, BatchNorm's statistics neither."""
+    for module in made.model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 0.0
+    return made
+
+
+NOTHING = "optimizer: {name: sgd, lr: 1.0e-30, momentum: 0.0, weight_decay: 0}"
+
+
+def test_early_stopping_after_its_patience(tmp_path: Path) -> None:
+    train = f"{NOTHING}, early_stopping: {{metric: validation/loss, patience: 2}}"
+    made = still(tiny.assembled(tmp_path, asked(train, 9)))
+    assert fitted(made).startswith("validation/loss has not improved for 2 evaluations (best ")
+    assert len(rows(tmp_path, "validation/loss")) == 3
+    assert made.watch.best.epoch == 0
+    assert [path.name for path in made.checkpoints.glob("best-*")] == ["best-4"]
+
+
+def test_early_stopping_waits_for_what_still_improves(tmp_path: Path) -> None:
+    train = "optimizer: {name: adamw, lr: 0.003}, early_stopping: {metric: validation/loss, patience: 1}"
+    assert fitted(tiny.assembled(tmp_path, asked(train))) == "all 2 epochs are done"
+
+
+def test_a_plateau_lowers_the_rate_after_its_patience(tmp_path: Path) -> None:
+    train = f"{NOTHING}, schedule: {{name: plateau, patience: 1, factor: 0.5, metric: validation/loss}}"
+    fitted(still(tiny.assembled(tmp_path, asked(train, 6))))
+    by_epoch = {row["epoch"]: row["lr"] * 1e30 for row in rows(tmp_path, "lr")}
+    # The first evaluation is the best; two more without improvement are one too many, and so on.
+    assert list(by_epoch.values()) == pytest.approx([1, 1, 1, 0.5, 0.5, 0.25])
+
+
+def test_steps_end_the_run_whatever_the_epochs(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, asked("steps: 6"))
+    assert fitted(made) == "6 steps are done"
+    assert [row["step"] for row in rows(tmp_path, "lr")] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in rows(tmp_path, "validation/loss")] == [4, 6]
+    assert made.total_steps == 6
+
+
+def test_steps_stretch_the_schedule_and_not_the_epochs(tmp_path: Path) -> None:
+    """The rate has come down when the steps are done; more steps than the epochs have change nothing."""
+    fitted(tiny.assembled(tmp_path, asked("steps: 6")))
+    rates = [row["lr"] for row in rows(tmp_path, "lr")]
+    assert rates[-1] == pytest.approx(1e-3 * 1e-4)
+    (tmp_path / "more").mkdir()
+    assert fitted(tiny.assembled(tmp_path / "more", asked("steps: 600"))) == "all 2 epochs are done"
+
+
+def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, asked("max_time: 1h"))
+    stop = Stopped("max_time of 1h is spent")
+    assert trainer._stopped(made, None, stop).action == "run the same command again"
+    made.clock.start -= 3600
+    assert trainer._stopped(made, None, stop).action.startswith("raise train.max_time, which ended before")
+    made.counters = Counters(step=3, samples=48)
+    assert trainer._stopped(made, Saver(made), stop).action == "run the same command to go on from there"
+    made.samples_before = 48
+    assert trainer._stopped(made, Saver(made), stop).action.startswith("raise train.max_time, which ended before")
+
+
+def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, asked("max_time: 1h"))
+    step = made.step._gradients
+
+    def slow(batch: Batch, over: dict[str, Tensor]) -> Tensor:
+        if made.counters.step == 2:
+            made.clock.start -= 3601
+        return step(batch, over)
+
+    made.step._gradients = slow  # type: ignore[method-assign]
+    with pytest.raises(Stopped) as stop:
+        fitted(made)
+    assert "max_time of 1h is spent" in str(stop.value)
+    assert made.counters.step == 3
+    assert stop.value.exit_code == 75
+
+
+# -------------------------------------------------------------------------------------------------------------- losses
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize(("gamma", "alpha", "smoothing"), [(2.0, None, 0.0), (0.7, None, 0.15), (2.0, 0.25, 0.1)])
+def test_focal_loss_in_numpy(gamma: float, alpha: float | None, smoothing: float, soft: bool) -> None:
+    from runtime.job.train import Focal
+    from runtime.training.losses import terms
+
+    classes = 2 if alpha is not None else 4
+    drawn = np.random.default_rng(1)
+    outputs, hard = drawn.normal(size=(20, classes)) * 2, drawn.integers(0, classes, 20)
+    goal = drawn.dirichlet(np.ones(classes), 20) if soft else np.eye(classes)[hard]
+    smooth = goal * (1 - smoothing) + smoothing / classes
+    p = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+    weight = np.ones(classes) if alpha is None else np.array([1 - alpha, alpha])
+    wanted = (-weight * smooth * (1 - p) ** gamma * np.log(p)).sum(1)
+    spec = Focal(name="focal", gamma=gamma, alpha=alpha, label_smoothing=smoothing)
+    targets = torch.from_numpy(goal) if soft else torch.from_numpy(hard)
+    np.testing.assert_allclose(terms(spec)(torch.from_numpy(outputs), targets).numpy(), wanted, rtol=1e-10)
+
+
+def test_metrics_that_are_watched_have_to_be_there(tmp_path: Path) -> None:
+    """What the job names is what the evaluation gives, for every metric of the task."""
+    made = tiny.assembled(tmp_path, asked())
+    fitted(made)
+    values: Mapping[str, float] = made.last
+    assert {name for name in made.job.metrics() if name.startswith("validation/")} == set(values)

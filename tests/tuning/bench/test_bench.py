@@ -1,0 +1,255 @@
+"""The ladder: known delays come out as known ratios, what fails is a row, and the command measures a real job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.cli import main as cli
+from runtime.optimizations import Effect
+from runtime.plan import plan
+from runtime.plan.plan_table import console
+from runtime.report.render import png as picture
+from runtime.tuning.bench import results as show
+from runtime.tuning.bench.ablation import Ladder, Rung, climb, steps_of, switched
+from runtime.tuning.bench.block_timing import Block, calmest
+from runtime.tuning.bench.variant import Failed, Ready
+from runtime.tuning.paired_timing import Pair
+from tests import tiny
+from tests.paths import ROOT
+from tests.supervisor.test_supervisor import TEXT
+
+GAINS = {"cpu_threads": 2.0, "channels_last": 1.25, "fused_optimizer": 1.1}
+
+
+def planned(on: Sequence[str]) -> plan.Plan:
+    return switched(plan.resolve(tiny.job(), tiny.machine()), on)
+
+
+@dataclass
+class Fake:
+    """An arm whose step takes a known time."""
+
+    seconds: float
+    loss: float = 1.0
+    batch: float = 16.0
+    peak: int = 1 << 30
+    open: list[str] = field(default_factory=list)
+    noise: Callable[[], float] = lambda: 0.0
+
+    def __post_init__(self) -> None:
+        self.ready = Ready([(self.loss, 1.0)] * 4, 5.0, self.seconds, self.batch, [])
+        self.open.append("arm")
+
+    def steps(self, count: int) -> Block:
+        waited = self.noise()
+        return Block(count, count * self.seconds * (1 + waited), waited)
+
+    def close(self) -> None:
+        self.open.remove("arm")
+
+
+def starter(open_: list[str], fails: str = "", hinder: float = 1.0) -> Callable[..., Fake]:
+    """Arms that are as fast as what is on in their plan says; `hinder` slows all of them on together."""
+
+    def start(made: plan.Plan, assignments: Sequence[str] = ()) -> Fake:
+        on = [row.name for row in steps_of(made)]
+        if fails in on:
+            raise Failed("no room")
+        speed = np.prod([GAINS[name] for name in on]) / (hinder if len(on) == len(GAINS) else 1.0)
+        return Fake(0.1 / float(speed), batch=32.0 if assignments else 16.0, open=open_)
+
+    return start
+
+
+def climbed(**options: object) -> tuple[Ladder, list[str]]:
+    open_: list[str] = []
+    start = starter(open_, **options)  # type: ignore[arg-type]
+    return climb(planned(list(GAINS)), start, 3, lambda text: None, ["train.batch_size=32"]), open_
+
+
+def test_known_delays_give_known_ratios() -> None:
+    ladder, open_ = climbed()
+    found = {(r.kind, r.name): r.pair.median for r in ladder.rungs if r.pair}
+    for name, gain in GAINS.items():
+        assert found["added", name] == pytest.approx(gain)
+        assert found["without", name] == pytest.approx(gain)
+    assert found["all", "all together"] == pytest.approx(2.75)
+    assert found["against", "train.batch_size=32"] == pytest.approx(2.0), "samples count, not steps"
+    assert [r.kind for r in ladder.rungs] == ["plain", *["added"] * 3, "all", *["without"] * 3, "against"]
+    assert ladder.rungs[0].samples_per_second == pytest.approx(160)
+    assert len(open_) == 1, "only the top arm is left for the workshop to end"
+
+
+def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
+    ladder, _ = climbed()
+    assert ladder.explained
+    assert show.explanation(ladder) == (
+        "the steps explain the total: 2.00 x 1.25 x 1.10 = 2.75, measured 2.75x [2.75-2.75]"
+    )
+    apart = Ladder(tuple(
+        replace(r, pair=Pair((1.4, 1.4, 1.4))) if r.kind == "all" else r for r in ladder.rungs
+    ))  # fmt: skip
+    assert not apart.explained
+    expected = "the steps do not explain the total, they change what the others gain: 2.00 x 1.25 x 1.10 = 2.75, measured 1.40x"
+    assert show.explanation(apart).startswith(expected)
+    noisy = Ladder(tuple(
+        replace(r, pair=Pair((1.0, 2.0, 3.0, 4.0, 1.5))) if r.kind == "all" else r for r in ladder.rungs
+    ))  # fmt: skip
+    assert noisy.explained is None
+    assert "nobody can tell whether the steps explain the total" in show.explanation(noisy)
+
+
+def test_a_step_that_fails_is_a_row_and_the_rest_goes_on() -> None:
+    ladder, _ = climbed(fails="channels_last")
+    rows = {(r.kind, r.name): r for r in ladder.rungs}
+    assert rows["added", "channels_last"].note == "failed: no room"
+    assert rows["added", "channels_last"].pair is None
+    assert ("without", "channels_last") not in rows
+    assert ladder.total is not None
+    assert ladder.total.pair is not None
+    assert ladder.total.pair.median == pytest.approx(2.2)
+    assert ladder.explained
+
+
+def test_nothing_on_gives_nothing_to_explain() -> None:
+    ladder = climb(planned([]), starter([]), 3, lambda text: None)
+    assert [r.kind for r in ladder.rungs] == ["plain"]
+    assert show.explanation(ladder) == "nothing is on in this plan, so there is nothing to explain"
+
+
+def test_the_calmest_pairs_count_whatever_their_ratio() -> None:
+    """Half of the blocks wait for a CPU; the pairs that are kept do not."""
+    draws = np.random.default_rng(0)
+    noise = lambda: float(draws.integers(0, 2) * 0.8)  # noqa: E731
+    pairs = calmest(Fake(0.2, noise=noise).steps, Fake(0.1, noise=noise).steps, 1, 4)
+    assert len(pairs) == 4
+    assert {(slow.seconds, fast.seconds) for slow, fast in pairs} == {(0.2, 0.1)}
+
+
+def test_a_machine_that_is_never_calm_is_named() -> None:
+    slow, fast = Fake(0.2, noise=lambda: 0.5), Fake(0.1, noise=lambda: 0.5)
+    assert len(calmest(slow.steps, fast.steps, 1, 4)) == 4
+    rung = Rung("added", "compile", True, Effect.ROUNDING, Pair((1.0, 1.0, 1.0)), disturbed=0.5)
+    (warning,) = show.restless(Ladder((rung,)))
+    assert "1 of 1 comparisons were disturbed" in warning
+    assert "up to 50% of the time" in warning
+    assert show.restless(Ladder((replace(rung, disturbed=0.01),))) == []
+
+
+def test_the_table_has_every_rung(capsys: pytest.CaptureFixture[str]) -> None:
+    ladder, _ = climbed(fails="channels_last")
+    console().print(show.table(ladder))
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 1 + len(ladder.rungs) + 1, "a head, and a note below the one that failed"
+    assert any(line.startswith("+ cpu_threads") and "2.00x [2.00-2.00]" in line for line in lines)
+    assert any(line.startswith("- fused_optimizer") and "1.10x" in line for line in lines)
+    assert max(map(len, lines)) <= 100
+
+
+def test_numbers_are_written_as_people_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """No powers of ten for milliseconds, and no column that nobody fills."""
+    rungs = [
+        Rung("plain", "plain", None, None, samples_per_second=66.4, step_seconds=1.86, loss_off=0.0, first_seconds=0.0),
+        Rung("added", "denormals", True, Effect.ROUNDING, Pair((2.0, 2.0, 2.0)), samples_per_second=0.52,
+             step_seconds=0.0483, loss_off=9.94e-8, first_seconds=0.1),
+    ]  # fmt: skip
+    console().print(show.table(Ladder(tuple(rungs))))
+    text = capsys.readouterr().out
+    assert "e+" not in text
+    for cell in ("1,860", "66.4", "0.52", "48.3", "9.9e-8"):
+        assert cell in text.split()
+    assert "first step" not in text
+    assert "memory" not in text
+    console().print(show.table(Ladder((replace(rungs[1], first_seconds=7.4),))))
+    assert "first step" in (again := capsys.readouterr().out)
+    assert "+7 s" in again
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.17, 30.0), (0.9, 1.1), (0.85, 1.6), (0.09, 55.0)])
+def test_labels_of_ticks_do_not_touch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, low: float, high: float) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(picture, "_save", lambda figure, path: drawn.append(figure))
+    picture.ladder([("+ a", 1.0, low, high, "added")], "job: machine", tmp_path / "bench.png")
+    (figure,) = drawn
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    canvas.draw()
+    boxes = [label.get_window_extent(canvas.get_renderer()) for label in figure.axes[0].get_xticklabels()]
+    assert all(left.x1 + 3 <= right.x0 for left, right in pairwise(boxes))
+    assert "1x" in [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert len(boxes) >= 3
+
+
+def test_what_is_off_is_named() -> None:
+    text = show.left_out(planned(["fused_optimizer"]))
+    assert "compile (false)" in text
+    assert "fused_optimizer" not in text
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A real ladder of two optimizations, each arm a process of its own, with a variant at the end."""
+    folder = tmp_path_factory.mktemp("bench")
+    labels = np.arange(160) % 3
+    images = (np.random.default_rng(0).random((160, 8, 8)) * 255).astype(np.uint8)
+    np.savez(folder / "images.npz", images=images, labels=labels)
+    job = folder / "tiny.yaml"
+    job.write_text(TEXT)
+    off = {"allocator": "off", "openmp_runtime": "off", "denormals": "false", "precision": "fp32", "compile": "false",
+           "channels_last": "false", "cpu_threads": "1"}  # fmt: skip
+    sets = [word for name, value in off.items() for word in ("--set", f"optimize.{name}={value}")]
+    command = [sys.executable, "-m", "runtime", "bench", str(job), *sets, "--against", "train.batch_size=8",
+               "--output", str(folder / "out"), "--rounds", "3"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "out", done.stdout
+
+
+def test_the_command_measures_a_real_job(measured: tuple[Path, str]) -> None:
+    folder, said = measured
+    data = json.loads((folder / "bench.json").read_text())
+    rows = {(row["kind"], row["name"]): row for row in data["rungs"]}
+    names = "cpu_threads", "packed_dropout", "fused_optimizer"
+    assert set(rows) == {("plain", "plain"), *(("added", name) for name in names), ("all", "all together"),
+                         *(("without", name) for name in names), ("against", "train.batch_size=8")}  # fmt: skip
+    assert rows["added", "packed_dropout"]["loss_off"] < 1e-4, "compared without dropout, which draws other numbers"
+    assert rows["added", "cpu_threads"]["value"] == 1, "decided before a process starts, and measured like the rest"
+    assert rows["added", "fused_optimizer"]["loss_off"] < 1e-4, "same batches, same first weights"
+    for row in rows.values():
+        assert row["samples_per_second"] > 0
+        assert row["peak"] > 50 << 20
+        assert row["kind"] == "plain" or row["pair"]["low"] <= row["pair"]["median"] <= row["pair"]["high"]
+    assert (folder / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in folder.iterdir()) == ["bench.json", "bench.png"]
+    assert "\n- fused_optimizer  " in said
+    assert data["explanation"][:20] in said
+    assert "train.batch_size=8" in data["command"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--rounds", "2"], "--rounds 2"),
+        (["--against", "train.batchsize=8"], 'did you mean "batch_size"'),
+        (["--set", "data.train=nowhere", "--output", "OUT"], "nowhere"),
+    ],
+)
+def test_options_that_make_no_sense(
+    options: list[str], expected: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr("runtime.system.signals._install", lambda handler: None)
+    words = [str(tmp_path) if word == "OUT" else word for word in options]
+    assert cli.main(["bench", str(ROOT / "jobs" / "digits.yaml"), *words]) in (2, 3)
+    assert expected in capfd.readouterr().err

@@ -1,0 +1,131 @@
+"""Counting activations, and recomputing by itself where one sample does not fit without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.data.dataset import Dataset
+from runtime.hardware import facts as hardware
+from runtime.job.workload import Workload
+from runtime.models import recompute as blocks
+from runtime.models.networks import cnn as images
+from runtime.optimizations import Value, gradient_checkpointing
+from runtime.plan import plan
+from runtime.training import run
+from runtime.tuning.memory import activation_bytes as activations
+from tests import tiny
+from tests.models.test_recompute import ENCODER, encoder, resnet
+from tests.paths import MACHINES
+from tests.tuning.memory.test_micro_batch import case, settled
+
+# Counted by `activations.counted`; one sample of ResNet-50 keeps four times as much at twice the side.
+BERT = Workload(
+    parameters=108_893_955, trainable=108_893_955, blocks=12, activations=795_985_924, recomputed=88_107_012
+)
+RESNET50_AT_512 = Workload(
+    parameters=23_516_228, trainable=23_516_228, blocks=16, activations=448_904_960, recomputed=233_843_456
+)
+RESNET50_AT_1024 = replace(RESNET50_AT_512, activations=4 * 448_904_960, recomputed=4 * 233_843_456)
+
+
+@pytest.mark.parametrize(
+    ("card", "facts", "optimizer", "value", "words"),
+    [
+        ("gpu-2gb", RESNET50_AT_512, "adamw", False, "not needed: 787 MiB with one sample at a time, 1.4 GiB may be used"),
+        ("gpu-2gb", RESNET50_AT_1024, "adamw", True, "2.0 GiB with one sample at a time, 1.4 GiB may be used; recomputed "
+                                                     "blocks take 1.2 GiB"),
+        ("gpu-2gb", BERT, "sgd", True, "recomputed blocks take 1.3 GiB"),
+        ("gpu-2gb", BERT, "adamw", False, "weights, gradients and moments alone take 1.6 GiB, 1.4 GiB may be used"),
+        ("gtx1650-4gb", RESNET50_AT_1024, "adamw", False, "not needed: 2.0 GiB with one sample at a time, 3.0 GiB may"),
+        ("gtx1650-4gb", BERT, "adamw", False, "not needed: 2.4 GiB"),
+        ("gtx1650-4gb", replace(BERT, activations=2 * 795_985_924), "adamw", True, "3.1 GiB with one sample at a time"),
+        ("h200", RESNET50_AT_1024, "adamw", False, "not needed"),
+    ],
+)  # fmt: skip
+def test_turned_on_where_one_sample_does_not_fit(
+    card: str, facts: Workload, optimizer: str, value: bool, words: str
+) -> None:
+    machine, job = (
+        hardware.load(MACHINES / f"{card}.json"),
+        tiny.job(train=f"optimizer: {{name: {optimizer}, lr: 1e-3}}"),
+    )
+    made = plan.resolve(job, machine, facts)
+    row = next(d for d in made.decisions if d.name == "gradient_checkpointing")
+    assert (row.value, row.source) == (value, "choice")
+    assert words in row.reason
+
+
+def test_counted_only_where_memory_is_short() -> None:
+    facts = replace(RESNET50_AT_512, activations=0, recomputed=0)
+    small, large = (hardware.load(MACHINES / f"{name}.json") for name in ("gpu-2gb", "h200"))
+    assert gradient_checkpointing.doubtful(tiny.job(), small, facts)
+    assert not gradient_checkpointing.doubtful(tiny.job(), large, facts)
+    assert not gradient_checkpointing.doubtful(tiny.job(), small, replace(facts, blocks=0))
+    assert not gradient_checkpointing.doubtful(tiny.job(optimize="gradient_checkpointing: true"), small, facts)
+
+
+def test_a_count_leaves_network_and_draws_alone() -> None:
+    data = tiny.dataset()
+    network = images.build("resnet18", channels=1, classes=3, image_size=8, width=4, dropout=0.5)
+    network.eval()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    draws = torch.random.get_rng_state()
+    found = activations.counted(run.workload(data, network), network, data)
+    assert 0 < found.recomputed < found.activations
+    assert torch.equal(draws, torch.random.get_rng_state())
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    assert not network.training
+    assert not network._forward_hooks
+
+
+def test_texts_are_counted_at_their_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, (ids, mask) = encoder()
+
+    class Texts(tiny.Arrays):
+        lengths = (3, ENCODER["max_position_embeddings"], 5, 9)
+
+        def gather(self, chosen: object) -> tuple[torch.Tensor, ...]:
+            longest = max(self.lengths[int(i)] for i in chosen)  # type: ignore[attr-defined, call-overload]
+            return ids[:2, :longest], mask[:2, :longest]
+
+    data = Texts(ids, torch.zeros(4, dtype=torch.int64))
+    found = activations.counted(Workload(blocks=4), network, Dataset(data, data, {}, {}))
+    short = replace(data)  # a text of three tokens keeps less
+    short.lengths = (3, 3, 3, 3)  # type: ignore[misc]
+    less = activations.counted(Workload(blocks=4), network, Dataset(short, short, {}, {}))
+    assert found.activations > 10 * less.activations
+    assert found.recomputed < 0.5 * found.activations
+
+
+def test_what_is_counted_is_what_is_kept() -> None:
+    network, (x,) = resnet()
+    data = tiny.Arrays(x, torch.zeros(4, dtype=torch.int64))
+    found = activations.counted(Workload(blocks=8), network, Dataset(data, data, {}, {}))
+    sizes: dict[int, tuple[int, torch.Tensor]] = {}
+    own = {t.untyped_storage().data_ptr() for t in (*network.parameters(), *network.buffers())}
+
+    def kept(tensor: torch.Tensor) -> torch.Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = (tensor.untyped_storage().nbytes(), tensor)
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
+        network.train()(x[:2].clone())
+    assert found.activations == sum(size for key, (size, _) in sizes.items() if key not in own) // 2
+
+
+@pytest.mark.parametrize(("room", "value"), [(1 << 30, False), (1_000, True)])
+def test_a_run_recomputes_by_itself_where_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, value: Value
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gradient_checkpointing, "room", lambda job, machine: room)
+    monkeypatch.setattr(gradient_checkpointing, "_fixed", lambda job, facts: 0)
+    made = settled(
+        tmp_path / "run", case(tmp_path, "image arrays", "train: {batch_size: 8}\noptimize: {measure: off}\n")
+    )
+    assert made.plan.value("gradient_checkpointing") is value
+    assert blocks.recomputes(made.model) is value

@@ -1,0 +1,192 @@
+"""A process that dies of a signal inside a kernel: told, tried once more with everything off, and an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.distributed import local_processes as processes
+from runtime.plan import plan
+from runtime.tuning import child_process as children
+from runtime.tuning import kernel_crash as crash
+from runtime.tuning.bench.variant import Failed, Side
+from tests import tiny
+from tests.own_job import write
+from tests.paths import ROOT
+from tests.plan.test_effective_plan import Trainers, attempted, folder, row  # noqa: F401
+
+SEGFAULT = 139
+DATA = """
+import torch
+
+def points(samples):
+    x = torch.randn(samples, 3, 6, 6, generator=torch.Generator().manual_seed(samples))
+    return x, (x.mean(dim=(1, 2, 3)) > 0).long()
+
+def load():
+    return points(96), points(32)
+"""
+MODEL = """
+import os, signal, torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3)
+        self.last = nn.Linear(64, outputs)
+        self.calls = 0
+
+    def forward(self, x):
+        x = self.first(x)
+        self.calls += self.training
+        if CONDITION:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return self.last(x.flatten(1))
+
+def build(outputs):
+    return Net(outputs)
+"""
+ODD = "self.calls > 9 and not x.is_contiguous()"
+ALWAYS = "self.calls > 5"
+
+
+def trained(path: Path, condition: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """A run of a network of one's own that dies in a step if the condition holds."""
+    spec = write(path, {"my_data.py": DATA, "my_model.py": MODEL.replace("CONDITION", condition)})
+    command = [sys.executable, "-m", "runtime", "train", str(spec), "--runs", str(path / "runs"), *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
+
+
+def test_a_run_goes_on_from_its_last_checkpoint_without_what_kills_it(tmp_path: Path) -> None:
+    done = trained(tmp_path, ODD)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = next(line for line in done.stdout.splitlines() if line.startswith("crash: "))
+    assert told.startswith(
+        "crash: the trainer died of SIGSEGV inside a kernel, at my_model.py:15 in forward; in force were "
+    )
+    assert "channels_last true" in told
+    assert "`--new --set optimize.channels_last=false`" in told
+    assert "resumed from step-6" in done.stdout
+    run = tmp_path / "runs" / "tiny-001"
+    rows = {row["name"]: row for row in json.loads((run / "plan.json").read_text())["decisions"]}
+    assert (rows["channels_last"]["value"], rows["channels_last"]["source"]) == (False, "crash")
+    assert rows["channels_last"]["reason"].endswith("with true")
+    assert rows["cpu_threads"]["source"] == "job"
+    assert "died of SIGSEGV" in (run / "report.md").read_text()
+    assert "SIGSEGV" in (run / "events.jsonl").read_text()
+
+
+def test_a_run_that_dies_with_everything_off_too_ends_with_9(tmp_path: Path) -> None:
+    done = trained(tmp_path, ALWAYS)
+    assert done.returncode == 9, done.stdout + done.stderr
+    assert done.stdout.count("crash: ") == 1
+    assert "the trainer died of SIGSEGV inside a kernel, at my_model.py:15 in forward, with every optimization off\n" \
+        "  possible: kernels of torch" in done.stderr  # fmt: skip
+    assert "my_model.py" in (tmp_path / "runs" / "tiny-001" / "crash.txt").read_text()
+    again = trained(tmp_path, ALWAYS)
+    assert again.returncode == 9
+    assert "crash: " not in again.stdout
+
+
+def test_a_run_of_several_processes(tmp_path: Path) -> None:
+    done = trained(tmp_path, ODD + " and os.environ['DRIVETRAIN_RANK'] == '1'", "--set", "limits.processes=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "crash: the trainer died of SIGSEGV inside a kernel, at my_model.py:15 in forward" in done.stdout
+
+
+def test_what_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    trainers = Trainers(folder, SEGFAULT, SEGFAULT, 0, micro_batch=8, precision="bf16", channels_last=True)
+    assert attempted(trainers, monkeypatch) == 9
+    assert len(trainers.plans) == 2
+    again = trainers.plans[1]
+    assert (again.value("micro_batch"), again.value("precision"), again.value("channels_last")) == (8, "fp32", False)
+    assert row(again, "precision").source == "crash"
+
+
+def test_a_trainer_that_dies_while_it_measures_is_tried_without(
+    folder: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    trainers = Trainers(folder, SEGFAULT, 0)
+    trainers.begins = False
+    assert attempted(trainers, monkeypatch) == 0
+    assert trainers.words == [[], ["--measured"]]
+    assert trainers.plans[0] == trainers.plans[1]
+    assert "before its first step; again without measuring" in (folder / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize("code", [134, 135, 132, 136])
+def test_every_such_signal(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:  # noqa: F811
+    assert attempted(Trainers(folder, code, 0, channels_last=True), monkeypatch) == 0
+
+
+def test_what_was_learned_from_a_crash_stays_in_a_resumed_run() -> None:
+    job, machine = tiny.job(optimize="fused_optimizer: true"), tiny.machine()
+    fresh = plan.resolve(job, machine)
+    stored = crash.without(fresh, "the trainer died")
+    assert stored is not None
+    assert plan.carried(fresh, stored).value("fused_optimizer") is False
+    assert crash.without(stored, "the trainer died") is None
+
+
+def ending(how: str, seconds: float = 0.0) -> subprocess.Popen[bytes]:
+    code = f"import os, sys, time; time.sleep({seconds}); {how}"
+    return subprocess.Popen([sys.executable, "-c", code])
+
+
+def test_a_leader_that_we_end_does_not_hide_why_another_process_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "LAST_WORDS", 0.2)
+    dead = ending("os.kill(os.getpid(), 11)")
+    dead.wait()
+    assert processes.wait(ending("pass", 60.0), [dead]) == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize(("leader", "follower", "code"), [
+    ("sys.exit(8)", "os.kill(os.getpid(), 11)", -signal.SIGSEGV),
+    ("os.kill(os.getpid(), 6)", "sys.exit(8)", -signal.SIGABRT),
+    ("os.kill(os.getpid(), 6)", "os.kill(os.getpid(), 9)", 8),
+])  # fmt: skip
+def test_the_end_of_several_processes(leader: str, follower: str, code: int) -> None:
+    dead = ending(follower)
+    dead.wait()
+    assert processes.wait(ending(leader), [dead]) == code
+
+
+def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    ends = [SEGFAULT, 0, SEGFAULT, SEGFAULT]
+    given: list[dict[str, str]] = []
+    monkeypatch.setattr(
+        children, "child", lambda command, environment, forward: given.append(environment) or ends.pop(0)
+    )
+    job, machine = tiny.job(optimize="channels_last: true"), tiny.machine()
+    first = plan.resolve(job, machine)
+    assert (
+        children.measure("runtime.tuning.processes.memory_profile", tmp_path, Path("x.yaml"), [], first, machine) == 0
+    )
+    assert (
+        "crash: runtime.tuning.processes.memory_profile died of SIGSEGV inside a kernel; in force were "
+        in capsys.readouterr().out
+    )
+    assert plan.load(tmp_path / "plan.json").value("channels_last") is False
+    assert (
+        children.measure("runtime.tuning.processes.memory_profile", tmp_path, Path("x.yaml"), [], first, machine) == 9
+    )
+    assert "with every optimization off" in capsys.readouterr().err
+
+
+def test_an_arm_that_dies_is_lost_for_its_reason(tmp_path: Path) -> None:
+    log = tmp_path / "arm.log"
+    log.write_text("the last thing it said\n")
+    code = "import os; os.kill(os.getpid(), 11)"
+    with (
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child,
+        pytest.raises(Failed, match="died of SIGSEGV inside a kernel"),
+    ):
+        Side(child, log)

@@ -1,0 +1,129 @@
+"""The learning-rate range test: its rule on known curves, the sweep on a real run, the command and its files."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.cli import main as cli
+from runtime.errors import NumericsError
+from runtime.job_spec import load as spec
+from runtime.tuning.processes import lr_range as range_test
+from runtime.tuning.processes.lr_range import judged, sweep
+from tests import tiny
+from tests.paths import ROOT
+from tests.supervisor.test_supervisor import TEXT
+
+torch.set_num_threads(1)
+RATES = np.geomspace(1e-6, 10, 100)
+
+
+def falling(middle: float, noise: float = 0.02) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """A loss that falls from 2 to 0.5 around a rate, over about two decades."""
+    where = np.log10(RATES) - np.log10(middle)
+    return 1.25 - 0.75 * np.tanh(where) + noise * np.random.default_rng(0).standard_normal(100)
+
+
+@pytest.mark.parametrize("middle", [1e-4, 3e-3, 5e-2])
+def test_the_suggestion_is_where_the_loss_falls_fastest(middle: float) -> None:
+    found = judged(RATES, falling(middle), 100)
+    assert found.suggested is not None
+    assert abs(np.log10(found.suggested / middle)) < 0.25
+
+
+def test_a_divergence_behind_the_fall_does_not_draw_the_suggestion() -> None:
+    losses = np.where(RATES < 1, falling(1e-3), 50.0 * RATES)
+    found = judged(RATES, losses, 100)
+    assert found.suggested is not None
+    assert abs(np.log10(found.suggested / 1e-3)) < 0.25
+
+
+@pytest.mark.parametrize("kind", ["flat", "rising", "short"])
+def test_no_suggestion_where_nothing_surely_falls(kind: str) -> None:
+    noise = np.random.default_rng(1).standard_normal(100)
+    curve = {"flat": 2 + 0.1 * noise, "rising": 2 + RATES + 0.1 * noise, "short": falling(1e-3)[:10]}[kind]
+    assert judged(RATES[: len(curve)], curve, 100).suggested is None
+
+
+def test_the_smooth_curve_keeps_a_line_and_halves_noise() -> None:
+    line = np.linspace(3, 1, 100)
+    np.testing.assert_allclose(judged(RATES, line, 100).smooth[10:-10], line[10:-10])
+    noise = np.random.default_rng(2).standard_normal(100)
+    assert judged(RATES, noise, 100).smooth.std() < 0.5
+
+
+def test_the_sweep_tries_every_rate_and_learns_on_the_way(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, tiny.job(train="optimizer: {name: adamw, lr: 1.0}, schedule: cosine"))
+    rates, losses = sweep(made, 1e-6, 0.1, 60)
+    np.testing.assert_allclose(rates, np.geomspace(1e-6, 0.1, 60)[: len(rates)])
+    assert len(losses) == len(rates)
+    assert losses[-10:].mean() < 0.6 * losses[:10].mean()
+    found = judged(rates, losses, 60)
+    assert found.suggested is not None
+    assert 1e-4 < found.suggested < 0.1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_sweep_ends_when_the_loss_runs_away(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
+    rates, losses = sweep(made, 1e-3, 1e6, 80)
+    assert 16 <= len(rates) < 80
+    assert np.isfinite(losses).all()
+    assert losses[-1] > losses[0]
+
+
+def test_numbers_from_the_first_rate_on_are_needed(tmp_path: Path) -> None:
+    made = tiny.assembled(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
+    with pytest.raises(NumericsError, match=r"(?s)not finite from a learning rate of .* on.*--lowest 1e-9"):
+        sweep(made, 1e30, 1e38, 40)
+
+
+def test_the_command_writes_picture_and_numbers_and_no_run(tmp_path: Path) -> None:
+    labels = np.arange(160) % 3
+    images = (np.random.default_rng(0).random((160, 8, 8)) * 120).astype(np.uint8)
+    images[np.arange(160), labels * 2] += 120
+    np.savez(tmp_path / "images.npz", images=images, labels=labels)
+    job, out = tmp_path / "tiny.yaml", tmp_path / "found"
+    job.write_text(TEXT)
+    command = [sys.executable, "-m", "runtime", "find-lr", str(job), "--output", str(out), "--steps", "40",
+               "--set", "train.optimizer.name=sgd"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    stored = json.loads((out / "find-lr.json").read_text())
+    assert stored["optimizer"] == "sgd"
+    rates = [row["lr"] for row in stored["steps"]]
+    np.testing.assert_allclose(rates, np.geomspace(1e-6, 10, 40)[: len(rates)])
+    assert (out / "find-lr.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "runs").exists()
+    line = re.search(r"optimizer: \{name: sgd, lr: (\S+)\}", done.stdout)
+    assert line, done.stdout
+    assert float(line[1]) == stored["suggested"]
+    assert spec.load(job, [f"train.{line[0]}".replace(": ", "=", 1)]).train.optimizer.lr == stored["suggested"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--lowest", "1", "--highest", "0.1"], "--lowest 1 --highest 0.1"),
+        (["--lowest", "0"], "0 < lowest < highest"),
+        (["--steps", "5"], "--steps 5"),
+    ],
+)
+def test_options_that_make_no_sense(options: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["find-lr", str(ROOT / "jobs" / "digits.yaml"), *options]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_what_is_said_when_nothing_falls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = tiny.assembled(tmp_path, tiny.job())
+    flat = 2 + 0.1 * np.random.default_rng(1).standard_normal(100)
+    range_test.report(made, judged(RATES, flat, 100), tmp_path)
+    assert "no rate can be suggested: the loss falls on no stretch by more than its noise" in capsys.readouterr().out
+    assert json.loads((tmp_path / "find-lr.json").read_text())["suggested"] is None

@@ -1,0 +1,239 @@
+"""Measuring: decides right on known delays, vetoes wrong numbers, leaves the run alone, is remembered."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime import optimizations
+from runtime.data.load import load
+from runtime.hardware.facts import Hardware
+from runtime.models.build import build
+from runtime.plan import evidence, plan
+from runtime.system import timeout as deadline
+from runtime.training import run
+from runtime.training.phase_timer import Clock
+from runtime.tuning import paired_timing as pairs
+from runtime.tuning import tuner as tune
+from runtime.tuning import variants as arms
+from tests import reports, tiny
+from tests.paths import ROOT
+
+
+def side(seconds: float, noise: Callable[[], float]) -> Callable[[int], float]:
+    """A side of a comparison that takes `seconds` a step, times a noise."""
+    return lambda count: count * seconds * noise()
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("incumbent", "challenger"), [(0.1, 0.08), (0.1, 0.13)])
+def test_known_delays_under_a_noisy_neighbour(seed: int, incumbent: float, challenger: float) -> None:
+    """The neighbour slows whole blocks down by up to half; pairs and their median see through it."""
+    draws = random.Random(seed)
+    noise = [1 + 0.5 * (draws.random() < 0.3) + 0.05 * draws.random() for _ in range(100)]
+    stream = itertools.cycle(noise)
+    pair = pairs.compare(side(incumbent, lambda: next(stream)), side(challenger, lambda: next(stream)), 0.1, 1e9)
+    assert arms.judged(pair, 0.0, 1e9).wins == (challenger < incumbent)
+
+
+def test_the_calmest_pairs_count_whatever_their_ratio() -> None:
+    taken = [(1.0, 1.0), (1.5, 1.0), (1.0, 1.4), (1.01, 1.0), (1.0, 1.02), (1.6, 1.6), (1.2, 1.0), (1.0, 1.01)]
+    assert sorted(pairs.calmest(taken)) == sorted([1.0, 1.01, 1.0 / 1.02, 1.0 / 1.01])
+
+
+def test_clear_verdicts_are_taken_early() -> None:
+    pair = pairs.compare(side(0.1, lambda: 1.0), side(0.2, lambda: 1.0), 0.1, 1e9)
+    assert len(pair.ratios) == 4
+    assert pair.spread() == "0.50x [0.50-0.50]"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ([(1.0, 2.0), (0.9, 1.9)], None),
+        ([(1.0004, 2.0), (0.9, 1.9)], None),
+        ([(1.0, 2.0), (0.95, 1.9)], "loss 0.95 at step 2, 0.9 with everything off"),
+        ([(1.0, 3.0), (0.9, 1.9)], "gradient norm 3 at step 1, 2 with everything off"),
+        ([(float("nan"), 2.0), (0.9, 1.9)], "loss nan at step 1"),
+    ],
+)
+def test_numbers_count_before_speed(numbers: list[tuple[float, float]], expected: str | None) -> None:
+    found = arms.differs(numbers, [(1.0, 2.0), (0.9, 1.9)], 1e-3)
+    assert found is None if expected is None else expected in (found or "")
+
+
+def machine(folder: Path) -> Hardware:
+    here = tiny.machine()
+    return replace(here, storage=replace(here.storage, cache=str(folder / "cache")))
+
+
+def measured(folder: Path, optimize: str, said: list[str]) -> dict[str, evidence.Measured]:
+    here, data, asked = machine(folder), tiny.dataset(), tiny.job(optimize=optimize)
+    network = build(asked, data)
+    before = {name: value.clone() for name, value in network.module.state_dict().items()}
+    made = plan.resolve(asked, here, run.workload(data, network.module))
+    found = tune.measured(asked, here, made, data, network, folder, tiny.Quiet(), said.append)
+    assert all(torch.equal(before[name], value) for name, value in network.module.state_dict().items())
+    return found
+
+
+def test_short_runs_are_not_measured(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert measured(tmp_path, "compile: false", said) == {}
+    assert "too short to measure anything" in said[-1]
+
+
+def test_off_measures_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert measured(tmp_path, "measure: off", said) == {}
+    assert said == []
+
+
+def test_full_measures_and_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "BLOCK", 0.01)
+    said: list[str] = []
+    found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
+    assert set(found) == {"channels_last"}
+    assert "x [" in found["channels_last"].text
+    assert found["channels_last"].text.endswith("loss ok")
+    said.clear()
+    assert measured(tmp_path, "measure: full, compile: false, precision: fp32", said) == found
+    assert said == [f"tune: measured before, on {found['channels_last'].date}; nothing to measure again"]
+
+
+def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "BLOCK", 0.01)
+    real = tune.Tuner.arm
+
+    def wrong(self: tune.Tuner, made: plan.Plan) -> arms.Arm:
+        arm = real(self, made)
+        if made.value("channels_last") != self.made.plan.value("channels_last"):
+            step = arm.run.step
+            step.forward = lambda *inputs: step.model(*inputs) * 1.01
+        return arm
+
+    monkeypatch.setattr(tune.Tuner, "arm", wrong)
+    monkeypatch.setattr(arms, "all_off", lambda made, quiet: arms.changed(made, "channels_last", True))
+    said: list[str] = []
+    found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
+    assert "vetoed: " in found["channels_last"].text
+    assert found["channels_last"].value is True
+
+
+def test_what_is_compiled_is_compared_with_torchs_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled network does not draw packed bits; with others its loss would be off, and every compile vetoed."""
+    seen: list[Any] = []
+    monkeypatch.setattr(tune.Tuner, "arm", lambda self, made: seen.append(made) or _Silent())
+    here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
+    network = build(asked, data)
+    first = plan.resolve(asked, here, run.workload(data, network.module))
+    first = arms.changed(first, "packed_dropout", True)
+    made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), Clock())
+    tuner = tune.Tuner(made, data, network, lambda line: None)
+    for compiled in (False, True, True, False):
+        tuner.reference(False, arms.changed(first, "compile", compiled))
+    assert [one.value("packed_dropout") for one in seen] == [True, False]
+
+
+def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each draws dropout of its own: compared with the other's, one of them would be vetoed."""
+    monkeypatch.setattr(pairs, "BLOCK", 0.01)
+    monkeypatch.chdir(tmp_path)
+    reports.write(tmp_path)
+    asked = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, dropout: 0.3}}")
+    here, data = machine(tmp_path), load(asked)
+    network = build(asked, data)
+    first = plan.resolve(asked, here, run.workload(data, network.module))
+    assert first.value("unpadding") == "packed"
+    made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), Clock())
+    tuner = tune.Tuner(made, data, network, lambda line: None)
+    for value in (512, "off"):
+        row = next(o for o in optimizations.every() if o.name == "unpadding")
+        verdict = tuner._verdict(row, tuner.arm(first), arms.changed(first, "unpadding", value), 0.01, 5.0)
+        assert "loss ok" in verdict.text
+    parts = arms.changed(first, "unpadding", 512)
+    row = next(o for o in optimizations.every() if o.name == "fused_optimizer")
+    verdict = tuner._verdict(row, tuner.arm(parts), arms.changed(parts, "fused_optimizer", False), 0.01, 5.0)
+    assert "loss ok" in verdict.text
+
+
+SLOW = """
+import sys
+from pathlib import Path
+from runtime.tuning import process_settings as apart, tuner as tune
+from runtime.system import timeout as deadline
+from runtime.plan import plan
+from runtime.job_spec import load as spec
+from runtime.supervisor import trainer_process as trainer
+from runtime.training.phase_timer import Clock
+from runtime.errors import Replanned
+from runtime.system.files import write_json
+from tests import tiny
+from tests.tuning.test_tuner import machine
+tune.FULL, tune.QUICKEST = 9.0, 2.0
+folder = Path(sys.argv[1])
+path = folder / "job.yaml"
+path.write_text(tiny.TEXT.format(model="", train="", epochs=3).replace("train: x", f"train: {sys.argv[2]}") +
+                "optimize: {measure: full, cpu_threads: 1, openmp_runtime: 'off', allocator: 'off'}")
+asked = spec.load(path)
+here = machine(folder)
+write_json(folder / "hardware.json", here.to_json())
+write_json(folder / "plan.json", plan.resolve(asked, here).to_json())
+try:
+    trainer.assembled(folder, asked, tiny.Quiet(), Clock(), apart.Source(path))
+except Replanned:
+    print("another process", deadline.broken_off(), plan.load(folder / "plan.json").value("compile"))
+"""
+
+
+def test_a_compiler_that_takes_too_long_is_broken_off_and_another_process_trains(tmp_path: Path) -> None:
+    """What it leaves behind in torch is not trained with."""
+    if machine(tmp_path).compiler is None:
+        pytest.skip("no C++ compiler is installed")
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\nsleep 60\n")
+    compiler.chmod(0o755)
+    paths = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", SLOW, str(tmp_path), str(ROOT / "jobs" / "data" / "digits.npz")], capture_output=True, text=True, check=False,
+                          env={**os.environ, **paths}, cwd=tmp_path)  # fmt: skip
+    assert "another process True False" in done.stdout, (done.stdout, done.stderr)
+    assert re.search(r"tune: compile true not done within \d+ s", done.stdout)
+
+
+def test_a_deadline_leaves_no_alarm_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "_broken", [])
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(deadline.Late, match="not done within 0 s"), deadline.within(0.05):
+        time.sleep(5)
+    with deadline.within(60):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+class _Silent:
+    def numbers(self, quiet: bool) -> list[tuple[float, float]]:
+        return [(1.0, 1.0)]
+
+
+def test_the_plan_takes_what_was_measured_after_the_job_and_before_our_choice() -> None:
+    here = tiny.machine()
+    seen = {"channels_last": evidence.Measured(False, "false 1.21x [1.18-1.25], loss ok", "2026-11-21")}
+    rows = {d.name: d for d in plan.resolve(tiny.job(), here, measured=seen).decisions}
+    assert (rows["channels_last"].value, rows["channels_last"].source) == (False, "measured")
+    assert rows["channels_last"].evidence == "false 1.21x [1.18-1.25], loss ok"
+    asked = {d.name: d for d in plan.resolve(tiny.job(optimize="channels_last: true"), here, measured=seen).decisions}
+    assert (asked["channels_last"].value, asked["channels_last"].source) == (True, "job")

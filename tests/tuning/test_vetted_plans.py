@@ -1,0 +1,206 @@
+"""Numbers before speed: of what we would do anyway, and of what was measured with other data or settings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.data.dataset import Dataset
+from runtime.job import Job
+from runtime.models.build import build
+from runtime.plan import evidence, plan
+from runtime.training import run
+from runtime.training.phase_timer import Clock
+from runtime.tuning import evidence_keys as remembered
+from runtime.tuning import paired_timing as pairs
+from runtime.tuning import tuner as tune
+from runtime.tuning import variants as arms
+from runtime.tuning import vetted_plans as vetted
+from runtime.tuning.tuner_state import Contest
+from tests import tiny
+from tests.tuning.test_tuner import machine
+
+MEASURED = "measure: full, compile: false, precision: fp32"
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "BLOCK", 0.001)
+    monkeypatch.setattr(tune, "FULL", 3.0)
+
+
+def measured(folder: Path, asked: Job, data: Dataset | None = None) -> tuple[dict[str, evidence.Measured], str]:
+    """The verdicts, and all that was said."""
+    here, data, said = machine(folder), data or tiny.dataset(), list[str]()
+    network = build(asked, data)
+    made = plan.resolve(asked, here, run.workload(data, network.module))
+    found = tune.measured(asked, here, made, data, network, folder, tiny.Quiet(), said.append)
+    return found, "\n".join(said)
+
+
+def larger(scale: float) -> Dataset:
+    data = tiny.dataset()
+    return replace(data, train=replace(data.train, inputs=data.train.inputs * scale))  # type: ignore[type-var]
+
+
+def wrong_where(monkeypatch: pytest.MonkeyPatch, bad: object) -> None:
+    """A network that computes something else in channels_last, or without it, for jobs or data that `bad` picks."""
+    real = tune.Tuner.arm
+
+    def arm(self: tune.Tuner, made: plan.Plan) -> arms.Arm:
+        found = real(self, made)
+        if bad(self, made):  # type: ignore[operator]
+            step = found.run.step
+            step.forward = lambda *inputs: step.model(*inputs) * 1.01
+        return found
+
+    monkeypatch.setattr(tune.Tuner, "arm", arm)
+
+
+def known(folder: Path, *, other: bool = False, text: str = "1.5x, loss ok") -> evidence.Measured:
+    """Evidence of another day for the job and its data: of our own choice, or of the `other` value."""
+    asked, data = tiny.job(optimize=MEASURED), tiny.dataset()
+    usual = plan.resolve(asked, machine(folder), run.workload(data, build(asked, data).module)).value("channels_last")
+    row = evidence.Measured(bool(usual) is not other, text, "2026-11-21")
+    speeds = remembered.speed(asked, machine(folder), data, build(asked, data), False)
+    evidence.store(machine(folder), speeds, {"channels_last": row})
+    return row
+
+
+def test_the_same_job_again_is_neither_measured_nor_checked(tmp_path: Path) -> None:
+    asked, row = tiny.job(optimize=MEASURED), known(tmp_path)
+    assert measured(tmp_path, asked)[1].endswith("with other data or settings; loss ok")
+    assert measured(tmp_path, asked) == (
+        {"channels_last": row}, "tune: measured before, on 2026-11-21; nothing to measure again"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (tiny.job("optimizer: {name: adamw, lr: 10}", optimize=MEASURED), tiny.dataset()),
+        (tiny.job("clip_norm: 0.1", optimize=MEASURED), tiny.dataset()),
+        (tiny.job("ema: 0.9", optimize=MEASURED), tiny.dataset()),
+        (tiny.job("schedule: cosine", optimize=MEASURED), tiny.dataset()),
+        (tiny.job("class_weights: balanced", optimize=MEASURED), tiny.dataset()),
+        (tiny.job("seed: 5", optimize=MEASURED), tiny.dataset()),
+        (tiny.job(optimize=MEASURED), larger(1000.0)),
+    ],
+    ids=["rate", "clip", "ema", "schedule", "weights", "seed", "data"],
+)
+def test_other_settings_and_other_data_share_speeds_and_check_numbers(
+    tmp_path: Path, other: tuple[Job, Dataset]
+) -> None:
+    found = {"channels_last": known(tmp_path)}
+    measured(tmp_path, tiny.job(optimize=MEASURED))
+    again, said = measured(tmp_path, *other)
+    assert again == found
+    assert said == "tune: measured before, on 2026-11-21, with other data or settings; loss ok"
+    assert "nothing to measure again" in measured(tmp_path, *other)[1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [(tiny.job("optimizer: {name: adamw, lr: 10}", optimize=MEASURED), tiny.dataset()),
+     (tiny.job(optimize=MEASURED), larger(1000.0))],
+    ids=["rate", "data"],
+)  # fmt: skip
+def test_what_is_right_for_one_job_is_not_taken_where_its_numbers_are_wrong(
+    tmp_path: Path, other: tuple[Job, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faster = known(tmp_path, other=True).value
+    wrong_where(monkeypatch, lambda tuner, made: made.value("channels_last") == faster)
+    monkeypatch.setattr(arms, "all_off", lambda made, quiet: arms.changed(made, "channels_last", not faster))
+    found, said = measured(tmp_path, *other)
+    assert "measured before, on 2026-11-21, with other data or settings; with these its numbers are wrong (" in said
+    assert "channels_last" not in found or found["channels_last"].value is not faster
+
+
+def test_a_veto_does_not_outlive_the_settings_that_it_was_seen_with(tmp_path: Path) -> None:
+    known(tmp_path, text="false vetoed: loss 3 at step 1, 1 with everything off")
+    found, said = measured(tmp_path, tiny.job(optimize=MEASURED))
+    assert "which vetoed a value of channels_last; measured again" in said
+    assert not [row for row in found.values() if row.vetoed]
+
+
+def contest(folder: Path, asked: Job, said: list[str]) -> Contest:
+    """A contest before anything is measured, its own choices vetted."""
+    here, data = machine(folder), tiny.dataset()
+    network = build(asked, data)
+    first = plan.resolve(asked, here, run.workload(data, network.module))
+    made = run.assemble(asked, here, first, folder, data, network, tiny.Quiet(), Clock())
+    tuner = tune.Tuner(made, data, network, said.append)
+    found = Contest(first, tuner.arm(first))
+    vetted.defaults(tuner, found, math.inf)
+    return found
+
+
+def test_what_we_would_do_anyway_is_vetoed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default that computes something else is taken back, and what goes on without it is measured as ever."""
+    wrong_where(monkeypatch, lambda tuner, made: made.value("fused_optimizer") is True)
+    said = list[str]()
+    found = contest(tmp_path, tiny.job(optimize=MEASURED), said)
+    assert found.plan.value("fused_optimizer") is found.incumbent.run.plan.value("fused_optimizer") is False
+    assert list(found.found) == ["fused_optimizer"]
+    assert found.found["fused_optimizer"].text.startswith("true vetoed: ")
+    assert not found.due("fused_optimizer", True)
+    assert [line.partition(" vetoed: ")[0] for line in said] == ["tune: fused_optimizer true"]
+
+
+def test_right_numbers_are_left_alone(tmp_path: Path) -> None:
+    said = list[str]()
+    assert contest(tmp_path, tiny.job(optimize=MEASURED), said).found == {}
+    assert said == []
+
+
+def test_what_the_job_asks_for_is_told_where_its_numbers_are_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong_where(monkeypatch, lambda tuner, made: made.value("fused_optimizer") is True)
+    said = list[str]()
+    assert contest(tmp_path, tiny.job(optimize="compile: false, fused_optimizer: true"), said).found == {}
+    assert said[0].startswith("warning: what the job asks for computes other numbers: ")
+
+
+def test_what_we_would_do_is_checked_in_every_run_that_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = list[Contest]()
+    monkeypatch.setattr(vetted, "defaults", lambda tuner, contest, until: checked.append(contest))
+    measured(tmp_path, tiny.job(optimize=MEASURED))
+    assert len(checked) == 1
+
+
+def test_a_scale_of_fp16_that_begins_too_high_is_no_veto(tmp_path: Path) -> None:
+    asked = tiny.job("fp16: {initial_scale: 1.0e+12, max_scale: 1.0e+12}")
+    made = tiny.assembled(tmp_path, asked, settings={"precision": "fp16"})
+    made.train_mode()
+    reference = tiny.assembled(tmp_path, asked)
+    reference.train_mode()
+    steps = [arms.Arm(one, iter(list(one.batches.epoch(0)) * 2)).numbers(False) for one in (made, reference)]
+    assert arms.differs(steps[0], steps[1], arms.SHORT_FORMAT) is None
+    assert made.step.scaler.scale < 1e11
+
+
+def test_what_changes_what_is_learned_stays_in_the_reference() -> None:
+    """A job that asks for it gets it; else everything beside it would be vetoed."""
+    made = plan.resolve(tiny.job(optimize="micro_batch: 8"), tiny.machine())
+    rows = [replace(row, effect="training") if row.name == "micro_batch" else row for row in made.decisions]
+    assert arms.all_off(replace(made, decisions=tuple(rows)), True).value("micro_batch") == 8
+    assert arms.all_off(made, True).value("micro_batch") == "off"
+
+
+def test_what_a_job_is_known_by(tmp_path: Path) -> None:
+    asked, data = tiny.job(), tiny.dataset()
+    network = build(asked, data)
+    first = remembered.numbers("x", asked, data, network)
+    assert first == remembered.numbers("x", asked, data, network)
+    assert first != remembered.numbers("y", asked, data, network)
+    with torch.no_grad():
+        next(network.module.parameters())[0] += 1
+    assert first != remembered.numbers("x", asked, data, network)
+    assert remembered.numbers("x", asked.model_copy(update={"task": "python"}), data, network) is None
