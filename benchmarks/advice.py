@@ -119,7 +119,7 @@ def reports(folder: Path) -> None:
 def own(name: str, factory_arguments: Mapping[str, Any], width: int = 256, threads: int = 0) -> dict[str, Any]:
     """A custom job over one of the files above."""
     return {"task": "custom", "data": {"file": f"{name}.py", "factory": "load", "arguments": dict(factory_arguments)},
-            "model": {"file": "network.py", "factory": "build", "arguments": {"width": width, "threads": threads}}}  # fmt: skip
+            "model": {"file": "network.py", "factory": "build", "arguments": {"width": width, "threads": threads}}}
 
 
 CASES = {
@@ -162,7 +162,7 @@ CASES = {
         "optimize: {micro_batch", contained=True, about="memory",
         spec=own("arrays", {"samples": 40000, "features": 1024}, 1024) | {
             "train": {"epochs": 8, "batch_size": 16384}, "limits": {"cpus": 1, "memory": "896m"}}),
-}  # fmt: skip
+}
 
 
 def main() -> int:
@@ -229,7 +229,7 @@ def trained(folder: Path, case: Case, name: str, spec: Mapping[str, Any]) -> tup
     done = subprocess.run(
         [sys.executable, "-m", "runtime", "launch" if case.contained else "train", str(path), *options, "--new"],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    )
     if done.returncode:
         raise SystemExit(f"{name} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     run = max(runs.glob(f"{name}-[0-9]*"), key=lambda found: found.stat().st_mtime)

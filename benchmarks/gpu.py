@@ -45,12 +45,12 @@ def main() -> int:
     machine = gpus.used(detect(given.folder))
     if machine.gpu is None and not given.smoke:
         print(f"no GPU can be used here: {machine.gpu_trouble or 'none was found'}; --smoke tries the script out",
-              file=sys.stderr)  # fmt: skip
+              file=sys.stderr)
         return 9
     found: dict[str, Any] = {
         "date": datetime.date.today().isoformat(), "machine": machine.to_json(), "smoke": given.smoke,
         "rows": {}, "precisions": {},
-    }  # fmt: skip
+    }
     for name in given.rows:
         folder = given.folder / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def main() -> int:
 def left(
     given: argparse.Namespace, start: float, machine: Hardware, folder: Path, name: str, arm: str,
     optimize: str = "{measure: off}",
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """One arm in a process of its own, if there is time; else why there is no figure."""
     seconds = min(LONGEST, 60 * given.minutes - (time.monotonic() - start))
     if seconds < 15:
@@ -91,7 +91,7 @@ def left(
         done = subprocess.run(
             [sys.executable, str(ROOT / "benchmarks" / "gpu_arm.py"), str(folder), str(job), arm, str(given.seconds)],
             capture_output=True, text=True, timeout=seconds, check=False, env=environ,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return {"missing": f"not measured, {seconds:.0f} s were not enough"}
     if done.returncode:

@@ -136,7 +136,7 @@ def measured(steps: Steps, machine: Hardware, device: torch.device, seconds: flo
         "first_step": first, "losses": shown[:SHOWN], "waits_per_step": waits, "busy": busy.mean(),
         "peak": torch.cuda.max_memory_allocated(device) if cuda else None,
         "reserved": torch.cuda.max_memory_reserved(device) if cuda else None,
-    }  # fmt: skip
+    }
 
 
 def synchronized(step: Callable[[], None], count: int = 3) -> float:

@@ -12,7 +12,7 @@ from runtime.hardware.facts import Hardware, size
 from runtime.plan.plan import written
 
 SHOWN = ("precision", "compile", "cuda_graphs", "attention", "channels_last", "cudnn_benchmark", "fused_optimizer",
-         "gpu_resident_data", "pinned_transfer", "loader_workers", "allocator_segments")  # fmt: skip
+         "gpu_resident_data", "pinned_transfer", "loader_workers", "allocator_segments")
 WANTED = {"vision": 5.0, "cnn-lstm": 2.5, "memory": 0.4}
 CURVE = (1, 5, 10, 20, 30, 40, 50, 60)
 """Steps whose loss is shown."""
@@ -52,7 +52,7 @@ def _rows(found: dict[str, Any]) -> Iterator[str]:
     yield "## The tutorial loop in fp32 against the plan"
     yield ""
     head = ["network", "batch", "tutorial samples/s", "plan samples/s", "ratio", "tutorial peak", "plan peak",
-            "busy", "waits a step", "first step", "loss after the same steps"]  # fmt: skip
+            "busy", "waits a step", "first step", "loss after the same steps"]
     yield from _table([head, *(_row(name, row, found["smoke"]) for name, row in found["rows"].items())])
     yield ""
     yield "Busy is the GPU's utilization, waits is how often the host waits for the GPU: tutorial, then plan."
@@ -72,7 +72,7 @@ def _row(name: str, row: dict[str, Any], small: bool) -> list[str]:
     return [ROWS[name].title, str(ROWS[name].sizes(small)[1]), _number(one, "samples_per_second"),
             _number(two, "samples_per_second"), f"{ratio:.2f}" if ratio else "-", _bytes(one), _bytes(two),
             _both(one, two, "busy", ".0f"), _both(one, two, "waits_per_step", ".1f"), _both(one, two, "first_step", ".1f"),
-            losses]  # fmt: skip
+            losses]
 
 
 def speedup(row: dict[str, Any]) -> float | None:
@@ -117,7 +117,7 @@ def _goals(found: dict[str, Any]) -> Iterator[str]:
     ratios = {name: ratio for name, row in found["rows"].items() if (ratio := speedup(row))}
     vision = max((ratios[name] for name in ("resnet18", "resnet50") if name in ratios), default=None)
     saved = [1 - row["plan"]["peak"] / row["tutorial"]["peak"] for row in found["rows"].values()
-             if row["plan"].get("peak") and row["tutorial"].get("peak")]  # fmt: skip
+             if row["plan"].get("peak") and row["tutorial"].get("peak")]
     yield _goal("a vision row", vision, WANTED["vision"], "x")
     yield _goal("CNN-LSTM", ratios.get("cnn-lstm"), WANTED["cnn-lstm"], "x")
     yield _goal("less memory on a row", max(saved, default=None), WANTED["memory"], "")

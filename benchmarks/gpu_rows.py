@@ -32,7 +32,7 @@ class Row:
         model, batch, _, side = self.sizes(small)
         task, data = TASKS[self.data]
         return (f"name: gpu\ntask: {task}\ndata: {data.format(side=side)}\nmodel: {model}\n"
-                f"train: {{batch_size: {batch}, optimizer: {{name: adamw, lr: {self.lr}}}, {COMMON}}}\n")  # fmt: skip
+                f"train: {{batch_size: {batch}, optimizer: {{name: adamw, lr: {self.lr}}}, {COMMON}}}\n")
 
     def sizes(self, small: bool) -> tuple[str, int, int, int]:
         """Model, batch, samples, side."""
@@ -50,7 +50,7 @@ TASKS = {
               "{{train: texts.jsonl, text: text, labels: kind, validation: 0.1, max_length: {side}}}"),
     "series": ("series-classification", "{{train: series.npz, validation: 0.1}}"),
     "table": ("tabular-classification", "{{train: table.csv, target: kind, validation: 0.1}}"),
-}  # fmt: skip
+}
 
 
 def images(folder: Path, samples: int, side: int) -> None:
@@ -108,4 +108,4 @@ ROWS = {
                     ("{name: resnet50, width: 4}", 8, 80, 32)),
     "mlp": Row("small MLP", "table", "{name: mlp, hidden: [256, 128], dropout: 0.0}", 256, 50_000, 40,
                ("{name: mlp, hidden: [8], dropout: 0.0}", 8, 160, 6)),
-}  # fmt: skip
+}

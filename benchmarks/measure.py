@@ -62,7 +62,7 @@ def whole(name: str, given: argparse.Namespace) -> dict[str, Any]:
     ratio = statistics.median(auto / off for auto, off in pairs)
     off = statistics.median(second for _, second in pairs)
     print(f"{name}: off {off:.1f} s, auto {ratio:.3f} times that (pairs "
-          f"{' '.join(f'{auto / off:.3f}' for auto, off in pairs)})", flush=True)  # fmt: skip
+          f"{' '.join(f'{auto / off:.3f}' for auto, off in pairs)})", flush=True)
     return {"job": name, "off": off, "ratio": ratio, "pairs": pairs, "met": ratio <= 1 + SHARE}
 
 
@@ -104,7 +104,7 @@ def start(given: argparse.Namespace) -> dict[str, Any]:
         pairs.append((trained("digits", ["train.epochs=1"], given.folder)[0], torch))
     beyond = statistics.median(first - torch for first, torch in pairs)
     print(f"first step of digits after {statistics.median(p[0] for p in pairs):.2f} s, import torch takes "
-          f"{statistics.median(p[1] for p in pairs):.2f} s: {beyond:.2f} s beyond (goal: {BEYOND_TORCH})")  # fmt: skip
+          f"{statistics.median(p[1] for p in pairs):.2f} s: {beyond:.2f} s beyond (goal: {BEYOND_TORCH})")
     return {"job": "digits", "pairs": pairs, "beyond": beyond, "met": beyond <= BEYOND_TORCH}
 
 

@@ -58,7 +58,7 @@ data:
 model: {{name: cnn-lstm, cnn_channels: [64], kernel: 5, lstm_hidden: 128}}
 train: {{epochs: {epochs}, batch_size: 256, optimizer: {{name: adamw, lr: 3e-3}}}}
 """),
-}  # fmt: skip
+}
 
 
 def main() -> int:
@@ -155,12 +155,12 @@ def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
         ratios = paired(chosen, warm(tuner, with_values(plan, values)), 2 * given.rounds)
         regret, (low, high) = max(1.0, statistics.median(ratios)), interval(ratios)
     print(f"{given.job}: takes {words(choice)}; regret {regret:.3f} [{low:.3f}-{high:.3f}]; "
-          f"{spent:.0f} s of {given.budget:.0f} s spent")  # fmt: skip
+          f"{spent:.0f} s of {given.budget:.0f} s spent")
     return {
         "choice": choice, "regret": regret, "interval": [low, high], "spent": spent, "budget": given.budget,
         "against": {name: row[0] for name, row in rows.items()}, "evidence": {n: r.text for n, r in found.items()},
         "met": high <= 1.05 and spent <= max(5.0, given.budget),
-    }  # fmt: skip
+    }
 
 
 def with_values(plan: Any, values: dict[str, Any]) -> Any:
@@ -232,7 +232,7 @@ def delays(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
             slower = number % 2 == 0
             right.append(decided(tuner, slower) is not slower)
             print(f"  {number + 1}: the value is {'slower' if slower else 'faster'} by a quarter: "
-                  f"{'right' if right[-1] else 'WRONG'}", flush=True)  # fmt: skip
+                  f"{'right' if right[-1] else 'WRONG'}", flush=True)
     finally:
         for neighbour in neighbours:
             neighbour.kill()
@@ -279,7 +279,7 @@ def machine(tuner: Any) -> dict[str, Any]:
     """Where and when."""
     cpu = tuner.made.hardware.cpu
     return {"cpu": cpu.model, "cpus": cpu.budget, "torch": tuner.made.hardware.torch.version, "cap": cpu.capped,
-            "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}  # fmt: skip
+            "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
 
 
 if __name__ == "__main__":

@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "train": "supervisor.embedded", "Result": "supervisor.embedded",
-    "facts_here": "api", "plan_for": "api", "memory_for": "api",
+    "train": "supervisor.embedded",
+    "Result": "supervisor.embedded",
+    "facts_here": "api",
+    "plan_for": "api",
+    "memory_for": "api",
     "Monitor": "tracking.monitor",
-}  # fmt: skip
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -28,9 +28,12 @@ def facts_here(runs: Path | str = "runs") -> Hardware:
 
 
 def plan_for(
-    job: Job | Path | str, *, hardware: Hardware | Path | str | None = None, workload: Workload | None = None,
+    job: Job | Path | str,
+    *,
+    hardware: Hardware | Path | str | None = None,
+    workload: Workload | None = None,
     plain: bool = False,
-) -> plans.Plan:  # fmt: skip
+) -> plans.Plan:
     """Every decision for a job, with its reason.
 
     Args:
@@ -50,7 +53,7 @@ def plan_for(
 
 def memory_for(
     job: Path | str, assignments: Sequence[str] = (), *, output: Path | str = "runs/memory"
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Memory at the peak by micro-batch, measured in a process of its own, as `drivetrain memory` does it.
 
     Args:

@@ -26,8 +26,21 @@ SECONDS = 30
 """After which a case counts as hanging."""
 STEPS = 3
 Case = Mapping[str, Any]
-PLAIN = {"kind": "Conv2d", "inputs": 4, "outputs": 8, "kernel": 1, "stride": 2, "padding": 0, "dilation": 1,
-         "groups": 1, "size": 16, "batch": 3, "channels_last": True, "dtype": "float32", "compile": False}  # fmt: skip
+PLAIN = {
+    "kind": "Conv2d",
+    "inputs": 4,
+    "outputs": 8,
+    "kernel": 1,
+    "stride": 2,
+    "padding": 0,
+    "dilation": 1,
+    "groups": 1,
+    "size": 16,
+    "batch": 3,
+    "channels_last": True,
+    "dtype": "float32",
+    "compile": False,
+}
 
 
 def cases(**lists: Any) -> Iterator[Case]:

@@ -19,16 +19,30 @@ CAPS = {"SSE41": "default", "AVX": "default", "AVX2": "avx2", "AVX512_CORE": "av
 
 def environment(cap: str, threads: int = 1) -> dict[str, str]:
     """The variables of a child whose heap is checked."""
-    return {"LD_PRELOAD": CHECKER, "MALLOC_CHECK_": "3", "ONEDNN_MAX_CPU_ISA": cap, "ATEN_CPU_CAPABILITY": CAPS[cap],
-            "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}  # fmt: skip
+    return {
+        "LD_PRELOAD": CHECKER,
+        "MALLOC_CHECK_": "3",
+        "ONEDNN_MAX_CPU_ISA": cap,
+        "ATEN_CPU_CAPABILITY": CAPS[cap],
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONPATH": str(ROOT),
+    }
 
 
 def run(
     words: list[str], more: Mapping[str, str], text: str = "", seconds: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """`python -m WORDS` with the variables on top of ours."""
-    return subprocess.run([sys.executable, "-m", *words], env={**os.environ, **more}, input=text, cwd=ROOT, check=False,
-                          capture_output=True, text=True, timeout=seconds)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", *words],
+        env={**os.environ, **more},
+        input=text,
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
 
 
 def require() -> None:

@@ -21,8 +21,12 @@ SIDE = 32
 
 
 def job(train: Path, *, seed: int = 0, **data: object) -> ImageJob:
-    given = {"name": "t", "task": "image-classification", "data": {"train": str(train), "validation": 0.25, **data},
-             "train": {"seed": seed}}  # fmt: skip
+    given = {
+        "name": "t",
+        "task": "image-classification",
+        "data": {"train": str(train), "validation": 0.25, **data},
+        "train": {"seed": seed},
+    }
     return ImageJob.model_validate(given)
 
 

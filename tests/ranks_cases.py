@@ -42,8 +42,14 @@ class Convolutions(nn.Module):
     def __init__(self, normed: bool) -> None:
         super().__init__()
         norms = [nn.BatchNorm2d(8), nn.BatchNorm2d(8)] if normed else [nn.Identity(), nn.Identity()]
-        self.body = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), norms[0], nn.ReLU(),
-                                  nn.Conv2d(8, 8, 3, padding=1, stride=2), norms[1], nn.ReLU())  # fmt: skip
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1),
+            norms[0],
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1, stride=2),
+            norms[1],
+            nn.ReLU(),
+        )
         self.head = nn.Linear(8, 3)
         self.head.weight = nn.Parameter(torch.randn(8, 3).t())
         self.register_buffer("scale", torch.ones(1, 8, 4, 4))
@@ -72,8 +78,16 @@ def convolutional(folder: Path, name: str) -> run.Run:
         data.train.targets[""].add_(int(os.environ["DRIVETRAIN_RANK"])).remainder_(3)
     if "larger" in on and os.environ["DRIVETRAIN_RANK"] == "1":
         network.head = nn.Linear(8, 4).double()
-    found = run.assemble(job, here, replace(made, decisions=tuple(rows)), folder, data,
-                         Model(network, "none", {}, Freeze()), tiny.Quiet(), Clock())  # fmt: skip
+    found = run.assemble(
+        job,
+        here,
+        replace(made, decisions=tuple(rows)),
+        folder,
+        data,
+        Model(network, "none", {}, Freeze()),
+        tiny.Quiet(),
+        Clock(),
+    )
     if "halves" in on:
         found.step.micro_batch = BATCH // 2
     return found
@@ -106,8 +120,10 @@ def task(folder: Path, name: str) -> run.Run:
     if "precision" not in name:
         network.module.double().register_forward_pre_hook(doubled)
     asked = dict(word.split("=") for word in on if "=" in word)
-    rows = [replace(row, value={"true": True}.get(value := asked.get(row.name, ""), value) or row.value)
-            for row in made.decisions]  # fmt: skip
+    rows = [
+        replace(row, value={"true": True}.get(value := asked.get(row.name, ""), value) or row.value)
+        for row in made.decisions
+    ]
     found = run.assemble(job, here, replace(made, decisions=tuple(rows)), folder, data, network, tiny.Quiet(), Clock())
     if "halves" in on:
         found.step.cut = halves
@@ -132,13 +148,23 @@ def together(
     folder: Path, cases: Sequence[str], count: int, module: str = "ranks_cases", seconds: float = 300
 ) -> list[dict[str, Any]]:
     """What each of so many processes found, by case: the losses, or what another module of ours writes down."""
-    names = {"DRIVETRAIN_RANKS": str(count), "DRIVETRAIN_MEETING": str(folder / "store"), "GLOO_SOCKET_IFNAME": "lo",
-             "OMP_NUM_THREADS": "1"}  # fmt: skip
+    names = {
+        "DRIVETRAIN_RANKS": str(count),
+        "DRIVETRAIN_MEETING": str(folder / "store"),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
     started = [
-        subprocess.Popen([sys.executable, "-m", f"tests.{module}", str(folder), *cases], cwd=ROOT,
-                         env={**os.environ, **names, "DRIVETRAIN_RANK": str(rank)}, stdout=subprocess.PIPE,
-                         stderr=subprocess.STDOUT, text=True) for rank in range(count)
-    ]  # fmt: skip
+        subprocess.Popen(
+            [sys.executable, "-m", f"tests.{module}", str(folder), *cases],
+            cwd=ROOT,
+            env={**os.environ, **names, "DRIVETRAIN_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(count)
+    ]
     try:
         said = [process.communicate(timeout=seconds)[0] for process in started]
     finally:

@@ -143,8 +143,14 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
     finally:
         evaluate.Tally.metrics = metrics  # type: ignore[method-assign]
     weights = sum(float(value.double().sum()) for value in made.model.state_dict().values())
-    return {"code": code, "reason": reason, "step": made.counters.step, "micro_batch": made.step.micro_batch,
-            "weights": weights, "rollbacks": made.numerics.rollbacks}  # fmt: skip
+    return {
+        "code": code,
+        "reason": reason,
+        "step": made.counters.step,
+        "micro_batch": made.step.micro_batch,
+        "weights": weights,
+        "rollbacks": made.numerics.rollbacks,
+    }
 
 
 def main() -> None:

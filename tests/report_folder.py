@@ -31,24 +31,45 @@ def metrics(steps: int = STEPS) -> list[dict[str, float]]:
         part = step / steps
         loss = 2.3 * math.exp(-6 * part) * noise.uniform(0.6, 1.5) + 0.004
         rate = 3e-3 * (part / 0.3 if part < 0.3 else 0.5 + 0.5 * math.cos(math.pi * (part - 0.3) / 0.7))
-        found.append({"step": step, "epoch": step * 12 // steps, "train/loss": loss, "lr": rate,
-                      "grad_norm": 3 * noise.random() * math.exp(-2 * part)})  # fmt: skip
+        found.append(
+            {
+                "step": step,
+                "epoch": step * 12 // steps,
+                "train/loss": loss,
+                "lr": rate,
+                "grad_norm": 3 * noise.random() * math.exp(-2 * part),
+            }
+        )
         if step % EVERY == 0:
             accuracy = 0.986 - 0.7 * math.exp(-9 * part)
-            found.append({"step": step, "epoch": step * 12 // steps, "validation/loss": 0.06 + math.exp(-6 * part),
-                          "validation/accuracy": accuracy, "validation/f1": accuracy - 0.004})  # fmt: skip
+            found.append(
+                {
+                    "step": step,
+                    "epoch": step * 12 // steps,
+                    "validation/loss": 0.06 + math.exp(-6 * part),
+                    "validation/accuracy": accuracy,
+                    "validation/f1": accuracy - 0.004,
+                }
+            )
     return found
 
 
 def telemetry(seconds: int = 41) -> list[dict[str, float | None]]:
     noise = random.Random(1)
     return [
-        {"seconds": s + 0.5, "step": s * STEPS // seconds, "samples_per_second": noise.gauss(520, 25),
-         "input_wait": 0.02 + 0.03 * noise.random(), "rss": 4.2e8 + 9e7 * (1 - math.exp(-s / 5)),
-         "memory_used": 5e8 + 1e8 * (1 - math.exp(-s / 5)), "memory_limit": 4 * 2**30,
-         "cpu_percent": noise.gauss(185, 6), "throttled_seconds": 12 + s / 50}
+        {
+            "seconds": s + 0.5,
+            "step": s * STEPS // seconds,
+            "samples_per_second": noise.gauss(520, 25),
+            "input_wait": 0.02 + 0.03 * noise.random(),
+            "rss": 4.2e8 + 9e7 * (1 - math.exp(-s / 5)),
+            "memory_used": 5e8 + 1e8 * (1 - math.exp(-s / 5)),
+            "memory_limit": 4 * 2**30,
+            "cpu_percent": noise.gauss(185, 6),
+            "throttled_seconds": 12 + s / 50,
+        }
         for s in range(seconds)
-    ]  # fmt: skip
+    ]
 
 
 def confusion(classes: list[str]) -> dict[str, Any]:
@@ -62,18 +83,26 @@ def confusion(classes: list[str]) -> dict[str, Any]:
 
 def result(classes: list[str]) -> dict[str, Any]:
     return {
-        "steps": STEPS, "epochs": 12, "seconds": 41.6, "samples_per_second": 518.3,
+        "steps": STEPS,
+        "epochs": 12,
+        "seconds": 41.6,
+        "samples_per_second": 518.3,
         "best": {"metric": "validation/accuracy", "value": 0.9861, "step": 495, "epoch": 11},
         "last": {"validation/loss": 0.0642, "validation/accuracy": 0.9833, "validation/f1": 0.9829},
-        "confusion": {"": confusion(classes)}, "peak_memory": 620_000_000, "memory_limit": 4 * 2**30,
-        "parameters": 94_538, "trainable": 94_538, "stopped_because": "all 12 epochs are done",
+        "confusion": {"": confusion(classes)},
+        "peak_memory": 620_000_000,
+        "memory_limit": 4 * 2**30,
+        "parameters": 94_538,
+        "trainable": 94_538,
+        "stopped_because": "all 12 epochs are done",
         "phases": {"import": 2.1, "data": 0.4, "train": 35.2, "evaluate": 2.9, "checkpoint": 0.6},
-    }  # fmt: skip
+    }
 
 
 def seen(plan: plans.Plan) -> dict[str, Any]:
-    found: dict[str, Any] = {d.name: {"asked": d.value, "seen": d.value, "same": True, "cause": None}
-                             for d in plan.decisions}  # fmt: skip
+    found: dict[str, Any] = {
+        d.name: {"asked": d.value, "seen": d.value, "same": True, "cause": None} for d in plan.decisions
+    }
     found["allocator"] |= {"asked": "tcmalloc", "seen": "malloc", "same": False, "cause": "LD_PRELOAD was dropped"}
     return found | {"libraries": {"torch": "2.13.0+cpu", "oneDNN": "3.11.2", "libiomp5": "openmp 20240515, 2 threads"}}
 
@@ -84,10 +113,21 @@ def make(run: Path, machine: str = "codespace-2core-cgroup2", classes: list[str]
     job: Job = spec.load(ROOT / "jobs" / "digits.yaml")
     hardware = load(MACHINES / f"{machine}.json")
     plan = plans.resolve(job, hardware)
-    state = {"status": "done", "exit_code": 0, "source": "jobs/digits.yaml", "set": ["train.epochs=12"], "attempts": 1,
-             "started": "2025-03-01T10:00:00+00:00", "ended": "2025-03-01T10:00:44+00:00"}  # fmt: skip
-    texts: dict[str, Any] = {"hardware": hardware.to_json(), "plan": plan.to_json() | {"seen": seen(plan)},
-                             "result": result(classes or [str(i) for i in range(10)]), "state": state}  # fmt: skip
+    state = {
+        "status": "done",
+        "exit_code": 0,
+        "source": "jobs/digits.yaml",
+        "set": ["train.epochs=12"],
+        "attempts": 1,
+        "started": "2025-03-01T10:00:00+00:00",
+        "ended": "2025-03-01T10:00:44+00:00",
+    }
+    texts: dict[str, Any] = {
+        "hardware": hardware.to_json(),
+        "plan": plan.to_json() | {"seen": seen(plan)},
+        "result": result(classes or [str(i) for i in range(10)]),
+        "state": state,
+    }
     for name, data in texts.items():
         (run / f"{name}.json").write_text(json.dumps(data), encoding="utf-8")
     (run / "job.yaml").write_text(spec_text(job), encoding="utf-8")

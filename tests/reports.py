@@ -29,9 +29,15 @@ optimize: {{cpu_threads: 1}}
 
 
 def job(
-    folder: Path, *, train: str = "reports.csv", text: str = "descripcion", labels: str = LABELS, data: str = "",
-    model: str = ENCODER, more: str = "",
-) -> TextJob:  # fmt: skip
+    folder: Path,
+    *,
+    train: str = "reports.csv",
+    text: str = "descripcion",
+    labels: str = LABELS,
+    data: str = "",
+    model: str = ENCODER,
+    more: str = "",
+) -> TextJob:
     """A job spec in the folder; `data` and `more` are added to `data:` and `train:`."""
     path = folder / "job.yaml"
     path.write_text(TEXT.format(train=train, text=text, labels=labels, data=data, model=model, more=more))
@@ -54,16 +60,28 @@ def table(path: Path, rows: list[list[str]], header: str = "descripcion,modo") -
 
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
     "max_position_embeddings": 64,
-}  # fmt: skip
+}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "bert": SIZES, "roberta": SIZES, "electra": SIZES | {"embedding_size": 8}, "albert": SIZES | {"embedding_size": 8},
+    "bert": SIZES,
+    "roberta": SIZES,
+    "electra": SIZES | {"embedding_size": 8},
+    "albert": SIZES | {"embedding_size": 8},
     "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 64},
     "t5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
-    "vit": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
-            "image_size": 32, "patch_size": 16},
-}  # fmt: skip
+    "vit": {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "image_size": 32,
+        "patch_size": 16,
+    },
+}
 
 
 def pretrained(folder: Path, family: str = "bert", name: str = "saved") -> Path:

@@ -70,8 +70,12 @@ def test_a_spec_is_valid(page: str, text: str) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    dead = [(page.name, link) for page in PAGES for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
-            if not (page.parent / link).exists()]  # fmt: skip
+    dead = [
+        (page.name, link)
+        for page in PAGES
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+        if not (page.parent / link).exists()
+    ]
     assert dead == []
 
 
@@ -106,8 +110,14 @@ def test_the_optimization_that_is_shown_is_one(tmp_path: Path) -> None:
         "--set",
         "optimize.relu_inplace=true",
     ]
-    done = subprocess.run(asked, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True,
-                          text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        asked,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     rows = {row["name"]: row for row in json.loads(done.stdout)["decisions"]}
     assert (rows["relu_inplace"]["value"], rows["relu_inplace"]["source"]) == (True, "job")
     found = importlib.util.spec_from_file_location("relu_inplace", path)
@@ -135,8 +145,14 @@ def test_from_nothing_to_a_prediction(tmp_path: Path) -> None:
     assert made[1] == f"make train-cpu JOB={walk[1].split()[2]} ARGS='{walk[1].split(maxsplit=3)[3]}'"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
     for line in walk:
-        done = subprocess.run([sys.executable, "-m", "runtime", *shlex.split(line)[1:]], cwd=tmp_path, env=environment,
-                              capture_output=True, text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "runtime", *shlex.split(line)[1:]],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, (line, done.stdout, done.stderr)
     answers = tmp_path / walk[2].split("--output ")[1].split()[0]
     assert len(answers.read_text().splitlines()) == 301

@@ -22,10 +22,15 @@ from tests.paths import DOCS
 from tests.supervisor import test_embedded as test_library
 
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
-FILES = {file: (page, text) for page, whole in PAGES.items()
-         for _, file, text in re.findall(r"```(\w+) (\S+)\n(.*?)```", whole, re.DOTALL)}  # fmt: skip
-SPECS = {re.search(r"name: (\S+)", text)[1]: text  # type: ignore[index]
-         for text in re.findall(r"```yaml\n(.*?)```", PAGES["your-data.md"], re.DOTALL)}  # fmt: skip
+FILES = {
+    file: (page, text)
+    for page, whole in PAGES.items()
+    for _, file, text in re.findall(r"```(\w+) (\S+)\n(.*?)```", whole, re.DOTALL)
+}
+SPECS = {
+    re.search(r"name: (\S+)", text)[1]: text  # type: ignore[index]
+    for text in re.findall(r"```yaml\n(.*?)```", PAGES["your-data.md"], re.DOTALL)
+}
 SAMPLES = 60
 DRAWN = numpy.random.default_rng(0)
 
@@ -97,11 +102,16 @@ def make(folder: Path, file: str) -> None:
 
 
 TRAINED = {
-    "data/parts": "parts", "data/parts.csv": "parts", "data/parts.npz": "parts",
-    "data/reports.csv": "reports", "data/reports.jsonl": "reports",
-    "data/readings.csv": "machines", "data/windows.npz": "windows",
-    "data/machines.parquet": "failures", "data/machines.csv": "failures",
-}  # fmt: skip
+    "data/parts": "parts",
+    "data/parts.csv": "parts",
+    "data/parts.npz": "parts",
+    "data/reports.csv": "reports",
+    "data/reports.jsonl": "reports",
+    "data/readings.csv": "machines",
+    "data/windows.npz": "windows",
+    "data/machines.parquet": "failures",
+    "data/machines.csv": "failures",
+}
 """The files of your-data.md, and the name of the spec that trains on each."""
 
 
@@ -145,7 +155,12 @@ def test_training_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     call, used = re.findall(r"^    (result\b.*)$", PAGES["library.md"], re.MULTILINE)
     monkeypatch.setattr(library, "_report", lambda run: None)
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"runtime": runtime, "network": test_library.network(), "my_loss": torch.nn.functional.cross_entropy,
-                             "train_data": test_library.circle(128), "validation_data": test_library.circle(64, 1)}  # fmt: skip
+    names: dict[str, Any] = {
+        "runtime": runtime,
+        "network": test_library.network(),
+        "my_loss": torch.nn.functional.cross_entropy,
+        "train_data": test_library.circle(128),
+        "validation_data": test_library.circle(64, 1),
+    }
     exec(f"{call}\nfound = {used}", names)
     assert names["found"][3] == Path("runs/wear-001")

@@ -100,8 +100,12 @@ def test_a_setting_whose_line_is_not_ended_stays(tmp_path: Path) -> None:
     docker.write_text("#!/bin/sh\nexit 1\n")
     docker.chmod(0o755)
     for _ in range(2):
-        subprocess.run([tmp_path / "scripts" / "env"], check=True, capture_output=True,
-                       env={**os.environ, "PATH": f"{docker.parent}:{os.environ['PATH']}"})  # fmt: skip
+        subprocess.run(
+            [tmp_path / "scripts" / "env"],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "PATH": f"{docker.parent}:{os.environ['PATH']}"},
+        )
     lines = (tmp_path / ".env").read_text().splitlines()
     assert lines[0] == "DRIVETRAIN_MEMORY=8g"
     assert [line.partition("=")[0] for line in lines].count("COMPOSE_PROJECT_NAME") == 1

@@ -82,8 +82,10 @@ def table(folder: Path) -> None:
             age = "" if number % 7 == 3 else str(20 + number % 50)
             city = "Nowhere" if part == "held" and number == 2 else ["Lima", "Quito", ""][number % 3]
             price = 1000 + 37 * (number % 50)
-            lines.append(f"{age},{city},{'ab'[number % 2]},{'pqr'[number % 3]},{price},{number % 9},{number % 2},"
-                         f"{int(number % 3 == 0)}")  # fmt: skip
+            lines.append(
+                f"{age},{city},{'ab'[number % 2]},{'pqr'[number % 3]},{price},{number % 9},{number % 2},"
+                f"{int(number % 3 == 0)}"
+            )
         (folder / f"{part}.csv").write_text("\n".join(lines) + "\n")
 
 
@@ -99,27 +101,63 @@ class Case:
 
 TABLE = "ignore: [kind, price, weight, red, big]".replace
 CASES = {
-    "image folders": Case(image_folders, "", "task: image-classification\ndata: {train: train, validation: held, "
-                          "image_size: 16, augment: {flip: true}}\nmodel: {name: small-cnn, width: 4, dropout: 0.2}\n"),
-    "image arrays": Case(image_arrays, ".npz", "task: image-classification\ndata: {train: train.npz, "
-                         "validation: held.npz}\nmodel: {name: resnet18, width: 4}\n"),
-    "texts": Case(texts, ".csv", "task: text-classification\ndata: {train: train.csv, validation: held.csv, text: text, "
-                  "labels: {kind: 0.7, urgent: 0.3}}\nmodel: {name: encoder, layers: 1, width: 16, heads: 2}\n"),
-    "one text head": Case(texts, ".csv", "task: text-classification\ndata: {train: train.csv, validation: held.csv, "
-                          "text: text, labels: kind}\nmodel: {name: encoder, layers: 1, width: 16, heads: 2, "
-                          "pooling: cls}\n"),
-    "series": Case(long_series, ".csv", "task: series-classification\ndata: {train: train.csv, validation: held.csv, "
-                   "time: time, group: machine, features: [heat, noise], label: state, window: 10, stride: 5}\n"
-                   "model: {cnn_channels: [4], lstm_hidden: 6, bidirectional: true}\n"),
-    "series numbers": Case(array_series, ".npz", "task: series-regression\ndata: {train: train.npz, "
-                           "validation: held.npz}\nmodel: {cnn_channels: [4], lstm_hidden: 6, lstm_layers: 2}\n"),
-    "table": Case(table, ".csv", "task: tabular-classification\ndata: {train: train.csv, validation: held.csv, "
-                  f"target: kind, {TABLE('kind, ', '')}}}\nmodel: {{hidden: [8]}}\n"),
-    "table labels": Case(table, ".csv", "task: tabular-classification\ndata: {train: train.csv, validation: held.csv, "
-                         f"target: [red, big], {TABLE(', red, big', '')}}}\nmodel: {{hidden: [8]}}\n"),
-    "table numbers": Case(table, ".csv", "task: tabular-regression\ndata: {train: train.csv, validation: held.csv, "
-                          f"target: [price, weight], {TABLE('price, weight, ', '')}}}\nmodel: {{hidden: [8]}}\n"),
-}  # fmt: skip
+    "image folders": Case(
+        image_folders,
+        "",
+        "task: image-classification\ndata: {train: train, validation: held, "
+        "image_size: 16, augment: {flip: true}}\nmodel: {name: small-cnn, width: 4, dropout: 0.2}\n",
+    ),
+    "image arrays": Case(
+        image_arrays,
+        ".npz",
+        "task: image-classification\ndata: {train: train.npz, "
+        "validation: held.npz}\nmodel: {name: resnet18, width: 4}\n",
+    ),
+    "texts": Case(
+        texts,
+        ".csv",
+        "task: text-classification\ndata: {train: train.csv, validation: held.csv, text: text, "
+        "labels: {kind: 0.7, urgent: 0.3}}\nmodel: {name: encoder, layers: 1, width: 16, heads: 2}\n",
+    ),
+    "one text head": Case(
+        texts,
+        ".csv",
+        "task: text-classification\ndata: {train: train.csv, validation: held.csv, "
+        "text: text, labels: kind}\nmodel: {name: encoder, layers: 1, width: 16, heads: 2, "
+        "pooling: cls}\n",
+    ),
+    "series": Case(
+        long_series,
+        ".csv",
+        "task: series-classification\ndata: {train: train.csv, validation: held.csv, "
+        "time: time, group: machine, features: [heat, noise], label: state, window: 10, stride: 5}\n"
+        "model: {cnn_channels: [4], lstm_hidden: 6, bidirectional: true}\n",
+    ),
+    "series numbers": Case(
+        array_series,
+        ".npz",
+        "task: series-regression\ndata: {train: train.npz, "
+        "validation: held.npz}\nmodel: {cnn_channels: [4], lstm_hidden: 6, lstm_layers: 2}\n",
+    ),
+    "table": Case(
+        table,
+        ".csv",
+        "task: tabular-classification\ndata: {train: train.csv, validation: held.csv, "
+        f"target: kind, {TABLE('kind, ', '')}}}\nmodel: {{hidden: [8]}}\n",
+    ),
+    "table labels": Case(
+        table,
+        ".csv",
+        "task: tabular-classification\ndata: {train: train.csv, validation: held.csv, "
+        f"target: [red, big], {TABLE(', red, big', '')}}}\nmodel: {{hidden: [8]}}\n",
+    ),
+    "table numbers": Case(
+        table,
+        ".csv",
+        "task: tabular-regression\ndata: {train: train.csv, validation: held.csv, "
+        f"target: [price, weight], {TABLE('price, weight, ', '')}}}\nmodel: {{hidden: [8]}}\n",
+    ),
+}
 
 
 def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:

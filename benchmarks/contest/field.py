@@ -32,7 +32,7 @@ from runtime.tuning import child_process as children
 PLAIN = "drivetrain --plain"
 FORMS = {"tutorial loop": ("tutorial", "default"), "Lightning": ("lightning", "default"),
          "Hugging Face": ("huggingface", "default"), "Lightning, tuned": ("lightning", "tuned"),
-         "Hugging Face, tuned": ("huggingface", "tuned")}  # fmt: skip
+         "Hugging Face, tuned": ("huggingface", "tuned")}
 """Peers: kind and form."""
 GEMM = "gemm"
 FEWEST = 2
@@ -121,7 +121,7 @@ class Field:
             (PLAIN, ["drivetrain", str(self.long), "plain"], self._ours(plain)),
             (GEMM, ["gemm", str(self.short), "gemm"], self._ours(plan)),
             *((name, [kind, str(self.short), name], self._theirs()) for name, (kind, _) in self._peers()),
-        ]  # fmt: skip
+        ]
         made, failed = list[Contender](), dict[str, str]()
         # One after another: threads that wait for threads of others make warm steps ten times as long. SOL comes first,
         # it tells in which format the tuned peers compute.
@@ -189,7 +189,7 @@ class Field:
                 "form": form, "rate": statistics.median(one.rates), "rates": one.rates, "peak": one.peak,
                 "ratio": figures.ratio(by_name[OURS].rates, one.rates),
                 "efficiency": statistics.median(one.rates) * needed / peak,
-            }  # fmt: skip
+            }
         return {
             "row": self.row.name, "title": self.row.title, "date": datetime.now(UTC).date().isoformat(),
             "machine": machine_line(self.machine), "cpu": self.machine.cpu.model, "torch": _torch(self.machine),
@@ -197,7 +197,7 @@ class Field:
             "gemm": {k: gemm.told[k] for k in ("float32", "bfloat16")},
             "plan": {row.name: row.value for row in plan.decisions if row.value not in (False, "off")},
             "reasons": {row.name: row.evidence or row.reason for row in plan.decisions}, "contenders": found,
-        }  # fmt: skip
+        }
 
     def _whole(self, contenders: dict[str, Any]) -> None:
         """Each once from the command to the finished model, with caches that start empty."""
@@ -225,7 +225,7 @@ class Field:
         log = self.scratch / f"{name}-whole.log"
         with log.open("wb") as file:
             done = subprocess.run(command, env=environment, stderr=file, stdout=subprocess.PIPE, text=True, check=False,
-                                  preexec_fn=_bound())  # fmt: skip
+                                  preexec_fn=_bound())
         if done.returncode:
             raise SystemExit(f"{self.row.name}: {name} ended with {done.returncode}: {last_words(log)}")
         return done.stdout

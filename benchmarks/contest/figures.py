@@ -49,7 +49,7 @@ def row_table(result: dict[str, Any]) -> str:
     """All contenders of a row."""
     lines = [f"### {result['row']}: {result['title']}", "",
              f"| | {'tokens' if result['texts'] else 'samples'}/s | ours / it [95 %] | of the GEMM | peak memory | command to model | accuracy |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+             "|---|---|---|---|---|---|---|"]
     for name, found in result["contenders"].items():
         if "failed" in found:
             lines.append(f"| {name} | {found['failed']} | | | | | |")
@@ -59,18 +59,18 @@ def row_table(result: dict[str, Any]) -> str:
             f"| {name}", f"{found['rate']:,.0f}" if found["rate"] >= 100 else f"{found['rate']:.1f}",
             "" if name == OURS else shown(found["ratio"]), f"{found['efficiency']:.0%}" if found.get("efficiency") else "",
             f"{found['peak'] / 2**30:.1f} GiB", f"{whole:.1f} s" if whole else "", f"{accuracy:.2f} |" if accuracy else " |",
-        )))  # fmt: skip
+        )))
     gemm = ", ".join(f"{FORMATS[name]} {value / 1e9:,.0f}" for name, value in result["gemm"].items())
     lines += ["", f"{result['rounds']} rounds on {result['date']}; GEMM in GFLOP/s: {gemm}; plan settled in "
               f"{result['settled']:.0f} s; SOL and the tuned peers compute in {result['precision']}. "
-              f"Plan: {', '.join(f'{name} {value}' for name, value in result['plan'].items())}."]  # fmt: skip
+              f"Plan: {', '.join(f'{name} {value}' for name, value in result['plan'].items())}."]
     return "\n".join(lines)
 
 
 def summary(results: Sequence[dict[str, Any]]) -> str:
     """One line a row, and the geometric means."""
     lines = ["| | against the best default peer | against the best tuned peer | against SOL | command to model, against the fastest peer |",
-             "|---|---|---|---|---|"]  # fmt: skip
+             "|---|---|---|---|---|"]
     columns: dict[str, list[float]] = {}
     for result in results:
         contenders = result["contenders"]

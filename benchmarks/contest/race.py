@@ -57,7 +57,7 @@ class Contender:
             self.child = subprocess.Popen(
                 self.command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 process_group=0, preexec_fn=functools.partial(die_with, os.getpid()),
-            )  # fmt: skip
+            )
         first = self._answer()
         self._stop()
         self._size()

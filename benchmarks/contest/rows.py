@@ -96,7 +96,7 @@ class Row:
         text = (TRAIN + self.spec).format(
             name=self.name.lower(), epochs=self.long if long else self.epochs, batch=self.batch, size=self.size,
             data=json.dumps(str(self.folder(root, smoke).resolve()))[1:-1], model=self.model, labels=self.labels,
-        )  # fmt: skip
+        )
         path = root / f"{self.name}-{'long' if long else 'whole'}.yaml"
         # Whether it runs does not hang on what is measured.
         path.write_text(text + "optimize: {measure: off}\n" * smoke, encoding="utf-8")
@@ -118,4 +118,4 @@ ROWS = {row.name: row for row in (
         "name: cnn-lstm, cnn_channels: [64], lstm_hidden: 128", extra_flops=3 * 64 * 8 * 128 * (64 + 128)),
     Row("C6", "MLP of 256 and 256 on a million rows", TABLE, "table", 1_000_000, 20_000, 0, 1024, 1, 150,
         "name: mlp, hidden: [256, 256]"),
-)}  # fmt: skip
+)}

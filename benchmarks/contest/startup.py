@@ -24,7 +24,7 @@ def measured(pairs: int, folder: Path) -> dict[str, Any]:
     return {
         "row": NAME, "date": datetime.now(UTC).date().isoformat(), "first_step": ours, "import_torch": bare,
         "over": statistics.median(one - other for one, other in found), "goal": GOAL,
-    }  # fmt: skip
+    }
 
 
 def first_step(folder: Path) -> float:
@@ -62,7 +62,7 @@ def shown(result: dict[str, Any]) -> str:
     """In words."""
     first, bare = (statistics.median(result[key]) for key in ("first_step", "import_torch"))
     return (f"### {NAME}: start-up\n\nFrom the command to the first step of the digits job {first:.2f} s, `import torch` alone "
-            f"{bare:.2f} s: {result['over']:.2f} s more (goal {result['goal']} s; medians of {len(result['first_step'])} pairs).")  # fmt: skip
+            f"{bare:.2f} s: {result['over']:.2f} s more (goal {result['goal']} s; medians of {len(result['first_step'])} pairs).")
 
 
 def _environment() -> dict[str, str]:

@@ -49,8 +49,10 @@ def page(job: Job, source: Path, machines: Sequence[Path]) -> str:
     first = next(iter(plans_made.values()))[1]
     names = [name for name in SHOWN if any(row.name == name for row in first.decisions)]
     head = ["machine", "GPU or CPU", "image", "profile", *(SHOWN[name] for name in names)]
-    rows = [[stem, _chip(machine), str(made.image), made.profile, *(written(made.value(n)) for n in names)]
-            for stem, (machine, made) in plans_made.items()]  # fmt: skip
+    rows = [
+        [stem, _chip(machine), str(made.image), made.profile, *(written(made.value(n)) for n in names)]
+        for stem, (machine, made) in plans_made.items()
+    ]
     lines = [_HEAD % source.as_posix(), *_table([head, *rows]), "", "## Why", ""]
     for stem, (_, made) in plans_made.items():
         lines += [f"**{stem}**", "", *_reasons(made, names), ""]

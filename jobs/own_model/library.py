@@ -17,5 +17,5 @@ if __name__ == "__main__":
     result = runtime.train(
         network, circle(2000, seed=0), circle(500, seed=1), name="circle", names=["outside", "inside"],
         epochs=10, batch_size=50, optimizer={"name": "adamw", "lr": 1e-2}, checkpoint={"best": "validation/accuracy"},
-    )  # fmt: skip
+    )
     print(f"{result.best:.3f} accuracy, {result.stopped}; everything else is in {result.folder}")

@@ -102,9 +102,12 @@ def train(given: argparse.Namespace) -> int:
 def _train_contained(given: argparse.Namespace) -> int:
     """Train as `launch` does, where torch is in the image alone."""
     if given.plan or given.runs != Path("runs") or Path.cwd() != checkout.PROJECT:
-        raise DeviceError("torch is not installed here, and the container in its place knows neither --plan nor --runs, and "
-                          "writes to runs/ in the project", f"the other options, called in {checkout.PROJECT}",
-                          "leave them out, or `make setup`, which installs torch here")  # fmt: skip
+        raise DeviceError(
+            "torch is not installed here, and the container in its place knows neither --plan nor --runs, and "
+            "writes to runs/ in the project",
+            f"the other options, called in {checkout.PROJECT}",
+            "leave them out, or `make setup`, which installs torch here",
+        )
     print("torch is in the image alone: training there, as `drivetrain launch` does; `make setup` installs it here")
     return launch(argparse.Namespace(**vars(given), device="cpu", network=False))
 
@@ -222,9 +225,22 @@ def schema(given: argparse.Namespace) -> int:
 
 
 COMMANDS: dict[str, Command] = {
-    "validate": validate, "facts": facts, "plan": plan, "schema": schema,
-    "train": train, "launch": launch, "find-lr": find_lr, "memory": memory, "bench": bench,
-    "watch": watch, "report": report, "compare": compare, "doctor": doctor,
-    "evaluate": evaluate, "predict": predict, "export": export,
-    "sample": sample, "convert": convert,
-}  # fmt: skip
+    "validate": validate,
+    "facts": facts,
+    "plan": plan,
+    "schema": schema,
+    "train": train,
+    "launch": launch,
+    "find-lr": find_lr,
+    "memory": memory,
+    "bench": bench,
+    "watch": watch,
+    "report": report,
+    "compare": compare,
+    "doctor": doctor,
+    "evaluate": evaluate,
+    "predict": predict,
+    "export": export,
+    "sample": sample,
+    "convert": convert,
+}

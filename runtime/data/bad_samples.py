@@ -42,6 +42,9 @@ def check(bad: Sequence[Bad], total: int, budget: float, key: str) -> list[str]:
         lines.append(f"and {len(bad) - SHOWN:,} more")
     head = f"{key}: {len(bad):,} of {total:,} samples cannot be used"
     if len(bad) > budget * total:
-        raise DataError("\n    ".join([head, *lines]), f"data.bad_samples allows a share of {budget:g}",
-                        "repair or remove them, or raise data.bad_samples to leave them out")  # fmt: skip
+        raise DataError(
+            "\n    ".join([head, *lines]),
+            f"data.bad_samples allows a share of {budget:g}",
+            "repair or remove them, or raise data.bad_samples to leave them out",
+        )
     return [f"{head} and {'is' if len(bad) == 1 else 'are'} left out", *(f"left out: {line}" for line in lines)]

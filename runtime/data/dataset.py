@@ -83,19 +83,26 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """The batch in memory that a GPU copies from by itself; torch's loader looks for this name."""
-        return replace(self, inputs=tuple(x.pin_memory() for x in self.inputs),
-                       targets={name: y.pin_memory() for name, y in self.targets.items()})  # fmt: skip
+        return replace(
+            self,
+            inputs=tuple(x.pin_memory() for x in self.inputs),
+            targets={name: y.pin_memory() for name, y in self.targets.items()},
+        )
 
     def taken(self, rows: Ids) -> Batch:
         """Some of the samples, by their place in the batch."""
-        return Batch(self.ids[rows], tuple(x[onto(x.device, rows)] for x in self.inputs),
-                     {name: y[onto(y.device, rows)] for name, y in self.targets.items()})  # fmt: skip
+        return Batch(
+            self.ids[rows],
+            tuple(x[onto(x.device, rows)] for x in self.inputs),
+            {name: y[onto(y.device, rows)] for name, y in self.targets.items()},
+        )
 
     def between(self, start: int, end: int) -> Batch:
         """The samples at these places."""
         part = slice(start, end)
-        return Batch(self.ids[part], tuple(x[part] for x in self.inputs),
-                     {name: y[part] for name, y in self.targets.items()})  # fmt: skip
+        return Batch(
+            self.ids[part], tuple(x[part] for x in self.inputs), {name: y[part] for name, y in self.targets.items()}
+        )
 
     def split(self, size: int) -> Iterator[Batch]:
         """Parts of at most `size` samples, in order."""

@@ -42,9 +42,16 @@ def check_loss(job: Job, dataset: Dataset) -> None:
     """
     loss, most = job.train.loss, max((len(head.classes) for head in dataset.heads.values()), default=0)
     if isinstance(loss, Focal) and loss.alpha is not None and most > 2:
-        raise SpecError([job.problem(("train", "loss", "alpha"), f"is {loss.alpha:g}, and the data has {most:,} classes",
-                                     "a weight of class 1 of two classes",
-                                     "remove it; train.class_weights: balanced weighs any number of classes")])  # fmt: skip
+        raise SpecError(
+            [
+                job.problem(
+                    ("train", "loss", "alpha"),
+                    f"is {loss.alpha:g}, and the data has {most:,} classes",
+                    "a weight of class 1 of two classes",
+                    "remove it; train.class_weights: balanced weighs any number of classes",
+                )
+            ]
+        )
 
 
 def _read(job: Job, settled: Settled | None) -> Dataset:

@@ -25,8 +25,11 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
     """
     lost = [str(path) for path in paths if not path.exists()]
     if lost:
-        raise DataError(f"{', '.join(lost[:5])}: not there", "files or folders that this process can see",
-                        "check the spelling; in a container only the project and mounted folders can be seen")  # fmt: skip
+        raise DataError(
+            f"{', '.join(lost[:5])}: not there",
+            "files or folders that this process can see",
+            "check the spelling; in a container only the project and mounted folders can be seen",
+        )
     # Each module brings its libraries along: pyarrow, tokenizers.
     match preprocessing.get("kind"):
         case "images":
@@ -49,5 +52,8 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
             from runtime.data.custom import load as own
 
             return own.read(paths, preprocessing, heads, labelled=labelled)
-    raise CheckpointError(f"the model's preprocessing is of the kind {preprocessing.get('kind')!r}",
-                          "images, texts, table, series", "use the version that wrote the model")  # fmt: skip
+    raise CheckpointError(
+        f"the model's preprocessing is of the kind {preprocessing.get('kind')!r}",
+        "images, texts, table, series",
+        "use the version that wrote the model",
+    )

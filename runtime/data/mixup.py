@@ -39,9 +39,14 @@ def mix(batch: Batch, heads: Mapping[str, Head], job: Job, step: int) -> Batch:
 
 
 def mixed(
-    inputs: Inputs, targets: Targets, heads: Mapping[str, Head], seed: int, step: int,
-    mixup: Mixup | None = None, cutmix: Cutmix | None = None,
-) -> tuple[Inputs, Targets]:  # fmt: skip
+    inputs: Inputs,
+    targets: Targets,
+    heads: Mapping[str, Head],
+    seed: int,
+    step: int,
+    mixup: Mixup | None = None,
+    cutmix: Cutmix | None = None,
+) -> tuple[Inputs, Targets]:
     """Each sample blended with another one of the batch.
 
     Args:

@@ -80,8 +80,11 @@ def head(goal: Goal, rows: Ids, train: Ids, key: str) -> Head:
     same = [name for name, column in zip(goal.names, values.T, strict=True) if column.min() == column.max()]
     if same:
         kind = "label" if goal.several else "number"
-        raise DataError(f"{key}: {listed(same)} is {values[0, goal.names.index(same[0])]:g} in all {len(train):,} training rows",
-                        f"a {kind} that differs between rows", f"take {same[0]} out, or add rows")  # fmt: skip
+        raise DataError(
+            f"{key}: {listed(same)} is {values[0, goal.names.index(same[0])]:g} in all {len(train):,} training rows",
+            f"a {kind} that differs between rows",
+            f"take {same[0]} out, or add rows",
+        )
     if goal.several:
         return Head("", classes=goal.names, several=True)
     mean, spread = values.mean(axis=0), values.std(axis=0)
@@ -113,8 +116,11 @@ def _classes(column: Any, name: str, option: str, source: str) -> Any:
         values, _ = cells.numbers(column)
         broken = values[np.isfinite(values) & (values != np.floor(values))]
         if len(broken):
-            raise DataError(f'{option}: column "{name}" of {source} has fractions such as {broken[0]:g}', "classes: text or whole numbers",
-                            "use a regression for numbers, or write ranges of them as text")  # fmt: skip
+            raise DataError(
+                f'{option}: column "{name}" of {source} has fractions such as {broken[0]:g}',
+                "classes: text or whole numbers",
+                "use a regression for numbers, or write ranges of them as text",
+            )
     return texts
 
 
@@ -127,11 +133,17 @@ def classes(goal: Goal, rows: Ids, key: str) -> tuple[str, ...]:
     assert goal.texts is not None
     found = class_names(cells.different(goal.texts.take(rows)))
     if len(found) < 2:
-        raise DataError(f"{key}: {len(rows):,} rows, and {goal.names[0]} is {listed(found)} in all of them",
-                        "two classes or more", "add rows of another class")  # fmt: skip
+        raise DataError(
+            f"{key}: {len(rows):,} rows, and {goal.names[0]} is {listed(found)} in all of them",
+            "two classes or more",
+            "add rows of another class",
+        )
     if len(found) > max(FEW, len(rows) / 2):
-        raise DataError(f"{key}: {goal.names[0]} has {len(found):,} different values in {len(rows):,} rows",
-                        "classes that come back", "use a regression for numbers, or name the column of the class")  # fmt: skip
+        raise DataError(
+            f"{key}: {goal.names[0]} has {len(found):,} different values in {len(rows):,} rows",
+            "classes that come back",
+            "use a regression for numbers, or name the column of the class",
+        )
     return found
 
 

@@ -42,8 +42,16 @@ def check(job: Job, hardware: Hardware) -> None:
     """
     asked, used = job.limits.processes, len(hardware.gpus)
     if asked and used and asked != used:
-        raise SpecError([job.problem(("limits", "processes"), f"is {asked}, and {used} GPUs are used", "one process for "
-                                     "each GPU", "leave it out, and choose GPUs with limits.gpus")])  # fmt: skip
+        raise SpecError(
+            [
+                job.problem(
+                    ("limits", "processes"),
+                    f"is {asked}, and {used} GPUs are used",
+                    "one process for each GPU",
+                    "leave it out, and choose GPUs with limits.gpus",
+                )
+            ]
+        )
 
 
 @contextlib.contextmanager
@@ -113,12 +121,18 @@ def wait(leader: subprocess.Popen[bytes], others: Sequence[subprocess.Popen[byte
     if lost and code not in (0, Stopped.exit_code) and not 2 <= code <= 7:
         if any(process.returncode == Stopped.exit_code for process in lost):
             # Told to stop before they had met; later all stop together.
-            print(Stopped("a process was told to stop before the first step was done", "", "run the same command again"),
-                  file=sys.stderr, flush=True)  # fmt: skip
+            print(
+                Stopped("a process was told to stop before the first step was done", "", "run the same command again"),
+                file=sys.stderr,
+                flush=True,
+            )
             return Stopped.exit_code
-        told = PeerError(f"a process that trains with this one was lost (exit {lost[0].returncode})",
-                         "all processes of a run", "run the same command again: it goes on from its last checkpoint; "
-                         "ranks/*/log.txt in the run folder says more")  # fmt: skip
+        told = PeerError(
+            f"a process that trains with this one was lost (exit {lost[0].returncode})",
+            "all processes of a run",
+            "run the same command again: it goes on from its last checkpoint; "
+            "ranks/*/log.txt in the run folder says more",
+        )
         print(told, file=sys.stderr, flush=True)
         return PeerError.exit_code
     return code

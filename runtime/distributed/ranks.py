@@ -66,8 +66,10 @@ class Ranks:
         """The gradients of all parameters end to end, one tensor for each of their types; nothing if this one is alone."""
         if self.count == 1:
             return []
-        return [torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in group])
-                for group in _by_type(parameters)]  # fmt: skip
+        return [
+            torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in group])
+            for group in _by_type(parameters)
+        ]
 
     def gradients(self, parameters: Sequence[nn.Parameter], packed: Sequence[Tensor]) -> None:
         """Replace each gradient by its sum over all processes; one that no process has stays away.
@@ -150,9 +152,11 @@ class Ranks:
         try:
             collective(*given)  # type: ignore[operator]
         except RuntimeError as error:
-            raise PeerError(f"process {self.number + 1} of {self.count} has lost another one: {str(error)[:120]}",
-                            "all processes of a run", "run the same command again: it goes on from its last "
-                            "checkpoint") from None  # fmt: skip
+            raise PeerError(
+                f"process {self.number + 1} of {self.count} has lost another one: {str(error)[:120]}",
+                "all processes of a run",
+                "run the same command again: it goes on from its last checkpoint",
+            ) from None
 
 
 def _by_type(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -179,6 +183,7 @@ def joined(device: torch.device) -> Ranks:
             # What does not name its device means this one; plain numbers go from host to host.
             torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl"
-        torch.distributed.init_process_group(backend, init_method=f"file://{os.environ[MEETING]}", rank=number,
-                                             world_size=count, timeout=PATIENCE)  # fmt: skip
+        torch.distributed.init_process_group(
+            backend, init_method=f"file://{os.environ[MEETING]}", rank=number, world_size=count, timeout=PATIENCE
+        )
     return Ranks(number, count, str(device))

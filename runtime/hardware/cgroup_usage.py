@@ -27,6 +27,9 @@ class OwnGroup:
 def _tightest(group: cgroup.Group) -> cgroup.Group:
     """The level with the lowest limit, the innermost where none has one: the kernel adds each of them up when asked."""
     alone = [replace(group, folders=(folder,)) for folder in group.folders]
-    limits = [(limit, number) for number, level in enumerate(alone)
-              if (limit := cgroup.lowest(cgroup.memory_levels(level))[0]) is not None]  # fmt: skip
+    limits = [
+        (limit, number)
+        for number, level in enumerate(alone)
+        if (limit := cgroup.lowest(cgroup.memory_levels(level))[0]) is not None
+    ]
     return alone[min(limits)[1]] if limits else alone[0] if alone else group

@@ -12,20 +12,46 @@ from runtime.hardware.facts import Cpu
 
 # Only what decisions and reports look at; a full list would be a hundred words.
 _FLAGS = (
-    "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
-    "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16",
-    "asimd", "asimdhp", "asimddp", "sve", "sve2", "bf16", "svebf16", "i8mm",
-)  # fmt: skip
+    "avx",
+    "avx2",
+    "fma",
+    "f16c",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+    "amx_fp16",
+    "asimd",
+    "asimdhp",
+    "asimddp",
+    "sve",
+    "sve2",
+    "bf16",
+    "svebf16",
+    "i8mm",
+)
 _CPUS = Path("sys/devices/system/cpu")
 _CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 # Flags beyond each level that oneDNN and torch know by name; what a level leaves out, those below it leave out too.
 _LEVELS = {
-    "AVX512_CORE_AMX_FP16": (), "AVX512_CORE_AMX": ("amx_fp16",),
-    "AVX512_CORE_FP16": ("amx_tile", "amx_bf16", "amx_int8"), "AVX512_CORE_BF16": ("avx512_fp16",),
-    "AVX512_CORE_VNNI": ("avx512_bf16",), "AVX512_CORE": ("avx512_vnni",),
-    "AVX2_VNNI_2": ("avx512f", "avx512bw", "avx512vl"), "AVX2_VNNI": (), "AVX2": ("avx_vnni",),
-    "AVX": ("avx2", "fma", "f16c"), "SSE41": ("avx",),
-}  # fmt: skip
+    "AVX512_CORE_AMX_FP16": (),
+    "AVX512_CORE_AMX": ("amx_fp16",),
+    "AVX512_CORE_FP16": ("amx_tile", "amx_bf16", "amx_int8"),
+    "AVX512_CORE_BF16": ("avx512_fp16",),
+    "AVX512_CORE_VNNI": ("avx512_bf16",),
+    "AVX512_CORE": ("avx512_vnni",),
+    "AVX2_VNNI_2": ("avx512f", "avx512bw", "avx512vl"),
+    "AVX2_VNNI": (),
+    "AVX2": ("avx_vnni",),
+    "AVX": ("avx2", "fma", "f16c"),
+    "SSE41": ("avx",),
+}
 _ATEN = {"AVX512": "AVX512_CORE_AMX_FP16", "AVX2": "AVX2", "DEFAULT": "SSE41"}
 
 

@@ -28,9 +28,11 @@ def launchable(hardware: Hardware) -> str:
     """
     gpu = hardware.gpu
     if gpu is None:
-        raise DeviceError(hardware.gpu_trouble or "no NVIDIA GPU is here",
-                          f"a GPU that nvidia-smi lists, with driver {image.LEGACY_DRIVER} or newer",
-                          "mend that, or train on the CPU: `make train-cpu`")  # fmt: skip
+        raise DeviceError(
+            hardware.gpu_trouble or "no NVIDIA GPU is here",
+            f"a GPU that nvidia-smi lists, with driver {image.LEGACY_DRIVER} or newer",
+            "mend that, or train on the CPU: `make train-cpu`",
+        )
     gpus.refuse_full(gpu)
     chosen = image.choose(hardware)
     if chosen.word is None:
@@ -51,8 +53,11 @@ def admitted(hardware: Hardware, wanted: gpus.Wanted) -> Hardware:
         DeviceError: for no torch, a GPU image without a GPU, a full GPU, a driver too old, a torch without code for it.
     """
     if hardware.torch is None:
-        raise DeviceError("no torch is installed here", "training needs torch",
-                          "`make train-cpu JOB=...` trains in the image; `make setup` installs torch here")  # fmt: skip
+        raise DeviceError(
+            "no torch is installed here",
+            "training needs torch",
+            "`make train-cpu JOB=...` trains in the image; `make setup` installs torch here",
+        )
     machine = gpus.used(hardware, wanted)
     if machine.gpu is None and machine.image in image.BUILDS and wanted != "none":
         raise _nothing_mounted(machine)
@@ -145,10 +150,16 @@ def _other_build(hardware: Hardware, given: str) -> DeviceError:
         return DeviceError(given, chosen.reason, f"install a newer driver where that helps; {_ON_CPU}")
     build = image.BUILDS[chosen.word]
     if hardware.image:
-        return DeviceError(given, f"the image {chosen.word}, with torch {build.torch} and CUDA {build.cuda}",
-                           f"`make train-gpu` picks it; {_ON_CPU}")  # fmt: skip
-    return DeviceError(given, f"torch {build.torch} with CUDA {build.cuda}: {build.covers}",
-                       f"pip install torch=={build.torch}; {_ON_CPU}")  # fmt: skip
+        return DeviceError(
+            given,
+            f"the image {chosen.word}, with torch {build.torch} and CUDA {build.cuda}",
+            f"`make train-gpu` picks it; {_ON_CPU}",
+        )
+    return DeviceError(
+        given,
+        f"torch {build.torch} with CUDA {build.cuda}: {build.covers}",
+        f"pip install torch=={build.torch}; {_ON_CPU}",
+    )
 
 
 def _nothing_mounted(hardware: Hardware) -> DeviceError:

@@ -173,9 +173,10 @@ def load(path: Path) -> Hardware:
         data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SpecError(
-            f"--hardware {path}: {error}", "a JSON file as written by `drivetrain facts --json`",
+            f"--hardware {path}: {error}",
+            "a JSON file as written by `drivetrain facts --json`",
             "record one on the machine in question, or take one from tests/machines",
-        ) from None  # fmt: skip
+        ) from None
     if not isinstance(data, dict):
         raise SpecError(f"--hardware {path}: not a JSON object", "the output of `drivetrain facts --json`")
     return from_json(data, str(path))
@@ -186,8 +187,9 @@ def _make(kind: Any, values: dict[str, Any], source: str) -> Any:
     known = {f.name for f in fields(kind)}
     for key in values:
         if key not in known:
-            raise SpecError(f"{source}: unknown fact {key!r}", f"known: {', '.join(sorted(known))}",
-                            nearest(key, known))  # fmt: skip
+            raise SpecError(
+                f"{source}: unknown fact {key!r}", f"known: {', '.join(sorted(known))}", nearest(key, known)
+            )
     try:
         return kind(**{key: _value(hints[key], value, f"{source}: {key}") for key, value in values.items()})
     except TypeError as error:

@@ -59,8 +59,11 @@ def _numbered(hardware: Hardware, wanted: Sequence[int]) -> tuple[tuple[Gpu, ...
     lost = [number for number in wanted if number not in known]
     if lost:
         here = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in hardware.gpus) or hardware.gpu_trouble or "none"
-        raise DeviceError(f"limits.gpus: GPU {lost[0]} is not here", f"GPUs that can be used here: {here}",
-                          "name others, or write `gpus: auto`, or `gpus: none` to train on the CPU")  # fmt: skip
+        raise DeviceError(
+            f"limits.gpus: GPU {lost[0]} is not here",
+            f"GPUs that can be used here: {here}",
+            "name others, or write `gpus: auto`, or `gpus: none` to train on the CPU",
+        )
     chosen = [known[number] for number in wanted]
     first = min(chosen, key=lambda gpu: (gpu.capability, gpu.memory))
     chosen.sort(key=lambda gpu: gpu is not first)

@@ -87,10 +87,17 @@ def _device(nvml: Any, handle: Any, index: int, capability: tuple[int, int], dri
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     return _Device(
         _string(nvml.nvmlDeviceGetUUID(handle)),
-        Gpu(index=index, name=_string(nvml.nvmlDeviceGetName(handle)), capability=capability,
-            memory=int(memory.total), free=int(memory.free), driver=driver, mig=mig,
-            uuid=_string(nvml.nvmlDeviceGetUUID(handle))),
-    )  # fmt: skip
+        Gpu(
+            index=index,
+            name=_string(nvml.nvmlDeviceGetName(handle)),
+            capability=capability,
+            memory=int(memory.total),
+            free=int(memory.free),
+            driver=driver,
+            mig=mig,
+            uuid=_string(nvml.nvmlDeviceGetUUID(handle)),
+        ),
+    )
 
 
 def _mig_mode(nvml: Any, handle: Any) -> bool:

@@ -36,8 +36,11 @@ def inputs(preprocessing: dict[str, Any], samples: int, seed: int) -> Inputs:
             return tuple(part for part in (numbers, places) if part.shape[1])
         case "own" if all(one["type"] == "float32" for one in preprocessing["inputs"]):
             return tuple(_normal(drawn, samples, *one["shape"]) for one in preprocessing["inputs"])
-    raise CheckpointError(f"no inputs can be made up for a model of the kind {preprocessing.get('kind')!r}",
-                          "images, texts, table, series", "give real ones with --data PATH")  # fmt: skip
+    raise CheckpointError(
+        f"no inputs can be made up for a model of the kind {preprocessing.get('kind')!r}",
+        "images, texts, table, series",
+        "give real ones with --data PATH",
+    )
 
 
 def _normal(drawn: np.random.Generator, *shape: int) -> torch.Tensor:

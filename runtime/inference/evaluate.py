@@ -102,8 +102,11 @@ def _read(run: Path, job: Job) -> Dataset:
 
 
 def _changed(what: str) -> DataError:
-    return DataError(f"the data has changed since training: {what}", "the data that the run was trained on",
-                     "restore it, or evaluate with --data PATH")  # fmt: skip
+    return DataError(
+        f"the data has changed since training: {what}",
+        "the data that the run was trained on",
+        "restore it, or evaluate with --data PATH",
+    )
 
 
 def _new(path: Path, trained: Artifact, device: Any) -> Tally:
@@ -137,8 +140,11 @@ def stored_job(run: Path) -> Job:
 
     written = run / "job.yaml"
     if not written.is_file():
-        raise DataError(f"{run} has no job.yaml, so its validation data is not known", "labelled data of your own",
-                        "name it: --data PATH")  # fmt: skip
+        raise DataError(
+            f"{run} has no job.yaml, so its validation data is not known",
+            "labelled data of your own",
+            "name it: --data PATH",
+        )
     source = (read_json(run / "state.json") or {}).get("source", "")
     try:
         return spec.load(written, folder=Path(source).parent)
@@ -150,8 +156,12 @@ def _check_same(data: Dataset, trained: Artifact) -> None:
     """The data must give the classes and the preprocessing that the model was trained with."""
     from dataclasses import asdict
 
-    changed = [f"{key} of head {name!r}" if name else key for name, head in data.heads.items()
-               for key, value in asdict(head).items() if value != asdict(trained.heads.get(name, head))[key]]  # fmt: skip
+    changed = [
+        f"{key} of head {name!r}" if name else key
+        for name, head in data.heads.items()
+        for key, value in asdict(head).items()
+        if value != asdict(trained.heads.get(name, head))[key]
+    ]
     changed += [key for key, value in _plain(data.preprocessing).items() if value != trained.preprocessing.get(key)]
     if changed or data.heads.keys() != trained.heads.keys():
         raise _changed(f"{', '.join(changed[:5]) or 'its outputs'} differ")

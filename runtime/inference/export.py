@@ -64,8 +64,11 @@ def export(request: Request) -> int:
         onnx_file.write(network, first, names, trained.preprocessing.get("max_length"), beside)
         worst = onnx_file.difference(network, beside, others)
         if worst > CLOSE:
-            raise CheckpointError(f"{output} would differ by {worst:.2g} from the network", f"at most {CLOSE:g}",
-                                  "use the model with `drivetrain predict`, and report this network")  # fmt: skip
+            raise CheckpointError(
+                f"{output} would differ by {worst:.2g} from the network",
+                f"at most {CLOSE:g}",
+                "use the model with `drivetrain predict`, and report this network",
+            )
         beside.replace(output)
         write_json(output.with_suffix(".json"), _description(trained, first, names))
     except OSError as error:
@@ -79,9 +82,11 @@ def export(request: Request) -> int:
 def _check_packages() -> None:
     missing = [name for name in ("torch", *PACKAGES) if importlib.util.find_spec(name) is None]
     if missing:
-        raise DeviceError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here",
-                          f"export needs torch and {', '.join(PACKAGES)}, which the images leave out",
-                          f"`make setup`, or pip install {' '.join(missing)}, here or where model/ is copied to")  # fmt: skip
+        raise DeviceError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here",
+            f"export needs torch and {', '.join(PACKAGES)}, which the images leave out",
+            f"`make setup`, or pip install {' '.join(missing)}, here or where model/ is copied to",
+        )
 
 
 def _examples(trained: Artifact, data: Path | None) -> list[Inputs]:
@@ -119,8 +124,11 @@ def _description(trained: Artifact, inputs: Inputs, names: tuple[list[str], list
 def _output(name: str, head: Head) -> dict[str, Any]:
     known = asdict(head)
     if not head.classes:
-        return {"name": name, **{key: known[key] for key in ("columns", "mean", "std")},
-                "meaning": "a number is output * std + mean"}  # fmt: skip
+        return {
+            "name": name,
+            **{key: known[key] for key in ("columns", "mean", "std")},
+            "meaning": "a number is output * std + mean",
+        }
     meaning = "the probability of each class is the sigmoid" if head.several else "probabilities are the softmax"
     return {"name": name, "classes": head.classes, "meaning": meaning}
 
@@ -128,6 +136,8 @@ def _output(name: str, head: Head) -> dict[str, Any]:
 def _tell(output: Path, data: Path | None, others: list[Inputs], worst: float) -> None:
     tried = " and ".join(str(len(inputs[0])) for inputs in others)
     source = f"samples of {data}" if data else "made-up samples"
-    print(f"{output}: {output.stat().st_size / 1e6:.2f} MB; under onnxruntime, with {tried} {source}, outputs differ "
-          f"from the network's by {worst:.1g} at most")  # fmt: skip
+    print(
+        f"{output}: {output.stat().st_size / 1e6:.2f} MB; under onnxruntime, with {tried} {source}, outputs differ "
+        f"from the network's by {worst:.1g} at most"
+    )
     print(f"{output.with_suffix('.json')}: how inputs are prepared and what the outputs mean")

@@ -24,7 +24,7 @@ VECTOR = 256
 @torch.inference_mode()
 def outputs(
     network: nn.Module, heads: Iterable[str], split: Split, prepare: Prepare, device: torch.device
-) -> Iterator[tuple[Ids, dict[str, Tensor]]]:  # fmt: skip
+) -> Iterator[tuple[Ids, dict[str, Tensor]]]:
     """The ids of each batch and the outputs by head, (N, outputs) float32 on the CPU.
 
     Args:

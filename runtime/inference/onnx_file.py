@@ -29,14 +29,13 @@ class Flat(nn.Module):
 
 def input_names(network: nn.Module, count: int) -> list[str]:
     """What the network's forward calls its inputs; numbered names if it does not say."""
-    named = [p.name for p in inspect.signature(network.forward).parameters.values()
-             if p.kind is p.POSITIONAL_OR_KEYWORD]  # fmt: skip
+    named = [
+        p.name for p in inspect.signature(network.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
     return named if len(named) == count else [f"input_{number}" for number in range(1, count + 1)]
 
 
-def write(
-    network: Flat, inputs: Inputs, names: tuple[list[str], list[str]], longest: int | None, path: Path
-) -> None:  # fmt: skip
+def write(network: Flat, inputs: Inputs, names: tuple[list[str], list[str]], longest: int | None, path: Path) -> None:
     """Write a network with a free batch size.
 
     Args:
@@ -57,13 +56,20 @@ def write(
             # Its warnings are about its own future.
             warnings.simplefilter("ignore")
             made = torch.onnx.export(
-                network, inputs, dynamo=True, dynamic_shapes=(tuple(axes for _ in inputs),), verbose=False,
-                input_names=names[0], output_names=names[1],
-            )  # fmt: skip
+                network,
+                inputs,
+                dynamo=True,
+                dynamic_shapes=(tuple(axes for _ in inputs),),
+                verbose=False,
+                input_names=names[0],
+                output_names=names[1],
+            )
     except Exception as error:  # the exporter lets everything through that tracing a network can raise
-        raise CheckpointError(f"the network cannot be exported: {_reason(error)}",
-                              "networks whose forward pass torch.export can follow",
-                              "avoid branches on values in forward, or use the model with `drivetrain predict`") from None  # fmt: skip
+        raise CheckpointError(
+            f"the network cannot be exported: {_reason(error)}",
+            "networks whose forward pass torch.export can follow",
+            "avoid branches on values in forward, or use the model with `drivetrain predict`",
+        ) from None
     assert made is not None
     made.save(path)
 

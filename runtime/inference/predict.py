@@ -100,8 +100,11 @@ def _sink(output: Path | None) -> Iterator[IO[str]]:
             yield file
         beside.replace(output)
     except OSError as error:
-        raise StorageError(f"{output}: {error.strerror or error}", "a file in a folder that this user may write",
-                           "name another one with --output") from None  # fmt: skip
+        raise StorageError(
+            f"{output}: {error.strerror or error}",
+            "a file in a folder that this user may write",
+            "name another one with --output",
+        ) from None
     finally:
         beside.unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ numbers a mapping by column; where a sample may have several classes, lists of e
 
 def of(
     batches: Iterable[tuple[Ids, Mapping[str, Tensor]]], heads: Mapping[str, Head], split: Split, *, every: bool = False
-) -> Iterator[tuple[str, dict[str, Answer]]]:  # fmt: skip
+) -> Iterator[tuple[str, dict[str, Answer]]]:
     """The title of each sample and its answer by head.
 
     Args:
@@ -63,8 +63,10 @@ def _labels(head: Head, share: Tensor, every: bool) -> Iterator[Answer]:
     for row in share:
         # The threshold of the scores: one half.
         chosen = (row > 0.5).nonzero().flatten().tolist()
-        answer: Answer = {"prediction": [head.classes[i] for i in chosen],
-                          "probability": [_written(float(row[i])) for i in chosen]}  # fmt: skip
+        answer: Answer = {
+            "prediction": [head.classes[i] for i in chosen],
+            "probability": [_written(float(row[i])) for i in chosen],
+        }
         yield answer | (_every(head, row) if every else {})
 
 

@@ -36,6 +36,4 @@ class _OneOrMore:
 
 
 Column = Annotated[str, Field(min_length=1)]
-OneOrMore = Annotated[
-    tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(different), _OneOrMore()
-]  # fmt: skip
+OneOrMore = Annotated[tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(different), _OneOrMore()]

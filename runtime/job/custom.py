@@ -106,8 +106,12 @@ class OwnTask(Job):
     def problems(self) -> Iterator[Problem]:
         """Class weights belong to the built-in losses."""
         if self.has_own_loss() and self.train.class_weights != "none":
-            yield self.problem(("train", "class_weights"), f"is {self.train.class_weights}", "a built-in loss",
-                               "weigh the classes inside your own loss, and remove it")  # fmt: skip
+            yield self.problem(
+                ("train", "class_weights"),
+                f"is {self.train.class_weights}",
+                "a built-in loss",
+                "weigh the classes inside your own loss, and remove it",
+            )
 
 
 class CustomJob(OwnTask):

@@ -50,8 +50,17 @@ class Document:
         key, equals, text = assignment.partition("=")
         parts = tuple(part.strip() for part in key.split("."))
         if not equals or not all(part and part.isprintable() for part in parts):
-            raise SpecError([Problem(f"{origin}:1:1", "", "not an assignment", "key.path=value",
-                                     "write for example --set train.epochs=3")])  # fmt: skip
+            raise SpecError(
+                [
+                    Problem(
+                        f"{origin}:1:1",
+                        "",
+                        "not an assignment",
+                        "key.path=value",
+                        "write for example --set train.epochs=3",
+                    )
+                ]
+            )
         # Blanks in the place of the key make the columns right.
         root = compose(" " * (len(key) + 1) + text, origin)
         reader = Reader(origin)
@@ -75,8 +84,17 @@ class Document:
                 child = node[part] = {"name": child}
                 self.places[(*here, "name")] = self.places.pop(here, origin)
             if not isinstance(child, dict):
-                raise SpecError([Problem(origin, dotted(here), f"is {shown(child)}, not a mapping",
-                                         "a key of a mapping", f"set all of {dotted(here)} instead")])  # fmt: skip
+                raise SpecError(
+                    [
+                        Problem(
+                            origin,
+                            dotted(here),
+                            f"is {shown(child)}, not a mapping",
+                            "a key of a mapping",
+                            f"set all of {dotted(here)} instead",
+                        )
+                    ]
+                )
             node = child
             self.places.setdefault(here, origin)
         return node
@@ -103,8 +121,17 @@ def read(text: str | bytes, name: str) -> Document:
     node = compose(text, name)
     if not isinstance(node, yaml.MappingNode):
         what = "is empty" if node is None else "is not a mapping"
-        raise SpecError([Problem(f"{name}:1:1", "", f"the document {what}", "keys and values: `task: ...`",
-                                 "start from one of the files in jobs/")])  # fmt: skip
+        raise SpecError(
+            [
+                Problem(
+                    f"{name}:1:1",
+                    "",
+                    f"the document {what}",
+                    "keys and values: `task: ...`",
+                    "start from one of the files in jobs/",
+                )
+            ]
+        )
     reader = Reader(name)
     data = reader.read(node, ())
     if data is None:

@@ -66,11 +66,23 @@ class CallersJob(OwnTask):
         yield from super().problems()
         gpus, processes = self.limits.gpus, self.limits.processes
         if gpus == "all" or (isinstance(gpus, list) and len(gpus) > 1):
-            yield self.problem(("limits", "gpus"), f"is {gpus} in a call from Python, which is one process", "one GPU",
-                               "name one; `drivetrain train` starts a process for each GPU")  # fmt: skip
+            yield self.problem(
+                ("limits", "gpus"),
+                f"is {gpus} in a call from Python, which is one process",
+                "one GPU",
+                "name one; `drivetrain train` starts a process for each GPU",
+            )
         if processes is not None and processes > 1:
-            yield self.problem(("limits", "processes"), f"is {processes} in a call from Python, which is one process",
-                               "1", "leave it out; `drivetrain train` starts several")  # fmt: skip
+            yield self.problem(
+                ("limits", "processes"),
+                f"is {processes} in a call from Python, which is one process",
+                "1",
+                "leave it out; `drivetrain train` starts several",
+            )
         if self.checkpoint.notice is not None:
-            yield self.problem(("checkpoint", "notice"), f"is {self.checkpoint.notice!r} in a call from Python",
-                               "a notice in a job that `drivetrain train` runs", "leave it out")  # fmt: skip
+            yield self.problem(
+                ("checkpoint", "notice"),
+                f"is {self.checkpoint.notice!r} in a call from Python",
+                "a notice in a job that `drivetrain train` runs",
+                "leave it out",
+            )

@@ -78,4 +78,4 @@ ImageModel = Annotated[
     | Annotated[OwnModel, Tag("own")],
     Discriminator(kind),
     named(),
-]  # fmt: skip
+]

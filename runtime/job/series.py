@@ -44,9 +44,10 @@ class SeriesData(Data):
     window: Count | None = Field(None, description="rows in a window")
     stride: Count | None = Field(None, description="rows from the start of one window to the next; window if absent")
     max_gap: Positive | None = Field(
-        None, description="longest step of time inside a window, in seconds for dates, else in units of the column; "
-        "absent: rows follow each other, whatever the time between them"
-    )  # fmt: skip
+        None,
+        description="longest step of time inside a window, in seconds for dates, else in units of the column; "
+        "absent: rows follow each other, whatever the time between them",
+    )
     augment: SeriesAugment = Field(SeriesAugment(), description="random changes to training windows")
 
     @property
@@ -84,7 +85,7 @@ class CnnLstm(BuiltIn):
 
 SeriesModel = Annotated[
     Annotated[CnnLstm, Tag("built-in")] | Annotated[OwnModel, Tag("own")], Discriminator(kind), named()
-]  # fmt: skip
+]
 
 
 class SeriesJob(Job):
@@ -104,30 +105,47 @@ class SeriesJob(Job):
         seen: dict[str | None, str] = {}
         for option, name in [*named, *(("features", name) for name in self.data.features or ())]:
             if name is not None and seen.setdefault(name, option) != option:
-                yield self.problem(("data", option), f"has {name!r}, which data.{seen[name]} has too",
-                                   "each column in one place", "take it out of one")  # fmt: skip
+                yield self.problem(
+                    ("data", option),
+                    f"has {name!r}, which data.{seen[name]} has too",
+                    "each column in one place",
+                    "take it out of one",
+                )
         if isinstance(self.model, CnnLstm) and self.data.window:
             pooled = self.model.pool ** len(self.model.cnn_channels)
             if pooled > self.data.window:
                 given = f"is {self.model.pool}: {len(self.model.cnn_channels)} times pooled, {pooled} rows become one"
-                yield self.problem(("model", "pool"), given, f"at most the window of {self.data.window} rows",
-                                   "a smaller pool, fewer convolutions or a longer window")  # fmt: skip
+                yield self.problem(
+                    ("model", "pool"),
+                    given,
+                    f"at most the window of {self.data.window} rows",
+                    "a smaller pool, fewer convolutions or a longer window",
+                )
 
     def _form_problems(self) -> Iterator[Problem]:
         if self.data.arrays:
             for option in _LONG:
                 if getattr(self.data, option) is not None:
-                    yield self.problem(("data", option), "is for a long table", "data.train is arrays (.npz): `x` and `y`",
-                                       "remove it")  # fmt: skip
+                    yield self.problem(
+                        ("data", option), "is for a long table", "data.train is arrays (.npz): `x` and `y`", "remove it"
+                    )
         else:
             for option in ("time", "label", "window"):
                 if getattr(self.data, option) is None:
-                    yield self.problem(("data",), f"{option} is missing", "a long table needs time, label and window",
-                                       f"add `{option}:`")  # fmt: skip
+                    yield self.problem(
+                        ("data",),
+                        f"{option} is missing",
+                        "a long table needs time, label and window",
+                        f"add `{option}:`",
+                    )
         own = self.data.validation
         if isinstance(own, str) and own.lower().endswith(".npz") != self.data.arrays:
-            yield self.problem(("data", "validation"), f"is {own!r}, and data.train is {self.data.train!r}",
-                               "both arrays (.npz), or both long tables", "convert one of the two")  # fmt: skip
+            yield self.problem(
+                ("data", "validation"),
+                f"is {own!r}, and data.train is {self.data.train!r}",
+                "both arrays (.npz), or both long tables",
+                "convert one of the two",
+            )
 
 
 class SeriesClassificationJob(SeriesJob):
@@ -143,8 +161,12 @@ class SeriesClassificationJob(SeriesJob):
         """One label column only."""
         yield from super().problems()
         if len(self.data.label or ()) > 1:
-            yield self.problem(("data", "label"), "is several columns", "one column of classes",
-                               "name one, or use the task series-regression for several numbers")  # fmt: skip
+            yield self.problem(
+                ("data", "label"),
+                "is several columns",
+                "one column of classes",
+                "name one, or use the task series-regression for several numbers",
+            )
 
 
 class SeriesRegressionJob(SeriesJob):

@@ -47,9 +47,7 @@ class Mlp(BuiltIn):
     dropout: Fraction = Field(0.1, description="dropout after each hidden layer")
 
 
-TableModel = Annotated[
-    Annotated[Mlp, Tag("built-in")] | Annotated[OwnModel, Tag("own")], Discriminator(kind), named()
-]  # fmt: skip
+TableModel = Annotated[Annotated[Mlp, Tag("built-in")] | Annotated[OwnModel, Tag("own")], Discriminator(kind), named()]
 
 
 class TableJob(Job):
@@ -61,21 +59,37 @@ class TableJob(Job):
     def problems(self) -> Iterator[Problem]:
         """Columns that are asked to be two things at once."""
         given: Any = self.data
-        for first, second in (("target", "features"), ("target", "ignore"), ("target", "numeric"),
-                              ("target", "categorical"), ("features", "ignore"), ("numeric", "ignore"),
-                              ("categorical", "ignore"), ("numeric", "categorical")):  # fmt: skip
+        for first, second in (
+            ("target", "features"),
+            ("target", "ignore"),
+            ("target", "numeric"),
+            ("target", "categorical"),
+            ("features", "ignore"),
+            ("numeric", "ignore"),
+            ("categorical", "ignore"),
+            ("numeric", "categorical"),
+        ):
             both = [name for name in getattr(given, first) or () if name in (getattr(given, second) or ())]
             if both:
-                yield self.problem(("data", second), f"has {both[0]!r}, which data.{first} has too",
-                                   "each column in one of the two", "take it out of one")  # fmt: skip
+                yield self.problem(
+                    ("data", second),
+                    f"has {both[0]!r}, which data.{first} has too",
+                    "each column in one of the two",
+                    "take it out of one",
+                )
         for option in ("numeric", "categorical"):
             lost = [name for name in getattr(given, option) or () if given.features and name not in given.features]
             if lost:
-                yield self.problem(("data", option), f"has {lost[0]!r}, which data.features does not have",
-                                   "columns that are features", "add it to data.features, or take it out")  # fmt: skip
+                yield self.problem(
+                    ("data", option),
+                    f"has {lost[0]!r}, which data.features does not have",
+                    "columns that are features",
+                    "add it to data.features, or take it out",
+                )
         if self.train.class_weights != "none" and (isinstance(self, TableRegressionJob) or len(given.target) > 1):
-            yield self.problem(("train", "class_weights"), f"is {self.train.class_weights}", "a single label column",
-                               "remove it")  # fmt: skip
+            yield self.problem(
+                ("train", "class_weights"), f"is {self.train.class_weights}", "a single label column", "remove it"
+            )
 
 
 class TableClassificationJob(TableJob):

@@ -102,7 +102,7 @@ TextModel = Annotated[
     | Annotated[OwnModel, Tag("own")],
     Discriminator(kind),
     named("encoder"),
-]  # fmt: skip
+]
 
 
 class TextJob(Job):
@@ -130,8 +130,16 @@ class TextJob(Job):
     def problems(self) -> Iterator[Problem]:
         """What is right by itself and wrong together in this task."""
         if self.data.text in self.data.labels:
-            yield self.problem(("data", "labels", self.data.text), "is the text column too", "columns that hold labels",
-                               "take it out, or name another text column")  # fmt: skip
+            yield self.problem(
+                ("data", "labels", self.data.text),
+                "is the text column too",
+                "columns that hold labels",
+                "take it out, or name another text column",
+            )
         if isinstance(self.model, TextEncoder) and self.model.width % self.model.heads:
-            yield self.problem(("model", "heads"), f"is {self.model.heads}, and width is {self.model.width}",
-                               "heads that divide the width", "change one of the two")  # fmt: skip
+            yield self.problem(
+                ("model", "heads"),
+                f"is {self.model.heads}, and width is {self.model.width}",
+                "heads that divide the width",
+                "change one of the two",
+            )

@@ -108,11 +108,16 @@ def functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Problem:
             warnings.simplefilter("ignore")
             tree = ast.parse(text, file)
     except SyntaxError as error:
-        return job.problem(path, f"{mistake(file, error)}", f"what Python {platform.python_version()} understands",
-                           "mend this line, or the one before it")  # fmt: skip
+        return job.problem(
+            path,
+            f"{mistake(file, error)}",
+            f"what Python {platform.python_version()} understands",
+            "mend this line, or the one before it",
+        )
     except (ValueError, RecursionError, MemoryError) as error:
-        return job.problem(path, f"{file} cannot be read: {error}", "a Python file as an editor saves it",
-                           "save it again as text")  # fmt: skip
+        return job.problem(
+            path, f"{file} cannot be read: {error}", "a Python file as an editor saves it", "save it again as text"
+        )
     return dict(_definitions(tree.body))
 
 
@@ -125,9 +130,12 @@ def mistake(file: str, error: SyntaxError) -> str:
 def unknown(job: Job, path: tuple[str, ...], name: str, file: str, known: Functions) -> Problem:
     """A problem with the name of a function that the file does not have."""
     here = [each for each in known if not each.startswith("_")]
-    return job.problem(path, f"{file} has no function or class {shown(name)} at its top level",
-                       f"one of {', '.join(here)}" if here else "a function or class at its top level",
-                       nearest(name, here) or f"write `def {name}(...):`, or name another")  # fmt: skip
+    return job.problem(
+        path,
+        f"{file} has no function or class {shown(name)} at its top level",
+        f"one of {', '.join(here)}" if here else "a function or class at its top level",
+        nearest(name, here) or f"write `def {name}(...):`, or name another",
+    )
 
 
 def _arguments(
@@ -136,21 +144,32 @@ def _arguments(
     """Arguments that the factory does not know, and needed ones that are not given."""
     name, path = part.factory, (*key, "arguments")
     if signature.nameless:
-        yield job.problem((*key, "factory"), f"{name}() takes {', '.join(signature.nameless)} by position only",
-                          "parameters with names", "remove the `/` from its signature")  # fmt: skip
+        yield job.problem(
+            (*key, "factory"),
+            f"{name}() takes {', '.join(signature.nameless)} by position only",
+            "parameters with names",
+            "remove the `/` from its signature",
+        )
     for given in part.arguments:
         if given not in signature.known and not signature.any:
             possible = (
                 f"arguments of {name}(): {', '.join(signature.known)}" if signature.known else f"{name}() has none"
             )
-            yield job.problem((*path, given), f"{name}() in {part.file} has no argument of this name", possible,
-                              nearest(given, signature.known) or "remove it")  # fmt: skip
+            yield job.problem(
+                (*path, given),
+                f"{name}() in {part.file} has no argument of this name",
+                possible,
+                nearest(given, signature.known) or "remove it",
+            )
     lacking = [each for each in signature.needed if each not in part.arguments and each not in offered]
     if lacking:
         given_by_us = f"; {', '.join(offered)} come from the data by themselves" if offered else ""
-        yield job.problem(path, f"{name}() in {part.file} needs {', '.join(lacking)}",
-                          f"a value for each argument without a default{given_by_us}",
-                          f"add `arguments: {{{lacking[0]}: ...}}`, or give it a default")  # fmt: skip
+        yield job.problem(
+            path,
+            f"{name}() in {part.file} needs {', '.join(lacking)}",
+            f"a value for each argument without a default{given_by_us}",
+            f"add `arguments: {{{lacking[0]}: ...}}`, or give it a default",
+        )
 
 
 def _definitions(body: Sequence[ast.stmt]) -> Iterator[tuple[str, Signature | None]]:

@@ -165,8 +165,10 @@ def web_address(text: str) -> None:
     except ValueError:  # a port or an address beyond what there is
         good = False
     if not good:
-        raise PydanticCustomError("address", "a URL without user and password, such as http://169.254.169.254/latest/"
-                                  "meta-data/spot/instance-action")  # fmt: skip
+        raise PydanticCustomError(
+            "address",
+            "a URL without user and password, such as http://169.254.169.254/latest/meta-data/spot/instance-action",
+        )
 
 
 Address = Annotated[str, _Checked(web_address, _ADDRESS.pattern)]

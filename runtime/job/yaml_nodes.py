@@ -62,14 +62,24 @@ class Reader:
 
     def _explode(self, node: yaml.Node, path: Path) -> NoReturn:
         much = f"nested deeper than {MAX_DEPTH} levels" if len(path) > MAX_DEPTH else f"more than {MAX_NODES} values"
-        found = self._problem(node, path, f"{much} once aliases are expanded", "a short spec",
-                              "write the values out, without nested aliases")  # fmt: skip
+        found = self._problem(
+            node,
+            path,
+            f"{much} once aliases are expanded",
+            "a short spec",
+            "write the values out, without nested aliases",
+        )
         raise SpecError([*self.problems, found.problem])
 
     def _collection(self, node: yaml.Node, path: Path) -> dict[str, Any] | list[Any]:
         if id(node) in self._open:
-            raise self._problem(node, path, "an alias inside the very value that it stands for", "values that end",
-                                "write the value out")  # fmt: skip
+            raise self._problem(
+                node,
+                path,
+                "an alias inside the very value that it stands for",
+                "values that end",
+                "write the value out",
+            )
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode) and node.tag == PREFIX + "map":
@@ -98,14 +108,21 @@ class Reader:
             raise self._problem(node, path, f"a {kind} as a key", "text as keys", "write the key as a word")
         child = (*path, str(node.value))
         if not isinstance(key := self._scalar(node, child), str):
-            raise self._problem(node, child, "a key that is not text", "text as keys",
-                                f'write it in quotes: "{printable(node.value)}":')  # fmt: skip
+            raise self._problem(
+                node, child, "a key that is not text", "text as keys", f'write it in quotes: "{printable(node.value)}":'
+            )
         if node.tag == MERGE:
-            raise self._problem(node, child, "merge keys are no part of YAML 1.2", "every key written out",
-                                "copy the keys to here")  # fmt: skip
+            raise self._problem(
+                node, child, "merge keys are no part of YAML 1.2", "every key written out", "copy the keys to here"
+            )
         if key in taken:
-            raise self._problem(node, child, "the key stands here twice", f"once (first at {self.places[child]})",
-                                "remove one of the two")  # fmt: skip
+            raise self._problem(
+                node,
+                child,
+                "the key stands here twice",
+                f"once (first at {self.places[child]})",
+                "remove one of the two",
+            )
         return key
 
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
@@ -115,8 +132,9 @@ class Reader:
         if kind not in SCALARS:
             raise self._bad_tag(node, path)
         if not SCALARS[kind][0].fullmatch(text):
-            raise self._problem(node, path, f"'{printable(text)}' under the tag !!{kind}", "a value that fits the tag",
-                                "remove the tag")  # fmt: skip
+            raise self._problem(
+                node, path, f"'{printable(text)}' under the tag !!{kind}", "a value that fits the tag", "remove the tag"
+            )
         match kind:
             case "null":
                 return None
@@ -128,14 +146,24 @@ class Reader:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise self._problem(node, path, f"'{printable(text)}' holds half a character", "whole characters",
-                                "write the character itself, not \\u escapes of its halves") from None  # fmt: skip
+            raise self._problem(
+                node,
+                path,
+                f"'{printable(text)}' holds half a character",
+                "whole characters",
+                "write the character itself, not \\u escapes of its halves",
+            ) from None
         return text
 
     def _number(self, node: yaml.Node, path: Path, text: str, kind: str) -> int | float:
         if len(text) > _MAX_NUMBER:
-            raise self._problem(node, path, f"a number of {len(text)} characters",
-                                f"numbers of at most {_MAX_NUMBER} characters", "write it shorter")  # fmt: skip
+            raise self._problem(
+                node,
+                path,
+                f"a number of {len(text)} characters",
+                f"numbers of at most {_MAX_NUMBER} characters",
+                "write it shorter",
+            )
         if kind == "int":
             return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
         # Python writes inf and nan without the dot.
@@ -143,5 +171,6 @@ class Reader:
 
     def _bad_tag(self, node: yaml.Node, path: Path) -> _Unreadable:
         tag = printable(node.tag.replace(PREFIX, "!!"))
-        return self._problem(node, path, f"the tag {tag} is not allowed", "plain text, numbers, lists and mappings",
-                             "remove the tag")  # fmt: skip
+        return self._problem(
+            node, path, f"the tag {tag} is not allowed", "plain text, numbers, lists and mappings", "remove the tag"
+        )

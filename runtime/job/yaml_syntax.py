@@ -24,12 +24,10 @@ SCALARS = {
     "null": (re.compile(r"null|Null|NULL|~|"), ["n", "N", "~", ""]),
     "int": (re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"), "-+0123456789"),
     "float": (
-        re.compile(
-            r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
-        ),
+        re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
         "-+0123456789.",
     ),
-}  # fmt: skip
+}
 """What each kind of plain scalar looks like, and the characters it can start with."""
 
 
@@ -71,21 +69,38 @@ def compose(text: str | bytes, name: str) -> yaml.Node | None:
         SpecError: with the first mistake; after it nothing can be read.
     """
     if len(text) > MAX_BYTES:
-        raise _error(name, 1, 1, f"more than {MAX_BYTES} bytes", f"a spec of at most {MAX_BYTES} bytes",
-                     "point to data in files, do not put it into the spec")  # fmt: skip
+        raise _error(
+            name,
+            1,
+            1,
+            f"more than {MAX_BYTES} bytes",
+            f"a spec of at most {MAX_BYTES} bytes",
+            "point to data in files, do not put it into the spec",
+        )
     loader = _loader(_decode(text, name), name)
     try:
         return loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark or loader.get_mark()
-        raise _error(name, mark.line + 1, mark.column + 1, printable(_told(error), 160),
-                     "YAML: `key: value`, indented by spaces",
-                     error.note or "mend the line; tabs and unclosed brackets are usual causes") from None  # fmt: skip
+        raise _error(
+            name,
+            mark.line + 1,
+            mark.column + 1,
+            printable(_told(error), 160),
+            "YAML: `key: value`, indented by spaces",
+            error.note or "mend the line; tabs and unclosed brackets are usual causes",
+        ) from None
     except (ValueError, OverflowError):
         # PyYAML lets these through for escapes such as "\UFFFFFFFF" and for version numbers without end.
         mark = loader.get_mark()
-        raise _error(name, mark.line + 1, mark.column + 1, "a number in an escape or a directive that is too large",
-                     "characters up to \\U0010FFFF", "write the character itself") from None  # fmt: skip
+        raise _error(
+            name,
+            mark.line + 1,
+            mark.column + 1,
+            "a number in an escape or a directive that is too large",
+            "characters up to \\U0010FFFF",
+            "write the character itself",
+        ) from None
     finally:
         loader.dispose()
 
@@ -121,8 +136,7 @@ def _decode(text: str | bytes, name: str) -> str:
         # Without the byte order mark, which editors do not count either.
         before = bytes(error.object[: error.start]).decode()
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        raise _error(name, line, column, "a byte that is not UTF-8", "UTF-8 text",
-                     "save the file as UTF-8") from None  # fmt: skip
+        raise _error(name, line, column, "a byte that is not UTF-8", "UTF-8 text", "save the file as UTF-8") from None
 
 
 def _error(name: str, line: int, column: int, given: str, possible: str, action: str) -> SpecError:

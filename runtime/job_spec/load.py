@@ -130,8 +130,13 @@ def _task_problems(document: Document) -> Iterator[Problem]:
         yield Problem(document.place(()), "task", "is missing", f"one of {known}", "add `task:`")
     elif _kind(document) is Job and ("task",) not in document.unread:
         task = document.data["task"]
-        yield Problem(document.place(("task",)), "task", f"is {shown(task)}", f"one of {known}",
-                      nearest(str(task), JOBS) or "pick one")  # fmt: skip
+        yield Problem(
+            document.place(("task",)),
+            "task",
+            f"is {shown(task)}",
+            f"one of {known}",
+            nearest(str(task), JOBS) or "pick one",
+        )
 
 
 @cache
@@ -140,8 +145,14 @@ def settings() -> type[BaseModel]:
     fields: dict[str, Any] = {
         o.name: (o.values | Literal["auto"], Field("auto", description=o.sentence)) for o in optimizations.every()
     }
-    measure: Any = (Literal["off", "auto", "full"], Field("auto", description="what is contested is measured first: "
-                    "auto spends 2 % of runs of five minutes and more, full measures whatever the length"))  # fmt: skip
+    measure: Any = (
+        Literal["off", "auto", "full"],
+        Field(
+            "auto",
+            description="what is contested is measured first: "
+            "auto spends 2 % of runs of five minutes and more, full measures whatever the length",
+        ),
+    )
     return create_model("Optimize", __base__=Spec, measure=measure, **fields)
 
 
@@ -158,30 +169,51 @@ def _combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     loss, optimizer = job.train.loss, job.train.optimizer
     if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
         path = document.nearest(("train", "loss", "name"))
-        yield Problem(document.place(path), dotted(path), f"is {shown(loss.name)}",
-                      f"for {job.task}: {', '.join(allowed)}", "choose one of these")  # fmt: skip
+        yield Problem(
+            document.place(path),
+            dotted(path),
+            f"is {shown(loss.name)}",
+            f"for {job.task}: {', '.join(allowed)}",
+            "choose one of these",
+        )
     fp16 = job.train.fp16
     if not fp16.min_scale <= fp16.initial_scale <= fp16.max_scale:
         path = document.nearest(("train", "fp16", "initial_scale"))
-        yield Problem(document.place(path), dotted(path), f"starts at {fp16.initial_scale:g}",
-                      f"from min_scale ({fp16.min_scale:g}) to max_scale ({fp16.max_scale:g})", "change one of the three")  # fmt: skip
+        yield Problem(
+            document.place(path),
+            dotted(path),
+            f"starts at {fp16.initial_scale:g}",
+            f"from min_scale ({fp16.min_scale:g}) to max_scale ({fp16.max_scale:g})",
+            "change one of the three",
+        )
     if isinstance(optimizer, Sgd) and optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening > 0):
         path = ("train", "optimizer", "nesterov")
-        yield Problem(document.place(path), dotted(path), "is true", "with momentum above 0 and dampening 0 only",
-                      "change those two, or leave it out")  # fmt: skip
+        yield Problem(
+            document.place(path),
+            dotted(path),
+            "is true",
+            "with momentum above 0 and dampening 0 only",
+            "change those two, or leave it out",
+        )
 
 
 def _metric_problems(job: Job, document: Document) -> Iterator[Problem]:
     known = job.metrics()
     stopping, schedule = job.train.early_stopping, job.train.schedule
-    watched = [(("checkpoint", "best"), job.checkpoint.best),
-               (("train", "schedule", "metric"), schedule.metric if isinstance(schedule, Plateau) else None),
-               (("train", "early_stopping", "metric"), stopping.metric if stopping else None)]  # fmt: skip
+    watched = [
+        (("checkpoint", "best"), job.checkpoint.best),
+        (("train", "schedule", "metric"), schedule.metric if isinstance(schedule, Plateau) else None),
+        (("train", "early_stopping", "metric"), stopping.metric if stopping else None),
+    ]
     for path, metric in watched:
         if metric is not None and metric not in known:
-            yield Problem(document.place(path), dotted(path), f"is {shown(metric)}",
-                          f"a metric of this task: {', '.join(known)}",
-                          nearest(metric, known) or "pick one")  # fmt: skip
+            yield Problem(
+                document.place(path),
+                dotted(path),
+                f"is {shown(metric)}",
+                f"a metric of this task: {', '.join(known)}",
+                nearest(metric, known) or "pick one",
+            )
 
 
 def _recipe(content: bytes) -> str:
@@ -193,21 +225,28 @@ def _recipe(content: bytes) -> str:
 def _check_paths(job: Job, recipe: str) -> None:
     if found := list(own.problems(job)):
         raise SpecError(sorted(found, key=_line))
-    lost = [f"{job.document.place(key)}: {dotted(key)}: {shown(path)} {wrong}"
-            for key, path in job.data_paths() if (wrong := trouble(job.resolve(path)))]  # fmt: skip
+    lost = [
+        f"{job.document.place(key)}: {dotted(key)}: {shown(path)} {wrong}"
+        for key, path in job.data_paths()
+        if (wrong := trouble(job.resolve(path)))
+    ]
     if lost:
         folders = dict.fromkeys((str(job.folder.resolve()), str(Path.cwd())))
         raise DataError(
             "\n".join(lost),
             f"a path relative to {' or to '.join(folders)}",
-            f"make the data: {printable(recipe, 120)}" if recipe
+            f"make the data: {printable(recipe, 120)}"
+            if recipe
             else "check the spelling; in a container only the project and mounted folders can be seen",
-        )  # fmt: skip
+        )
 
 
 def schema() -> dict[str, Any]:
     """The JSON schema of the spec."""
     kinds = [_typed(kind) for kind in JOBS.values()]
     union: Any = Annotated[Union[tuple(kinds)], Field(discriminator="task")] if len(kinds) > 1 else kinds[0]  # noqa: UP007
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Drivetrain job",
-            **TypeAdapter(union).json_schema()}  # fmt: skip
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Drivetrain job",
+        **TypeAdapter(union).json_schema(),
+    }

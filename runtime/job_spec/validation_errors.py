@@ -13,11 +13,22 @@ from runtime.job.formatting import Path, dotted, shown
 from runtime.job.yaml_syntax import SCALARS
 
 _TYPES = {
-    "int": "a whole number", "float": "a number", "string": "text", "list": "a list",
-    "tuple": "a list", "dict": "a mapping", "model": "a mapping", "none": "null", "finite": "a finite number",
-}  # fmt: skip
-_BOUNDS = {"greater_than_equal": (">=", "ge"), "greater_than": (">", "gt"), "less_than_equal": ("<=", "le"),
-           "less_than": ("<", "lt")}  # fmt: skip
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a mapping",
+    "model": "a mapping",
+    "none": "null",
+    "finite": "a finite number",
+}
+_BOUNDS = {
+    "greater_than_equal": (">=", "ge"),
+    "greater_than": (">", "gt"),
+    "less_than_equal": ("<=", "le"),
+    "less_than": ("<", "lt"),
+}
 _BOOLEANS = dict.fromkeys(("yes", "on", "y"), "true") | dict.fromkeys(("no", "off", "n"), "false")
 
 UNKNOWN_KEY = "unknown key"
@@ -50,7 +61,7 @@ _ELSEWHERE = {
     "limits.gpus": "gpu gpus device devices cuda n_gpus",
     "checkpoint.every": "save_every save_steps save_freq save_interval",
     "checkpoint.keep": "save_total_limit save_top_k",
-}  # fmt: skip
+}
 """Keys of ours, and what other frameworks call the same."""
 _SYNONYMS = {word: home for home, words in _ELSEWHERE.items() for word in words.split()}
 
@@ -76,8 +87,11 @@ def without(data: Mapping[str, Any], error: ValidationError, document: Document)
         wrong.add(path)
 
     def kept(mapping: Mapping[str, Any], path: Path) -> dict[str, Any]:
-        return {key: kept(value, (*path, key)) if isinstance(value, dict) else value
-                for key, value in mapping.items() if (*path, key) not in wrong}  # fmt: skip
+        return {
+            key: kept(value, (*path, key)) if isinstance(value, dict) else value
+            for key, value in mapping.items()
+            if (*path, key) not in wrong
+        }
 
     return kept(data, ())
 
@@ -131,8 +145,11 @@ def _missing(path: Path, loc: tuple[Any, ...], model: type[BaseModel]) -> list[s
     fields = [owner.model_fields[loc[-1]] for owner in _owners(model, loc)[0] if loc[-1] in owner.model_fields]
     names = [word for field in fields for word in get_args(field.annotation) if isinstance(word, str)]
     meaning = [f": {field.description}" for field in fields if field.description]
-    return ["is missing", f"one of {', '.join(names)}" if names else f"a required key{''.join(meaning[:1])}",
-            f"add `{path[-1]}:`"]  # fmt: skip
+    return [
+        "is missing",
+        f"one of {', '.join(names)}" if names else f"a required key{''.join(meaning[:1])}",
+        f"add `{path[-1]}:`",
+    ]
 
 
 def _untagged(path: Path, item: Any, model: type[BaseModel], document: Document) -> tuple[Path, list[str]]:
@@ -140,8 +157,9 @@ def _untagged(path: Path, item: Any, model: type[BaseModel], document: Document)
     discriminator = item["ctx"]["discriminator"]
     # Pydantic quotes the name of a field; the other kind is a function, which looks at `source`.
     tag = discriminator.strip("'") if discriminator.startswith("'") else "source"
-    known = [word for owner, words in _owners(model, (*item["loc"], ""))[1] for word in words
-             if tag in owner.model_fields]  # fmt: skip
+    known = [
+        word for owner, words in _owners(model, (*item["loc"], ""))[1] for word in words if tag in owner.model_fields
+    ]
     possible = f"one of {', '.join(known)}" if known else f"no `{tag}:` for this task"
     if tag not in item["input"]:
         return path, [f"has no {tag}", possible, f"add `{tag}:`"]

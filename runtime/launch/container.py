@@ -93,8 +93,11 @@ def _native(request: Request, job: Job, word: str) -> int:
     if find_spec("torch") is None:
         done = subprocess.run([str(PROJECT / "scripts" / "setup"), "native", word], check=False)
         if done.returncode:
-            raise DeviceError("the local environment could not be made", "see the lines above",
-                              "mend it, or run `make engine` and train in a container")  # fmt: skip
+            raise DeviceError(
+                "the local environment could not be made",
+                "see the lines above",
+                "mend it, or run `make engine` and train in a container",
+            )
     command = [sys.executable, "-m", "runtime", "train", str(request.spec), *_options(request)]
     if word == "cpu" and job.limits.gpus == "auto" and detect(Path("runs")).gpus:
         command += ["--set", "limits.gpus=none"]  # no container hides the GPU here
@@ -167,8 +170,16 @@ def _override(request: Request, job: Job) -> dict[str, Any]:
     """The compose file of this one job: its command, and what it names outside of the project, read-only."""
     command = ["train", _inside(request.spec), *_options(request)]
     # Long form: a path may hold a colon, and one that is not there is not made.
-    volumes = [{"type": "bind", "source": str(mount.source), "target": str(mount.target), "read_only": True,
-                "bind": {"create_host_path": False}} for mount in mounts.of_job(request.spec, job)]  # fmt: skip
+    volumes = [
+        {
+            "type": "bind",
+            "source": str(mount.source),
+            "target": str(mount.target),
+            "read_only": True,
+            "bind": {"create_host_path": False},
+        }
+        for mount in mounts.of_job(request.spec, job)
+    ]
     return {"services": {"trainer": {"command": _literal(command), "volumes": _literal(volumes)}}}
 
 

@@ -65,8 +65,9 @@ def build_if_missing(engine: Any, word: str) -> None:
         print(f"image {image(word)} is not here yet: building it, once", flush=True)
         done = subprocess.run([str(PROJECT / "scripts" / "image"), word], check=False)
         if done.returncode:
-            raise DeviceError(f"the image {word} could not be built", "see the lines above",
-                              f"mend it, then `make image-{word}`") from None  # fmt: skip
+            raise DeviceError(
+                f"the image {word} could not be built", "see the lines above", f"mend it, then `make image-{word}`"
+            ) from None
 
 
 def _tell_age(labels: Mapping[str, str], word: str, project: Path = PROJECT) -> None:
@@ -76,5 +77,7 @@ def _tell_age(labels: Mapping[str, str], word: str, project: Path = PROJECT) -> 
         ["git", "rev-parse", "--short", "HEAD"], cwd=project, capture_output=True, text=True, check=False
     )
     if head.returncode == 0 and built not in ("unknown", head.stdout.strip()):
-        print(f"image {image(word)} was built from revision {built}, the checkout is at {head.stdout.strip()}: "
-              "`make rebuild` brings it up to date")  # fmt: skip
+        print(
+            f"image {image(word)} was built from revision {built}, the checkout is at {head.stdout.strip()}: "
+            "`make rebuild` brings it up to date"
+        )

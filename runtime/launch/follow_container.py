@@ -54,7 +54,9 @@ def ended(code: int, attributes: Any) -> str:
     """What the end of a container means that could not say so itself; nothing for one that could."""
     if attributes["State"].get("OOMKilled"):
         limit = size(attributes["HostConfig"]["Memory"])
-        return (f"the container reached its memory limit of {limit} and was killed for it\n"
-                "  possible: a smaller train.batch_size or optimize.micro_batch, or a higher limits.memory\n"
-                "  do:       for example --set optimize.micro_batch=8, then run the same command again")  # fmt: skip
+        return (
+            f"the container reached its memory limit of {limit} and was killed for it\n"
+            "  possible: a smaller train.batch_size or optimize.micro_batch, or a higher limits.memory\n"
+            "  do:       for example --set optimize.micro_batch=8, then run the same command again"
+        )
     return meaning("the container") if code == KILLED else ""

@@ -26,8 +26,20 @@ TREES = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/var/lib", "/var/log
 """Never mounted, nor anything below."""
 FOLDERS = ("/", "/bin", "/home", "/lib", "/opt", "/root", "/sbin", "/tmp", "/usr", "/var", "/var/tmp")
 """Never mounted as a whole."""
-PRIVATE = (".ssh", ".gnupg", ".aws", ".azure", ".config", ".docker", ".kube", ".netrc", ".git-credentials",
-           ".password-store", ".mozilla", ".local")  # fmt: skip
+PRIVATE = (
+    ".ssh",
+    ".gnupg",
+    ".aws",
+    ".azure",
+    ".config",
+    ".docker",
+    ".kube",
+    ".netrc",
+    ".git-credentials",
+    ".password-store",
+    ".mozilla",
+    ".local",
+)
 """In a home: never mounted, nor anything below."""
 KEYS = (".ssh", ".gnupg", ".aws", ".kube", ".password-store", ".netrc", ".git-credentials")
 """A folder with one of these is a home, or a copy of one, whatever it is called."""
@@ -77,8 +89,11 @@ def together(mounts: Iterator[Mount]) -> list[Mount]:
     every = sorted(set(mounts), key=lambda mount: (len(mount.target.parts), mount))
     kept: list[Mount] = []
     for mount in every:
-        if not any(mount.target.is_relative_to(other.target) and other.source / mount.target.relative_to(other.target)
-                   == mount.source for other in kept):  # fmt: skip
+        if not any(
+            mount.target.is_relative_to(other.target)
+            and other.source / mount.target.relative_to(other.target) == mount.source
+            for other in kept
+        ):
             kept.append(mount)
     return sorted(kept)
 
@@ -98,8 +113,11 @@ def of_path(blame: str, path: Path, root: Path = WORKSPACE) -> Iterator[Mount]:
     target, real = _seen(whole, root), whole.resolve()
     if target is not None:
         if why := refusal(real) or refusal(whole):
-            raise SpecError(f"{blame}: {whole}" + f", which is {real}," * (real != whole) + f" is not mounted: {why}",
-                            _POSSIBLE, "name a smaller folder, or copy what the job needs into one of its own")  # fmt: skip
+            raise SpecError(
+                f"{blame}: {whole}" + f", which is {real}," * (real != whole) + f" is not mounted: {why}",
+                _POSSIBLE,
+                "name a smaller folder, or copy what the job needs into one of its own",
+            )
         yield Mount(real, target)
     _refuse_links(blame, real)
 
@@ -150,8 +168,11 @@ def _same_inside(blame: str, text: str, job: Job, root: Path) -> None:
     """
     given = Path(os.path.expanduser(text))
     if text.startswith("~"):
-        raise SpecError(f"{blame}: {text!r} counts from a home, which is another one in the container",
-                        "a path that counts from the spec or from the project, or an absolute one", f"write {given}")  # fmt: skip
+        raise SpecError(
+            f"{blame}: {text!r} counts from a home, which is another one in the container",
+            "a path that counts from the spec or from the project, or an absolute one",
+            f"write {given}",
+        )
     if given.is_absolute():
         return
     if os.path.exists(job.folder / given):
@@ -159,8 +180,11 @@ def _same_inside(blame: str, text: str, job: Job, root: Path) -> None:
         return
     here = Path(os.path.abspath(given))
     if not here.is_relative_to(PROJECT) or here != Path(os.path.abspath(PROJECT / given)):
-        raise SpecError(f"{blame}: {text!r} counts from the working folder, which is another one in the container",
-                        "a path that counts from the spec or from the project, or an absolute one", f"write {here}")  # fmt: skip
+        raise SpecError(
+            f"{blame}: {text!r} counts from the working folder, which is another one in the container",
+            "a path that counts from the spec or from the project, or an absolute one",
+            f"write {here}",
+        )
 
 
 def _refuse_leaving(blame: str, text: str, job: Job, root: Path) -> None:
@@ -168,8 +192,11 @@ def _refuse_leaving(blame: str, text: str, job: Job, root: Path) -> None:
     here, real = Path(os.path.abspath(job.folder / text)), (job.folder / text).resolve()
     moved = root != PROJECT and job.folder.resolve().is_relative_to(PROJECT)
     if here.resolve() != real or (moved and not here.is_relative_to(PROJECT) and not real.is_relative_to(PROJECT)):
-        raise SpecError(f"{blame}: {text!r} leads out of the project or of a link by `..`, which the container does not follow",
-                        "a path below the spec or the project, or an absolute one", f"write {real}")  # fmt: skip
+        raise SpecError(
+            f"{blame}: {text!r} leads out of the project or of a link by `..`, which the container does not follow",
+            "a path below the spec or the project, or an absolute one",
+            f"write {real}",
+        )
 
 
 def _with_blobs(path: Path) -> Path:
@@ -205,5 +232,8 @@ def _refuse_links(blame: str, folder: Path) -> None:
     for link in links:
         real = Path(link).resolve()
         if not real.is_relative_to(folder) and not real.is_relative_to(PROJECT):
-            raise SpecError(f"{blame}: {link} is a link to {real}, which the container does not see", _POSSIBLE,
-                            "name what it leads to in the spec, or copy it")  # fmt: skip
+            raise SpecError(
+                f"{blame}: {link} is a link to {real}, which the container does not see",
+                _POSSIBLE,
+                "name what it leads to in the spec, or copy it",
+            )

@@ -43,21 +43,30 @@ def find(info: Mapping[str, Any], which: Callable[[str], str | None] = shutil.wh
     installed = which("nvidia-ctk") is not None
     raise DeviceError(
         "the Docker engine cannot hand a GPU to a container: "
-        + ("the NVIDIA container toolkit is installed, but the engine was not told of it" if installed
-           else "the NVIDIA container toolkit is missing"),
+        + (
+            "the NVIDIA container toolkit is installed, but the engine was not told of it"
+            if installed
+            else "the NVIDIA container toolkit is missing"
+        ),
         "an engine with the runtime `nvidia`, or with nvidia.com/gpu among the devices that `docker info` lists",
-        _CONFIGURE if installed
+        _CONFIGURE
+        if installed
         else f"install the package nvidia-container-toolkit as NVIDIA's documentation describes; {_CONFIGURE}",
-    )  # fmt: skip
+    )
 
 
 def refused(words: str) -> DeviceError | None:
     """What the engine's words mean when it could not start a container with GPUs; None if something else is wrong."""
     if "could not select device driver" in words:
-        return DeviceError("the Docker engine was started before the NVIDIA container toolkit was installed",
-                           "an engine that knows the driver `nvidia`", _CONFIGURE)  # fmt: skip
+        return DeviceError(
+            "the Docker engine was started before the NVIDIA container toolkit was installed",
+            "an engine that knows the driver `nvidia`",
+            _CONFIGURE,
+        )
     if "nvidia-container-cli" in words or "nvml error" in words.lower():
-        return DeviceError(f"the NVIDIA container toolkit could not hand out the GPU:\n{words.strip()[-1000:]}",
-                           "a driver that answers: nvidia-smi on the host lists the GPU",
-                           "mend what the toolkit names; after a driver update restart the host")  # fmt: skip
+        return DeviceError(
+            f"the NVIDIA container toolkit could not hand out the GPU:\n{words.strip()[-1000:]}",
+            "a driver that answers: nvidia-smi on the host lists the GPU",
+            "mend what the toolkit names; after a driver update restart the host",
+        )
     return None

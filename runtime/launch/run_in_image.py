@@ -55,9 +55,11 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     client = engine.connect()
     if isinstance(client, engine.Absent):
-        raise DeviceError(f"`{given.command}` needs torch, which is not installed here, and no Docker engine answers: "
-                          f"{client.why}", "torch in the local environment, or an engine",
-                          f"`make setup`, or {client.cure}")  # fmt: skip
+        raise DeviceError(
+            f"`{given.command}` needs torch, which is not installed here, and no Docker engine answers: {client.why}",
+            "torch in the local environment, or an engine",
+            f"`make setup`, or {client.cure}",
+        )
     workdir, limits, online = _workdir(Path.cwd()), dict[str, str](), False
     with contextlib.redirect_stdout(sys.stderr):  # standard output is the command's own
         seen = [mount for path in _named(given) for mount in mounts.of_path("the command line", path, PROJECT)]
@@ -76,15 +78,38 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def line(
-    arguments: Sequence[str], workdir: Path, user: tuple[str, str], limits: Mapping[str, str],
-    seen: Sequence[mounts.Mount], *, network: bool,
-) -> list[str]:  # fmt: skip
+    arguments: Sequence[str],
+    workdir: Path,
+    user: tuple[str, str],
+    limits: Mapping[str, str],
+    seen: Sequence[mounts.Mount],
+    *,
+    network: bool,
+) -> list[str]:
     """The command line for the engine: hardened as compose does it; the project can be written, `seen` be read."""
     memory = limits.get("DRIVETRAIN_MEMORY", "4g")
-    bounds = ["--cpus", limits.get("DRIVETRAIN_CPUS", "2"), "--memory", memory, "--memory-swap", memory,
-              "--shm-size", limits.get("DRIVETRAIN_SHM", "256m"), "--pids-limit", "512"]  # fmt: skip
-    hardened = ["--init", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true",
-                "--tmpfs", "/tmp:exec,mode=1777,size=512m"]  # fmt: skip
+    bounds = [
+        "--cpus",
+        limits.get("DRIVETRAIN_CPUS", "2"),
+        "--memory",
+        memory,
+        "--memory-swap",
+        memory,
+        "--shm-size",
+        limits.get("DRIVETRAIN_SHM", "256m"),
+        "--pids-limit",
+        "512",
+    ]
+    hardened = [
+        "--init",
+        "--read-only",
+        "--cap-drop",
+        "ALL",
+        "--security-opt",
+        "no-new-privileges:true",
+        "--tmpfs",
+        "/tmp:exec,mode=1777,size=512m",
+    ]
     binds = [_bind(PROJECT, PROJECT), *(f"{_bind(mount.source, mount.target)},readonly" for mount in seen)]
     volumes = [
         f"type=volume,source=drivetrain_{name}_{user[0]},target=/cache/{name}" for name in ("compile", "huggingface")
@@ -93,8 +118,24 @@ def line(
     volumes.append(f"type=volume,source=drivetrain_state_{user[0]},target=/cache/state,readonly")
     places = [part for mount in (*binds, *volumes) for part in ("--mount", mount)]
     terminal = ["--env", f"{TERMINAL}=1"] if sys.stdout.isatty() else []
-    return ["docker", "run", "--rm", "--pull", "never", *hardened, *bounds, *([] if network else ["--network", "none"]),
-            *places, *terminal, "--user", ":".join(user), "--workdir", str(workdir), image("cpu"), *arguments]  # fmt: skip
+    return [
+        "docker",
+        "run",
+        "--rm",
+        "--pull",
+        "never",
+        *hardened,
+        *bounds,
+        *([] if network else ["--network", "none"]),
+        *places,
+        *terminal,
+        "--user",
+        ":".join(user),
+        "--workdir",
+        str(workdir),
+        image("cpu"),
+        *arguments,
+    ]
 
 
 def _bind(source: Path, target: Path) -> str:
@@ -122,9 +163,12 @@ def _check_output(output: Path | None, uid: int) -> None:
         return
     folder = next(path for path in Path(os.path.abspath(output)).parents if path.exists())
     if folder.stat().st_uid != uid and not folder.stat().st_mode & 0o002:
-        raise StorageError(f"--output {output}: {folder} belongs to uid {folder.stat().st_uid}, and for root the container runs as "
-                           f"uid {uid}", "a folder of that user, as runs/ is", f"--output runs/{output.name}, or `make setup`, "
-                           "which needs no container for this")  # fmt: skip
+        raise StorageError(
+            f"--output {output}: {folder} belongs to uid {folder.stat().st_uid}, and for root the container runs as "
+            f"uid {uid}",
+            "a folder of that user, as runs/ is",
+            f"--output runs/{output.name}, or `make setup`, which needs no container for this",
+        )
 
 
 def _workdir(here: Path) -> Path:
@@ -134,8 +178,11 @@ def _workdir(here: Path) -> Path:
         DeviceError: outside of the project, which is all that the container sees.
     """
     if not here.is_relative_to(PROJECT):
-        raise DeviceError(f"called in {here}, and torch is not installed here", f"any folder below {PROJECT}, "
-                          "which the container sees", f"cd {PROJECT}, or `make setup`")  # fmt: skip
+        raise DeviceError(
+            f"called in {here}, and torch is not installed here",
+            f"any folder below {PROJECT}, which the container sees",
+            f"cd {PROJECT}, or `make setup`",
+        )
     return here
 
 

@@ -48,8 +48,13 @@ class Model:
 
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "images": images.build, "vision": vision.build, "timm": timm_images.build, "texts": texts.build, "series": series.build, "tables": tables.build,
-}  # fmt: skip
+    "images": images.build,
+    "vision": vision.build,
+    "timm": timm_images.build,
+    "texts": texts.build,
+    "series": series.build,
+    "tables": tables.build,
+}
 
 
 def build(job: Job, dataset: Dataset) -> Model:
@@ -88,11 +93,21 @@ def _image_network(job: ImageJob, dataset: Dataset) -> Model:
     if isinstance(spec, ImagePretrained):
         found = pretrained.find(job, spec.name)
         network = vision.from_folder(job, found, classes, channels, size, spec.dropout)
-        arguments = {"config": found.config.to_dict(), "classes": classes, "width": network.classifier.in_features,
-                     "pooling": network.pooling, "dropout": spec.dropout}  # fmt: skip
+        arguments = {
+            "config": found.config.to_dict(),
+            "classes": classes,
+            "width": network.classifier.in_features,
+            "pooling": network.pooling,
+            "dropout": spec.dropout,
+        }
         return Model(network, "vision", arguments, spec.freeze)
-    arguments = {"name": spec.name, "channels": channels, "classes": classes, "image_size": size,
-                 "dropout": spec.dropout}  # fmt: skip
+    arguments = {
+        "name": spec.name,
+        "channels": channels,
+        "classes": classes,
+        "image_size": size,
+        "dropout": spec.dropout,
+    }
     if isinstance(spec, ImageTimm):
         return Model(timm_images.from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
     assert isinstance(spec, ImageNetwork)
@@ -107,10 +122,14 @@ def _text_network(job: TextJob, dataset: Dataset) -> Model:
         return _pretrained_text_network(spec, pretrained.find(job, spec.name), outputs, dataset)
     assert isinstance(spec, TextEncoder)
     config = family.bert(
-        vocabulary=dataset.preprocessing["vocabulary"], pad=dataset.preprocessing["tokenizer"]["pad"],
-        longest=dataset.preprocessing["max_length"], layers=spec.layers, width=spec.width, heads=spec.heads,
+        vocabulary=dataset.preprocessing["vocabulary"],
+        pad=dataset.preprocessing["tokenizer"]["pad"],
+        longest=dataset.preprocessing["max_length"],
+        layers=spec.layers,
+        width=spec.width,
+        heads=spec.heads,
         dropout=spec.dropout,
-    )  # fmt: skip
+    )
     arguments: dict[str, Any] = {"config": config, "outputs": outputs, "pooling": spec.pooling, "dropout": spec.dropout}
     return Model(texts.build(**arguments), "texts", arguments, spec.freeze)
 
@@ -135,11 +154,16 @@ def _series_network(job: SeriesJob, dataset: Dataset) -> Model:
             [job.problem(("model", "pool"), given, "a row or more", "a smaller pool or fewer convolutions")]
         )
     arguments: dict[str, Any] = {
-        "channels": dataset.preprocessing["channels"], "outputs": dataset.heads[""].outputs,
-        "cnn_channels": list(spec.cnn_channels), "kernel": spec.kernel, "pool": spec.pool,
-        "lstm_hidden": spec.lstm_hidden, "lstm_layers": spec.lstm_layers, "bidirectional": spec.bidirectional,
+        "channels": dataset.preprocessing["channels"],
+        "outputs": dataset.heads[""].outputs,
+        "cnn_channels": list(spec.cnn_channels),
+        "kernel": spec.kernel,
+        "pool": spec.pool,
+        "lstm_hidden": spec.lstm_hidden,
+        "lstm_layers": spec.lstm_layers,
+        "bidirectional": spec.bidirectional,
         "dropout": spec.dropout,
-    }  # fmt: skip
+    }
     return Model(series.build(**arguments), "series", arguments, spec.freeze)
 
 
@@ -147,7 +171,11 @@ def _table_network(job: TableJob, dataset: Dataset) -> Model:
     spec, columns = job.model, features.from_json(dataset.preprocessing)
     assert isinstance(spec, Mlp)
     arguments: dict[str, Any] = {
-        "numbers": columns.width, "categories": columns.sizes, "outputs": dataset.heads[""].outputs,
-        "hidden": list(spec.hidden), "embedding": spec.embedding, "dropout": spec.dropout,
-    }  # fmt: skip
+        "numbers": columns.width,
+        "categories": columns.sizes,
+        "outputs": dataset.heads[""].outputs,
+        "hidden": list(spec.hidden),
+        "embedding": spec.embedding,
+        "dropout": spec.dropout,
+    }
     return Model(tables.build(**arguments), "tables", arguments, spec.freeze)

@@ -69,9 +69,11 @@ def stored(model: Path, digests: Mapping[str, str], *, consent: bool = False) ->
         CheckpointError: if the code may not be run.
     """
     if not consent and not (_in_its_run(model, digests) and given(model / CONFIG)):
-        raise CheckpointError(f"{model} runs code of its own when it is used: {', '.join(digests)} in {model / 'code'}",
-                              "a model in the folder of its run that you trained here, or one whose code you have read and "
-                              "trust", "read these files, then agree with --run-code")  # fmt: skip
+        raise CheckpointError(
+            f"{model} runs code of its own when it is used: {', '.join(digests)} in {model / 'code'}",
+            "a model in the folder of its run that you trained here, or one whose code you have read and trust",
+            "read these files, then agree with --run-code",
+        )
     return user_code.at(model / "code", dict(digests))
 
 

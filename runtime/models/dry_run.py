@@ -24,8 +24,11 @@ def first(dataset: Dataset, split: Split) -> Batch:
 def wrapper(module: nn.Module) -> str | None:
     """What copies or cuts the network for several GPUs, by its class; None for a network by itself."""
     kinds = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    found = (type(each).__name__ for each in module.modules()
-             if isinstance(each, kinds) or type(each).__name__.startswith(("FullyShardedDataParallel", "FSDP")))  # fmt: skip
+    found = (
+        type(each).__name__
+        for each in module.modules()
+        if isinstance(each, kinds) or type(each).__name__.startswith(("FullyShardedDataParallel", "FSDP"))
+    )
     return next(found, None)
 
 
@@ -62,27 +65,34 @@ def _outputs(module: nn.Module, batch: Batch, name: str, refuse: Refuse) -> Any:
 
 def _check_trained(module: nn.Module, name: str, refuse: Refuse) -> None:
     if not any(p.requires_grad for p in module.parameters()):
-        raise refuse(f"{name} has no parameter that can be trained", "parameters that need a gradient",
-                     "assign layers to self in __init__, and leave requires_grad of some of them on")  # fmt: skip
+        raise refuse(
+            f"{name} has no parameter that can be trained",
+            "parameters that need a gradient",
+            "assign layers to self in __init__, and leave requires_grad of some of them on",
+        )
 
 
 def _saved(module: nn.Module) -> dict[str, tuple[int, ...] | None]:
     """The shape of all that a checkpoint holds; None for what waits for its shape."""
-    return {name: None if is_lazy(value) else tuple(value.shape)
-            for name, value in module.state_dict(keep_vars=True).items()}  # fmt: skip
+    return {
+        name: None if is_lazy(value) else tuple(value.shape)
+        for name, value in module.state_dict(keep_vars=True).items()
+    }
 
 
 def _check_saved(
     before: Mapping[str, tuple[int, ...] | None], after: Mapping[str, tuple[int, ...] | None], name: str, refuse: Refuse
-) -> None:  # fmt: skip
+) -> None:
     """A network is built anew for a resume and for `predict`, and has to be the one that was saved."""
     for key in {**before, **after}:
         if (key not in before or before[key] is not None) and before.get(key) != after.get(key):
             found = f"of shape {after[key]}" if key in after else "gone"
             was = f"was of shape {before[key]}" if key in before else "was not there"
-            raise refuse(f"{name}: {key} is {found} after a forward pass and {was} before",
-                         "parameters and buffers that are made in __init__, or by a lazy module",
-                         "make it in __init__; register_buffer(..., persistent=False) is for what no checkpoint needs")  # fmt: skip
+            raise refuse(
+                f"{name}: {key} is {found} after a forward pass and {was} before",
+                "parameters and buffers that are made in __init__, or by a lazy module",
+                "make it in __init__; register_buffer(..., persistent=False) is for what no checkpoint needs",
+            )
 
 
 def _by_head(outputs: Any, heads: Mapping[str, Head], name: str, refuse: Refuse) -> list[tuple[Any, Head]]:
@@ -104,9 +114,15 @@ def _check_output(found: Any, head: Head, size: int, name: str, refuse: Refuse) 
     if not isinstance(found, Tensor):
         raise refuse(f"{name} gives {described(found)}{to}", f"a tensor of shape {possible}", "return one tensor")
     if tuple(found.shape) != (size, head.outputs) if head.outputs else found.shape[:1] != (size,):
-        raise refuse(f"{name} gives shape {tuple(found.shape)}{to} for {size} samples", possible,
-                     "change the last layer, or what the data says the targets are")  # fmt: skip
+        raise refuse(
+            f"{name} gives shape {tuple(found.shape)}{to} for {size} samples",
+            possible,
+            "change the last layer, or what the data says the targets are",
+        )
     if not found.is_floating_point() or not found.requires_grad:
         kind = str(found.dtype).removeprefix("torch.")
-        raise refuse(f"{name} gives {kind} numbers{to} that no gradient flows through", "outputs of trained layers",
-                     "leave out detach(), argmax() and torch.no_grad()")  # fmt: skip
+        raise refuse(
+            f"{name} gives {kind} numbers{to} that no gradient flows through",
+            "outputs of trained layers",
+            "leave out detach(), argmax() and torch.no_grad()",
+        )

@@ -29,8 +29,12 @@ class Given(nn.Module):
 def untrained(encoder: nn.Module, layers: nn.ModuleList, ids: Tensor, mask: Tensor) -> int:
     """How many layers, from the first on, give hidden states that no gradient flows through."""
     flows: list[bool] = []
-    hooks = [layer.register_forward_pre_hook(lambda _, args, more: flows.append(_hidden(args, more).requires_grad),
-                                             with_kwargs=True) for layer in layers]  # fmt: skip
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, args, more: flows.append(_hidden(args, more).requires_grad), with_kwargs=True
+        )
+        for layer in layers
+    ]
     try:
         with torch.enable_grad():
             last = encoder(input_ids=ids, attention_mask=mask).last_hidden_state

@@ -34,8 +34,15 @@ class DropoutFromBits(nn.Dropout):
 
 def _plain(x: Tensor) -> bool:
     """Whether it is a large tensor of numbers in main memory, and nothing that only looks like one."""
-    return type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.layout is torch.strided and not x.is_nested \
-        and x.is_floating_point() and not torch._C._functorch.is_functorch_wrapped_tensor(x) and x.numel() >= ENOUGH  # fmt: skip
+    return (
+        type(x) in (Tensor, nn.Parameter)
+        and x.device.type == "cpu"
+        and x.layout is torch.strided
+        and not x.is_nested
+        and x.is_floating_point()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        and x.numel() >= ENOUGH
+    )
 
 
 def as_before(network: nn.Module) -> None:

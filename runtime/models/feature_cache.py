@@ -152,8 +152,10 @@ def keep(run: Run, place: str) -> None:
     if key not in data.kept:
         data.kept.clear()
         data.kept[key] = [_rows(run, split, shown, place) for split in (data.train, data.validation)]
-    train, held = (_kept(run, split, found, rows)
-                   for split, rows in zip((data.train, data.validation), data.kept[key], strict=True))  # fmt: skip
+    train, held = (
+        _kept(run, split, found, rows)
+        for split, rows in zip((data.train, data.validation), data.kept[key], strict=True)
+    )
     run.replaced, run.dataset = data, replace(data, train=train, validation=held, prepare=as_it_is, mixable=False)
     run.batches.split = train
     run.step.plain = run.step.forward = found.rest
@@ -180,8 +182,13 @@ def _kept(run: Run, split: Split, found: Division, rows: Rows) -> Activations:
     def compute(ids: Ids) -> Inputs:
         return _computed(run, split, prepare, found, ids)
 
-    return Activations(split, rows, _groups(split, run.job.train.batch, rows.offsets is not None), compute,
-                       lambda text: run.events.add("feature_cache", f"{found.name} {text}"))  # fmt: skip
+    return Activations(
+        split,
+        rows,
+        _groups(split, run.job.train.batch, rows.offsets is not None),
+        compute,
+        lambda text: run.events.add("feature_cache", f"{found.name} {text}"),
+    )
 
 
 def _computed(run: Run, split: Split, prepare: Prepare, found: Division, ids: Ids) -> Inputs:

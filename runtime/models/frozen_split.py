@@ -107,16 +107,21 @@ def saving(model: nn.Module, division: Division, inputs: Inputs) -> Saving:
             division.rest(*kept)
     prefix, rest = first.get_total_flops(), second.get_total_flops()
     return Saving(
-        division.name, kept[0][0].numel() // (kept[0].shape[1] if len(kept) > 1 else 1), len(kept) > 1,
-        prefix / max(1, prefix + 3 * rest), prefix / (4 * kept[0].numel()),
-    )  # fmt: skip
+        division.name,
+        kept[0][0].numel() // (kept[0].shape[1] if len(kept) > 1 else 1),
+        len(kept) > 1,
+        prefix / max(1, prefix + 3 * rest),
+        prefix / (4 * kept[0].numel()),
+    )
 
 
 @torch.no_grad()
 def _like_the_whole(model: nn.Module, division: Division, inputs: Inputs) -> bool:
     whole, parts = (tensors(outputs) for outputs in (model(*inputs), division.rest(*division.prefix(*inputs))))
-    return all(float((one - two).abs().max()) <= CLOSE * max(1.0, float(one.abs().max()))
-               for one, two in zip(whole, parts, strict=True))  # fmt: skip
+    return all(
+        float((one - two).abs().max()) <= CLOSE * max(1.0, float(one.abs().max()))
+        for one, two in zip(whole, parts, strict=True)
+    )
 
 
 def tensors(outputs: Outputs) -> list[Tensor]:

@@ -99,9 +99,17 @@ def _attend_by(config: Any) -> None:
 
 
 def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
-    dropout: float = 0.0, scaling: float | None = None, packed_row: Row | None = None, **more: Any,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    packed_row: Row | None = None,
+    **more: Any,
+) -> tuple[Tensor, Tensor | None]:
     """Attention within each text of a row; transformers' own where there is none.
 
     Args:
@@ -126,7 +134,7 @@ def attend(
 
 def _within(
     module: nn.Module, group: Group, flat: list[Tensor], heads: int, dropout: float, scaling: float | None
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Attention of a group, (tokens, heads x width of a head), from query, key and value of the whole row in that form."""
     parts = [x[group.start : group.end] for x in flat]
     if group.real is not None:
@@ -142,9 +150,14 @@ def _within(
 
 
 def _dropping(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, dropout: float,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    real: Tensor | None,
+    dropout: float,
     scaling: float | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Attention with dropout: torch has no fused kernel for it on a CPU, and its plain one draws numbers one by one."""
     scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(2, 3)
     if real is not None:

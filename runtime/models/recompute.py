@@ -56,12 +56,21 @@ class Recomputed(nn.Module):
         if not (torch.is_grad_enabled() and self.training):
             return super().forward(*inputs, **named)
         versions = [(x, x._version) for x in (*inputs, *named.values()) if isinstance(x, Tensor)]
-        outputs = checkpoint(super().forward, *inputs, use_reentrant=False, preserve_rng_state=True,
-                             context_fn=lambda: _contexts(self), **named)  # fmt: skip
+        outputs = checkpoint(
+            super().forward,
+            *inputs,
+            use_reentrant=False,
+            preserve_rng_state=True,
+            context_fn=lambda: _contexts(self),
+            **named,
+        )
         if any(x._version != version for x, version in versions):
             # The second pass would start from other inputs, and give another gradient without a word.
-            raise SpecError(f"optimize.gradient_checkpointing: {type(self).__mro__[2].__name__} writes into its inputs",
-                            "blocks that leave their inputs as they are", "set it to false, or change the block")  # fmt: skip
+            raise SpecError(
+                f"optimize.gradient_checkpointing: {type(self).__mro__[2].__name__} writes into its inputs",
+                "blocks that leave their inputs as they are",
+                "set it to false, or change the block",
+            )
         return outputs
 
 

@@ -40,11 +40,23 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 _KINDS = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL",
-    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.bool: "BOOL",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
 """Types by the names that the format has for them."""
 _ALIGNED = 8
 """Bytes that the header's length is a multiple of."""
@@ -65,8 +77,11 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     header, end = {}, 0
     for name, value in rows:
         if value.dtype not in _KINDS:
-            raise CheckpointError(f"{name} is of type {str(value.dtype).removeprefix('torch.')}", "types that safetensors "
-                                  "has: floats up to 64 bit, complex64, integers, bool", "keep it in one of these")  # fmt: skip
+            raise CheckpointError(
+                f"{name} is of type {str(value.dtype).removeprefix('torch.')}",
+                "types that safetensors has: floats up to 64 bit, complex64, integers, bool",
+                "keep it in one of these",
+            )
         start, end = end, end + value.numel() * value.element_size()
         header[name] = {"dtype": _KINDS[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -73,8 +73,11 @@ def write(run: Run, chosen: Chosen) -> Path:
         return _commit(run.folder / "model", groups, config, {})
     folder = _commit(run.folder / "model", groups, config | {"code": code.digests()}, code.sources)
     if why := consent.keep(folder / CONFIG):
-        print(f"model: it cannot be kept that its code is yours, since {why}: predict, evaluate and export will ask for "
-              "--run-code", flush=True)  # fmt: skip
+        print(
+            f"model: it cannot be kept that its code is yours, since {why}: predict, evaluate and export will ask for "
+            "--run-code",
+            flush=True,
+        )
     return folder
 
 
@@ -115,8 +118,11 @@ def find(path: Path) -> Path:
         given = f"{path} is {'a file' if path.exists() else 'not there'}"
     elif (path / "state.json").exists():
         given += f": the run is {(read_json(path / 'state.json') or {}).get('status', 'broken')}"
-    raise CheckpointError(given, f"a run folder that is done, or its model/ folder with {CONFIG} and {WEIGHTS}",
-                          "name such a folder; an unfinished run goes on with `drivetrain train`")  # fmt: skip
+    raise CheckpointError(
+        given,
+        f"a run folder that is done, or its model/ folder with {CONFIG} and {WEIGHTS}",
+        "name such a folder; an unfinished run goes on with `drivetrain train`",
+    )
 
 
 def load(path: Path, *, consent: bool = False) -> Artifact:
@@ -136,9 +142,13 @@ def load(path: Path, *, consent: bool = False) -> Artifact:
         config["preprocessing"]["code"] = str(folder / "code")
     _fill(network, folder)
     return Artifact(
-        folder, config["task"], network.eval(), _heads(folder, config["heads"]), config["preprocessing"],
+        folder,
+        config["task"],
+        network.eval(),
+        _heads(folder, config["heads"]),
+        config["preprocessing"],
         config["trained"],
-    )  # fmt: skip
+    )
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -187,8 +197,11 @@ def _fill(network: nn.Module, folder: Path) -> None:
         _refuse(folder, f"{WEIGHTS} cannot be read: {error}")
     wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in stored.items()}
-    wrong = [f"{name} is {found.get(name, 'missing')}, expected {shape}"
-             for name, shape in wanted.items() if found.get(name) != shape]  # fmt: skip
+    wrong = [
+        f"{name} is {found.get(name, 'missing')}, expected {shape}"
+        for name, shape in wanted.items()
+        if found.get(name) != shape
+    ]
     wrong += [f"{name} is not part of the network" for name in found if name not in wanted]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
@@ -207,5 +220,8 @@ def _heads(folder: Path, rows: list[Any]) -> dict[str, Head]:
 
 
 def _refuse(folder: Path, wrong: str) -> NoReturn:
-    raise CheckpointError(f"{folder}: {wrong}", "a model folder as the end of a training wrote it",
-                          "copy the folder again, or use the version that wrote it")  # fmt: skip
+    raise CheckpointError(
+        f"{folder}: {wrong}",
+        "a model folder as the end of a training wrote it",
+        "copy the folder again, or use the version that wrote it",
+    )

@@ -17,8 +17,12 @@ EFFECT = Effect.ROUNDING
 OFF = "auto"
 Values = Literal["auto", "flash", "efficient", "math"]
 
-_KERNELS = {"auto": (True, True, True), "flash": (True, False, False), "efficient": (False, True, False),
-            "math": (False, False, False)}  # fmt: skip
+_KERNELS = {
+    "auto": (True, True, True),
+    "flash": (True, False, False),
+    "efficient": (False, True, False),
+    "math": (False, False, False),
+}
 """For each value, whether flash, memory-efficient and cuDNN kernels may be used; plain arithmetic always may."""
 
 

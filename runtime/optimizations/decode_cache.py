@@ -37,10 +37,16 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(False, "feature_cache asks for every image once")
     taken = _bytes(workload)
     if taken > hardware.memory.available:
-        return Choice(False, f"{size(taken)} of pixels would come from the disk in every epoch: more than the free memory "
-                      f"({size(hardware.memory.available)})")  # fmt: skip
-    return Choice(True, f"{workload.samples:,} images decoded once, not in each of {job.train.epochs} epochs: "
-                  f"{size(taken)} in {hardware.storage.cache}")  # fmt: skip
+        return Choice(
+            False,
+            f"{size(taken)} of pixels would come from the disk in every epoch: more than the free memory "
+            f"({size(hardware.memory.available)})",
+        )
+    return Choice(
+        True,
+        f"{workload.samples:,} images decoded once, not in each of {job.train.epochs} epochs: "
+        f"{size(taken)} in {hardware.storage.cache}",
+    )
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:

@@ -45,9 +45,12 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     assert where is not None
     if workload.prefix_work < WORK[where]:
         return Choice(False, f"{workload.prefix} are computed as fast as their outputs are read from {where}")
-    return Choice(True, f"{workload.prefix} computed once, not in each of {epochs} epochs: saves "
-                  f"{workload.prefix_share:.0%} of a step's arithmetic, takes {size(workload.prefix_bytes)} "
-                  f"{'of memory' if where == 'memory' else 'on the disk'}")  # fmt: skip
+    return Choice(
+        True,
+        f"{workload.prefix} computed once, not in each of {epochs} epochs: saves "
+        f"{workload.prefix_share:.0%} of a step's arithmetic, takes {size(workload.prefix_bytes)} "
+        f"{'of memory' if where == 'memory' else 'on the disk'}",
+    )
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
@@ -84,8 +87,10 @@ def _no_room(job: Job, hardware: Hardware, workload: Workload) -> str | None:
     if _place(job, hardware, workload.prefix_bytes) is None:
         free, together = hardware.storage.runs_free, processes.wanted(job, hardware)
         each = f" in each of {together} processes" if together > 1 else ""
-        return (f"the outputs of {workload.prefix} take {size(workload.prefix_bytes)}{each}, more than a quarter of the free "
-                f"memory ({size(hardware.memory.available)}) and of the free disk ({size(free)})")  # fmt: skip
+        return (
+            f"the outputs of {workload.prefix} take {size(workload.prefix_bytes)}{each}, more than a quarter of the free "
+            f"memory ({size(hardware.memory.available)}) and of the free disk ({size(free)})"
+        )
     return None
 
 

@@ -48,8 +48,11 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         if rest > room:
             return Choice(False, f"with the network that would be {size(rest)}, and {size(room)} may be used")
     assert hardware.gpu is not None
-    return Choice(True, f"{workload.samples:,} samples take {size(taken(workload))} of "
-                  f"{size(gpus.room(hardware.gpu, job.limits.gpu_memory))}")  # fmt: skip
+    return Choice(
+        True,
+        f"{workload.samples:,} samples take {size(taken(workload))} of "
+        f"{size(gpus.room(hardware.gpu, job.limits.gpu_memory))}",
+    )
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:

@@ -79,8 +79,12 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return None
     if not job.task.startswith("text") or (workload is not None and not workload.ragged):
         return "samples have one size, so nothing is padded"
-    if workload is not None and workload.prefix and not workload.prefix_ragged \
-            and wanted(job, "feature_cache", feature_cache.choose(job, hardware, workload)):  # fmt: skip
+    if (
+        workload is not None
+        and workload.prefix
+        and not workload.prefix_ragged
+        and wanted(job, "feature_cache", feature_cache.choose(job, hardware, workload))
+    ):
         return "feature_cache leaves one vector of each text"
     if value == PACKED and job.optimize.get("compile") is True:
         return "the job asks for compile, and a row has another shape in every step"

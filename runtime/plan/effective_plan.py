@@ -40,9 +40,11 @@ class Asked:
         before = Asked(state.get("plain", plain), state.get("plan", None if plain else self.plan))
         if self in (before, Asked(False, replayed(stored))):
             return before
-        raise CheckpointError(f"{run} is unfinished and was started {before}; this command is {self._beside(before)}",
-                              "the plan that a run was started with, to its end",
-                              f"run it {before} to go on, or start a new run with --new")  # fmt: skip
+        raise CheckpointError(
+            f"{run} is unfinished and was started {before}; this command is {self._beside(before)}",
+            "the plan that a run was started with, to its end",
+            f"run it {before} to go on, or start a new run with --new",
+        )
 
     def _beside(self, before: Asked) -> str:
         """As text, with the first value that another plan has otherwise."""

@@ -14,9 +14,13 @@ from runtime.plan.plan import LEARNED, OPEN, Plan, resolve, written
 
 
 def settle(
-    job: Job, machine: Hardware, stored: Plan, workload: Workload, say: Callable[[str], None],
+    job: Job,
+    machine: Hardware,
+    stored: Plan,
+    workload: Workload,
+    say: Callable[[str], None],
     measured: Mapping[str, Measured] | None = None,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The final plan.
 
     Args:
@@ -26,8 +30,11 @@ def settle(
         measured: what was measured.
     """
     known = measured or {}
-    values = {d.name: d.value for d in stored.decisions
-              if not d.provisional and d.source != "job" and not (d.source in OPEN and d.name in known)}  # fmt: skip
+    values = {
+        d.name: d.value
+        for d in stored.decisions
+        if not d.provisional and d.source != "job" and not (d.source in OPEN and d.name in known)
+    }
     plain = all(d.source == "plain" for d in stored.decisions)
     fresh = resolve(job, machine, workload, plain=plain, replay=values, measured=measured)
     before = {d.name: d for d in stored.decisions}

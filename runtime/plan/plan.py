@@ -114,9 +114,15 @@ def resolve(
 
 
 def _decide(
-    optimization: Optimization, job: Job, hardware: Hardware, workload: Workload | None,
-    plain: bool, replay: Mapping[str, Value], measured: Mapping[str, Measured], asked: Value,
-) -> Decision:  # fmt: skip
+    optimization: Optimization,
+    job: Job,
+    hardware: Hardware,
+    workload: Workload | None,
+    plain: bool,
+    replay: Mapping[str, Value],
+    measured: Mapping[str, Measured],
+    asked: Value,
+) -> Decision:
     def decision(value: Value, source: str, reason: str, evidence: str | None = None) -> Decision:
         # A fixed value does not depend on the workload; nor does the way a process is started.
         open_ = workload is None and source == "choice" and optimization.stage > optimizations.Stage.PROCESS
@@ -146,11 +152,16 @@ def _decide(
 
 def _refusal(
     job: Job, hardware: Hardware, workload: Workload | None, optimization: Optimization, asked: Value, reason: str
-) -> Problem:  # fmt: skip
+) -> Problem:
     ours: Choice = optimization.choose(job, hardware, workload)
     path = ("optimize", optimization.name)
-    return Problem(job.document.place(path), ".".join(path), f"is {written(asked)}, which cannot be had here", reason,
-                   f"leave it out: we would choose {written(ours.value)} ({ours.reason})")  # fmt: skip
+    return Problem(
+        job.document.place(path),
+        ".".join(path),
+        f"is {written(asked)}, which cannot be had here",
+        reason,
+        f"leave it out: we would choose {written(ours.value)} ({ours.reason})",
+    )
 
 
 def _notes(job: Job, hardware: Hardware, word: str | None) -> Iterable[str]:
@@ -193,13 +204,16 @@ def load(path: Path) -> Plan:
         names = {decision["name"] for decision in data["decisions"]}
         plan = Plan(**{**data, "decisions": tuple(Decision(**d) for d in data["decisions"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SpecError(f"--plan {path}: {error}", "a plan.json of a run, or the output of `plan --json`",
-                        "name such a file") from None  # fmt: skip
+        raise SpecError(
+            f"--plan {path}: {error}", "a plan.json of a run, or the output of `plan --json`", "name such a file"
+        ) from None
     lost = names - {optimization.name for optimization in optimizations.every()}
     if lost:
-        raise SpecError(f"--plan {path}: unknown optimization {sorted(lost)[0]!r}",
-                        f"known: {', '.join(o.name for o in optimizations.every())}",
-                        "the plan was made by another version; make a new one") from None  # fmt: skip
+        raise SpecError(
+            f"--plan {path}: unknown optimization {sorted(lost)[0]!r}",
+            f"known: {', '.join(o.name for o in optimizations.every())}",
+            "the plan was made by another version; make a new one",
+        ) from None
     return replace(plan, notes=tuple(plan.notes))
 
 

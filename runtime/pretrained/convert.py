@@ -37,8 +37,10 @@ class Converted:
 
     def lines(self) -> list[str]:
         """For the person who converts."""
-        lines = [f"{self.path}: {self.tensors:,} tensors, {self.size / 1e6:,.1f} MB",
-                 f"read in a process of its own: {self.shut_off}"]  # fmt: skip
+        lines = [
+            f"{self.path}: {self.tensors:,} tensors, {self.size / 1e6:,.1f} MB",
+            f"read in a process of its own: {self.shut_off}",
+        ]
         if self.left_out:
             lines.append(f"left out, not part of the network: {', '.join(self.left_out)}")
         if not (self.path.parent / "config.json").exists():
@@ -97,5 +99,8 @@ def _read_apart(file: Path, out: Path) -> dict[str, Any]:
 
 
 def _failed(file: Path, how: str) -> DataError:
-    return DataError(f"{file}: the process that read it {how}", "a checkpoint of tensors",
-                     "where the file was made, save the weights alone: torch.save(model.state_dict(), FILE)")  # fmt: skip
+    return DataError(
+        f"{file}: the process that read it {how}",
+        "a checkpoint of tensors",
+        "where the file was made, save the weights alone: torch.save(model.state_dict(), FILE)",
+    )

@@ -5,16 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 FIRST_TOKEN = {
-    "albert", "bert", "camembert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra", "ernie",
-    "longformer", "modernbert", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
-}  # fmt: skip
+    "albert",
+    "bert",
+    "camembert",
+    "data2vec-text",
+    "deberta",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "ernie",
+    "longformer",
+    "modernbert",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+}
 """Families whose own classifiers look at the first token; of all others the tokens are averaged."""
 _FIRST_PATCH = {"deit", "dinov2", "vit", "vit_msn"}
 """The same for images."""
 _POSITIONS_AFTER_PAD = {
-    "camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
+    "camembert",
+    "data2vec-text",
+    "longformer",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
     "xlm-roberta-xl",
-}  # fmt: skip
+}
 _DROPOUT = ("classifier_dropout", "seq_classif_dropout", "classifier_dropout_prob", "hidden_dropout_prob", "dropout")
 
 
@@ -51,8 +71,15 @@ def bert(
     With it, torch has no fused attention on a CPU: a step takes twice as long.
     """
     return {
-        "model_type": "bert", "vocab_size": vocabulary, "pad_token_id": pad, "max_position_embeddings": longest,
-        "num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads,
-        "intermediate_size": 4 * width, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": 0.0,
+        "model_type": "bert",
+        "vocab_size": vocabulary,
+        "pad_token_id": pad,
+        "max_position_embeddings": longest,
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * width,
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": 0.0,
         "type_vocab_size": 1,
-    }  # fmt: skip
+    }

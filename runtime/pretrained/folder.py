@@ -51,16 +51,24 @@ class Pretrained:
         with quiet() as transformers:
             try:
                 made, found = transformers.AutoModel.from_pretrained(
-                    self.folder, config=self.config, use_safetensors=True, local_files_only=True,
-                    trust_remote_code=False, output_loading_info=True,
-                )  # fmt: skip
+                    self.folder,
+                    config=self.config,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    output_loading_info=True,
+                )
             except Exception as error:  # each kind of broken file ends in an error of another library
                 self.refuse(f"{self.folder} cannot be loaded: {_first_line(error)}", _POSSIBLE, "use another folder")
         missing = [name for name in found["missing_keys"] if not name.startswith("pooler.")]
         if missing:
             others = ", ".join(sorted(found["unexpected_keys"])[:3]) or "no others"
-            self.refuse(f"{self.folder} lacks {len(missing)} tensors of the network: {', '.join(sorted(missing)[:3])}; "
-                        f"it has {others}", "weights that fit config.json", "check that both come from the same network")  # fmt: skip
+            self.refuse(
+                f"{self.folder} lacks {len(missing)} tensors of the network: {', '.join(sorted(missing)[:3])}; "
+                f"it has {others}",
+                "weights that fit config.json",
+                "check that both come from the same network",
+            )
         return made.float()  # type: ignore[no-any-return]
 
     def refuse(self, given: str, possible: str, action: str) -> NoReturn:
@@ -97,8 +105,12 @@ def _fetched(job: Job, name: str) -> Path:
     try:
         from huggingface_hub import HfApi, snapshot_download
     except ImportError:
-        _refuse(job, f"{name!r} is no folder here, and huggingface_hub is not installed", "a local folder",
-                "name a folder, or `make setup`, or pip install huggingface_hub")  # fmt: skip
+        _refuse(
+            job,
+            f"{name!r} is no folder here, and huggingface_hub is not installed",
+            "a local folder",
+            "name a folder, or `make setup`, or pip install huggingface_hub",
+        )
     with contextlib.suppress(OSError, ValueError):
         return Path(snapshot_download(name, allow_patterns=FILES, local_files_only=True))
     try:
@@ -108,8 +120,12 @@ def _fetched(job: Job, name: str) -> Path:
         by_hand = (
             "; `docker compose` gives one with DRIVETRAIN_NETWORK=bridge" if "DRIVETRAIN_IMAGE" in os.environ else ""
         )
-        _refuse(job, f"{name!r} is no folder here, is not in the hub's cache, and cannot be fetched: "
-                f"{_first_line(error)}", _POSSIBLE, f"name a local folder, or check the name and the network{by_hand}")  # fmt: skip
+        _refuse(
+            job,
+            f"{name!r} is no folder here, is not in the hub's cache, and cannot be fetched: {_first_line(error)}",
+            _POSSIBLE,
+            f"name a local folder, or check the name and the network{by_hand}",
+        )
 
 
 def _check_files(job: Job, folder: Path) -> None:
@@ -121,8 +137,12 @@ def _check_files(job: Job, folder: Path) -> None:
     pickles = [name for name in names if name.endswith(PICKLES) and name != "training_args.bin"]
     others = [name for name in names if name.endswith(".safetensors")]
     if pickles:
-        _refuse(job, f"{folder} has its weights only as pickle, which can run code when it is read: {', '.join(pickles)}",
-                "weights in model.safetensors", f"run `drivetrain convert {folder / pickles[0]}`")  # fmt: skip
+        _refuse(
+            job,
+            f"{folder} has its weights only as pickle, which can run code when it is read: {', '.join(pickles)}",
+            "weights in model.safetensors",
+            f"run `drivetrain convert {folder / pickles[0]}`",
+        )
     if others:
         _refuse(
             job, f"{folder} has its weights as {', '.join(others)}", "the name model.safetensors", "rename the file"
@@ -135,8 +155,12 @@ def _config(job: Job, folder: Path) -> Any:
         try:
             return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # each kind of broken file ends in an error of another kind
-            _refuse(job, f"{folder / 'config.json'} cannot be used: {_first_line(error)}",
-                    "a network that is part of transformers", "use another folder")  # fmt: skip
+            _refuse(
+                job,
+                f"{folder / 'config.json'} cannot be used: {_first_line(error)}",
+                "a network that is part of transformers",
+                "use another folder",
+            )
 
 
 @contextlib.contextmanager

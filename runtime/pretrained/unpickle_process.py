@@ -68,9 +68,12 @@ def _no_programs() -> None:
 def _limit(size: int) -> None:
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     for kind, most in (
-        (resource.RLIMIT_AS, now + 3 * size + MEMORY), (resource.RLIMIT_CPU, SECONDS),
-        (resource.RLIMIT_FSIZE, 2 * size + (16 << 20)), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_CORE, 0),
-    ):  # fmt: skip
+        (resource.RLIMIT_AS, now + 3 * size + MEMORY),
+        (resource.RLIMIT_CPU, SECONDS),
+        (resource.RLIMIT_FSIZE, 2 * size + (16 << 20)),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_CORE, 0),
+    ):
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (most, most))
@@ -136,8 +139,11 @@ def _plain(tensors: dict[str, Any]) -> dict[str, Any]:
 def _apart(torch: Any, name: str, tensor: Any) -> Any:
     """A tensor in the form that safetensors can write."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
-        _refuse(f"{name} is a tensor of another kind: {tensor.dtype}, {tensor.layout}, {tensor.device}",
-                "dense tensors", "convert it where the file was made")  # fmt: skip
+        _refuse(
+            f"{name} is a tensor of another kind: {tensor.dtype}, {tensor.layout}, {tensor.device}",
+            "dense tensors",
+            "convert it where the file was made",
+        )
     return tensor.detach().contiguous()
 
 

@@ -60,8 +60,11 @@ def compare(request: Request) -> int:
         StorageError: if the output folder cannot be written.
     """
     if not 2 <= len(request.runs) <= MOST:
-        raise SpecError(f"{len(request.runs)} run{'s' * (len(request.runs) != 1)}", f"2 to {MOST} runs",
-                        "drivetrain compare runs/NAME-001 runs/NAME-002")  # fmt: skip
+        raise SpecError(
+            f"{len(request.runs)} run{'s' * (len(request.runs) != 1)}",
+            f"2 to {MOST} runs",
+            "drivetrain compare runs/NAME-001 runs/NAME-002",
+        )
     entries = _entries(request.runs)
     below = sections(entries)
     folder = request.output or _folder(request.runs)
@@ -120,8 +123,10 @@ def _results(entries: Sequence[Entry]) -> Iterator[tuple[str, ...]]:
     summaries = [entry.summary for entry in entries]
     yield row("status", (s.status for s in summaries))
     for metric in dict.fromkeys(s.best.metric for s in summaries if s.best):
-        yield row(f"best {metric}", (number(s.best.value) if s.best and s.best.metric == metric else ABSENT
-                                     for s in summaries))  # fmt: skip
+        yield row(
+            f"best {metric}",
+            (number(s.best.value) if s.best and s.best.metric == metric else ABSENT for s in summaries),
+        )
     for name in dict.fromkeys(name for s in summaries for name in s.last):
         yield row(f"last {name}", (number(s.last[name]) if name in s.last else ABSENT for s in summaries))
     yield row("time", (duration(s.seconds) for s in summaries))
@@ -139,9 +144,14 @@ def _machine(record: Record) -> dict[str, Any]:
     hardware = record.hardware
     if hardware is None:
         return {}
-    return {"processor": hardware.cpu.model, "CPUs": hardware.cpu.budget, "memory limit": size(hardware.memory.limit)
-            if hardware.memory.limit else "none", "GPU": hardware.gpu.name if hardware.gpu else "none",
-            "image": hardware.image or "none", "torch": hardware.torch.version if hardware.torch else "none"}  # fmt: skip
+    return {
+        "processor": hardware.cpu.model,
+        "CPUs": hardware.cpu.budget,
+        "memory limit": size(hardware.memory.limit) if hardware.memory.limit else "none",
+        "GPU": hardware.gpu.name if hardware.gpu else "none",
+        "image": hardware.image or "none",
+        "torch": hardware.torch.version if hardware.torch else "none",
+    }
 
 
 def _frames(entries: Sequence[Entry]) -> Iterator[Curves]:
@@ -153,8 +163,11 @@ def _frames(entries: Sequence[Entry]) -> Iterator[Curves]:
             low, high = min(min(line.ys) for line in lines), max(max(line.ys) for line in lines)
             wide = key.endswith("loss") and low > 0 and high > 50 * low
             yield Curves(f"{shown(key)}{', logarithmic' if wide else ''}", "step", lines, logarithmic=wide)
-    speeds = tuple(e.record.telemetry["samples_per_second"].scaled(e.name) for e in entries
-                   if e.record.telemetry.get("samples_per_second"))  # fmt: skip
+    speeds = tuple(
+        e.record.telemetry["samples_per_second"].scaled(e.name)
+        for e in entries
+        if e.record.telemetry.get("samples_per_second")
+    )
     if len(speeds) > 1:
         yield Curves("Throughput, samples/s", "seconds", speeds, from_zero=True)
 
@@ -162,31 +175,48 @@ def _frames(entries: Sequence[Entry]) -> Iterator[Curves]:
 def _headline(entries: Sequence[Entry]) -> Headline:
     rated = [(e.summary.best.value, e) for e in entries if e.summary.best]
     metrics = {e.summary.best.metric for _, e in rated if e.summary.best}
-    tiles = tuple(Tile(e.name, number(e.summary.best.value) if e.summary.best else "no result",
-                       f"{duration(e.summary.seconds)}, {number(e.summary.samples_per_second)} samples/s")
-                  for e in entries)  # fmt: skip
+    tiles = tuple(
+        Tile(
+            e.name,
+            number(e.summary.best.value) if e.summary.best else "no result",
+            f"{duration(e.summary.seconds)}, {number(e.summary.samples_per_second)} samples/s",
+        )
+        for e in entries
+    )
     value, label = f"{len(entries)} runs", "they were judged by different metrics"
     if len(metrics) == 1:
         metric = metrics.pop()
         best, entry = (min if lower_is_better(metric) else max)(rated, key=lambda pair: pair[0])
         value, label = number(best), f"{metric}, the best of {len(entries)} runs: {entry.name}"
-    return Headline(run="comparison", what=" · ".join(e.name for e in entries), status=f"{len(entries)} runs",
-                    tone=Tone.PLAIN, ending="each beside the others; what is not listed is the same in all",
-                    value=value, label=label, tiles=tiles, alerts=())  # fmt: skip
+    return Headline(
+        run="comparison",
+        what=" · ".join(e.name for e in entries),
+        status=f"{len(entries)} runs",
+        tone=Tone.PLAIN,
+        ending="each beside the others; what is not listed is the same in all",
+        value=value,
+        label=label,
+        tiles=tiles,
+        alerts=(),
+    )
 
 
 def _data(entries: Sequence[Entry]) -> dict[str, Any]:
     """The comparison for programs."""
     return {
-        "runs": {e.name: {**e.summary.to_json(), "curves": {k: thin(s) for k, s in e.record.metrics.items()}}
-                 for e in entries},
+        "runs": {
+            e.name: {**e.summary.to_json(), "curves": {k: thin(s) for k, s in e.record.metrics.items()}}
+            for e in entries
+        },
         "differences": {
             title: {row[0]: dict(zip([e.name for e in entries], row[1:], strict=True)) for row in differences(values)}
-            for title, values in (("spec", [flat(e.record.spec) for e in entries]),
-                                  ("plan", [_plan(e.record) for e in entries]),
-                                  ("machine", [_machine(e.record) for e in entries]))
+            for title, values in (
+                ("spec", [flat(e.record.spec) for e in entries]),
+                ("plan", [_plan(e.record) for e in entries]),
+                ("machine", [_machine(e.record) for e in entries]),
+            )
         },
-    }  # fmt: skip
+    }
 
 
 def _folder(runs: Sequence[Path]) -> Path:

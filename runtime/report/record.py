@@ -72,8 +72,11 @@ def read(run: Path) -> Record:
     """
     if not any((run / file).is_file() for file in _LOST):
         what = "no file of a run is in it" if run.is_dir() else "there is no such folder"
-        raise CheckpointError(f"{run}: {what}", "a run folder holds " + ", ".join(_LOST),
-                              "name a folder that `drivetrain train` made, below runs/")  # fmt: skip
+        raise CheckpointError(
+            f"{run}: {what}",
+            "a run folder holds " + ", ".join(_LOST),
+            "name a folder that `drivetrain train` made, below runs/",
+        )
     record = Record(clean(run.resolve().name))
     _spec(record, run)
     _hardware(record, run)
@@ -155,8 +158,9 @@ def _damage(record: Record, path: Path, bad: list[int], last: int) -> None:
     elif bad == [last]:
         _gap(record, path, f"line {last}, the last, is cut", "everything up to it is shown")
     elif bad:
-        _gap(record, path, f"{len(bad)} of {last} lines cannot be read, the first is line {bad[0]}",
-             "they are left out")  # fmt: skip
+        _gap(
+            record, path, f"{len(bad)} of {last} lines cannot be read, the first is line {bad[0]}", "they are left out"
+        )
 
 
 def _spec(record: Record, run: Path) -> None:
@@ -189,10 +193,14 @@ def _plan(record: Record, run: Path) -> None:
     try:
         decisions = tuple(Decision(**{k: v for k, v in d.items() if k in row}) for d in data["decisions"])
         seen = data.get("seen")
-        plan = Plan(**{k: v for k, v in data.items() if k in known} | {
-            "decisions": decisions, "notes": tuple(data.get("notes") or ()),
-            "seen": seen if isinstance(seen, dict) else {},
-        })  # fmt: skip
+        plan = Plan(
+            **{k: v for k, v in data.items() if k in known}
+            | {
+                "decisions": decisions,
+                "notes": tuple(data.get("notes") or ()),
+                "seen": seen if isinstance(seen, dict) else {},
+            }
+        )
     except (KeyError, TypeError, AttributeError) as error:
         _gap(record, path, f"not a plan: {type(error).__name__} {error}")
     else:

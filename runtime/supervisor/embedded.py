@@ -118,8 +118,15 @@ def train(
     caller = sys._getframe(1)
     data = {"targets": targets} | ({} if names is None else {"names": list(names)})
     how = settings | ({} if loss is None else {"loss": call.loss_of(loss)})
-    written = {"name": name, "task": "python", "data": data, "train": how, "optimize": dict(optimize or {}),
-               "checkpoint": dict(checkpoint or {}), "limits": dict(limits or {})}  # fmt: skip
+    written = {
+        "name": name,
+        "task": "python",
+        "data": data,
+        "train": how,
+        "optimize": dict(optimize or {}),
+        "checkpoint": dict(checkpoint or {}),
+        "limits": dict(limits or {}),
+    }
     source = caller.f_code.co_filename
     job = call.spec_of(written, f"{Path(source).name}:{caller.f_lineno}:1")
     with _silent() if quiet else contextlib.nullcontext():
@@ -132,8 +139,9 @@ def _silent() -> Iterator[None]:
         yield
 
 
-def _listening(job: CallersJob, model: nn.Module, data: tuple[Any, Any], loss: Any, runs: Path, new: bool, source: str
-               ) -> Result:  # fmt: skip
+def _listening(
+    job: CallersJob, model: nn.Module, data: tuple[Any, Any], loss: Any, runs: Path, new: bool, source: str
+) -> Result:
     """Check that all goes together, and train while signals are heard; the process is then as it was."""
     with callers.as_found(), callers.listening() as signals:
         try:
@@ -158,8 +166,11 @@ def _tried(job: CallersJob, model: nn.Module, parts: tuple[Any, Any], loss: Any)
     if not isinstance(model, nn.Module):
         raise refuse(f"model is {type(model).__name__}", "a torch.nn.Module", "give an instance of your network")
     if copies := trial.wrapper(model):
-        raise refuse(f"model is a {copies}", "the network itself, in one process on one GPU",
-                     "give model.module; `drivetrain train` with limits: {gpus: all} starts a process for each GPU")  # fmt: skip
+        raise refuse(
+            f"model is a {copies}",
+            "the network itself, in one process on one GPU",
+            "give model.module; `drivetrain train` with limits: {gpus: all} starts a process for each GPU",
+        )
     terms = OwnTerms(loss, "loss", refuse) if job.has_own_loss() else None
     dataset = own.dataset(job, parts, ("train_data", "validation_data"), job.data.targets, job.data.names, terms)
     check_loss(job, dataset)
@@ -168,24 +179,31 @@ def _tried(job: CallersJob, model: nn.Module, parts: tuple[Any, Any], loss: Any)
     for note in dataset.notes:
         say(f"data: {note}")
     data = CallersData(
-        targets=job.data.targets, names=job.data.names, train=len(dataset.train), validation=len(dataset.validation),
+        targets=job.data.targets,
+        names=job.data.names,
+        train=len(dataset.train),
+        validation=len(dataset.validation),
         inputs=tuple(tuple(x["shape"]) for x in dataset.preprocessing["inputs"]),
-    )  # fmt: skip
+    )
     network = CallersModel(kind=type(model).__name__, parameters=sum(p.numel() for p in model.parameters()))
     return job.model_copy(update={"data": data, "model": network}), dataset
 
 
 def _trained(
     job: Job, network: Model, dataset: Dataset, signals: Signals, runs: Path, new: bool, source: str
-) -> Result:  # fmt: skip
+) -> Result:
     """Train in the run folder of the job, with the records that a supervisor keeps."""
     machine = callers.machine(detect(runs), job)
     place = _opened(runs, job, new)
     state: dict[str, Any] = {
-        "status": "running", "exit_code": None, "source": source, "set": [],
-        "started": place.state().get("started") or _now(), "ended": None,
+        "status": "running",
+        "exit_code": None,
+        "source": source,
+        "set": [],
+        "started": place.state().get("started") or _now(),
+        "ended": None,
         "attempts": place.state().get("attempts", 0) + 1,
-    }  # fmt: skip
+    }
     try:
         write_json(place.path / "hardware.json", machine.to_json())
         write_json(place.path / "state.json", state)
@@ -215,7 +233,7 @@ def _opened(runs: Path, job: Job, new: bool) -> folders.RunFolder:
 
 def _assembled(
     job: Job, machine: Hardware, place: folders.RunFolder, dataset: Dataset, network: Model, signals: Signals
-) -> running.Run:  # fmt: skip
+) -> running.Run:
     """The run under a plan that this process can have."""
     facts, clock = running.workload(dataset, network.module), Clock()
     before = place.path / "plan.json"
@@ -244,8 +262,9 @@ def _result(folder: Path, model: nn.Module, reason: str) -> Result:
 def _report(run: Path) -> None:
     """Written in a process of its own: its libraries are heavy."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-m", "runtime.report", str(run)], env=environment, check=False,
-                          stdout=subprocess.DEVNULL)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime.report", str(run)], env=environment, check=False, stdout=subprocess.DEVNULL
+    )
     say(f"report {run}/report.html" if done.returncode == 0 else "warning: the report could not be written")
 
 

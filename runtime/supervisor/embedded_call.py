@@ -58,8 +58,18 @@ def _unfit(settings: Mapping[str, Any], place: str) -> Iterator[Problem]:
     for key, value in settings.items():
         if not isinstance(value, bool | int | float | str | Mapping | list | tuple | None):
             possible = OPTIMIZER if key == "optimizer" else "numbers, texts, lists and mappings, as in a spec"
-            yield Problem(place, key, f"is an object of type {type(value).__name__}", possible,
-                          "describe it; what is described can be recorded and taken up again")  # fmt: skip
+            yield Problem(
+                place,
+                key,
+                f"is an object of type {type(value).__name__}",
+                possible,
+                "describe it; what is described can be recorded and taken up again",
+            )
         elif key in ("lr", "learning_rate"):
-            yield Problem(place, key, "unknown key", "the learning rate is a setting of the optimizer",
-                          f"write {OPTIMIZER.replace('0.001', str(value))}")  # fmt: skip
+            yield Problem(
+                place,
+                key,
+                "unknown key",
+                "the learning rate is a setting of the optimizer",
+                f"write {OPTIMIZER.replace('0.001', str(value))}",
+            )

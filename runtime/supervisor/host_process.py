@@ -91,9 +91,11 @@ def machine(here: Hardware, job: Job) -> Hardware:
     elif isinstance(wanted, str) or list(wanted) == [first.index]:
         found = guard.admitted(here, [first.index])
     else:
-        raise DeviceError(f"limits.gpus is {list(wanted)}, and this process computes on GPU {first.index} ({first.name})",
-                          "the first GPU that CUDA shows to this process",
-                          "start it with another one: CUDA_VISIBLE_DEVICES=UUID, which nvidia-smi -L lists")  # fmt: skip
+        raise DeviceError(
+            f"limits.gpus is {list(wanted)}, and this process computes on GPU {first.index} ({first.name})",
+            "the first GPU that CUDA shows to this process",
+            "start it with another one: CUDA_VISIBLE_DEVICES=UUID, which nvidia-smi -L lists",
+        )
     guard.check(found)
     return found
 

@@ -29,8 +29,11 @@ def existing(path: Path) -> Path:
         if known
         else f"a run folder; there is none in {RUNS.resolve()}"
     )
-    raise CheckpointError(f"{path}: there is no such folder", here,
-                          nearest(path.name, known) or "name a folder that `drivetrain train` made")  # fmt: skip
+    raise CheckpointError(
+        f"{path}: there is no such folder",
+        here,
+        nearest(path.name, known) or "name a folder that `drivetrain train` made",
+    )
 
 
 def newest() -> Path:
@@ -41,8 +44,11 @@ def newest() -> Path:
     """
     known = by_age()
     if not known:
-        raise CheckpointError(f"no run was named, and there is none in {RUNS.resolve()}", "a run folder",
-                              "name one, or train first: `make train-cpu`")  # fmt: skip
+        raise CheckpointError(
+            f"no run was named, and there is none in {RUNS.resolve()}",
+            "a run folder",
+            "name one, or train first: `make train-cpu`",
+        )
     return known[0]
 
 

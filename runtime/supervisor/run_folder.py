@@ -30,10 +30,24 @@ FREE = (
     "optimize.loader_workers",
 )
 BEGUN = (
-    "job.yaml", "hardware.json", "plan.json", "state.json", "batch_size.json", "code.json", "data.json",
-    "preprocessing.json", "metrics.jsonl", "events.jsonl", "telemetry.jsonl", "progress.json", "tensorboard", "ranks",
-    "report.html", "report.md", "report.json",
-)  # fmt: skip
+    "job.yaml",
+    "hardware.json",
+    "plan.json",
+    "state.json",
+    "batch_size.json",
+    "code.json",
+    "data.json",
+    "preprocessing.json",
+    "metrics.jsonl",
+    "events.jsonl",
+    "telemetry.jsonl",
+    "progress.json",
+    "tensorboard",
+    "ranks",
+    "report.html",
+    "report.md",
+    "report.json",
+)
 """What a run writes before its first checkpoint."""
 LOCK = ".lock"
 HALF = re.compile(r"\.tmp-.+|\..+\.\d+")
@@ -130,8 +144,9 @@ def _same_spec(path: Path, job: Job) -> None:
     if lines:
         raise CheckpointError(
             f"{path} is unfinished and was started with another spec:\n" + "\n".join(f"    {line}" for line in lines),
-            "the spec that the run was started with", "undo the change, or start a new run with --new",
-        )  # fmt: skip
+            "the spec that the run was started with",
+            "undo the change, or start a new run with --new",
+        )
 
 
 def _difference(path: Path, job: Job) -> list[str]:
@@ -190,5 +205,8 @@ def _lock(path: Path) -> int:
                 time.sleep(0.1)
                 continue
         os.close(handle)
-        raise Busy(f"{path}: another process is training in this folder", "one trainer per run folder",
-                   "wait for it, stop it, or start another run with --new")  # fmt: skip
+        raise Busy(
+            f"{path}: another process is training in this folder",
+            "one trainer per run folder",
+            "wait for it, stop it, or start another run with --new",
+        )

@@ -112,12 +112,18 @@ def _sized(request: Request, job: Job, machine: Hardware, run: folders.RunFolder
 
 def _run(
     request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder, asked: in_force.Asked
-) -> int:  # fmt: skip
+) -> int:
     state: dict[str, Any] = {
-        "status": "running", "exit_code": None, "source": str(request.spec), "set": list(request.assignments),
-        "started": run.state().get("started") or _now(), "ended": None, "attempts": run.state().get("attempts", 0) + 1,
-        "plain": asked.plain, "plan": asked.plan,
-    }  # fmt: skip
+        "status": "running",
+        "exit_code": None,
+        "source": str(request.spec),
+        "set": list(request.assignments),
+        "started": run.state().get("started") or _now(),
+        "ended": None,
+        "attempts": run.state().get("attempts", 0) + 1,
+        "plain": asked.plain,
+        "plan": asked.plan,
+    }
     write_json(run.path / "hardware.json", machine.to_json())
     write_json(run.path / "state.json", state)
     print(f"run {run.path} {'goes on' if run.resumes else 'starts'}", flush=True)
@@ -163,9 +169,12 @@ def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, r
                 print(error, file=sys.stderr)
                 return error.exit_code
             then = "again from its last checkpoint"
-            Events(run.path).add(kind, f"{why}; {crash.consequence(plan, then)}" if crashed else
-                                 f"{why}; {then} with optimize.micro_batch {again.value('micro_batch')}, "
-                                 "train.batch_size as it is")  # fmt: skip
+            Events(run.path).add(
+                kind,
+                f"{why}; {crash.consequence(plan, then)}"
+                if crashed
+                else f"{why}; {then} with optimize.micro_batch {again.value('micro_batch')}, train.batch_size as it is",
+            )
             plan = again
 
 
@@ -181,14 +190,21 @@ def _at_the_limit(machine: Hardware) -> str:
 
 
 def _too_large(why: str) -> OutOfMemory:
-    return OutOfMemory(f"{why} with one sample at a time", "a job that fits the limit",
-                       "raise limits.memory, or take a smaller network or smaller samples")  # fmt: skip
+    return OutOfMemory(
+        f"{why} with one sample at a time",
+        "a job that fits the limit",
+        "raise limits.memory, or take a smaller network or smaller samples",
+    )
 
 
 def _trainers(
-    request: Request, count: int, environment: dict[str, str], forward: signals.Forward, run: folders.RunFolder,
+    request: Request,
+    count: int,
+    environment: dict[str, str],
+    forward: signals.Forward,
+    run: folders.RunFolder,
     words: Sequence[str] = (),
-) -> int:  # fmt: skip
+) -> int:
     """Run the trainer, with those that train beside it; the leader's exit code."""
 
     def start(folder: Path, more: dict[str, str], log: int) -> subprocess.Popen[bytes]:

@@ -42,8 +42,9 @@ def main() -> int:
     try:
         with stopping(), ending():
             signals, source = Signals(), apart.Source(given.spec, given.set)
-            return train(given.run, spec.load(given.spec, given.set), signals, source, trace=given.trace,
-                         settled=given.measured)  # fmt: skip
+            return train(
+                given.run, spec.load(given.spec, given.set), signals, source, trace=given.trace, settled=given.measured
+            )
     except Replanned:
         return Replanned.exit_code
     except DrivetrainError as error:
@@ -53,7 +54,7 @@ def main() -> int:
 
 def train(
     folder: Path, job: Job, signals: Signals, source: apart.Source, *, trace: bool = False, settled: bool = False
-) -> int:  # fmt: skip
+) -> int:
     """Assemble and train one run; returns 0, or raises what ended it."""
     clock = Clock()
     with clock.phase("import"):
@@ -160,8 +161,12 @@ def _begun(run: Any, *, trace: bool) -> Any:
         run.restore(loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
     say(resume.PROMISE)
-    run.metrics = Metrics(run.folder, after=run.counters.step, epoch=run.counters.epoch,
-                          tell=lambda text: run.events.add("tensorboard", text, run.counters.step))  # fmt: skip
+    run.metrics = Metrics(
+        run.folder,
+        after=run.counters.step,
+        epoch=run.counters.epoch,
+        tell=lambda text: run.events.add("tensorboard", text, run.counters.step),
+    )
     if run.ranks.leads:
         showcase.begin(run)
     saver = Saver(run) if run.ranks.leads else Onlooker(run)
@@ -175,9 +180,14 @@ def _begun(run: Any, *, trace: bool) -> Any:
 
 
 def assembled(
-    folder: Path, job: Job, signals: Signals, clock: Clock, source: apart.Source | None = None, *,
+    folder: Path,
+    job: Job,
+    signals: Signals,
+    clock: Clock,
+    source: apart.Source | None = None,
+    *,
     settled: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """The Run of a folder that holds hardware.json and plan.json: data loaded, plan settled, applied and recorded.
 
     With a source, children may measure threads, OpenMP runtime and allocator; `settled`, everything is measured already.

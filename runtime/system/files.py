@@ -142,5 +142,8 @@ def storage_error(path: Path, error: OSError) -> StorageError:
             f"run as its owner (compose: DRIVETRAIN_UID={owner.st_uid} DRIVETRAIN_GID={owner.st_gid} docker compose up "
             f"trainer; or once `make setup`){elsewhere}",
         )
-    return StorageError(f"{path}: {error.strerror or error}", "a folder with room that this user may write",
-                        f"free some space{elsewhere}")  # fmt: skip
+    return StorageError(
+        f"{path}: {error.strerror or error}",
+        "a folder with room that this user may write",
+        f"free some space{elsewhere}",
+    )

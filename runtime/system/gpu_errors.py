@@ -17,9 +17,12 @@ def meaning(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
     """What to raise for an error of torch: a DeviceError if the GPU is lost, a PeerError if another process is."""
     text = str(error)
     if any(word in text for word in PEERS):
-        return PeerError(f"another process of this run is lost: {text.splitlines()[0][:160]}",
-                         "all processes of a run", "run the same command again: it goes on from its last checkpoint; "
-                         "ranks/*/log.txt in the run folder says more")  # fmt: skip
+        return PeerError(
+            f"another process of this run is lost: {text.splitlines()[0][:160]}",
+            "all processes of a run",
+            "run the same command again: it goes on from its last checkpoint; "
+            "ranks/*/log.txt in the run folder says more",
+        )
     if memory.is_exhausted(error) or not any(word in text for word in WORDS):
         return error
     return DeviceError(

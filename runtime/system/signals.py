@@ -32,8 +32,11 @@ NOTICE = "a notice that this machine will be taken away"
 def word(number: int) -> str:
     """A signal by its name, and what it usually comes from."""
     inside = bool(os.environ.get("DRIVETRAIN_IMAGE"))
-    origin = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal is closed",
-              signal.SIGTERM: "docker stop, or Ctrl-C in docker compose" if inside else ""}.get(signal.Signals(number))  # fmt: skip
+    origin = {
+        signal.SIGINT: "Ctrl-C",
+        signal.SIGHUP: "the terminal is closed",
+        signal.SIGTERM: "docker stop, or Ctrl-C in docker compose" if inside else "",
+    }.get(signal.Signals(number))
     return signal.Signals(number).name + (f" ({origin})" if origin else "")
 
 

@@ -22,5 +22,8 @@ def is_exhausted(error: BaseException) -> bool:
 
 def one_sample(error: BaseException) -> OutOfMemory:
     """What is said when there is nothing left to split."""
-    return OutOfMemory(f"memory ran out with one sample at a time: {str(error).splitlines()[0][:160]}",
-                       "a network and samples that fit", "raise limits.memory, or take a smaller network")  # fmt: skip
+    return OutOfMemory(
+        f"memory ran out with one sample at a time: {str(error).splitlines()[0][:160]}",
+        "a network and samples that fit",
+        "raise limits.memory, or take a smaller network",
+    )

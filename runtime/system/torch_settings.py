@@ -151,12 +151,16 @@ _SWITCHES: tuple[Switch, ...] = (
     Switch("flush_denormal", lambda: bool(denormals.seen(None)), torch.set_flush_denormal, False),
     Switch("attention", attention.allowed, lambda kernels: attention.allow(*kernels), (True, True, True)),
     Switch("attention math", cuda.math_sdp_enabled, cuda.enable_math_sdp, True),
-    Switch("attention short sums", cuda.fp16_bf16_reduction_math_sdp_allowed,
-           cuda.allow_fp16_bf16_reduction_math_sdp, False),
+    Switch(
+        "attention short sums",
+        cuda.fp16_bf16_reduction_math_sdp_allowed,
+        cuda.allow_fp16_bf16_reduction_math_sdp,
+        False,
+    ),
     *_attribute(cudnn, "benchmark", False, "cudnn benchmark"),
     *_attribute(cudnn, "deterministic", False, "cudnn deterministic"),
     *_attribute(mkldnn, "deterministic", False, "mkldnn deterministic"),
     _reduction("allow_fp16_reduced_precision_reduction"),
     _reduction("allow_bf16_reduced_precision_reduction"),
     *_attribute(cuda.matmul, "allow_fp16_accumulation", False, "matmul allow_fp16_accumulation"),
-)  # fmt: skip
+)

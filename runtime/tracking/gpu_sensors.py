@@ -11,8 +11,12 @@ from runtime.hardware.facts import Gpu
 Reading = dict[str, float | int | str | None]
 
 REASONS = {
-    0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake",
-}  # fmt: skip
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+}
 """Why a clock is held back, by bit; idling and clocks that somebody has set are no throttling."""
 
 

@@ -53,8 +53,7 @@ class Metrics:
         """Drop rows beyond step `after`, and evaluations from `epoch` on."""
         self.flush()
         os.close(self.handle)
-        rows = [row for row in read_lines(self.path)
-                if row["step"] <= after and (row["epoch"] < epoch or "lr" in row)]  # fmt: skip
+        rows = [row for row in read_lines(self.path) if row["step"] <= after and (row["epoch"] < epoch or "lr" in row)]
         write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
         self._open()
 

@@ -108,12 +108,22 @@ class Monitor:
 
 def _shown(sample: Sample) -> dict[str, float]:
     """The hardware's numbers, in units that a person reads."""
-    units = {"rss": ("processes GiB", 2.0**30), "memory_used": ("container GiB", 2.0**30), "cpu_percent": ("CPUs busy", 100.0),
-             "throttled_seconds": ("throttled s", 1.0), "samples_per_second": ("samples per s", 1.0),
-             "input_wait": ("input wait", 1.0), "gpu_percent": ("GPU busy", 100.0), "gpu_memory": ("GPU GiB", 2.0**30),
-             "gpu_allocated": ("GPU tensors GiB", 2.0**30), "gpu_reserved": ("GPU reserved GiB", 2.0**30),
-             "gpu_temperature": ("GPU C", 1.0), "gpu_power": ("GPU W", 1.0), "gpu_clock": ("GPU MHz", 1.0),
-             "gpu_throttled": ("GPU throttled", 1.0)}  # fmt: skip
+    units = {
+        "rss": ("processes GiB", 2.0**30),
+        "memory_used": ("container GiB", 2.0**30),
+        "cpu_percent": ("CPUs busy", 100.0),
+        "throttled_seconds": ("throttled s", 1.0),
+        "samples_per_second": ("samples per s", 1.0),
+        "input_wait": ("input wait", 1.0),
+        "gpu_percent": ("GPU busy", 100.0),
+        "gpu_memory": ("GPU GiB", 2.0**30),
+        "gpu_allocated": ("GPU tensors GiB", 2.0**30),
+        "gpu_reserved": ("GPU reserved GiB", 2.0**30),
+        "gpu_temperature": ("GPU C", 1.0),
+        "gpu_power": ("GPU W", 1.0),
+        "gpu_clock": ("GPU MHz", 1.0),
+        "gpu_throttled": ("GPU throttled", 1.0),
+    }
     return {
         f"hardware/{name}": value / unit
         for key, (name, unit) in units.items()

@@ -40,8 +40,16 @@ def begin(run: Run) -> None:
 
 def plan_text(plan: Plan) -> str:
     """The decisions as a Markdown table."""
-    rows = [(row.name, written(row.value), row.source, row.effect,
-             f"{row.reason}; {row.evidence}" if row.evidence else row.reason) for row in plan.decisions]  # fmt: skip
+    rows = [
+        (
+            row.name,
+            written(row.value),
+            row.source,
+            row.effect,
+            f"{row.reason}; {row.evidence}" if row.evidence else row.reason,
+        )
+        for row in plan.decisions
+    ]
     lines = [("decision", "value", "source", "effect", "reason"), ("---",) * 5, *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 

@@ -64,10 +64,11 @@ class Buffers:
         for name in {**before, **now}:
             if before.get(name) != now.get(name):
                 was, become = (f"of shape {s[name]}" if name in s else "not there" for s in (before, now))
-                raise SpecError(f"the network's buffer {name} was {was} before the first step and is {become} now",
-                                "buffers in a checkpoint keep their names and shapes, or no run could go on from one",
-                                "register it in __init__ in its last shape; or with persistent=False, if no checkpoint "
-                                "needs it")  # fmt: skip
+                raise SpecError(
+                    f"the network's buffer {name} was {was} before the first step and is {become} now",
+                    "buffers in a checkpoint keep their names and shapes, or no run could go on from one",
+                    "register it in __init__ in its last shape; or with persistent=False, if no checkpoint needs it",
+                )
 
     @torch.no_grad()
     def rewind(self) -> None:

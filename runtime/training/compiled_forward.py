@@ -34,8 +34,11 @@ def forward(step: Step, *, graphs: bool) -> Callable[..., Any]:
     compiled = torch.compile(step.plain)
     recorded = torch.compile(step.plain, mode="reduce-overhead") if graphs else None
     _go_on_for_longer()
-    failures = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit,
-                torch._inductor.exc.InductorError)  # fmt: skip
+    failures = (
+        torch._dynamo.exc.TorchDynamoException,
+        torch._dynamo.exc.FailOnRecompileLimitHit,
+        torch._inductor.exc.InductorError,
+    )
 
     def replayed(*inputs: Tensor) -> Any:
         assert recorded is not None

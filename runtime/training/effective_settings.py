@@ -49,8 +49,11 @@ def record(run: Run, say: Callable[[str], None]) -> None:
     trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     say(f"model: {trained:,} of {total:,} parameters are trained")
     if names := strided.rewritten(run.model):
-        run.events.add("convolution", f"{', '.join(names)}: stride 1 over every n-th pixel, since oneDNN's gradient of a "
-                       "strided 1x1 convolution of few channels is wrong (uxlfoundation/oneDNN#6035)")  # fmt: skip
+        run.events.add(
+            "convolution",
+            f"{', '.join(names)}: stride 1 over every n-th pixel, since oneDNN's gradient of a "
+            "strided 1x1 convolution of few channels is wrong (uxlfoundation/oneDNN#6035)",
+        )
     _warn(run.seen, say)
     _write(run)
 

@@ -33,15 +33,19 @@ def check(ranks: Ranks, job: Job, dataset: Dataset, model: nn.Module, fingerprin
     """
     if ranks.count == 1:
         return
-    wrong = _differs(ranks, {"samples": fingerprint, "preprocessing": json.dumps(dataset.preprocessing, default=str)}
-                     | {"classes": repr(dataset.heads)})  # fmt: skip
+    wrong = _differs(
+        ranks,
+        {"samples": fingerprint, "preprocessing": json.dumps(dataset.preprocessing, default=str)}
+        | {"classes": repr(dataset.heads)},
+    )
     if wrong:
         raise DataError(f"{wrong} than process 1, from the same job", "data that every process reads alike", SEED)
     shapes = [(name, tuple(t.shape), str(t.dtype)) for name, t in (*model.named_parameters(), *model.named_buffers())]
     wrong = _differs(ranks, {"weights or buffers": repr(shapes)})
     if wrong:
-        raise SpecError([job.problem(("model",), f"{wrong} than process 1", "a network that every process builds alike",
-                                     SEED)])  # fmt: skip
+        raise SpecError(
+            [job.problem(("model",), f"{wrong} than process 1", "a network that every process builds alike", SEED)]
+        )
 
 
 def _differs(ranks: Ranks, things: Mapping[str, str]) -> str | None:

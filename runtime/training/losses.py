@@ -95,9 +95,9 @@ def terms(spec: Spec) -> Terms:
         case MeanSquaredError():
             return lambda outputs, targets: F.mse_loss(outputs, targets, reduction="none").mean(dim=1)
         case Huber():
-            return lambda outputs, targets: F.huber_loss(
-                outputs, targets, reduction="none", delta=spec.delta
-            ).mean(dim=1)  # fmt: skip
+            return lambda outputs, targets: F.huber_loss(outputs, targets, reduction="none", delta=spec.delta).mean(
+                dim=1
+            )
 
 
 def soft(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:

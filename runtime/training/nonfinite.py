@@ -117,9 +117,12 @@ class Numerics:
         self.scaler_skips = 0
         if self.fp16.fallback == "fp32":
             raise Collapsed(text)
-        raise NumericsError(text, "fp16 for gradients that fit its range",
-                            "set optimize.precision: fp32 (or bf16 where the chip has it), lower the rate, or let the run "
-                            "go over to fp32 by itself: train.fp16: {fallback: fp32}")  # fmt: skip
+        raise NumericsError(
+            text,
+            "fp16 for gradients that fit its range",
+            "set optimize.precision: fp32 (or bf16 where the chip has it), lower the rate, or let the run "
+            "go over to fp32 by itself: train.fp16: {fallback: fp32}",
+        )
 
     def roll_back(self, why: NotFinite) -> None:
         """Note a rollback, and leave out the bad batches from now on.
@@ -136,8 +139,15 @@ class Numerics:
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain data."""
-        return {"rollbacks": self.rollbacks, "skip": sorted(map(list, self.skip)), "recent": list(self.recent), "first": self.first,
-                "bad": list(map(list, self.bad)), "ids": self.ids, "scaler_skips": self.scaler_skips}  # fmt: skip
+        return {
+            "rollbacks": self.rollbacks,
+            "skip": sorted(map(list, self.skip)),
+            "recent": list(self.recent),
+            "first": self.first,
+            "bad": list(map(list, self.bad)),
+            "ids": self.ids,
+            "scaler_skips": self.scaler_skips,
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`; a rollback in this process is never forgotten."""
@@ -152,5 +162,8 @@ class Numerics:
 def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     """Names of the tensors that hold NaN or infinity."""
     # The sum is not finite if any element is not; only then is a closer look worth its price.
-    return [name for name, value in tensors
-            if value.is_floating_point() and not torch.isfinite(value.sum()) and not torch.isfinite(value).all()]  # fmt: skip
+    return [
+        name
+        for name, value in tensors
+        if value.is_floating_point() and not torch.isfinite(value.sum()) and not torch.isfinite(value).all()
+    ]

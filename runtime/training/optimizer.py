@@ -29,8 +29,9 @@ def build(spec: Adam | Sgd, model: nn.Module) -> torch.optim.Optimizer:
     parameters = groups(model, spec.weight_decay)
     made: torch.optim.Optimizer
     if isinstance(spec, Sgd):
-        made = _light(torch.optim.SGD)(parameters, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov,
-                                       dampening=spec.dampening)  # fmt: skip
+        made = _light(torch.optim.SGD)(
+            parameters, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov, dampening=spec.dampening
+        )
     else:
         kind = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
         made = _light(kind)(parameters, lr=spec.lr, betas=spec.betas, eps=spec.eps, amsgrad=spec.amsgrad)

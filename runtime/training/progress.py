@@ -62,8 +62,11 @@ class Progress:
     def _begin(self, run: Run) -> TimeLeft:
         """Leave what `watch` needs in the run folder, and start the picture."""
         batches = len(run.dataset.validation) / run.batches.batch_size
-        ahead = {"steps": self.total, "steps_per_epoch": run.batches.per_epoch,
-                 "evaluation_steps": batches * EVALUATION_SHARE}  # fmt: skip
+        ahead = {
+            "steps": self.total,
+            "steps_per_epoch": run.batches.per_epoch,
+            "evaluation_steps": batches * EVALUATION_SHARE,
+        }
         try:
             write_json(run.folder / PROGRESS, ahead)
         except DrivetrainError as error:

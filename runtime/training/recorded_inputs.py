@@ -92,8 +92,11 @@ def stored(folder: Path) -> Settled | None:
         found = read_json(folder / SETTLED)
         return Settled({**found["preprocessing"]}, {row["name"]: head(row) for row in found["heads"]})
     except (LookupError, TypeError, ValueError):
-        raise CheckpointError(f"{folder / name} is gone or damaged", "the file as the run has written it when it began",
-                              "put it back, or start a new run with --new") from None  # fmt: skip
+        raise CheckpointError(
+            f"{folder / name} is gone or damaged",
+            "the file as the run has written it when it began",
+            "put it back, or start a new run with --new",
+        ) from None
 
 
 def begin(run: Run, say: Callable[[str], None], *, resumes: bool) -> None:
@@ -108,19 +111,25 @@ def begin(run: Run, say: Callable[[str], None], *, resumes: bool) -> None:
         if settled is None:
             _keep(run, say)
         elif isinstance(run.job, CallersJob):
-            _check(_differs(read_json(run.folder / RECORD), settled, run.readable),
-                   lambda changed: _unlike(run.folder, changed, "new=True"))  # fmt: skip
+            _check(
+                _differs(read_json(run.folder / RECORD), settled, run.readable),
+                lambda changed: _unlike(run.folder, changed, "new=True"),
+            )
     if settled is None and resumes:
         say(f"data: {UNKNOWN}")
 
 
 def _keep(run: Run, say: Callable[[str], None]) -> None:
     start, data = time.monotonic(), run.readable
-    files: dict[str, dict[str, Any]] = {key: {"folder": place.is_dir(), "rows": fingerprint.of(_base(place, place.is_dir()), names)}
-             for key, place, names in _named(_places(run.job), data)}  # fmt: skip
+    files: dict[str, dict[str, Any]] = {
+        key: {"folder": place.is_dir(), "rows": fingerprint.of(_base(place, place.is_dir()), names)}
+        for key, place, names in _named(_places(run.job), data)
+    }
     write_json(run.folder / RECORD, {"files": files, "arrays": data.content()})
-    write_json(run.folder / SETTLED, {"heads": [asdict(each) for each in data.heads.values()],
-                                      "preprocessing": data.preprocessing})  # fmt: skip
+    write_json(
+        run.folder / SETTLED,
+        {"heads": [asdict(each) for each in data.heads.values()], "preprocessing": data.preprocessing},
+    )
     spent = time.monotonic() - start
     if spent > LONG:
         count = sum(len(each["rows"]) for each in files.values())
@@ -128,8 +137,11 @@ def _keep(run: Run, say: Callable[[str], None]) -> None:
 
 
 def _unlike(folder: Path, changed: str, new: str) -> CheckpointError:
-    return CheckpointError(f"{folder} is unfinished, and its data has changed since it began: {changed}",
-                           "the data that the run was started with", f"put it back, or start a new run with {new}")  # fmt: skip
+    return CheckpointError(
+        f"{folder} is unfinished, and its data has changed since it began: {changed}",
+        "the data that the run was started with",
+        f"put it back, or start a new run with {new}",
+    )
 
 
 def _check(changes: Sequence[str], refuse: Refuse) -> None:
@@ -149,19 +161,29 @@ def _changed(record: Mapping[str, Any], places: Mapping[str, Path]) -> list[str]
 
 def _added(record: Mapping[str, Any], places: Mapping[str, Path], dataset: Dataset) -> list[str]:
     """Files that are read by now and were not when the run began, each with its key."""
-    return [f"{_base(place, place.is_dir()) / name} was not there ({key})" for key, place, names in _named(places, dataset)
-            for name in names if key not in record or name not in record[key]["rows"]]  # fmt: skip
+    return [
+        f"{_base(place, place.is_dir()) / name} was not there ({key})"
+        for key, place, names in _named(places, dataset)
+        for name in names
+        if key not in record or name not in record[key]["rows"]
+    ]
 
 
 def _differs(record: Mapping[str, Any], settled: Settled, dataset: Dataset) -> list[str]:
     """What else is not as it was: arrays of a program, and what was made of all data."""
     before, now = record["arrays"], dataset.content()
-    found = [f"the {name} samples have other values (a function that draws random numbers has to fix their seed)"
-             for name in sorted({*before, *now}) if before.get(name) != now.get(name)]  # fmt: skip
+    found = [
+        f"the {name} samples have other values (a function that draws random numbers has to fix their seed)"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
     made = _plain(dataset.preprocessing)
     found += [f"{name} of the preprocessing" for name, value in settled.preprocessing.items() if made[name] != value]
-    return found + [f"the output {name!r}" if name else "the output" for name in {*settled.heads, *dataset.heads}
-                    if settled.heads.get(name) != dataset.heads.get(name)]  # fmt: skip
+    return found + [
+        f"the output {name!r}" if name else "the output"
+        for name in {*settled.heads, *dataset.heads}
+        if settled.heads.get(name) != dataset.heads.get(name)
+    ]
 
 
 def _plain(value: Any) -> Any:

@@ -205,9 +205,15 @@ class Run:
 
 
 def assemble(
-    job: Job, hardware: Hardware, plan: Plan, folder: Path, dataset: Dataset, network: Model,
-    signals: Signals, clock: Clock,
-) -> Run:  # fmt: skip
+    job: Job,
+    hardware: Hardware,
+    plan: Plan,
+    folder: Path,
+    dataset: Dataset,
+    network: Model,
+    signals: Signals,
+    clock: Clock,
+) -> Run:
     """Put a run together and apply the plan to it."""
     device = torch.device(f"cuda:{os.environ.get(NUMBER, 0)}" if hardware.gpu else "cpu")
     ranks = joined(device)
@@ -227,14 +233,27 @@ def assemble(
         batches.part = ranks.part
     total = batches.per_epoch * job.train.epochs
     run = Run(
-        job=job, hardware=hardware, plan=plan, folder=folder, device=device, dataset=dataset, network=network,
-        model=model, frozen=frozen, optimizer=made, batches=batches, signals=signals, clock=clock,
+        job=job,
+        hardware=hardware,
+        plan=plan,
+        folder=folder,
+        device=device,
+        dataset=dataset,
+        network=network,
+        model=model,
+        frozen=frozen,
+        optimizer=made,
+        batches=batches,
+        signals=signals,
+        clock=clock,
         step=Step(model, made, goal, job.train.clip_norm, device),
         schedule=schedule(job.train.schedule, min(total, job.train.steps or total), batches.per_epoch),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
         watch=Watch(job.best(), job.train.early_stopping, job.train.schedule),
-        numerics=Numerics(job.train.loss_spike, job.train.fp16), events=Events(folder), ranks=ranks,
-    )  # fmt: skip
+        numerics=Numerics(job.train.loss_spike, job.train.fp16),
+        events=Events(folder),
+        ranks=ranks,
+    )
     for optimization in optimizations.every():
         value = plan.value(optimization.name)
         if value != optimization.off:

@@ -128,10 +128,13 @@ class Saver:
         there = sum(path.stat().st_size for path in run.checkpoints.glob("*/*.*"))
         free = shutil.disk_usage(run.folder).free
         if need > there + free:
-            run.events.add("storage", f"{run.folder} has room for {size(there + free)}, and the run will want {size(need)}: "
-                           f"{keep + 1} checkpoints of {size(whole)}, the best one and the model; free some space, or set "
-                           "checkpoint.keep: 1. A save that fails is tried again; one that fails at the end is exit 7",
-                           run.counters.step)  # fmt: skip
+            run.events.add(
+                "storage",
+                f"{run.folder} has room for {size(there + free)}, and the run will want {size(need)}: "
+                f"{keep + 1} checkpoints of {size(whole)}, the best one and the model; free some space, or set "
+                "checkpoint.keep: 1. A save that fails is tried again; one that fails at the end is exit 7",
+                run.counters.step,
+            )
 
     def _step_snapshot(self) -> Snapshot:
         run = self.run
@@ -188,8 +191,11 @@ class Saver:
 
     def _write(self, snapshot: Snapshot) -> Path:
         if snapshot.trouble:
-            raise StorageError(f"{self.run.folder / 'metrics.jsonl'}: {snapshot.trouble}", "a folder with room",
-                               "free some space, or name another folder with --runs DIR")  # fmt: skip
+            raise StorageError(
+                f"{self.run.folder / 'metrics.jsonl'}: {snapshot.trouble}",
+                "a folder with room",
+                "free some space, or name another folder with --runs DIR",
+            )
         path = checkpoint.save(self.run.checkpoints, snapshot.name, snapshot.tensors, snapshot.state)
         if snapshot.name.startswith("step-"):
             checkpoint.prune(self.run.checkpoints, self.run.job.checkpoint.keep, snapshot.best, checkpoint.number(path))

@@ -54,9 +54,13 @@ class Step:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, objective: Objective,
-        clip_norm: float | None, device: torch.device,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        objective: Objective,
+        clip_norm: float | None,
+        device: torch.device,
+    ) -> None:
         self.model, self.optimizer, self.objective = model, optimizer, objective
         self.clip_norm, self.device = clip_norm, device
         self.micro_batch: int | None = None

@@ -25,9 +25,16 @@ def fixed(job: Job, who: str) -> None:
         SpecError: with what can be done.
     """
     if job.train.batch_size == "auto":
-        raise SpecError([job.problem(("train", "batch_size"), f"is auto, which {who} does not measure",
-                                     "a number; auto is measured by `drivetrain train` in one process",
-                                     "give it a number")])  # fmt: skip
+        raise SpecError(
+            [
+                job.problem(
+                    ("train", "batch_size"),
+                    f"is auto, which {who} does not measure",
+                    "a number; auto is measured by `drivetrain train` in one process",
+                    "give it a number",
+                )
+            ]
+        )
 
 
 def most(samples: int) -> int:
@@ -61,5 +68,7 @@ def consequence(job: Job, size: int) -> str:
     rate, name = job.train.optimizer.lr, job.train.optimizer.name
     ratio = size / USUAL_BATCH
     rule, factor = ("linear", ratio) if name == "sgd" else ("square-root", ratio**0.5)
-    return (f"train.optimizer.lr stays {rate:g}; if it was chosen for batches of {USUAL_BATCH}, the {rule} rule would "
-            f"make it {rate * factor:.3g} (drivetrain find-lr JOB --set train.batch_size={size} measures it)")  # fmt: skip
+    return (
+        f"train.optimizer.lr stays {rate:g}; if it was chosen for batches of {USUAL_BATCH}, the {rule} rule would "
+        f"make it {rate * factor:.3g} (drivetrain find-lr JOB --set train.batch_size={size} measures it)"
+    )

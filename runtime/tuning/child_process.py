@@ -20,9 +20,12 @@ from runtime.tuning import kernel_crash as crash
 
 
 def child(
-    command: Sequence[str], environment: dict[str, str], forward: signals.Forward, locks: Sequence[int] = (),
+    command: Sequence[str],
+    environment: dict[str, str],
+    forward: signals.Forward,
+    locks: Sequence[int] = (),
     others: Sequence[subprocess.Popen[bytes]] = (),
-) -> int:  # fmt: skip
+) -> int:
     """Run a child under a plan's environment; its exit code as a shell gives it, 75 if a signal came before it."""
     with signals.waiting():
         if forward.sent:
@@ -35,13 +38,18 @@ def child(
 
 def started(
     command: Sequence[str], environment: dict[str, str], locks: Sequence[int] = (), output: int | None = None
-) -> subprocess.Popen[bytes]:  # fmt: skip
+) -> subprocess.Popen[bytes]:
     # A group of its own, so that Ctrl-C reaches the child once, through us. Bound to us before it is anything:
     # a child that were only starting when we are killed would hold the lock for as long as that takes.
     return subprocess.Popen(
-        command, env=surroundings(environment), pass_fds=locks, process_group=0,
-        preexec_fn=functools.partial(signals.die_with, os.getpid()), stdout=output, stderr=output,
-    )  # fmt: skip
+        command,
+        env=surroundings(environment),
+        pass_fds=locks,
+        process_group=0,
+        preexec_fn=functools.partial(signals.die_with, os.getpid()),
+        stdout=output,
+        stderr=output,
+    )
 
 
 def surroundings(environment: dict[str, str]) -> dict[str, str]:
@@ -51,9 +59,14 @@ def surroundings(environment: dict[str, str]) -> dict[str, str]:
 
 
 def measure(
-    module: str, folder: Path, job: Path, assignments: Sequence[str], plan: Plan, machine: Hardware,
+    module: str,
+    folder: Path,
+    job: Path,
+    assignments: Sequence[str],
+    plan: Plan,
+    machine: Hardware,
     words: Sequence[str] = (),
-) -> int:  # fmt: skip
+) -> int:
     """Run a measuring module under a plan, as a trainer would run; its exit code.
 
     Args:

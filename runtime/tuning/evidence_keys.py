@@ -35,9 +35,15 @@ def speed(job: Job, hardware: Hardware, dataset: Dataset, network: Model, apart_
     train = job.train
     shapes = {name: list(value.shape) for name, value in network.module.state_dict().items()}
     steps = -(-len(dataset.train) // train.batch) * train.epochs
-    fixed = [train.optimizer.name, train.deterministic, str(train.loss), str(getattr(job.data, "augment", None)),
-             sorted((key, str(value)) for key, value in job.optimize.items()),
-             min(steps, train.steps or steps).bit_length(), apart_too]  # fmt: skip
+    fixed = [
+        train.optimizer.name,
+        train.deterministic,
+        str(train.loss),
+        str(getattr(job.data, "augment", None)),
+        sorted((key, str(value)) for key, value in job.optimize.items()),
+        min(steps, train.steps or steps).bit_length(),
+        apart_too,
+    ]
     return evidence.key(hardware, workload(dataset, network.module), train.batch, shapes, fixed)
 
 
@@ -55,9 +61,12 @@ def numbers(name: str, job: Job, dataset: Dataset, network: Model) -> str | None
 
 
 def keep(
-    job: Job, hardware: Hardware, names: tuple[str, str | None], found: Mapping[str, Measured],
+    job: Job,
+    hardware: Hardware,
+    names: tuple[str, str | None],
+    found: Mapping[str, Measured],
     say: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     """Keep what was found; what is fixed when a process starts also where the supervisor finds it, without torch.
 
     Args:

@@ -48,10 +48,19 @@ def without(plan: Plan, why: str) -> Plan | None:
     names = _on(plan)
     off = {o.name: o.off for o in optimizations.every()}
     rows = [
-        replace(row, value=off[row.name], source="crash", reason=f"{why}, with {written(row.value)}",
-                effect=str(Effect.EXACT), evidence=None, provisional=False) if row.name in names else row
+        replace(
+            row,
+            value=off[row.name],
+            source="crash",
+            reason=f"{why}, with {written(row.value)}",
+            effect=str(Effect.EXACT),
+            evidence=None,
+            provisional=False,
+        )
+        if row.name in names
+        else row
         for row in plan.decisions
-    ]  # fmt: skip
+    ]
     return replace(plan, decisions=tuple(rows), seen={}) if names else None
 
 
@@ -61,22 +70,30 @@ def consequence(plan: Plan, again: str) -> str:
     off = {o.name: o.off for o in optimizations.every()}
     first = next((name for name in SUSPECTS if name in names), names[0])
     listed = ", ".join(f"{name} {written(plan.value(name))}" for name in names)
-    return (f"in force were {listed}; {again} with all of these off. To keep the others, run again with "
-            f"`--new --set optimize.{first}={written(off[first])}`")  # fmt: skip
+    return (
+        f"in force were {listed}; {again} with all of these off. To keep the others, run again with "
+        f"`--new --set optimize.{first}={written(off[first])}`"
+    )
 
 
 def hopeless(why: str) -> DeviceError:
     """The error once there is nothing left to turn off."""
-    return DeviceError(f"{why}, with every optimization off", "kernels of torch, and C code of the job's own, that work "
-                       "on this machine", f"look at {FILE} in the run folder and at `drivetrain doctor`; try "
-                       "`--new --set limits.cpus=1`, another image or another machine")  # fmt: skip
+    return DeviceError(
+        f"{why}, with every optimization off",
+        "kernels of torch, and C code of the job's own, that work on this machine",
+        f"look at {FILE} in the run folder and at `drivetrain doctor`; try "
+        "`--new --set limits.cpus=1`, another image or another machine",
+    )
 
 
 def _on(plan: Plan) -> list[str]:
     """What is in force and can be turned off without changing what is learned."""
     off = {o.name: o.off for o in optimizations.every()}
-    return [row.name for row in plan.decisions
-            if row.value != off[row.name] and row.name not in KEPT and row.effect != str(Effect.TRAINING)]  # fmt: skip
+    return [
+        row.name
+        for row in plan.decisions
+        if row.value != off[row.name] and row.name not in KEPT and row.effect != str(Effect.TRAINING)
+    ]
 
 
 def _files(run: Path) -> list[Path]:

@@ -41,8 +41,9 @@ def find_lr(request: Request) -> int:
         DrivetrainError: for everything that is wrong before the test starts.
     """
     if not 0 < request.lowest < request.highest:
-        raise SpecError(f"--lowest {request.lowest:g} --highest {request.highest:g}", "0 < lowest < highest",
-                        "change one of them")  # fmt: skip
+        raise SpecError(
+            f"--lowest {request.lowest:g} --highest {request.highest:g}", "0 < lowest < highest", "change one of them"
+        )
     if request.steps < 20:
         raise SpecError(f"--steps {request.steps}", "20 or more", "100 mini-batches give a smooth curve")
     signals.stop_early()

@@ -70,9 +70,15 @@ def contested(job: Job, hardware: Hardware, plan: Plan) -> list[Rival]:
 
 
 def measured(
-    source: Source, hardware: Hardware, plan: Plan, rivals: Sequence[Rival], total: float, seconds: float,
-    say: Callable[[str], None], standing: float = STANDING,
-) -> dict[str, Measured]:  # fmt: skip
+    source: Source,
+    hardware: Hardware,
+    plan: Plan,
+    rivals: Sequence[Rival],
+    total: float,
+    seconds: float,
+    say: Callable[[str], None],
+    standing: float = STANDING,
+) -> dict[str, Measured]:
     """The verdicts on rivals of what is in force.
 
     Args:
@@ -108,9 +114,14 @@ def _no_room() -> str | None:
 
 
 def _all(
-    shop: Workshop, plan: Plan, rivals: Sequence[Rival], total: float, end: float, say: Callable[[str], None],
+    shop: Workshop,
+    plan: Plan,
+    rivals: Sequence[Rival],
+    total: float,
+    end: float,
+    say: Callable[[str], None],
     found: dict[str, Measured],
-) -> None:  # fmt: skip
+) -> None:
     from runtime.tuning import variants as arms
 
     start = time.monotonic()
@@ -135,7 +146,7 @@ def _all(
 
 def _verdict(
     shop: Workshop, incumbent: Side, plan: Plan, optimization: Optimization, total: float, end: float
-) -> tuple[Side | None, arms.Verdict]:  # fmt: skip
+) -> tuple[Side | None, arms.Verdict]:
     """A challenger in its child against the incumbent in its own; both draw the same numbers."""
     from runtime.tuning import variants as arms
 
@@ -146,8 +157,12 @@ def _verdict(
         wrong = arms.differs(side.ready.numbers, incumbent.ready.numbers, allowed, "the other")
         if wrong:
             return side, arms.Verdict(False, f"vetoed: {wrong}")
-        pair = compare(lambda count: incumbent.steps(count).seconds, lambda count: side.steps(count).seconds,
-                       incumbent.ready.step, end - time.monotonic())  # fmt: skip
+        pair = compare(
+            lambda count: incumbent.steps(count).seconds,
+            lambda count: side.steps(count).seconds,
+            incumbent.ready.step,
+            end - time.monotonic(),
+        )
     except Failed as error:
         return None, arms.Verdict(False, f"failed: {error}")
     return side, arms.judged(pair, 0.0, total)

@@ -71,9 +71,13 @@ class Tuner:
     """
 
     def __init__(
-        self, made: Run, dataset: Dataset, network: Model, say: Callable[[str], None],
+        self,
+        made: Run,
+        dataset: Dataset,
+        network: Model,
+        say: Callable[[str], None],
         source: apart.Source | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.made, self.dataset, self.network, self.say, self.source = made, dataset, network, say, source
         self.initial = copy.deepcopy(network.module.state_dict())
         self.facts = workload(dataset, network.module)
@@ -151,7 +155,7 @@ class Tuner:
 
     def _measure(
         self, contest: Contest, optimization: Optimization, value: Value, step: float, left: float, late: set[str]
-    ) -> None:  # fmt: skip
+    ) -> None:
         """One value against the incumbent, if there is time."""
         challenger = arms.changed(contest.plan, optimization.name, value)
         compiles = challenger.value("compile") is not False
@@ -233,9 +237,16 @@ class Tuner:
 
 
 def measured(
-    job: Job, hardware: Hardware, plan: Plan, dataset: Dataset, network: Model, folder: Path, signals: Signals,
-    say: Callable[[str], None], source: apart.Source | None = None,
-) -> dict[str, Measured]:  # fmt: skip
+    job: Job,
+    hardware: Hardware,
+    plan: Plan,
+    dataset: Dataset,
+    network: Model,
+    folder: Path,
+    signals: Signals,
+    say: Callable[[str], None],
+    source: apart.Source | None = None,
+) -> dict[str, Measured]:
     """What is known of the contested decisions: from the cache, else measured now if that is worth it.
 
     `measure: off` knows nothing, `auto` spends 2 % of a run that is predicted to take five minutes or more, `full`

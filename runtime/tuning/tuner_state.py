@@ -34,8 +34,11 @@ class Contest:
             return True
         ratio, plan = seen[-1]
         beside = arms.changed(plan, name, self.plan.value(name))
-        return len(seen) == 1 and ratio > HOPELESS and any(
-            beside.value(other) != self.plan.value(other) for other in PROMISING)  # fmt: skip
+        return (
+            len(seen) == 1
+            and ratio > HOPELESS
+            and any(beside.value(other) != self.plan.value(other) for other in PROMISING)
+        )
 
     def take(self, name: str, value: Value, verdict: Verdict) -> str:
         """Note a verdict; returns it in words."""

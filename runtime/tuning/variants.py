@@ -154,6 +154,8 @@ def all_off(plan: Plan, quiet: bool) -> Plan:
     What changes what is learned, as the job asks, stays: it is no rounding that numbers could be set beside.
     """
     off = {o.name: o.off for o in optimizations.every() if o.stage is not Stage.PROCESS and (quiet or not o.redraws)}
-    rows = [row if row.effect == Effect.TRAINING else replace(row, value=off.get(row.name, row.value))
-            for row in plan.decisions]  # fmt: skip
+    rows = [
+        row if row.effect == Effect.TRAINING else replace(row, value=off.get(row.name, row.value))
+        for row in plan.decisions
+    ]
     return replace(plan, decisions=tuple(rows))

@@ -89,7 +89,10 @@ def _suspects(plan: Plan) -> list[Optimization]:
     """What nobody asked for and may round, latest stage first."""
     rows = {row.name: row for row in plan.decisions}
     return [
-        one for one in reversed(optimizations.every())
-        if rows[one.name].source in OPEN and rows[one.name].value != one.off
-        and rows[one.name].effect != Effect.EXACT and one.stage not in (Stage.PROCESS, Stage.LOADER)
-    ]  # fmt: skip
+        one
+        for one in reversed(optimizations.every())
+        if rows[one.name].source in OPEN
+        and rows[one.name].value != one.off
+        and rows[one.name].effect != Effect.EXACT
+        and one.stage not in (Stage.PROCESS, Stage.LOADER)
+    ]

@@ -19,8 +19,17 @@ H200 = hardware.load(ROOT / "tests" / "machines" / "h200.json")
 
 
 def test_tried_out(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--smoke", "--rows", "mlp", "--out", str(tmp_path / "out"),
-               "--folder", str(tmp_path / "work")]  # fmt: skip
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "gpu.py"),
+        "--smoke",
+        "--rows",
+        "mlp",
+        "--out",
+        str(tmp_path / "out"),
+        "--folder",
+        str(tmp_path / "work"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "out").glob("gpu-cpu-*.json")
@@ -55,16 +64,32 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def arm(speed: float, peak: int, **more: Any) -> dict[str, Any]:
-    return {"torch": "2.11.0", "samples_per_second": speed, "peak": peak << 30, "busy": 93.0, "waits_per_step": 1.0,
-            "first_step": 12.0, "losses": [1.0 / n for n in range(1, 61)], **more}  # fmt: skip
+    return {
+        "torch": "2.11.0",
+        "samples_per_second": speed,
+        "peak": peak << 30,
+        "busy": 93.0,
+        "waits_per_step": 1.0,
+        "first_step": 12.0,
+        "losses": [1.0 / n for n in range(1, 61)],
+        **more,
+    }
 
 
 def test_the_page_of_a_gpu(pages: ModuleType) -> None:
-    rows = {"resnet18": {"tutorial": arm(1000, 10), "plan": arm(5200, 5, plan={"precision": "bf16", "compile": True})},
-            "cnn-lstm": {"tutorial": arm(1000, 10), "plan": {"missing": "failed: lost"}}}  # fmt: skip
+    rows = {
+        "resnet18": {"tutorial": arm(1000, 10), "plan": arm(5200, 5, plan={"precision": "bf16", "compile": True})},
+        "cnn-lstm": {"tutorial": arm(1000, 10), "plan": {"missing": "failed: lost"}},
+    }
     precisions = {"fp32": arm(1000, 10), "tf32": arm(1500, 10), "fp16": {"missing": "not measured, the time was spent"}}
-    found = {"date": "2026-01-02", "smoke": False, "seconds": 400.0, "rows": rows, "precisions": precisions,
-             "curves": "resnet18"}  # fmt: skip
+    found = {
+        "date": "2026-01-02",
+        "smoke": False,
+        "seconds": 400.0,
+        "rows": rows,
+        "precisions": precisions,
+        "curves": "resnet18",
+    }
     text = pages.page(found, H200)
     assert pages.slug(H200) == "nvidia-h200"
     for line in (

@@ -10,7 +10,7 @@ from benchmarks.contest import figures
 @pytest.mark.parametrize(
     ("count", "low", "high"),
     [(4, 1, 4), (6, 1, 6), (8, 1, 8), (9, 2, 8), (15, 4, 12)],
-)  # fmt: skip
+)
 def test_the_interval_of_a_median(count: int, low: int, high: int) -> None:
     """Order statistics, from the binomial distribution: tables of the sign test give the same places."""
     assert figures.interval([float(number) for number in range(count, 0, -1)]) == (low, high)

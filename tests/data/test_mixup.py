@@ -114,8 +114,9 @@ def test_draws_depend_on_seed_and_step_alone() -> None:
 def test_share_of_steps_that_are_mixed(kind: Any, probability: float) -> None:
     spec = kind(probability=probability)
     given = {"mixup": spec} if kind is Mixup else {"cutmix": spec}
-    changed = [mixed((images(),), {"": labels()}, HEADS, 0, step, **given)[1][""].is_floating_point()
-               for step in range(1000)]  # fmt: skip
+    changed = [
+        mixed((images(),), {"": labels()}, HEADS, 0, step, **given)[1][""].is_floating_point() for step in range(1000)
+    ]
     assert abs(np.mean(changed) - probability) < 0.06
 
 
@@ -132,8 +133,11 @@ def test_of_both_one_is_picked_by_a_fair_coin(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_targets_of_every_kind() -> None:
-    heads = {"cause": Head("cause", ("x", "y", "z")), "tags": Head("tags", ("p", "q"), several=True),
-             "size": Head("size", columns=("w",))}  # fmt: skip
+    heads = {
+        "cause": Head("cause", ("x", "y", "z")),
+        "tags": Head("tags", ("p", "q"), several=True),
+        "size": Head("size", columns=("w",)),
+    }
     tags, size = torch.rand(COUNT, 2).round(), torch.randn(COUNT, 1)
     given = {"cause": labels(), "tags": tags, "size": size}
     _, targets = mixed((images(),), given, heads, 0, 4, Mixup(alpha=1.0))

@@ -26,9 +26,11 @@ def test_uniform_differs_by_seed_purpose_epoch_sample_and_lane() -> None:
     ids = np.arange(1000)
     base = draws.uniform(1, "flip", 2, ids, 2)
     for other in (
-        draws.uniform(2, "flip", 2, ids, 2), draws.uniform(1, "crop", 2, ids, 2), draws.uniform(1, "flip", 3, ids, 2),
+        draws.uniform(2, "flip", 2, ids, 2),
+        draws.uniform(1, "crop", 2, ids, 2),
+        draws.uniform(1, "flip", 3, ids, 2),
         draws.uniform(1, "flip", 2, ids + 1000, 2),
-    ):  # fmt: skip
+    ):
         assert abs(np.corrcoef(base[:, 0], other[:, 0])[0, 1]) < 0.15
     assert abs(np.corrcoef(base[:, 0], base[:, 1])[0, 1]) < 0.15
 

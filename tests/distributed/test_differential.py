@@ -49,8 +49,13 @@ def test_first_weights_are_the_leaders(convolutional: dict[int, dict[str, list[f
     np.testing.assert_allclose(convolutional[2][f"{name}+unseeded"], convolutional[1][name], rtol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "words"), [("plain+unlike", "process 2 of 2 has other samples than process 1"),
-                                             ("plain+larger", "process 2 of 2 has other weights or buffers than")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("plain+unlike", "process 2 of 2 has other samples than process 1"),
+        ("plain+larger", "process 2 of 2 has other weights or buffers than"),
+    ],
+)
 def test_processes_that_read_or_build_something_else_are_refused(
     convolutional: dict[int, dict[str, Any]], name: str, words: str
 ) -> None:
@@ -78,8 +83,12 @@ def losses_of_tasks(folder: Path, ways: Sequence[str], seconds: float = 300) -> 
         return dict(zip(product(TASKS, ways), found.values(), strict=True))
 
     alone, together = of(1, ["halves", *(f"{way}+halves" for way in ways)]), of(2, ["", *ways])
-    return {task: {"alone": alone[task, "halves"]} | {f"1 {way}": alone[task, f"{way}+halves"] for way in ways}
-            | {f"2 {way}": together[task, way] for way in ("", *ways)} for task in TASKS}  # fmt: skip
+    return {
+        task: {"alone": alone[task, "halves"]}
+        | {f"1 {way}": alone[task, f"{way}+halves"] for way in ways}
+        | {f"2 {way}": together[task, way] for way in ("", *ways)}
+        for task in TASKS
+    }
 
 
 @pytest.fixture(scope="module")

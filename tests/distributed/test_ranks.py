@@ -32,9 +32,16 @@ def trained(folder: Path, count: int, data: str = "") -> tuple[list[float], list
     names = {"DRIVETRAIN_RANKS": str(count), "DRIVETRAIN_MEETING": str(folder / "store"), "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "tests.ranks_driver", str(folder), str(STEPS), data]
     started = [
-        subprocess.Popen(command, cwd=ROOT, env={**os.environ, **names, "DRIVETRAIN_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in range(count)
-    ]  # fmt: skip
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **names, "DRIVETRAIN_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(count)
+    ]
     said = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0] * count, said
     folders = [folder, *(folder / "ranks" / str(rank) for rank in range(1, count))]

@@ -47,8 +47,15 @@ def container(cpu_image: str) -> Run:
     """`docker run --rm` of the image, hardened as compose does it."""
 
     def run(*command: str, options: tuple[str, ...] = (), entrypoint: str | None = None) -> Any:
-        hardened = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true", "--init",
-                    "--tmpfs=/tmp:exec,mode=1777", "--tmpfs=/cache/compile:exec,mode=1777", "--network=none"]  # fmt: skip
+        hardened = [
+            "--read-only",
+            "--cap-drop=ALL",
+            "--security-opt=no-new-privileges:true",
+            "--init",
+            "--tmpfs=/tmp:exec,mode=1777",
+            "--tmpfs=/cache/compile:exec,mode=1777",
+            "--network=none",
+        ]
         entry = ["--entrypoint", entrypoint] if entrypoint else []
         line = ["docker", "run", "--rm", *hardened, *options, *entry, cpu_image, *command]
         return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)

@@ -111,10 +111,23 @@ def up(project: Path, **environment: str) -> tuple[dict[str, Any], str]:
     names = {"COMPOSE_PROJECT_NAME": f"drivetrain-test-{os.getpid()}"}
     os.environ.update(names)
     clean = {k: v for k, v in os.environ.items() if not k.startswith("DRIVETRAIN_")}
-    done = subprocess.run(["docker", "compose", "up", "trainer"], cwd=project, env={**clean, **names, **environment},
-                          capture_output=True, text=True, check=False, timeout=300)  # fmt: skip
-    name = subprocess.run(["docker", "compose", "ps", "-aq", "trainer"], cwd=project, env={**clean, **names},
-                          capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+    done = subprocess.run(
+        ["docker", "compose", "up", "trainer"],
+        cwd=project,
+        env={**clean, **names, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    name = subprocess.run(
+        ["docker", "compose", "ps", "-aq", "trainer"],
+        cwd=project,
+        env={**clean, **names},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
     assert name, done.stdout + done.stderr
     return inspect(name), done.stdout + done.stderr
 
@@ -131,8 +144,21 @@ def test_compose_up_trains_under_the_limits_twice_in_a_row(project: Path) -> Non
         assert not host["PortBindings"]
         run = project / "runs" / f"digits-{number}"
         names = {path.name for path in run.iterdir()}
-        assert names >= {"job.yaml", "hardware.json", "plan.json", "metrics.jsonl", "telemetry.jsonl", "tensorboard",
-                         "checkpoints", "model", "report.html", "report.md", "report.json", "result.json", "state.json"}  # fmt: skip
+        assert names >= {
+            "job.yaml",
+            "hardware.json",
+            "plan.json",
+            "metrics.jsonl",
+            "telemetry.jsonl",
+            "tensorboard",
+            "checkpoints",
+            "model",
+            "report.html",
+            "report.md",
+            "report.json",
+            "result.json",
+            "state.json",
+        }
         result = json.loads((run / "result.json").read_text())
         assert result["best"]["value"] >= 0.98
         plan = json.loads((run / "plan.json").read_text())
@@ -162,9 +188,24 @@ def test_a_quota_gives_one_thread(container: Run) -> None:
 def test_docker_stop_saves(cpu_image: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     name = f"drivetrain-stop-{os.getpid()}"
-    line = ["docker", "run", "--name", name, "--init", "-v", f"{ROOT}/jobs:/workspace/jobs:ro",
-            "-v", f"{tmp_path}:/workspace/runs", cpu_image, "train", "jobs/digits.yaml",
-            "--set", "train.epochs=500", "--set", "optimize.measure=off"]  # fmt: skip
+    line = [
+        "docker",
+        "run",
+        "--name",
+        name,
+        "--init",
+        "-v",
+        f"{ROOT}/jobs:/workspace/jobs:ro",
+        "-v",
+        f"{tmp_path}:/workspace/runs",
+        cpu_image,
+        "train",
+        "jobs/digits.yaml",
+        "--set",
+        "train.epochs=500",
+        "--set",
+        "optimize.measure=off",
+    ]
     running = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert running.stdout is not None
     try:
@@ -186,8 +227,15 @@ def test_tensorboard_beside_the_trainer(project: Path) -> None:
     address = f"http://127.0.0.1:{environment['DRIVETRAIN_TENSORBOARD_PORT']}"
 
     def compose(*words: str) -> str:
-        done = subprocess.run(["docker", "compose", *words], cwd=project, env=environment,
-                              capture_output=True, text=True, check=False, timeout=120)  # fmt: skip
+        done = subprocess.run(
+            ["docker", "compose", *words],
+            cwd=project,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
 

@@ -35,9 +35,19 @@ def word(request: pytest.FixtureRequest) -> str:
 
 def inside(word: str, *command: str, entrypoint: str | None = None, options: tuple[str, ...] = ()) -> Any:
     """`docker run` of the image as compose hardens it, with today's code of the project."""
-    hardened = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true", "--init", "--network=none",
-                "--tmpfs=/tmp:exec,mode=1777", "--tmpfs=/workspace/runs:mode=1777",
-                "-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro", "-v", f"{ROOT}/jobs:/workspace/jobs:ro"]  # fmt: skip
+    hardened = [
+        "--read-only",
+        "--cap-drop=ALL",
+        "--security-opt=no-new-privileges:true",
+        "--init",
+        "--network=none",
+        "--tmpfs=/tmp:exec,mode=1777",
+        "--tmpfs=/workspace/runs:mode=1777",
+        "-v",
+        f"{ROOT}/runtime:/opt/drivetrain/runtime:ro",
+        "-v",
+        f"{ROOT}/jobs:/workspace/jobs:ro",
+    ]
     entry = ["--entrypoint", entrypoint] if entrypoint else []
     line = ["docker", "run", "--rm", *hardened, *options, *entry, f"localhost/drivetrain/{word}:latest", *command]
     return subprocess.run(line, capture_output=True, text=True, check=False, timeout=600)

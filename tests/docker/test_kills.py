@@ -19,11 +19,36 @@ FIRST = int(os.environ.get("DRIVETRAIN_FIRST", "0"))
 
 def container(image: str, job: Path, name: str) -> subprocess.Popen[str]:
     """The job with its witness in a hardened container; the checkout's own code."""
-    line = ["docker", "run", "--rm", "--name", name, "--init", "--read-only", "--cap-drop=ALL", "--network=none",
-            "--security-opt=no-new-privileges:true", "--tmpfs=/tmp:exec,mode=1777", "-e", "LEDGER=/job/ledger.jsonl",
-            "-v", f"{job.parent}:/job", "-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro",
-            "-v", f"{ROOT}/tests:/opt/drivetrain/tests:ro", "--entrypoint", "python", image,
-            "-m", "tests.faults.driver", "train", "/job/small.yaml", "--runs", "/job/runs"]  # fmt: skip
+    line = [
+        "docker",
+        "run",
+        "--rm",
+        "--name",
+        name,
+        "--init",
+        "--read-only",
+        "--cap-drop=ALL",
+        "--network=none",
+        "--security-opt=no-new-privileges:true",
+        "--tmpfs=/tmp:exec,mode=1777",
+        "-e",
+        "LEDGER=/job/ledger.jsonl",
+        "-v",
+        f"{job.parent}:/job",
+        "-v",
+        f"{ROOT}/runtime:/opt/drivetrain/runtime:ro",
+        "-v",
+        f"{ROOT}/tests:/opt/drivetrain/tests:ro",
+        "--entrypoint",
+        "python",
+        image,
+        "-m",
+        "tests.faults.driver",
+        "train",
+        "/job/small.yaml",
+        "--runs",
+        "/job/runs",
+    ]
     with (job.parent / "job.log").open("a") as log:
         return subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, text=True)
 
@@ -58,7 +83,9 @@ def calm(cpu_image: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     folder = tmp_path_factory.mktemp("calm")
     folder.parent.chmod(0o755)
     job, begun = prepared(folder), time.monotonic()
-    assert container(cpu_image, job, f"drivetrain-calm-{os.getpid()}").wait(timeout=300) == 0, (folder / "job.log").read_text()  # fmt: skip
+    assert container(cpu_image, job, f"drivetrain-calm-{os.getpid()}").wait(timeout=300) == 0, (
+        folder / "job.log"
+    ).read_text()
     return trained.run(job), time.monotonic() - begun
 
 

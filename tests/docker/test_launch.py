@@ -61,8 +61,15 @@ def name(folder: Path, **options: Any) -> str:
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command line of a checkout, on a host without torch."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    return subprocess.run([sys.executable, "-c", NO_TORCH, *words], cwd=folder, env=environment, capture_output=True, text=True,
-                          check=False, timeout=300)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", NO_TORCH, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
 
 
 def table(path: Path) -> None:
@@ -135,8 +142,14 @@ def start(folder: Path) -> str:
         up, cwd=folder, env={**environment, "JOB": "jobs/long.yaml"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    found = subprocess.run(["docker", "compose", "ps", "-aq", "trainer"], cwd=folder, env=environment, capture_output=True,
-                           text=True, check=True)  # fmt: skip
+    found = subprocess.run(
+        ["docker", "compose", "ps", "-aq", "trainer"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return found.stdout.strip()
 
 
@@ -170,8 +183,14 @@ def test_a_missing_image_is_asked_of_no_registry(project: Path) -> None:
     overlay = project / "compose" / "cpu.yaml"
     overlay.write_text(overlay.read_text().replace("/cpu:latest", "/absent:latest"))
     subprocess.run([project / "scripts" / "env"], capture_output=True, check=True)
-    done = subprocess.run(["docker", "compose", "up", "--no-build", "trainer"], cwd=project, capture_output=True, text=True,
-                          check=False, timeout=120)  # fmt: skip
+    done = subprocess.run(
+        ["docker", "compose", "up", "--no-build", "trainer"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode != 0
     told = (done.stdout + done.stderr).lower()
     assert "no such image" in told

@@ -44,8 +44,14 @@ def job(tmp_path: Path) -> Path:
 def train(container: Run, job: Path, memory: int | None, *options: str) -> tuple[int, str]:
     """Train in a container of so many bytes without swap, with the checkout's own code."""
     limits = (f"--memory={memory}", f"--memory-swap={memory}") if memory else ()
-    done = container("train", "/job/large.yaml", "--runs", "/job/runs", *options,
-                     options=(*limits, "-v", f"{job}:/job", "-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro"))  # fmt: skip
+    done = container(
+        "train",
+        "/job/large.yaml",
+        "--runs",
+        "/job/runs",
+        *options,
+        options=(*limits, "-v", f"{job}:/job", "-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro"),
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout + done.stderr
 

@@ -50,8 +50,15 @@ SERVICES: dict[str, dict[str, Any]] = {
 
 
 def compose(folder: Path, *words: str, **environment: str) -> str:
-    done = subprocess.run(["docker", "compose", *words], cwd=folder, env={**os.environ, **environment}, text=True,
-                          capture_output=True, check=False, timeout=120)  # fmt: skip
+    done = subprocess.run(
+        ["docker", "compose", *words],
+        cwd=folder,
+        env={**os.environ, **environment},
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -68,8 +75,20 @@ def test_posture_inside(project: Path, service: str) -> None:
     )
     (project / "runs").chmod(0o777)
     clean = {name: "" for name in os.environ if name.startswith("DRIVETRAIN_") and name != "DRIVETRAIN_TAG"}
-    out = compose(project, "run", "--rm", "-T", "--no-deps", "--entrypoint", "python", service, "-c", LOOK,
-                  COMPOSE_PROJECT_NAME=f"drivetrain-posture-{os.getpid()}", **clean)  # fmt: skip
+    out = compose(
+        project,
+        "run",
+        "--rm",
+        "-T",
+        "--no-deps",
+        "--entrypoint",
+        "python",
+        service,
+        "-c",
+        LOOK,
+        COMPOSE_PROJECT_NAME=f"drivetrain-posture-{os.getpid()}",
+        **clean,
+    )
     seen = json.loads(out.strip().splitlines()[-1])
     wanted = COMMON | SERVICES[service]
     assert {name: seen[name] for name in wanted} == wanted
@@ -80,8 +99,22 @@ def test_posture_inside(project: Path, service: str) -> None:
 @pytest.mark.parametrize("word", ["cpu", "ampere", "legacy"])
 def test_what_is_published_and_mounted(cpu_image: str, word: str) -> None:
     """Ports on this host alone, no socket of the engine, nothing privileged, no namespace of the host."""
-    text = compose(ROOT, "--project-directory", ".", "-f", "compose/base.yaml", "-f", f"compose/{word}.yaml", "--profile",
-                   "*", "config", "--format", "json", DRIVETRAIN_GPU_CPUS="2", DRIVETRAIN_GPU_MEMORY="4g")  # fmt: skip
+    text = compose(
+        ROOT,
+        "--project-directory",
+        ".",
+        "-f",
+        "compose/base.yaml",
+        "-f",
+        f"compose/{word}.yaml",
+        "--profile",
+        "*",
+        "config",
+        "--format",
+        "json",
+        DRIVETRAIN_GPU_CPUS="2",
+        DRIVETRAIN_GPU_MEMORY="4g",
+    )
     services = json.loads(text)["services"]
     assert set(services) == set(SERVICES)
     published = [port for service in services.values() for port in service.get("ports", [])]

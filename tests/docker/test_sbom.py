@@ -43,8 +43,10 @@ def test_all_parts_are_listed(image: str) -> None:
     assert document["metadata"]["component"]["name"] == image.removeprefix("localhost/").partition(":")[0]
     parts = document["components"]
     assert len({part["bom-ref"] for part in parts}) == len(parts)
-    listed = {kind: {f"{p['name']} {p['version']}" for p in parts if p["purl"].startswith(f"pkg:{kind}/")}
-              for kind in ("deb", "pypi")}  # fmt: skip
+    listed = {
+        kind: {f"{p['name']} {p['version']}" for p in parts if p["purl"].startswith(f"pkg:{kind}/")}
+        for kind in ("deb", "pypi")
+    }
     debian, python = json.loads(inside(image, "python", "-c", PARTS))
     copied = {name for name in listed["pypi"] if name.startswith("intel-openmp ")}
     assert listed == {"deb": set(debian), "pypi": {*python, *copied}}

@@ -21,8 +21,14 @@ CHUNK = 1 << 22
 
 def holds(image: str) -> list[str]:
     """Where the canary is: in history, settings, or files of layers."""
-    found = [word for word, line in (("history", ["docker", "history", "--no-trunc", image]), ("settings", ["docker", "inspect", image]))
-             if CANARY in subprocess.run(line, capture_output=True, check=True).stdout]  # fmt: skip
+    found = [
+        word
+        for word, line in (
+            ("history", ["docker", "history", "--no-trunc", image]),
+            ("settings", ["docker", "inspect", image]),
+        )
+        if CANARY in subprocess.run(line, capture_output=True, check=True).stdout
+    ]
     saved = subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE)
     assert saved.stdout is not None
     layers = 0
@@ -46,11 +52,33 @@ def test_no_layer_holds_the_secret_of_a_build(cpu_image: str, tmp_path: Path) ->
     """Every step is done anew, with the canary behind the certificates that it is given."""
     given = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
     authority = tmp_path / "ca.pem"
-    authority.write_bytes((Path(given).read_bytes() if given else Path("/etc/ssl/certs/ca-certificates.crt").read_bytes()) + b"\n# " + CANARY + b"\n")  # fmt: skip
+    authority.write_bytes(
+        (Path(given).read_bytes() if given else Path("/etc/ssl/certs/ca-certificates.crt").read_bytes())
+        + b"\n# "
+        + CANARY
+        + b"\n"
+    )
     base = subprocess.run([ROOT / "scripts" / "choose-base"], capture_output=True, text=True, check=True).stdout.strip()
     tag = f"localhost/drivetrain/canary:{os.getpid()}"
-    line = ["docker", "buildx", "build", "--load", "--no-cache-filter", "builder,openmp,image", "--file", "docker/Dockerfile", "--build-arg",
-            "DEVICE=cpu", "--build-arg", f"BASE_IMAGE={base}", "--secret", f"id=ca,src={authority}", "--tag", tag, "."]  # fmt: skip
+    line = [
+        "docker",
+        "buildx",
+        "build",
+        "--load",
+        "--no-cache-filter",
+        "builder,openmp,image",
+        "--file",
+        "docker/Dockerfile",
+        "--build-arg",
+        "DEVICE=cpu",
+        "--build-arg",
+        f"BASE_IMAGE={base}",
+        "--secret",
+        f"id=ca,src={authority}",
+        "--tag",
+        tag,
+        ".",
+    ]
     environment = {**os.environ, "HF_TOKEN": CANARY.decode(), "DATABASE_PASSWORD": CANARY.decode()}
     done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=590)
     try:
@@ -83,12 +111,24 @@ def test_compose_hands_no_variable_over_that_it_does_not_name(project: Path) -> 
     overlay.write_text(
         overlay.read_text().replace("localhost/drivetrain/cpu:latest", f"localhost/drivetrain/cpu:{TAG}")
     )
-    told = subprocess.run(["docker", "compose", "config", "--format", "json"], cwd=project, env=environment, text=True,
-                          capture_output=True, check=True).stdout  # fmt: skip
+    told = subprocess.run(
+        ["docker", "compose", "config", "--format", "json"],
+        cwd=project,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=True,
+    ).stdout
     for name, service in json.loads(told)["services"].items():
         assert CANARY.decode() not in json.dumps(service.get("environment", {})), name
     look = ["docker", "compose", "run", "--rm", "-T", "--no-deps", "--entrypoint", "env", "trainer"]
-    done = subprocess.run(look, cwd=project, env={**environment, "COMPOSE_PROJECT_NAME": f"drivetrain-secret-{os.getpid()}"},
-                          capture_output=True, text=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        look,
+        cwd=project,
+        env={**environment, "COMPOSE_PROJECT_NAME": f"drivetrain-secret-{os.getpid()}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "DRIVETRAIN_IMAGE=cpu" in done.stdout
     assert CANARY.decode() not in done.stdout

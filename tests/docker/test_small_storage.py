@@ -27,7 +27,9 @@ def job(tmp_path: Path) -> Path:
 
 def train(container: Run, job: Path, *options: str, settings: tuple[str, ...] = ()) -> tuple[int, str]:
     words = [word for text in settings for word in ("--set", text)]
-    done = container("train", "/job/small.yaml", "--runs", "/job/runs", *words, options=(*CODE, "-v", f"{job.parent}:/job", *options))  # fmt: skip
+    done = container(
+        "train", "/job/small.yaml", "--runs", "/job/runs", *words, options=(*CODE, "-v", f"{job.parent}:/job", *options)
+    )
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode not in (-7, 135, 139)
     return done.returncode, done.stdout + done.stderr

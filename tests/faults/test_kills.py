@@ -74,8 +74,11 @@ def where(job: Path) -> str:
 def strike(process: subprocess.Popen[str], whom: str) -> None:
     """SIGKILL the supervisor, the trainer, or all of them, and wait until the supervisor is gone."""
     below = psutil.Process(process.pid).children(recursive=True)
-    chosen = {"all": [process.pid, *(p.pid for p in below)], "supervisor": [process.pid],
-              "trainer": [p.pid for p in below][:1]}[whom]  # fmt: skip
+    chosen = {
+        "all": [process.pid, *(p.pid for p in below)],
+        "supervisor": [process.pid],
+        "trainer": [p.pid for p in below][:1],
+    }[whom]
     for pid in chosen:
         try:
             os.kill(pid, signal.SIGKILL)

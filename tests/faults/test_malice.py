@@ -34,8 +34,18 @@ from tests import tiny
 
 MOST = 500 << 20
 """Bytes of memory that a refusal may take."""
-RUNS = ("os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "pickle.find_class", "socket.connect",
-        "ctypes.dlopen", "webbrowser.open", "shutil.unpack_archive")  # fmt: skip
+RUNS = (
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "subprocess.Popen",
+    "pickle.find_class",
+    "socket.connect",
+    "ctypes.dlopen",
+    "webbrowser.open",
+    "shutil.unpack_archive",
+)
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -213,8 +223,12 @@ def test_a_file_that_is_none(whole: Path, tmp_path: Path, watched: Watcher, kind
     path = shutil.copytree(whole, tmp_path / "checkpoints" / "step-0")
     weights, elsewhere = path / "model.safetensors", tmp_path / "elsewhere"
     weights.rename(elsewhere)
-    {"link": lambda: weights.symlink_to(elsewhere), "pipe": lambda: os.mkfifo(weights), "folder": weights.mkdir,
-     "device": lambda: weights.symlink_to("/dev/zero")}[kind]()  # fmt: skip
+    {
+        "link": lambda: weights.symlink_to(elsewhere),
+        "pipe": lambda: os.mkfifo(weights),
+        "folder": weights.mkdir,
+        "device": lambda: weights.symlink_to("/dev/zero"),
+    }[kind]()
     refused(tmp_path, watched)
 
 
@@ -234,9 +248,15 @@ def model_folder(folder: Path) -> Path:
     path = folder / "model"
     path.mkdir()
     safetensors.torch.save_file(dict(made.model.state_dict()), path / "model.safetensors")
-    config = {"format": artifact.FORMAT, "task": "image-classification", "builder": made.network.builder,
-              "arguments": made.network.arguments, "heads": [{"name": "", "classes": ["a", "b", "c"]}],
-              "preprocessing": made.dataset.preprocessing, "trained": {}}  # fmt: skip
+    config = {
+        "format": artifact.FORMAT,
+        "task": "image-classification",
+        "builder": made.network.builder,
+        "arguments": made.network.arguments,
+        "heads": [{"name": "", "classes": ["a", "b", "c"]}],
+        "preprocessing": made.dataset.preprocessing,
+        "trained": {},
+    }
     write_json(path / "config.json", config)
     return path
 
@@ -252,8 +272,12 @@ BUILDERS: dict[str, dict[str, Any]] = {
     "a builder with a path": {"builder": "../../evil", "arguments": {}},
     "another argument": {"arguments": {"__class__": "os.system"}},
     "a network of a petabyte": {"arguments": {"width": 2**40}},
-    "code of somebody's own": {"builder": "own", "code": {"file": "evil.py"}, "arguments": {"file": "evil.py", "factory": "build", "arguments": {}, "inputs": []}},
-}  # fmt: skip
+    "code of somebody's own": {
+        "builder": "own",
+        "code": {"file": "evil.py"},
+        "arguments": {"file": "evil.py", "factory": "build", "arguments": {}, "inputs": []},
+    },
+}
 
 
 @pytest.mark.parametrize("case", BUILDERS)
@@ -263,7 +287,12 @@ def test_the_configuration_of_a_model_folder(tmp_path: Path, watched: Watcher, c
     (folder / "code" / "evil.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')")
     config = read_json(folder / "config.json")
     changed = BUILDERS[case]
-    write_json(folder / "config.json", config | changed | {"arguments": (config["arguments"] if "builder" not in changed else {}) | changed["arguments"]})  # fmt: skip
+    write_json(
+        folder / "config.json",
+        config
+        | changed
+        | {"arguments": (config["arguments"] if "builder" not in changed else {}) | changed["arguments"]},
+    )
     before = peak()
     with watched(tmp_path), pytest.raises(CheckpointError):
         artifact.load(folder)

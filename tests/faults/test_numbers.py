@@ -47,8 +47,12 @@ def weight(made: run.Run) -> None:
 
 
 KINDS: dict[str, Callable[[run.Run], Any]] = {
-    "input": nan_input, "gradient": nan_gradient, "loss": loss, "buffer": buffer, "weight": weight,
-}  # fmt: skip
+    "input": nan_input,
+    "gradient": nan_gradient,
+    "loss": loss,
+    "buffer": buffer,
+    "weight": weight,
+}
 
 
 def spoilt(made: run.Run, faults: dict[int, str]) -> None:

@@ -133,7 +133,12 @@ def _plain(made: run.Run, reason: str) -> dict[str, Any]:
     del state["counters"]["seconds"]
     events = made.folder / "events.jsonl"
     texts = [json.loads(line)["text"] for line in events.read_text().splitlines()] if events.exists() else []
-    return {"state": state, "reason": reason, "metrics": made.folder.joinpath("metrics.jsonl").read_text(), "events": texts}  # fmt: skip
+    return {
+        "state": state,
+        "reason": reason,
+        "metrics": made.folder.joinpath("metrics.jsonl").read_text(),
+        "events": texts,
+    }
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -154,7 +159,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-def resumed(calm: Path, folder: Path, scenario: Scenario, mutate: Callable[[dict[str, Any], dict[str, Any]], None]) -> End:  # fmt: skip
+def resumed(
+    calm: Path, folder: Path, scenario: Scenario, mutate: Callable[[dict[str, Any], dict[str, Any]], None]
+) -> End:
     """Go on from the scenario's checkpoint after `mutate(state, tensors)` has changed it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

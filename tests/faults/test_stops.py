@@ -118,8 +118,9 @@ def test_a_signal_in_the_middle_of_compiling(tmp_path: Path, number: int) -> Non
     """The first compilation, before any step, and a later one, with steps behind it."""
     job = trained.written(tmp_path / "job", **SHORT)
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    text = trained.finish(job, *COMPILED, expected=75, FAULT=f"torch._inductor.graph:GraphLowering.codegen:{number}:term",
-                          **cache)  # fmt: skip
+    text = trained.finish(
+        job, *COMPILED, expected=75, FAULT=f"torch._inductor.graph:GraphLowering.codegen:{number}:term", **cache
+    )
     assert "stopped by SIGTERM" in text
     assert "compile failed" not in text
     trained.finish(job, *COMPILED, **cache)

@@ -105,8 +105,15 @@ def test_no_connection_is_tried(tmp_path: Path) -> None:
         record = tmp_path / f"calls-{number}"
         watched = ["strace", "-f", "-qq", "-e", "trace=connect,sendto", "--seccomp-bpf", "-o", str(record)]
         environment = {**trained.surroundings(job), "FAULT": fault}
-        done = subprocess.run([*watched, *trained.command(job)], cwd=trained.ROOT, env=environment, capture_output=True,
-                              text=True, check=False, timeout=300)  # fmt: skip
+        done = subprocess.run(
+            [*watched, *trained.command(job)],
+            cwd=trained.ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
         assert done.returncode == (75 if fault else 0), done.stdout + done.stderr
         assert [line for line in record.read_text().splitlines() if "AF_INET" in line] == []
 

@@ -189,8 +189,10 @@ class Bulky(torch.utils.data.Dataset[Any]):
         return Undeliverable(self.words) if bad else torch.from_numpy(ids * 2)
 
 
-NO_ROOM = ("a loader worker found no room in /dev/shm for its batch before batch N; the trainer prepares its batches "
-           "itself from now on")  # fmt: skip
+NO_ROOM = (
+    "a loader worker found no room in /dev/shm for its batch before batch N; the trainer prepares its batches "
+    "itself from now on"
+)
 FULL = "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)"
 
 

@@ -54,7 +54,16 @@ def written(folder: Path, **changes: str) -> Path:
 
 def command(job: Path, *options: str) -> list[str]:
     """`drivetrain train` with the driver's witness and fault."""
-    return [sys.executable, "-m", "tests.faults.driver", "train", str(job), "--runs", str(job.parent / "runs"), *options]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "tests.faults.driver",
+        "train",
+        str(job),
+        "--runs",
+        str(job.parent / "runs"),
+        *options,
+    ]
 
 
 def surroundings(job: Path) -> dict[str, str]:
@@ -66,8 +75,15 @@ def start(job: Path, *options: str, **environment: str) -> subprocess.Popen[str]
     """Start a training in a session of its own; its output goes to job.log."""
     given = {**surroundings(job), **environment}
     with (job.parent / "job.log").open("a") as log:
-        return subprocess.Popen(command(job, *options), cwd=ROOT, env=given, stdout=log, stderr=subprocess.STDOUT,
-                                text=True, start_new_session=True)  # fmt: skip
+        return subprocess.Popen(
+            command(job, *options),
+            cwd=ROOT,
+            env=given,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
 
 def finish(job: Path, *options: str, expected: int = 0, **environment: str) -> str:

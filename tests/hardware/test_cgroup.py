@@ -83,8 +83,11 @@ def test_page_cache_that_can_be_given_back_is_not_use(tmp_path: Path) -> None:
 
 def test_a_full_parent_leaves_no_room_in_an_empty_group(tmp_path: Path) -> None:
     parent = "sys/fs/cgroup/system.slice"
-    files = {f"{parent}/memory.max": f"{600 * MIB}\n", f"{parent}/memory.current": f"{590 * MIB}\n",
-             f"{LEAF}/memory.current": f"{10 * MIB}\n"}  # fmt: skip
+    files = {
+        f"{parent}/memory.max": f"{600 * MIB}\n",
+        f"{parent}/memory.current": f"{590 * MIB}\n",
+        f"{LEAF}/memory.current": f"{10 * MIB}\n",
+    }
     limits = read_limits(plant(tmp_path, "v2-leaf", files))
     assert (limits.memory, limits.room) == (512 * MIB, 10 * MIB)
 

@@ -56,25 +56,48 @@ GTX = card(1, "GTX 1080", (6, 1), 8)
     ("wanted", "cards", "expected", "note"),
     [
         ("auto", [card(0)], [0], None),
-        ("auto", [card(0), card(1)], [0], "2 GPUs: GPU 0 (RTX 3060) is used, GPU 1 (RTX 3060) is not; "
-         "`limits: {gpus: all}` takes every GPU of one kind"),
-        ("auto", [replace(GTX, index=0), card(1)], [1], "2 GPUs of 2 kinds: GPU 1 (RTX 3060) is used, "
-         "GPU 0 (GTX 1080) is not; `limits: {gpus: all}` takes every GPU of one kind"),
-        ("auto", [card(0, free=100 << 20), card(1, memory=8)], [1], "2 GPUs: GPU 1 (RTX 3060) is used, "
-         "GPU 0 (RTX 3060) is not; `limits: {gpus: all}` takes every GPU of one kind"),
+        (
+            "auto",
+            [card(0), card(1)],
+            [0],
+            "2 GPUs: GPU 0 (RTX 3060) is used, GPU 1 (RTX 3060) is not; "
+            "`limits: {gpus: all}` takes every GPU of one kind",
+        ),
+        (
+            "auto",
+            [replace(GTX, index=0), card(1)],
+            [1],
+            "2 GPUs of 2 kinds: GPU 1 (RTX 3060) is used, "
+            "GPU 0 (GTX 1080) is not; `limits: {gpus: all}` takes every GPU of one kind",
+        ),
+        (
+            "auto",
+            [card(0, free=100 << 20), card(1, memory=8)],
+            [1],
+            "2 GPUs: GPU 1 (RTX 3060) is used, "
+            "GPU 0 (RTX 3060) is not; `limits: {gpus: all}` takes every GPU of one kind",
+        ),
         ("all", [card(0), card(1)], [0, 1], None),
-        ("all", [card(0), GTX, card(2)], [0, 2], "3 GPUs of 2 kinds: GPU 0, 2 (RTX 3060) are used, "
-         "GPU 1 (GTX 1080) is not; one run takes GPUs of one kind"),
+        (
+            "all",
+            [card(0), GTX, card(2)],
+            [0, 2],
+            "3 GPUs of 2 kinds: GPU 0, 2 (RTX 3060) are used, GPU 1 (GTX 1080) is not; one run takes GPUs of one kind",
+        ),
         ("all", [], [], "limits.gpus: all asked for, this machine has none"),
         ("auto", [], [], None),
         ("none", [card(0), GTX], [], "limits.gpus: none, so GPU 0 (RTX 3060) and 1 (GTX 1080) stays unused"),
         ("none", [], [], None),
         ([1], [card(0), GTX], [1], None),
         ([2, 0], [card(0), GTX, card(2)], [2, 0], None),
-        ([0, 1], [card(0), GTX], [1, 0], "different GPUs, as the job asks: every decision is made for the weakest, "
-         "GPU 1 (GTX 1080)"),
+        (
+            [0, 1],
+            [card(0), GTX],
+            [1, 0],
+            "different GPUs, as the job asks: every decision is made for the weakest, GPU 1 (GTX 1080)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_limits_gpus(wanted: gpus.Wanted, cards: list[Gpu], expected: list[int], note: str | None) -> None:
     made = gpus.used(with_gpus(*cards), wanted)
     assert [gpu.index for gpu in made.gpus] == expected
@@ -90,9 +113,12 @@ def test_the_plan_says_which_are_used() -> None:
 
 @pytest.mark.parametrize(
     ("cards", "trouble", "possible"),
-    [((card(0), GTX), None, "0 (RTX 3060), 1 (GTX 1080)"), ((), "GPU 0 cannot be used: lost", "GPU 0 cannot be used: lost"),
-     ((), None, "none")],
-)  # fmt: skip
+    [
+        ((card(0), GTX), None, "0 (RTX 3060), 1 (GTX 1080)"),
+        ((), "GPU 0 cannot be used: lost", "GPU 0 cannot be used: lost"),
+        ((), None, "none"),
+    ],
+)
 def test_a_number_that_is_not_here(cards: tuple[Gpu, ...], trouble: str | None, possible: str) -> None:
     with pytest.raises(DeviceError) as caught:
         gpus.used(with_gpus(*cards, trouble=trouble), [0, 7] if cards else [7])
@@ -152,31 +178,51 @@ def test_code_runs_on_later_chips_of_its_major_version(
 
 # Machine, torch, image word; what was given, what is possible, what to do.
 REFUSED = [
-    ("gtx1080", replace(AMPERE, cuda="12.8"), "ampere",
-     "NVIDIA GeForce GTX 1080 (capability 6.1, driver 550.163.01): torch 2.13.0+cu130 (CUDA 12.8) has no code for this "
-     "chip, only for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0",
-     "the image legacy, with torch 2.7.1 and CUDA 12.6",
-     "`make train-gpu` picks it; `limits: {gpus: none}` trains on the CPU"),
-    ("gtx1080", replace(AMPERE, cuda="12.8"), None,
-     "NVIDIA GeForce GTX 1080 (capability 6.1, driver 550.163.01): torch 2.13.0+cu130 (CUDA 12.8) has no code for this "
-     "chip, only for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0",
-     "torch 2.7.1 with CUDA 12.6: capability 5.0 to 9.0 with driver 525 or newer",
-     "pip install torch==2.7.1; `limits: {gpus: none}` trains on the CPU"),
-    ("rtx5090", LEGACY, "legacy",
-     "NVIDIA GeForce RTX 5090 (capability 12.0, driver 580.95.05): torch 2.7.1+cu126 (CUDA 12.6) has no code for this "
-     "chip, only for 5.0, 6.0, 7.0, 7.5, 8.0, 8.6, 9.0",
-     "the image ampere, with torch 2.13.0 and CUDA 13.0",
-     "`make train-gpu` picks it; `limits: {gpus: none}` trains on the CPU"),
-    ("rtx3060-driver550", AMPERE, None,
-     "NVIDIA GeForce RTX 3060 (capability 8.6, driver 550.163.01): the driver is too old for torch 2.13.0+cu130 "
-     "(CUDA 13.0), which needs 580 or newer",
-     "torch 2.7.1 with CUDA 12.6: capability 5.0 to 9.0 with driver 525 or newer",
-     "pip install torch==2.7.1; `limits: {gpus: none}` trains on the CPU"),
-    ("t4", CPU, None,
-     "Tesla T4 (capability 7.5, driver 550.54.15) is here, and torch 2.13.0+cpu (CPU build) has no code for any GPU",
-     "torch 2.7.1 with CUDA 12.6: capability 5.0 to 9.0 with driver 525 or newer",
-     "pip install torch==2.7.1; `limits: {gpus: none}` trains on the CPU"),
-]  # fmt: skip
+    (
+        "gtx1080",
+        replace(AMPERE, cuda="12.8"),
+        "ampere",
+        "NVIDIA GeForce GTX 1080 (capability 6.1, driver 550.163.01): torch 2.13.0+cu130 (CUDA 12.8) has no code for this "
+        "chip, only for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0",
+        "the image legacy, with torch 2.7.1 and CUDA 12.6",
+        "`make train-gpu` picks it; `limits: {gpus: none}` trains on the CPU",
+    ),
+    (
+        "gtx1080",
+        replace(AMPERE, cuda="12.8"),
+        None,
+        "NVIDIA GeForce GTX 1080 (capability 6.1, driver 550.163.01): torch 2.13.0+cu130 (CUDA 12.8) has no code for this "
+        "chip, only for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0",
+        "torch 2.7.1 with CUDA 12.6: capability 5.0 to 9.0 with driver 525 or newer",
+        "pip install torch==2.7.1; `limits: {gpus: none}` trains on the CPU",
+    ),
+    (
+        "rtx5090",
+        LEGACY,
+        "legacy",
+        "NVIDIA GeForce RTX 5090 (capability 12.0, driver 580.95.05): torch 2.7.1+cu126 (CUDA 12.6) has no code for this "
+        "chip, only for 5.0, 6.0, 7.0, 7.5, 8.0, 8.6, 9.0",
+        "the image ampere, with torch 2.13.0 and CUDA 13.0",
+        "`make train-gpu` picks it; `limits: {gpus: none}` trains on the CPU",
+    ),
+    (
+        "rtx3060-driver550",
+        AMPERE,
+        None,
+        "NVIDIA GeForce RTX 3060 (capability 8.6, driver 550.163.01): the driver is too old for torch 2.13.0+cu130 "
+        "(CUDA 13.0), which needs 580 or newer",
+        "torch 2.7.1 with CUDA 12.6: capability 5.0 to 9.0 with driver 525 or newer",
+        "pip install torch==2.7.1; `limits: {gpus: none}` trains on the CPU",
+    ),
+    (
+        "t4",
+        CPU,
+        None,
+        "Tesla T4 (capability 7.5, driver 550.54.15) is here, and torch 2.13.0+cpu (CPU build) has no code for any GPU",
+        "torch 2.7.1 with CUDA 12.6: capability 5.0 to 9.0 with driver 525 or newer",
+        "pip install torch==2.7.1; `limits: {gpus: none}` trains on the CPU",
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "torch", "word", "given", "possible", "action"), REFUSED)
@@ -207,8 +253,14 @@ def test_the_torch_of_the_chosen_image_is_admitted(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("trouble", "cause"),
-    [(None, ""), ("the driver's library is in this container, but no GPU", ": the driver's library is in this container, but no GPU")],
-)  # fmt: skip
+    [
+        (None, ""),
+        (
+            "the driver's library is in this container, but no GPU",
+            ": the driver's library is in this container, but no GPU",
+        ),
+    ],
+)
 def test_a_gpu_image_without_a_gpu(trouble: str | None, cause: str) -> None:
     here = replace(with_gpus(trouble=trouble, word="legacy"), torch=LEGACY)
     for wanted in ("auto", "all"):
@@ -291,8 +343,10 @@ def test_what_needs_no_gpu_goes_on_without_one_that_cannot_be_used() -> None:
     said = list[str]()
     here = machine("rtx3060-driver580", CPU)
     assert guard.usable(here, said.append).gpus == ()
-    assert said == ["warning: NVIDIA GeForce RTX 3060 (capability 8.6, driver 580.95.05) is here, and torch 2.13.0+cpu "
-                    "(CPU build) has no code for any GPU; computing on the CPU"]  # fmt: skip
+    assert said == [
+        "warning: NVIDIA GeForce RTX 3060 (capability 8.6, driver 580.95.05) is here, and torch 2.13.0+cpu "
+        "(CPU build) has no code for any GPU; computing on the CPU"
+    ]
     said.clear()
     assert guard.usable(machine("rtx3060-driver580", AMPERE), said.append).gpu is not None
     assert said == []

@@ -39,10 +39,26 @@ def lines(path: Path) -> list[str]:
 
 def test_the_machines_that_the_design_names_are_there() -> None:
     assert {path.stem for path in MACHINES} >= {
-        "codespace-2core-cgroup2", "vm-2core-cgroup1", "laptop", "gtx960", "gtx1080", "gtx1650-4gb", "gtx1660",
-        "quadro-t1000", "gpu-2gb", "p100", "v100", "t4", "rtx3060-driver550", "rtx3060-driver580", "rtx4090", "l4",
-        "rtx5090", "a100", "h200",
-    }  # fmt: skip
+        "codespace-2core-cgroup2",
+        "vm-2core-cgroup1",
+        "laptop",
+        "gtx960",
+        "gtx1080",
+        "gtx1650-4gb",
+        "gtx1660",
+        "quadro-t1000",
+        "gpu-2gb",
+        "p100",
+        "v100",
+        "t4",
+        "rtx3060-driver550",
+        "rtx3060-driver580",
+        "rtx4090",
+        "l4",
+        "rtx5090",
+        "a100",
+        "h200",
+    }
 
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
@@ -82,12 +98,19 @@ def _has(machine: Hardware, name: str) -> bool:
 @pytest.mark.parametrize(
     ("stem", "capability", "driver", "gib"),
     [
-        ("gtx960", (5, 2), "535", 4), ("gtx1080", (6, 1), "550", 8), ("p100", (6, 0), "560", 16),
-        ("v100", (7, 0), "550", 16), ("t4", (7, 5), "550", 15), ("gpu-2gb", (6, 1), "535", 2),
-        ("rtx3060-driver550", (8, 6), "550", 12), ("rtx3060-driver580", (8, 6), "580", 12),
-        ("a100", (8, 0), "580", 40), ("h200", (9, 0), "580", 140), ("rtx5090", (12, 0), "580", 32),
+        ("gtx960", (5, 2), "535", 4),
+        ("gtx1080", (6, 1), "550", 8),
+        ("p100", (6, 0), "560", 16),
+        ("v100", (7, 0), "550", 16),
+        ("t4", (7, 5), "550", 15),
+        ("gpu-2gb", (6, 1), "535", 2),
+        ("rtx3060-driver550", (8, 6), "550", 12),
+        ("rtx3060-driver580", (8, 6), "580", 12),
+        ("a100", (8, 0), "580", 40),
+        ("h200", (9, 0), "580", 140),
+        ("rtx5090", (12, 0), "580", 32),
     ],
-)  # fmt: skip
+)
 def test_gpus(stem: str, capability: tuple[int, int], driver: str, gib: int) -> None:
     machine = load(next(path for path in MACHINES if path.stem == stem))
     assert machine.gpu is not None

@@ -41,16 +41,33 @@ def test_a_log_gets_plain_lines_of_100_columns(path: Path) -> None:
 @pytest.mark.parametrize(
     ("stem", "parts"),
     [
-        ("codespace-2core-cgroup2",
-         ["facts of codespace-2core-cgroup2", "place docker control groups, version 2", "image* cpu",
-          "logical CPUs* 2 2 (affinity 2, cpuset 2, quota 2)", "physical cores* 1, shared by hyperthreads",
-          "memory 7.8 GiB 4.0 GiB (limit 4.0 GiB, 1 MiB in use, swap off)", "/dev/shm* 256 MiB, noexec",
-          "torch* 2.13.0+cpu (CPU build)", "/usr/local/lib/libiomp5.so", "GPU none"]),
+        (
+            "codespace-2core-cgroup2",
+            [
+                "facts of codespace-2core-cgroup2",
+                "place docker control groups, version 2",
+                "image* cpu",
+                "logical CPUs* 2 2 (affinity 2, cpuset 2, quota 2)",
+                "physical cores* 1, shared by hyperthreads",
+                "memory 7.8 GiB 4.0 GiB (limit 4.0 GiB, 1 MiB in use, swap off)",
+                "/dev/shm* 256 MiB, noexec",
+                "torch* 2.13.0+cpu (CPU build)",
+                "/usr/local/lib/libiomp5.so",
+                "GPU none",
+            ],
+        ),
         ("vm-2core-cgroup1", ["(affinity 2, cpuset 2, no quota)", "no limit", "for preloading nothing"]),
-        ("l4", ["(affinity 8, cpuset 8, quota 6)", "NVIDIA L4, 22.5 GiB, capability 8.9, driver 580.95.05",
-                "22.2 GiB free", "torch not installed"]),
+        (
+            "l4",
+            [
+                "(affinity 8, cpuset 8, quota 6)",
+                "NVIDIA L4, 22.5 GiB, capability 8.9, driver 580.95.05",
+                "22.2 GiB free",
+                "torch not installed",
+            ],
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_it_says(stem: str, parts: list[str]) -> None:
     text = printed(machine(stem))
     assert [part for part in parts if part not in text] == [], text

@@ -157,12 +157,15 @@ def test_cuda_shows_one_mig_instance_and_no_whole_gpu(tmp_path: Path, visible: s
     ("nvml", "environ", "expected"),
     [
         (Nvml([RTX]), {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES= hides every GPU: unset it"),
-        (Nvml([Card("x", "GPU-1", mig=True)]), {},
-         "GPU 0 is in MIG mode without an instance: create one with nvidia-smi mig"),
+        (
+            Nvml([Card("x", "GPU-1", mig=True)]),
+            {},
+            "GPU 0 is in MIG mode without an instance: create one with nvidia-smi mig",
+        ),
         (Nvml([Card("x", "GPU-1", error=pynvml.NVML_ERROR_GPU_IS_LOST)]), {}, "GPU 0 cannot be used: GPU is lost"),
         (Nvml([]), {}, "the NVIDIA driver is loaded, but lists no GPU: look at dmesg"),
     ],
-)  # fmt: skip
+)
 def test_a_driver_without_a_usable_gpu(tmp_path: Path, nvml: Nvml, environ: dict[str, str], expected: str) -> None:
     assert trouble(tmp_path, nvml, **environ) == expected
     assert nvml.open == 0
@@ -189,15 +192,27 @@ def test_a_driver_too_old_to_answer(tmp_path: Path) -> None:
     ("files", "place", "code", "expected"),
     [
         ({}, "host", pynvml.NVML_ERROR_DRIVER_NOT_LOADED, None),
-        (PCI, "host", pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-         "the NVIDIA GPU (PCI 0000:01:00.0) cannot be used: Driver Not Loaded: nvidia-smi must list it"),
-        (LOADED, "host", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-         "the NVIDIA driver cannot be used: RM has detected an NVML/RM version mismatch.: nvidia-smi must list it"),
-        (PCI, "docker", pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-         "the NVIDIA GPU (PCI 0000:01:00.0) cannot be used: Driver Not Loaded: "
-         "start the container with GPUs (`limits.gpus`)"),
+        (
+            PCI,
+            "host",
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+            "the NVIDIA GPU (PCI 0000:01:00.0) cannot be used: Driver Not Loaded: nvidia-smi must list it",
+        ),
+        (
+            LOADED,
+            "host",
+            pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+            "the NVIDIA driver cannot be used: RM has detected an NVML/RM version mismatch.: nvidia-smi must list it",
+        ),
+        (
+            PCI,
+            "docker",
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+            "the NVIDIA GPU (PCI 0000:01:00.0) cannot be used: Driver Not Loaded: "
+            "start the container with GPUs (`limits.gpus`)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_library_without_a_driver(
     tmp_path: Path, files: dict[str, str], place: str, code: int, expected: str | None
 ) -> None:
@@ -209,16 +224,31 @@ def test_a_library_without_a_driver(
     [
         ({}, "host", None),
         (SOUND, "host", None),
-        (PCI, "host", "the machine has an NVIDIA GPU (PCI 0000:01:00.0), but no NVIDIA driver is loaded: "
-                      "install one (nvidia-smi must list the GPU)"),
-        (PCI | LOADED, "host", "the machine has an NVIDIA GPU (PCI 0000:01:00.0), but libnvidia-ml.so.1 is not "
-                               "installed: install the driver's user-space part"),
-        (PCI, "docker", "the machine has an NVIDIA GPU (PCI 0000:01:00.0), but this container was started without "
-                        "it: ask for GPUs (`limits.gpus`)"),
-        (LOADED, "kubernetes", "the machine has an NVIDIA driver, but this container was started without it: "
-                               "ask for GPUs (`limits.gpus`)"),
+        (
+            PCI,
+            "host",
+            "the machine has an NVIDIA GPU (PCI 0000:01:00.0), but no NVIDIA driver is loaded: "
+            "install one (nvidia-smi must list the GPU)",
+        ),
+        (
+            PCI | LOADED,
+            "host",
+            "the machine has an NVIDIA GPU (PCI 0000:01:00.0), but libnvidia-ml.so.1 is not "
+            "installed: install the driver's user-space part",
+        ),
+        (
+            PCI,
+            "docker",
+            "the machine has an NVIDIA GPU (PCI 0000:01:00.0), but this container was started without "
+            "it: ask for GPUs (`limits.gpus`)",
+        ),
+        (
+            LOADED,
+            "kubernetes",
+            "the machine has an NVIDIA driver, but this container was started without it: ask for GPUs (`limits.gpus`)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_no_driver_library(tmp_path: Path, files: dict[str, str], place: str, expected: str | None) -> None:
     assert trouble(write(tmp_path, files), None, place) == expected
 

@@ -85,8 +85,12 @@ def test_cxx_comes_before_gxx_and_gxx_before_cxx_by_name(tmp_path: Path) -> None
 
 
 def test_libraries_in_their_places(tmp_path: Path) -> None:
-    names = ["env/lib/libiomp5.so", "usr/lib/llvm-9/lib/libomp.so.5", "usr/lib/llvm-14/lib/libomp.so.5",
-             f"{TRIPLET}/libtcmalloc_minimal.so.4"]  # fmt: skip
+    names = [
+        "env/lib/libiomp5.so",
+        "usr/lib/llvm-9/lib/libomp.so.5",
+        "usr/lib/llvm-14/lib/libomp.so.5",
+        f"{TRIPLET}/libtcmalloc_minimal.so.4",
+    ]
     write(tmp_path, dict.fromkeys(names, ""))
     assert read_libraries(tmp_path, {}, tmp_path / "env") == Libraries(
         iomp5=f"{tmp_path}/env/lib/libiomp5.so",

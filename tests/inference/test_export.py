@@ -27,9 +27,14 @@ pytest.importorskip("onnxscript", reason="the extra `export` is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
 torch.set_num_threads(1)
 BERT = {
-    "model_type": "bert", "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "intermediate_size": 32, "max_position_embeddings": 24,
-}  # fmt: skip
+    "model_type": "bert",
+    "vocab_size": 60,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 24,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -70,19 +75,33 @@ def test_the_file_gives_what_validation_computed(run: Run, tmp_path: Path, capsy
 
 
 NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "small-cnn": (lambda: images.build("small-cnn", channels=1, classes=3, image_size=12, width=4, dropout=0.1),
-                  {"kind": "images", "image_size": 12, "channels": 1}),
-    "resnet50": (lambda: images.build("resnet50", channels=3, classes=3, image_size=40, width=4, stem="large"),
-                 {"kind": "images", "image_size": 40, "channels": 3}),
-    "deep two-way lstm": (lambda: series.build(channels=3, outputs=2, lstm_hidden=5, lstm_layers=2, bidirectional=True),
-                          {"kind": "series", "length": 12, "channels": 3}),
-    "encoder, cls": (lambda: texts.build(config=BERT, outputs={"a": 3, "b": 2}, pooling="cls", dropout=0.1),
-                     {"kind": "texts", "max_length": 20, "vocabulary": 60}),
-    "mlp": (lambda: tables.build(numbers=2, categories=[3, 4], outputs=2, hidden=[6]), {
-        "kind": "table",
-        "numeric": [{"name": n, "mean": 0.0, "std": 1.0, "median": 0.0, "missing": False} for n in "xy"],
-        "categorical": [{"name": n, "values": v, "missing": False} for n, v in (("p", ["a", "b"]), ("q", [*"abc"]))]}),
-}  # fmt: skip
+    "small-cnn": (
+        lambda: images.build("small-cnn", channels=1, classes=3, image_size=12, width=4, dropout=0.1),
+        {"kind": "images", "image_size": 12, "channels": 1},
+    ),
+    "resnet50": (
+        lambda: images.build("resnet50", channels=3, classes=3, image_size=40, width=4, stem="large"),
+        {"kind": "images", "image_size": 40, "channels": 3},
+    ),
+    "deep two-way lstm": (
+        lambda: series.build(channels=3, outputs=2, lstm_hidden=5, lstm_layers=2, bidirectional=True),
+        {"kind": "series", "length": 12, "channels": 3},
+    ),
+    "encoder, cls": (
+        lambda: texts.build(config=BERT, outputs={"a": 3, "b": 2}, pooling="cls", dropout=0.1),
+        {"kind": "texts", "max_length": 20, "vocabulary": 60},
+    ),
+    "mlp": (
+        lambda: tables.build(numbers=2, categories=[3, 4], outputs=2, hidden=[6]),
+        {
+            "kind": "table",
+            "numeric": [{"name": n, "mean": 0.0, "std": 1.0, "median": 0.0, "missing": False} for n in "xy"],
+            "categorical": [
+                {"name": n, "values": v, "missing": False} for n, v in (("p", ["a", "b"]), ("q", [*"abc"]))
+            ],
+        },
+    ),
+}
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -19,66 +19,167 @@ OFFERED = "outputs, classes, inputs, vocabulary, categories come from the data b
 
 # Files, parts of the spec, and the message without the name of the folder.
 BAD = {
-    "not there": ({}, {"train": "loss: {file: lost.py}"}, (
-        "job.yaml:5:43: train.loss.file: 'lost.py' is not there", BESIDE, "check the spelling")),
-    "another kind of file": ({}, {"train": "loss: {file: my_loss.txt}"}, (
-        "job.yaml:5:43: train.loss.file: is 'my_loss.txt'", BESIDE, "name a .py file")),
-    "absolute": ({}, {"train": "loss: {file: /etc/my_loss.py}"}, (
-        "job.yaml:5:43: train.loss.file: is '/etc/my_loss.py'", f"{BESIDE}, as a relative path without `..`",
-        "put the file beside the job")),
-    "above the job": ({}, {"train": "loss: {file: a/../../my_loss.py}"}, (
-        "job.yaml:5:43: train.loss.file: is 'a/../../my_loss.py'", f"{BESIDE}, as a relative path without `..`",
-        "put the file beside the job")),
-    "a folder": ({"folder.py/x.txt": ""}, {"train": "loss: {file: folder.py}"}, (
-        "job.yaml:5:43: train.loss.file: 'folder.py' is no file", BESIDE, "name a file")),
-    "no path": ({}, {"train": 'loss: {file: "a\\0.py"}'}, (
-        "job.yaml:5:43: train.loss.file: 'a\\x00.py' is not a path: embedded null byte", BESIDE, "check the spelling")),
-    "syntax": ({"my_loss.py": "def loss():\n    return 1 +\n"}, {"train": "loss: {file: my_loss.py}"}, (
-        "job.yaml:5:43: train.loss.file: my_loss.py:2:15: invalid syntax\n    return 1 +",
-        "what Python {python} understands", "mend this line, or the one before it")),
-    "null bytes": ({"my_loss.py": "x = '\0'"}, {"train": "loss: {file: my_loss.py}"}, (
-        "job.yaml:5:43: train.loss.file: my_loss.py cannot be read: it holds null bytes",
-        "a Python file as an editor saves it", "save it again as text")),
-    "name of the factory": ({}, {"train": "loss: {file: my_loss.py, factory: los}"}, (
-        "job.yaml:5:61: train.loss.factory: my_loss.py has no function or class 'los' at its top level",
-        "one of functional, loss", 'did you mean "loss"?')),
-    "nothing to call": ({"my_loss.py": "class _A:\n    pass\n"}, {"train": "loss: {file: my_loss.py}"}, (
-        "job.yaml:5:36: train.loss.factory: my_loss.py has no function or class 'loss' at its top level",
-        "a function or class at its top level", "write `def loss(...):`, or name another")),
-    "inside another function": ({"my_loss.py": "def a():\n    def loss():\n        pass\n"},
-        {"train": "loss: {file: my_loss.py}"}, (
-        "job.yaml:5:36: train.loss.factory: my_loss.py has no function or class 'loss' at its top level",
-        "one of a", "write `def loss(...):`, or name another")),
-    "the loss itself": ({"my_loss.py": "def loss(outputs, targets):\n    return 0\n"},
-        {"train": "loss: {file: my_loss.py}"}, (
-        "job.yaml:5:36: train.loss.arguments: loss() in my_loss.py needs outputs, targets",
-        "a value for each argument without a default", "add `arguments: {outputs: ...}`, or give it a default")),
-    "unknown argument": ({}, {"model": "arguments: {widht: 3}"}, (
-        "job.yaml:4:40: model.arguments.widht: build() in my_model.py has no argument of this name",
-        "arguments of build(): outputs, width", 'did you mean "width"?')),
-    "no arguments at all": ({}, {"train": "loss: {file: my_loss.py, arguments: {gamma: 2}}"}, (
-        "job.yaml:5:73: train.loss.arguments.gamma: loss() in my_loss.py has no argument of this name",
-        "loss() has none", "remove it")),
-    "a class that needs more": ({}, {"model": "factory: Net"}, (
-        "job.yaml:4:1: model.arguments: Net() in my_model.py needs width",
-        f"a value for each argument without a default; {OFFERED}",
-        "add `arguments: {width: ...}`, or give it a default")),
-    "a keyword that is needed": ({"my_model.py": "def build(*, depth):\n    pass\n"}, {}, (
-        "job.yaml:4:1: model.arguments: build() in my_model.py needs depth",
-        f"a value for each argument without a default; {OFFERED}",
-        "add `arguments: {depth: ...}`, or give it a default")),
-    "by position only": ({"my_model.py": "def build(width, /, depth=1):\n    pass\n"}, {}, (
-        "job.yaml:4:1: model.factory: build() takes width by position only", "parameters with names",
-        "remove the `/` from its signature")),
-    "reader": ({}, {"data": "reader: read"}, (
-        "job.yaml:3:26: data.reader: my_data.py has no function or class 'read' at its top level",
-        "one of torch, points, load", 'did you mean "load"?')),
-    "class weights beside a loss": ({}, {"train": "loss: {file: my_loss.py}, class_weights: balanced"}, (
-        "job.yaml:5:62: train.class_weights: is balanced", "a built-in loss",
-        "weigh the classes inside your own loss, and remove it")),
-    "a loss without file": ({}, {"train": "loss: own"}, (
-        "job.yaml:5:36: train.loss.file: is missing", "a required key: Python file beside the job", "add `file:`")),
-}  # fmt: skip
+    "not there": (
+        {},
+        {"train": "loss: {file: lost.py}"},
+        ("job.yaml:5:43: train.loss.file: 'lost.py' is not there", BESIDE, "check the spelling"),
+    ),
+    "another kind of file": (
+        {},
+        {"train": "loss: {file: my_loss.txt}"},
+        ("job.yaml:5:43: train.loss.file: is 'my_loss.txt'", BESIDE, "name a .py file"),
+    ),
+    "absolute": (
+        {},
+        {"train": "loss: {file: /etc/my_loss.py}"},
+        (
+            "job.yaml:5:43: train.loss.file: is '/etc/my_loss.py'",
+            f"{BESIDE}, as a relative path without `..`",
+            "put the file beside the job",
+        ),
+    ),
+    "above the job": (
+        {},
+        {"train": "loss: {file: a/../../my_loss.py}"},
+        (
+            "job.yaml:5:43: train.loss.file: is 'a/../../my_loss.py'",
+            f"{BESIDE}, as a relative path without `..`",
+            "put the file beside the job",
+        ),
+    ),
+    "a folder": (
+        {"folder.py/x.txt": ""},
+        {"train": "loss: {file: folder.py}"},
+        ("job.yaml:5:43: train.loss.file: 'folder.py' is no file", BESIDE, "name a file"),
+    ),
+    "no path": (
+        {},
+        {"train": 'loss: {file: "a\\0.py"}'},
+        ("job.yaml:5:43: train.loss.file: 'a\\x00.py' is not a path: embedded null byte", BESIDE, "check the spelling"),
+    ),
+    "syntax": (
+        {"my_loss.py": "def loss():\n    return 1 +\n"},
+        {"train": "loss: {file: my_loss.py}"},
+        (
+            "job.yaml:5:43: train.loss.file: my_loss.py:2:15: invalid syntax\n    return 1 +",
+            "what Python {python} understands",
+            "mend this line, or the one before it",
+        ),
+    ),
+    "null bytes": (
+        {"my_loss.py": "x = '\0'"},
+        {"train": "loss: {file: my_loss.py}"},
+        (
+            "job.yaml:5:43: train.loss.file: my_loss.py cannot be read: it holds null bytes",
+            "a Python file as an editor saves it",
+            "save it again as text",
+        ),
+    ),
+    "name of the factory": (
+        {},
+        {"train": "loss: {file: my_loss.py, factory: los}"},
+        (
+            "job.yaml:5:61: train.loss.factory: my_loss.py has no function or class 'los' at its top level",
+            "one of functional, loss",
+            'did you mean "loss"?',
+        ),
+    ),
+    "nothing to call": (
+        {"my_loss.py": "class _A:\n    pass\n"},
+        {"train": "loss: {file: my_loss.py}"},
+        (
+            "job.yaml:5:36: train.loss.factory: my_loss.py has no function or class 'loss' at its top level",
+            "a function or class at its top level",
+            "write `def loss(...):`, or name another",
+        ),
+    ),
+    "inside another function": (
+        {"my_loss.py": "def a():\n    def loss():\n        pass\n"},
+        {"train": "loss: {file: my_loss.py}"},
+        (
+            "job.yaml:5:36: train.loss.factory: my_loss.py has no function or class 'loss' at its top level",
+            "one of a",
+            "write `def loss(...):`, or name another",
+        ),
+    ),
+    "the loss itself": (
+        {"my_loss.py": "def loss(outputs, targets):\n    return 0\n"},
+        {"train": "loss: {file: my_loss.py}"},
+        (
+            "job.yaml:5:36: train.loss.arguments: loss() in my_loss.py needs outputs, targets",
+            "a value for each argument without a default",
+            "add `arguments: {outputs: ...}`, or give it a default",
+        ),
+    ),
+    "unknown argument": (
+        {},
+        {"model": "arguments: {widht: 3}"},
+        (
+            "job.yaml:4:40: model.arguments.widht: build() in my_model.py has no argument of this name",
+            "arguments of build(): outputs, width",
+            'did you mean "width"?',
+        ),
+    ),
+    "no arguments at all": (
+        {},
+        {"train": "loss: {file: my_loss.py, arguments: {gamma: 2}}"},
+        (
+            "job.yaml:5:73: train.loss.arguments.gamma: loss() in my_loss.py has no argument of this name",
+            "loss() has none",
+            "remove it",
+        ),
+    ),
+    "a class that needs more": (
+        {},
+        {"model": "factory: Net"},
+        (
+            "job.yaml:4:1: model.arguments: Net() in my_model.py needs width",
+            f"a value for each argument without a default; {OFFERED}",
+            "add `arguments: {width: ...}`, or give it a default",
+        ),
+    ),
+    "a keyword that is needed": (
+        {"my_model.py": "def build(*, depth):\n    pass\n"},
+        {},
+        (
+            "job.yaml:4:1: model.arguments: build() in my_model.py needs depth",
+            f"a value for each argument without a default; {OFFERED}",
+            "add `arguments: {depth: ...}`, or give it a default",
+        ),
+    ),
+    "by position only": (
+        {"my_model.py": "def build(width, /, depth=1):\n    pass\n"},
+        {},
+        (
+            "job.yaml:4:1: model.factory: build() takes width by position only",
+            "parameters with names",
+            "remove the `/` from its signature",
+        ),
+    ),
+    "reader": (
+        {},
+        {"data": "reader: read"},
+        (
+            "job.yaml:3:26: data.reader: my_data.py has no function or class 'read' at its top level",
+            "one of torch, points, load",
+            'did you mean "load"?',
+        ),
+    ),
+    "class weights beside a loss": (
+        {},
+        {"train": "loss: {file: my_loss.py}, class_weights: balanced"},
+        (
+            "job.yaml:5:62: train.class_weights: is balanced",
+            "a built-in loss",
+            "weigh the classes inside your own loss, and remove it",
+        ),
+    ),
+    "a loss without file": (
+        {},
+        {"train": "loss: own"},
+        ("job.yaml:5:36: train.loss.file: is missing", "a required key: Python file beside the job", "add `file:`"),
+    ),
+}
 
 
 @pytest.mark.parametrize(("files", "parts", "message"), BAD.values(), ids=BAD)
@@ -140,8 +241,12 @@ def test_nothing_is_run_and_torch_is_not_loaded(tmp_path: Path) -> None:
         "sys.exit(code or 'torch' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, f"{path}: valid (tiny, custom)\n"), done.stderr
     assert not (tmp_path / "exploded").exists()

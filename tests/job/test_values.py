@@ -16,10 +16,18 @@ from runtime.job.values import duration_seconds, interval, size_bytes
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("1k", 1024), ("256m", 256 * 2**20), ("4g", 4 * 2**30), ("4G", 4 * 2**30), ("4gb", 4 * 2**30),
-        ("4GiB", 4 * 2**30), ("4 g", 4 * 2**30), ("1.5g", 1536 * 2**20), ("2t", 2 * 2**40), ("0.001k", 1),
+        ("1k", 1024),
+        ("256m", 256 * 2**20),
+        ("4g", 4 * 2**30),
+        ("4G", 4 * 2**30),
+        ("4gb", 4 * 2**30),
+        ("4GiB", 4 * 2**30),
+        ("4 g", 4 * 2**30),
+        ("1.5g", 1536 * 2**20),
+        ("2t", 2 * 2**40),
+        ("0.001k", 1),
     ],
-)  # fmt: skip
+)
 def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
     assert size_bytes(text) == size
 
@@ -47,8 +55,14 @@ def test_what_is_no_duration(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "meaning"),
-    [("epoch", ("epoch", 1)), ("200 steps", ("steps", 200)), ("1 step", ("steps", 1)), ("7steps", ("steps", 7)), ("5m", ("seconds", 300))],
-)  # fmt: skip
+    [
+        ("epoch", ("epoch", 1)),
+        ("200 steps", ("steps", 200)),
+        ("1 step", ("steps", 1)),
+        ("7steps", ("steps", 7)),
+        ("5m", ("seconds", 300)),
+    ],
+)
 def test_intervals(text: str, meaning: tuple[str, float]) -> None:
     assert interval(text) == meaning
 
@@ -64,25 +78,55 @@ def test_what_is_no_interval(text: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
-        (values.Name, ["a", "digits", "patterns-v2", "A.b_c-9", "0", "a..b", "x" * 64],
-         ["", ".", "..", "a/b", "-a", "_a", "a b", "a\n", "é", "x" * 65, 3, None, ["a"]]),
+        (
+            values.Name,
+            ["a", "digits", "patterns-v2", "A.b_c-9", "0", "a..b", "x" * 64],
+            ["", ".", "..", "a/b", "-a", "_a", "a b", "a\n", "é", "x" * 65, 3, None, ["a"]],
+        ),
         (values.Size, ["4g"], [4, 4.0, None, True, ["4g"]]),
         (values.Duration, ["5m"], [5, None]),
         (values.Interval, ["epoch"], [200, None, True]),
-        (values.Address, ["http://h", "https://a.b:8443/c/d?e=f", "http://169.254.169.254/x", "http://[fd00:ec2::254]/"],
-         ["", "h", "ftp://h", "file:///etc/passwd", "HTTP://h", "http://", "http://u:p@h/", "http://h/a b", "http://h#x", "http://h:0",
-          "http://h:99999", "http://[:::]/", "http://h/\n", "http://h/" + "a" * 2000, 3, None]),
+        (
+            values.Address,
+            ["http://h", "https://a.b:8443/c/d?e=f", "http://169.254.169.254/x", "http://[fd00:ec2::254]/"],
+            [
+                "",
+                "h",
+                "ftp://h",
+                "file:///etc/passwd",
+                "HTTP://h",
+                "http://",
+                "http://u:p@h/",
+                "http://h/a b",
+                "http://h#x",
+                "http://h:0",
+                "http://h:99999",
+                "http://[:::]/",
+                "http://h/\n",
+                "http://h/" + "a" * 2000,
+                3,
+                None,
+            ],
+        ),
         (values.FilePath, ["a", "a/b.csv", " "], ["", 3, None]),
-        (values.Validation, [0.1, 0.999, "held/out"], [0, 0.0, 1, 1.5, -0.1, True, "", None, [0.1], math.nan, math.inf]),
+        (
+            values.Validation,
+            [0.1, 0.999, "held/out"],
+            [0, 0.0, 1, 1.5, -0.1, True, "", None, [0.1], math.nan, math.inf],
+        ),
         (values.Count, [1, 2**31 - 1], [0, -1, 2**31, 10**30, 1.0, "1", True, None]),
         (values.Natural, [0, 2**31 - 1], [-1, 2**31, 0.0, False]),
         (values.Fraction, [0, 0.0, 0.999], [1, 1.0, -0.001, "0.5", True]),
         (values.Probability, [0, 1, 0.5], [1.001, -0.001]),
         (values.Positive, [1e-300, 1, 10**20], [0, 0.0, -1, True, "1"]),
-        (values.Range, [[0.1, 0.2], [1, 1]], [[0.2, 0.1], [0, 1], [0.5, 1.1], [0.5], [0.1, 0.2, 0.3], 0.5, ["0.1", "0.2"]]),
+        (
+            values.Range,
+            [[0.1, 0.2], [1, 1]],
+            [[0.2, 0.1], [0, 1], [0.5, 1.1], [0.5], [0.1, 0.2, 0.3], 0.5, ["0.1", "0.2"]],
+        ),
         (values.PositiveRange, [[0.75, 1.333], [2, 3]], [[3, 2], [0, 1]]),
     ],
-)  # fmt: skip
+)
 def test_what_a_type_takes(kind: Any, good: list[Any], bad: list[Any]) -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(kind, config=values.Spec.model_config)
     for value in good:

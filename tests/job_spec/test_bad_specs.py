@@ -57,8 +57,12 @@ def test_a_mistake_seen_from_outside(command: str, row: Row) -> None:
     Path("job.yaml").write_bytes(row.spec())
     run = subprocess.run(
         [sys.executable, "-m", "runtime", command, "job.yaml"],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=False,
+    )
     assert (run.returncode, run.stdout, run.stderr) == (2, "", row.message("job.yaml"))
     assert not Path("runs").exists()
 
@@ -106,28 +110,124 @@ def test_an_unknown_task_hides_no_other_mistake(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("assignments", "place", "given", "possible", "action"),
     [
-        (["train.epochs"], "train.epochs:1:1", "not an assignment", "key.path=value", "write for example --set train.epochs=3"),
+        (
+            ["train.epochs"],
+            "train.epochs:1:1",
+            "not an assignment",
+            "key.path=value",
+            "write for example --set train.epochs=3",
+        ),
         (["=3"], "=3:1:1", "not an assignment", "key.path=value", "write for example --set train.epochs=3"),
-        (["train..epochs=3"], "train..epochs=3:1:1", "not an assignment", "key.path=value", "write for example --set train.epochs=3"),
+        (
+            ["train..epochs=3"],
+            "train..epochs=3:1:1",
+            "not an assignment",
+            "key.path=value",
+            "write for example --set train.epochs=3",
+        ),
         (["trian.epochs=3"], "trian.epochs=3:1:1", "trian: unknown key", "known keys: {top}", 'did you mean "train"?'),
-        (["train.epoch=3"], "train.epoch=3:1:13", "train.epoch: unknown key", "known keys: {train}", 'did you mean "epochs"?'),
-        (["train.epochs=three"], "train.epochs=three:1:14", "train.epochs: is 'three'", "a whole number", "change the value"),
-        (["train.epochs="], "train.epochs=:1:14", "train.epochs: is null", "a whole number", "give a value, or leave the key out"),
-        (["train.optimizer.lr=x"], "train.optimizer.lr=x:1:20", "train.optimizer.lr: is 'x'", "a number", "change the value"),
-        (["train.optimizer.betas=[0.9, 2]"], "train.optimizer.betas=[0.9, 2]:1:29", "train.optimizer.betas[1]: is 2", "a number < 1", "change the value"),
-        (["train.epochs=["], "train.epochs=[:1:15", "expected the node content, but found '<stream end>'", "{yaml}", "{mend}"),
-        (["train={epochs: 3"], "train={epochs: 3:1:17", "expected ',' or '}', but got '<stream end>'", "{yaml}", "{mend}"),
-        (["train.epochs=3\nseed: 4"], "train.epochs=3\\nseed: 4:2:5", "mapping values are not allowed here", "{yaml}", "{mend}"),
-        (["train.epochs=!!python/name:os.system x"], "train.epochs=!!python/name:os.system x:1:14", "train.epochs: the tag !!python/name:os.system is not allowed", "plain text, numbers, lists and mappings", "remove the tag"),
-        (["train.epochs=&a [*a]"], "train.epochs=&a [*a]:1:14", "train.epochs[0]: an alias inside the very value that it stands for", "values that end", "write the value out"),
+        (
+            ["train.epoch=3"],
+            "train.epoch=3:1:13",
+            "train.epoch: unknown key",
+            "known keys: {train}",
+            'did you mean "epochs"?',
+        ),
+        (
+            ["train.epochs=three"],
+            "train.epochs=three:1:14",
+            "train.epochs: is 'three'",
+            "a whole number",
+            "change the value",
+        ),
+        (
+            ["train.epochs="],
+            "train.epochs=:1:14",
+            "train.epochs: is null",
+            "a whole number",
+            "give a value, or leave the key out",
+        ),
+        (
+            ["train.optimizer.lr=x"],
+            "train.optimizer.lr=x:1:20",
+            "train.optimizer.lr: is 'x'",
+            "a number",
+            "change the value",
+        ),
+        (
+            ["train.optimizer.betas=[0.9, 2]"],
+            "train.optimizer.betas=[0.9, 2]:1:29",
+            "train.optimizer.betas[1]: is 2",
+            "a number < 1",
+            "change the value",
+        ),
+        (
+            ["train.epochs=["],
+            "train.epochs=[:1:15",
+            "expected the node content, but found '<stream end>'",
+            "{yaml}",
+            "{mend}",
+        ),
+        (
+            ["train={epochs: 3"],
+            "train={epochs: 3:1:17",
+            "expected ',' or '}', but got '<stream end>'",
+            "{yaml}",
+            "{mend}",
+        ),
+        (
+            ["train.epochs=3\nseed: 4"],
+            "train.epochs=3\\nseed: 4:2:5",
+            "mapping values are not allowed here",
+            "{yaml}",
+            "{mend}",
+        ),
+        (
+            ["train.epochs=!!python/name:os.system x"],
+            "train.epochs=!!python/name:os.system x:1:14",
+            "train.epochs: the tag !!python/name:os.system is not allowed",
+            "plain text, numbers, lists and mappings",
+            "remove the tag",
+        ),
+        (
+            ["train.epochs=&a [*a]"],
+            "train.epochs=&a [*a]:1:14",
+            "train.epochs[0]: an alias inside the very value that it stands for",
+            "values that end",
+            "write the value out",
+        ),
         (["name.x=3"], "name.x=3:1:1", "name: is a mapping", "{name}", "change the value"),
-        (["train.epochs.x=3"], "train.epochs.x=3:1:1", "train.epochs: is 1, not a mapping", "a key of a mapping", "set all of train.epochs instead"),
-        (["train=[1]", "train.seed=3"], "train.seed=3:1:1", "train: is [1], not a mapping", "a key of a mapping", "set all of train instead"),
-        (["train.\udcff=3"], "train.\\udcff=3:1:1", "not an assignment", "key.path=value", "write for example --set train.epochs=3"),
-        (["name=\udcff"], "name=\\udcff:1:6", "the character U+DCFF is not allowed in YAML", "printable text", "remove it"),
+        (
+            ["train.epochs.x=3"],
+            "train.epochs.x=3:1:1",
+            "train.epochs: is 1, not a mapping",
+            "a key of a mapping",
+            "set all of train.epochs instead",
+        ),
+        (
+            ["train=[1]", "train.seed=3"],
+            "train.seed=3:1:1",
+            "train: is [1], not a mapping",
+            "a key of a mapping",
+            "set all of train instead",
+        ),
+        (
+            ["train.\udcff=3"],
+            "train.\\udcff=3:1:1",
+            "not an assignment",
+            "key.path=value",
+            "write for example --set train.epochs=3",
+        ),
+        (
+            ["name=\udcff"],
+            "name=\\udcff:1:6",
+            "the character U+DCFF is not allowed in YAML",
+            "printable text",
+            "remove it",
+        ),
     ],
     ids=lambda value: "" if isinstance(value, str) else value[-1].encode("unicode_escape").decode(),
-)  # fmt: skip
+)
 def test_a_bad_assignment(
     assignments: list[str], place: str, given: str, possible: str, action: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,8 +262,13 @@ def test_assignments_and_the_file_are_checked_together(capsys: pytest.CaptureFix
 def test_data_that_is_not_there_is_exit_3(
     text: str, place: str, given: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = Row(text, place, given, f"a path relative to {folder}",
-              "check the spelling; in a container only the project and mounted folders can be seen")  # fmt: skip
+    row = Row(
+        text,
+        place,
+        given,
+        f"a path relative to {folder}",
+        "check the spelling; in a container only the project and mounted folders can be seen",
+    )
     Path("job.yaml").write_bytes(row.spec())
     assert said(capsys, 3) == row.message("job.yaml")
 
@@ -193,10 +298,43 @@ def test_no_file_and_no_file_but_a_folder(capsys: pytest.CaptureFixture[str]) ->
 
 
 SPLINTERS = (
-    b"null", b"true", b"yes", b"-1", b"1e999", b".nan", b"[]", b"{}", b"[1, 2]", b"{a: 1}", b"''", b"!!set {a}",
-    b"&a [*a]", b"*m", b"<<: *m", b'"\\ud800"', b'"\\U00110000"', b"0x10", b"2:30", b"|\n  x", b"? a", b"%", b"@",
-    b"---", b"...", b"\t", b"\x00", b"\xff", b"\xef\xbb\xbf", b"!<", b"%YAML 3", b"'", b'"', b"- ", b": ", b"9" * 120,
-)  # fmt: skip
+    b"null",
+    b"true",
+    b"yes",
+    b"-1",
+    b"1e999",
+    b".nan",
+    b"[]",
+    b"{}",
+    b"[1, 2]",
+    b"{a: 1}",
+    b"''",
+    b"!!set {a}",
+    b"&a [*a]",
+    b"*m",
+    b"<<: *m",
+    b'"\\ud800"',
+    b'"\\U00110000"',
+    b"0x10",
+    b"2:30",
+    b"|\n  x",
+    b"? a",
+    b"%",
+    b"@",
+    b"---",
+    b"...",
+    b"\t",
+    b"\x00",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"!<",
+    b"%YAML 3",
+    b"'",
+    b'"',
+    b"- ",
+    b": ",
+    b"9" * 120,
+)
 LINE = re.compile(r"  possible: |  do:       |job\.yaml:\d+:\d+: ")
 
 

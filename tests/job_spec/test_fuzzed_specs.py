@@ -27,12 +27,51 @@ SECONDS = 1.0
 NIGHTLY = int(os.environ.get("DRIVETRAIN_SPECS", "1000"))
 PLACE = re.compile(r"job\.yaml:\d+:\d+: ")
 REST = re.compile(r"  possible: |  do:       ")
-CODE = ("!!python/object/apply:os.system ['touch canary']", "!!python/name:os.system", "!!python/module:os",
-        "!!python/object/new:subprocess.Popen [touch canary]", "${HOME}", "$(touch canary)", "`touch canary`",
-        "{{ 7 * 7 }}", "__import__('os').system('touch canary')", "../../../etc/passwd", "/etc/passwd\0", "~nobody/x",
-        "file:///etc/passwd", "http://127.0.0.1:9/x", "| touch canary")  # fmt: skip
-ODD: tuple[Any, ...] = (None, True, -1, 0, 10**30, 1e308, -0.0, "", " ", "x" * 5000, "é\u202e", [], {}, [[]], [None], {"": ""},
-                        {"name": {"name": {}}}, {"a": 1}, "1e-4", "0x10", "5m", "4g", "2:30", "yes", "NaN", *CODE)  # fmt: skip
+CODE = (
+    "!!python/object/apply:os.system ['touch canary']",
+    "!!python/name:os.system",
+    "!!python/module:os",
+    "!!python/object/new:subprocess.Popen [touch canary]",
+    "${HOME}",
+    "$(touch canary)",
+    "`touch canary`",
+    "{{ 7 * 7 }}",
+    "__import__('os').system('touch canary')",
+    "../../../etc/passwd",
+    "/etc/passwd\0",
+    "~nobody/x",
+    "file:///etc/passwd",
+    "http://127.0.0.1:9/x",
+    "| touch canary",
+)
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    10**30,
+    1e308,
+    -0.0,
+    "",
+    " ",
+    "x" * 5000,
+    "é\u202e",
+    [],
+    {},
+    [[]],
+    [None],
+    {"": ""},
+    {"name": {"name": {}}},
+    {"a": 1},
+    "1e-4",
+    "0x10",
+    "5m",
+    "4g",
+    "2:30",
+    "yes",
+    "NaN",
+    *CODE,
+)
 
 
 def places(tree: Any) -> Iterator[tuple[Any, Any]]:
@@ -51,7 +90,9 @@ def words(seen: list[Any]) -> list[str]:
 def misspelt(word: str, draw: random.Random) -> str:
     """A word with one letter gone, doubled, or exchanged with the next."""
     at = draw.randrange(len(word))
-    return draw.choice((word[:at] + word[at + 1 :], word[: at + 1] + word[at:], word[:at] + word[at : at + 2][::-1] + word[at + 2 :]))  # fmt: skip
+    return draw.choice(
+        (word[:at] + word[at + 1 :], word[: at + 1] + word[at:], word[:at] + word[at : at + 2][::-1] + word[at + 2 :])
+    )
 
 
 def grammar(trees: list[Any], draw: random.Random) -> bytes:
@@ -78,9 +119,26 @@ def bomb(draw: random.Random) -> bytes:
     """Small texts that stand for large ones, or never end."""
     size = draw.choice((10, 60, 3000))
     chain = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" if i else "a0: &a0 [x, x]" for i in range(12))
-    return draw.choice((chain, "[" * size, "{a: " * size, "- " * size, "? " * size, "&a [*a]", "a: &a {<<: *a}", "!" * size,
-                        "name: x\n" * size, "'" + "x" * size * 300, "a" * (1 << 20) + "b", "0x" + "f" * size,
-                        "1e" + "9" * size, "%YAML 1.1\n--- " * 3, "\ufeff" * size, "|9\n" + " x\n" * size)).encode()  # fmt: skip
+    return draw.choice(
+        (
+            chain,
+            "[" * size,
+            "{a: " * size,
+            "- " * size,
+            "? " * size,
+            "&a [*a]",
+            "a: &a {<<: *a}",
+            "!" * size,
+            "name: x\n" * size,
+            "'" + "x" * size * 300,
+            "a" * (1 << 20) + "b",
+            "0x" + "f" * size,
+            "1e" + "9" * size,
+            "%YAML 1.1\n--- " * 3,
+            "\ufeff" * size,
+            "|9\n" + " x\n" * size,
+        )
+    ).encode()
 
 
 def foreign(text: bytes, draw: random.Random) -> bytes:
@@ -94,9 +152,13 @@ def fuzzed(seed: int, whole: list[bytes], trees: list[Any]) -> bytes:
     draw = random.Random(seed)
     text = draw.choice(whole)
     kinds: list[Callable[[], bytes]] = [
-        lambda: grammar(trees, draw), lambda: grammar(trees, draw), lambda: broken(text, draw),
-        lambda: foreign(text, draw), lambda: bomb(draw), lambda: text + b"\n" + draw.choice(SPLINTERS),
-    ]  # fmt: skip
+        lambda: grammar(trees, draw),
+        lambda: grammar(trees, draw),
+        lambda: broken(text, draw),
+        lambda: foreign(text, draw),
+        lambda: bomb(draw),
+        lambda: text + b"\n" + draw.choice(SPLINTERS),
+    ]
     return kinds[seed % len(kinds)]()
 
 

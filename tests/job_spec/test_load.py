@@ -157,10 +157,18 @@ def test_paths_are_found_beside_the_job_then_in_the_working_folder(
 def test_assignments_go_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "job.yaml").write_text(SPEC + "train: {optimizer: sgd, epochs: 9}\n")
-    job = spec.load(tmp_path / "job.yaml", [
-        "train.epochs=3", "train.optimizer.lr=1e-4", "optimize.compile=false", "train.clip_norm=null",
-        "data.augment={flip: true}", "name=on", "train.early_stopping.metric=validation/loss",
-    ])  # fmt: skip
+    job = spec.load(
+        tmp_path / "job.yaml",
+        [
+            "train.epochs=3",
+            "train.optimizer.lr=1e-4",
+            "optimize.compile=false",
+            "train.clip_norm=null",
+            "data.augment={flip: true}",
+            "name=on",
+            "train.early_stopping.metric=validation/loss",
+        ],
+    )
     assert isinstance(job, ImageJob)
     assert (job.name, job.train.epochs, job.train.clip_norm, job.optimize) == ("on", 3, None, {"compile": False})
     assert job.train.optimizer == Sgd(name="sgd", lr=1e-4)
@@ -213,8 +221,12 @@ def test_the_schema_is_the_one_in_docs(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_schema_explains_every_setting() -> None:
     schema = spec.schema()
     forms = [schema, *schema["$defs"].values()]
-    bare = [f"{form.get('title')}.{name}" for form in forms for name, field in form.get("properties", {}).items()
-            if "description" not in field and name not in ("name", "source", "task")]  # fmt: skip
+    bare = [
+        f"{form.get('title')}.{name}"
+        for form in forms
+        for name, field in form.get("properties", {}).items()
+        if "description" not in field and name not in ("name", "source", "task")
+    ]
     assert bare == []
 
 
@@ -231,8 +243,12 @@ def test_a_light_command_loads_no_torch_and_opens_no_socket(command: str) -> Non
     )
     run = subprocess.run(
         [sys.executable, "-c", code, str(ROOT / "jobs" / "digits.yaml")],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (run.returncode, run.stderr) == (0, "")
     assert json.loads(run.stdout) if command == "schema" else "digits" in run.stdout
 

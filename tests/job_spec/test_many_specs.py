@@ -42,8 +42,11 @@ def images(folder: Path, draw: Draw) -> dict[str, Any]:
         "flip": draw.random() < 0.5,
         **({draw.choice(("mixup", "cutmix")): mixed} if draw.random() < 0.3 else {}),
     }
-    return {"task": "image-classification", "data": {"train": "a.npz", "augment": augment},
-            "model": {"name": "small-cnn", "width": 4, "dropout": draw.choice((0.0, 0.9))}}  # fmt: skip
+    return {
+        "task": "image-classification",
+        "data": {"train": "a.npz", "augment": augment},
+        "model": {"name": "small-cnn", "width": 4, "dropout": draw.choice((0.0, 0.9))},
+    }
 
 
 def texts(folder: Path, draw: Draw) -> dict[str, Any]:
@@ -57,8 +60,11 @@ def texts(folder: Path, draw: Draw) -> dict[str, Any]:
         "label_smoothing": 0.3,
     }
     labels = draw.choice(("kind", ["part"], ["kind", "part"], {"kind": head, "part": 0.5}))
-    return {"task": "text-classification", "data": {"train": "a.csv", "text": "text", "labels": labels, "max_length": 8},
-            "model": {"name": "encoder", "layers": 1, "width": 8, "heads": 2, "vocabulary": 100}}  # fmt: skip
+    return {
+        "task": "text-classification",
+        "data": {"train": "a.csv", "text": "text", "labels": labels, "max_length": 8},
+        "model": {"name": "encoder", "layers": 1, "width": 8, "heads": 2, "vocabulary": 100},
+    }
 
 
 def series(folder: Path, draw: Draw) -> dict[str, Any]:
@@ -66,27 +72,43 @@ def series(folder: Path, draw: Draw) -> dict[str, Any]:
     x = np.random.default_rng(0).normal(size=(count, 12, 2)).astype(np.float32)
     y = np.arange(count) % draw.choice((2, 4)) if kind == "classification" else x[:, 0, : draw.choice((1, 2))] * 100
     np.savez(folder / "a.npz", x=x, y=y)
-    return {"task": f"series-{kind}", "data": {"train": "a.npz"},
-            "model": {"name": "cnn-lstm", "cnn_channels": [4], "lstm_hidden": 4}}  # fmt: skip
+    return {
+        "task": f"series-{kind}",
+        "data": {"train": "a.npz"},
+        "model": {"name": "cnn-lstm", "cnn_channels": [4], "lstm_hidden": 4},
+    }
 
 
 def table(folder: Path, draw: Draw) -> dict[str, Any]:
     count = draw.choice((24, 41))
     rows = [f"{i * 7 % 11},{'ab'[i % 2]},{'pqr'[i % 3]},{i % 2},{i // 2 % 2},{i * 0.3 - 4:.2f}" for i in range(count)]
     (folder / "a.csv").write_text("\n".join(["u,v,class,one,two,y", *rows]) + "\n")
-    task, target = draw.choice((("classification", "class"), ("classification", "v"), ("classification", ["one", "two"]),
-                                ("regression", "y"), ("regression", ["y", "u"])))  # fmt: skip
+    task, target = draw.choice(
+        (
+            ("classification", "class"),
+            ("classification", "v"),
+            ("classification", ["one", "two"]),
+            ("regression", "y"),
+            ("regression", ["y", "u"]),
+        )
+    )
     ignore = [name for name in ("class", "v", "one", "two", "y", "u") if name not in target][1:3]
-    return {"task": f"tabular-{task}", "data": {"train": "a.csv", "target": target, "ignore": ignore},
-            "model": {"name": "mlp", "hidden": [8]}}  # fmt: skip
+    return {
+        "task": f"tabular-{task}",
+        "data": {"train": "a.csv", "target": target, "ignore": ignore},
+        "model": {"name": "mlp", "hidden": [8]},
+    }
 
 
 def custom(folder: Path, draw: Draw) -> dict[str, Any]:
     own_job.write(folder)
     given = draw.choice(("(x.sum(dim=1) > 0).long()", "(x[:, :2] > 0).float()", "x[:, :2] * 7", "x.sum(dim=1)"))
     (folder / "my_data.py").write_text(own_job.DATA.replace("(x.sum(dim=1) > 0).long()", given))
-    return {"task": "custom", "data": {"file": "my_data.py", "arguments": {"samples": draw.choice((24, 51))}},
-            "model": {"file": "my_model.py"}}  # fmt: skip
+    return {
+        "task": "custom",
+        "data": {"file": "my_data.py", "arguments": {"samples": draw.choice((24, 51))}},
+        "model": {"file": "my_model.py"},
+    }
 
 
 def loss(draw: Draw, task: str) -> Any:
@@ -107,9 +129,14 @@ SCHEDULES: tuple[Callable[[Draw], Any], ...] = (
     lambda draw: {"name": "cosine", "warmup": draw.choice((0.0, 0.5, 0.9999)), "floor": draw.choice((0.0, 0.9))},
     lambda draw: {"name": "linear", "warmup": draw.choice((0.0, 0.9999))},
     lambda draw: {"name": "step", "epochs": draw.choice((1, 1000)), "factor": draw.choice((0.0, 0.5))},
-    lambda draw: {"name": "plateau", "patience": draw.choice((0, 1)), "factor": draw.choice((0.0, 0.5)), "metric": metric(draw)},
+    lambda draw: {
+        "name": "plateau",
+        "patience": draw.choice((0, 1)),
+        "factor": draw.choice((0.0, 0.5)),
+        "metric": metric(draw),
+    },
     lambda draw: "constant",
-)  # fmt: skip
+)
 
 
 def metric(draw: Draw) -> str:
@@ -123,8 +150,12 @@ def optimizer(draw: Draw) -> dict[str, Any]:
     shared = {"lr": draw.choice((1e-12, 1e-3, 0.1)), "weight_decay": draw.choice((0, 0.1))}
     if draw.random() < 0.3:
         return shared | {"name": "sgd", "momentum": draw.choice((0.0, 0.99, 0.9)), "nesterov": draw.random() < 0.3}
-    return shared | {"name": draw.choice(("adam", "adamw")), "betas": draw.choice(([0.0, 0.0], [0.9, 0.999])),
-                     "eps": draw.choice((1e-8, 1.0)), "amsgrad": draw.random() < 0.3}  # fmt: skip
+    return shared | {
+        "name": draw.choice(("adam", "adamw")),
+        "betas": draw.choice(([0.0, 0.0], [0.9, 0.999])),
+        "eps": draw.choice((1e-8, 1.0)),
+        "amsgrad": draw.random() < 0.3,
+    }
 
 
 def drawn(folder: Path, seed: int) -> dict[str, Any]:
@@ -132,15 +163,25 @@ def drawn(folder: Path, seed: int) -> dict[str, Any]:
     draw = random.Random(seed)
     made = draw.choice((images, images, texts, series, table, custom))(folder, draw)
     train: dict[str, Any] = {
-        "epochs": draw.choice((1, 2, 3)), "steps": draw.choice((1, 2, 2, 3)), "batch_size": draw.choice((1, 2, 7, 8, 1000)),
-        "optimizer": optimizer(draw), "schedule": draw.choice(SCHEDULES)(draw), "loss": loss(draw, made["task"]),
-        "class_weights": "balanced" if draw.random() < 0.25 and not made["task"].endswith("regression") else "none", "clip_norm": draw.choice((None, 1e-30, 1.0, 1e30)),
-        "ema": draw.choice((None, 1e-9, 0.5, 0.9999999)), "loss_spike": draw.choice(("ignore", "warn", "rollback")),
-        "early_stopping": None if draw.random() < 0.6 else {
-            "metric": metric(draw), "patience": draw.choice((1, 5)), "min_delta": draw.choice((0, 1e9))},
-    }  # fmt: skip
-    checkpoint = {"every": draw.choice(("epoch", "1 steps", "5m")), "keep": draw.choice((1, 3)),
-                  "best": metric(draw) if draw.random() < 0.4 else None}  # fmt: skip
+        "epochs": draw.choice((1, 2, 3)),
+        "steps": draw.choice((1, 2, 2, 3)),
+        "batch_size": draw.choice((1, 2, 7, 8, 1000)),
+        "optimizer": optimizer(draw),
+        "schedule": draw.choice(SCHEDULES)(draw),
+        "loss": loss(draw, made["task"]),
+        "class_weights": "balanced" if draw.random() < 0.25 and not made["task"].endswith("regression") else "none",
+        "clip_norm": draw.choice((None, 1e-30, 1.0, 1e30)),
+        "ema": draw.choice((None, 1e-9, 0.5, 0.9999999)),
+        "loss_spike": draw.choice(("ignore", "warn", "rollback")),
+        "early_stopping": None
+        if draw.random() < 0.6
+        else {"metric": metric(draw), "patience": draw.choice((1, 5)), "min_delta": draw.choice((0, 1e9))},
+    }
+    checkpoint = {
+        "every": draw.choice(("epoch", "1 steps", "5m")),
+        "keep": draw.choice((1, 3)),
+        "best": metric(draw) if draw.random() < 0.4 else None,
+    }
     if "data" in made and "train" in made["data"]:
         made["data"]["validation"] = draw.choice((0.1, 0.25, 0.5))
     optimize = {"measure": "off", "cpu_threads": 1, "micro_batch": draw.choice(("off", "off", 3, 1))}

@@ -61,28 +61,49 @@ FULL = replace(RTX, memory=GIB + (100 << 20))  # the stand-in leaves all but 1 G
 @pytest.mark.parametrize(
     ("nvml", "limits", "expected", "said"),
     [
-        (Nvml([RTX], "580.95.05"), "{}", "ampere", "image ampere: NVIDIA GeForce RTX 3060, capability 8.6, driver 580.95.05"),
-        (Nvml([RTX], "550.163.01"), "{}", "legacy", "image legacy: NVIDIA GeForce RTX 3060, capability 8.6, driver 550.163.01"),
+        (
+            Nvml([RTX], "580.95.05"),
+            "{}",
+            "ampere",
+            "image ampere: NVIDIA GeForce RTX 3060, capability 8.6, driver 580.95.05",
+        ),
+        (
+            Nvml([RTX], "550.163.01"),
+            "{}",
+            "legacy",
+            "image legacy: NVIDIA GeForce RTX 3060, capability 8.6, driver 550.163.01",
+        ),
         (Nvml([T4], "580.95.05"), "{}", "legacy", "the image for chips below 8.0"),
-        (Nvml([GTX, RTX], "580.95.05"), "{}", "ampere",
-         "gpu: 2 GPUs of 2 kinds: GPU 1 (NVIDIA GeForce RTX 3060) is used, GPU 0 (NVIDIA GeForce GTX 1080) is not"),
+        (
+            Nvml([GTX, RTX], "580.95.05"),
+            "{}",
+            "ampere",
+            "gpu: 2 GPUs of 2 kinds: GPU 1 (NVIDIA GeForce RTX 3060) is used, GPU 0 (NVIDIA GeForce GTX 1080) is not",
+        ),
         (Nvml([GTX, RTX], "580.95.05"), "{gpus: [0]}", "legacy", "capability 6.1"),
         (Nvml([GTX, RTX], "580.95.05"), "{gpus: [0, 1]}", "legacy", "every decision is made for the weakest, GPU 0"),
         (Nvml([FULL, GTX], "580.95.05"), "{}", "legacy", "GPU 1 (NVIDIA GeForce GTX 1080) is used"),
         (Nvml([A100], "580.95.05"), "{}", "ampere", "image ampere: NVIDIA A100-SXM4-40GB MIG 3g.20gb, capability 8.0"),
     ],
-)  # fmt: skip
+)
 def test_the_image_for_chip_and_driver(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path,
-    nvml: Nvml, limits: str, expected: str, said: str,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    nvml: Nvml,
+    limits: str,
+    expected: str,
+    said: str,
+) -> None:
     assert word(monkeypatch, tmp_path, nvml, limits) == expected
     assert said in capsys.readouterr().out
 
 
 NOWHERE = ("a GPU that nvidia-smi lists, with driver 525 or newer", "mend that, or train on the CPU: `make train-cpu`")
-IMAGES = ("the image ampere: capability 7.5 and newer with driver 580 or newer; "
-          "the image legacy: capability 5.0 to 9.0 with driver 525 or newer")  # fmt: skip
+IMAGES = (
+    "the image ampere: capability 7.5 and newer with driver 580 or newer; "
+    "the image legacy: capability 5.0 to 9.0 with driver 525 or newer"
+)
 NEWER = "install a newer NVIDIA driver on the host; `make train-cpu` trains on the CPU"
 
 
@@ -90,30 +111,66 @@ NEWER = "install a newer NVIDIA driver on the host; `make train-cpu` trains on t
     ("files", "nvml", "given", "possible", "action"),
     [
         ({}, None, "no NVIDIA GPU is here", *NOWHERE),
-        (PCI, None, "the machine has an NVIDIA GPU (PCI 0000:01:00.0), but no NVIDIA driver is loaded: install one "
-         "(nvidia-smi must list the GPU)", *NOWHERE),
-        (PCI | LOADED, Nvml([RTX], broken=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH),
-         "the NVIDIA GPU (PCI 0000:01:00.0) cannot be used: RM has detected an NVML/RM version mismatch.: "
-         "nvidia-smi must list it", *NOWHERE),
-        ({}, Nvml([T4], "470.256.02"), "Tesla T4, capability 7.5, driver 470.256.02: CUDA 12 needs driver 525 or newer",
-         IMAGES, NEWER),
-        ({}, Nvml([Card("NVIDIA GeForce RTX 5090", "GPU-1", (12, 0), 32 * GIB)], "570.133.07"),
-         "NVIDIA GeForce RTX 5090, capability 12.0, driver 570.133.07: this chip needs driver 580 or newer", IMAGES, NEWER),
-        ({}, Nvml([Card("Tesla K80", "GPU-1", (3, 7), 12 * GIB)], "470.256.02"),
-         "Tesla K80, capability 3.7, driver 470.256.02: no image has code below 5.0", IMAGES,
-         "no driver helps; `make train-cpu` trains on the CPU"),
-        ({}, Nvml([FULL], "580.95.05"), "GPU 0 (NVIDIA GeForce RTX 3060) has 100 MiB of 1.1 GiB left",
-         "at least 512 MiB, which CUDA itself takes, and room for the training",
-         "nvidia-smi lists who holds the rest: end that, or name another GPU with limits.gpus"),
-        ({}, Nvml([replace(A100, instances=())], "580.95.05"),
-         "GPU 0 is in MIG mode without an instance: create one with nvidia-smi mig", *NOWHERE),
+        (
+            PCI,
+            None,
+            "the machine has an NVIDIA GPU (PCI 0000:01:00.0), but no NVIDIA driver is loaded: install one "
+            "(nvidia-smi must list the GPU)",
+            *NOWHERE,
+        ),
+        (
+            PCI | LOADED,
+            Nvml([RTX], broken=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH),
+            "the NVIDIA GPU (PCI 0000:01:00.0) cannot be used: RM has detected an NVML/RM version mismatch.: "
+            "nvidia-smi must list it",
+            *NOWHERE,
+        ),
+        (
+            {},
+            Nvml([T4], "470.256.02"),
+            "Tesla T4, capability 7.5, driver 470.256.02: CUDA 12 needs driver 525 or newer",
+            IMAGES,
+            NEWER,
+        ),
+        (
+            {},
+            Nvml([Card("NVIDIA GeForce RTX 5090", "GPU-1", (12, 0), 32 * GIB)], "570.133.07"),
+            "NVIDIA GeForce RTX 5090, capability 12.0, driver 570.133.07: this chip needs driver 580 or newer",
+            IMAGES,
+            NEWER,
+        ),
+        (
+            {},
+            Nvml([Card("Tesla K80", "GPU-1", (3, 7), 12 * GIB)], "470.256.02"),
+            "Tesla K80, capability 3.7, driver 470.256.02: no image has code below 5.0",
+            IMAGES,
+            "no driver helps; `make train-cpu` trains on the CPU",
+        ),
+        (
+            {},
+            Nvml([FULL], "580.95.05"),
+            "GPU 0 (NVIDIA GeForce RTX 3060) has 100 MiB of 1.1 GiB left",
+            "at least 512 MiB, which CUDA itself takes, and room for the training",
+            "nvidia-smi lists who holds the rest: end that, or name another GPU with limits.gpus",
+        ),
+        (
+            {},
+            Nvml([replace(A100, instances=())], "580.95.05"),
+            "GPU 0 is in MIG mode without an instance: create one with nvidia-smi mig",
+            *NOWHERE,
+        ),
     ],
     ids=["no GPU", "no driver", "driver updated", "driver too old", "chip too new", "chip too old", "full", "MIG"],
-)  # fmt: skip
+)
 def test_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-    files: dict[str, str], nvml: Nvml | None, given: str, possible: str, action: str,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    files: dict[str, str],
+    nvml: Nvml | None,
+    given: str,
+    possible: str,
+    action: str,
+) -> None:
     with pytest.raises(DeviceError) as caught:
         word(monkeypatch, write(tmp_path, files), nvml)
     assert (caught.value.given, caught.value.possible, caught.value.action) == (given, possible, action)
@@ -162,12 +219,16 @@ def test_the_container_toolkit(
 @pytest.mark.parametrize(
     ("words", "given"),
     [
-        ('Error response from daemon: could not select device driver "nvidia" with capabilities: [[gpu]]',
-         "the Docker engine was started before the NVIDIA container toolkit was installed"),
-        ("nvidia-container-cli: initialization error: nvml error: driver not loaded",
-         "the NVIDIA container toolkit could not hand out the GPU:\nnvidia-container-cli: initialization error: nvml error"),
+        (
+            'Error response from daemon: could not select device driver "nvidia" with capabilities: [[gpu]]',
+            "the Docker engine was started before the NVIDIA container toolkit was installed",
+        ),
+        (
+            "nvidia-container-cli: initialization error: nvml error: driver not loaded",
+            "the NVIDIA container toolkit could not hand out the GPU:\nnvidia-container-cli: initialization error: nvml error",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_engines_words_are_explained(words: str, given: str) -> None:
     found = toolkit.refused(words)
     assert found is not None
@@ -183,22 +244,38 @@ def test_other_words_are_left_to_the_engine() -> None:
     [
         ("{}", False, {"DRIVETRAIN_CPUS": "2"}),
         ("{cpus: 64}", False, {"DRIVETRAIN_CPUS": "16"}),
-        ("{memory: 512m, shm: 1g}", False, {"DRIVETRAIN_CPUS": "2", "DRIVETRAIN_MEMORY": "512m",
-                                            "DRIVETRAIN_RESERVATION": str(512 << 20), "DRIVETRAIN_SHM": "1g"}),
-        ("{}", True, {"DRIVETRAIN_GPU_CPUS": "15", "DRIVETRAIN_GPU_MEMORY": f"{62 * 1024}m",
-                      "DRIVETRAIN_RESERVATION": str(GIB)}),
-        ("{cpus: 4, memory: 8g}", True, {"DRIVETRAIN_GPU_CPUS": "4", "DRIVETRAIN_GPU_MEMORY": "8g",
-                                         "DRIVETRAIN_RESERVATION": str(GIB)}),
+        (
+            "{memory: 512m, shm: 1g}",
+            False,
+            {
+                "DRIVETRAIN_CPUS": "2",
+                "DRIVETRAIN_MEMORY": "512m",
+                "DRIVETRAIN_RESERVATION": str(512 << 20),
+                "DRIVETRAIN_SHM": "1g",
+            },
+        ),
+        (
+            "{}",
+            True,
+            {"DRIVETRAIN_GPU_CPUS": "15", "DRIVETRAIN_GPU_MEMORY": f"{62 * 1024}m", "DRIVETRAIN_RESERVATION": str(GIB)},
+        ),
+        (
+            "{cpus: 4, memory: 8g}",
+            True,
+            {"DRIVETRAIN_GPU_CPUS": "4", "DRIVETRAIN_GPU_MEMORY": "8g", "DRIVETRAIN_RESERVATION": str(GIB)},
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_share_of_the_host(limits: str, gpu: bool, expected: dict[str, str]) -> None:
     assert allowance.variables(HOST, job(limits), gpu=gpu) == expected
 
 
 def test_a_small_host_keeps_half_of_its_memory_and_its_only_cpu_is_shared() -> None:
     assert allowance.variables({"NCPU": 1, "MemTotal": 3 * GIB}, job(), gpu=True) == {
-        "DRIVETRAIN_GPU_CPUS": "1", "DRIVETRAIN_GPU_MEMORY": "1536m", "DRIVETRAIN_RESERVATION": str(GIB),
-    }  # fmt: skip
+        "DRIVETRAIN_GPU_CPUS": "1",
+        "DRIVETRAIN_GPU_MEMORY": "1536m",
+        "DRIVETRAIN_RESERVATION": str(GIB),
+    }
 
 
 def test_a_missing_toolkit_ends_the_launch_with_9(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -254,8 +331,25 @@ def test_an_overlay_holds_only_the_difference(word: str) -> None:
         "PATH": "/usr/bin:/bin:/usr/local/bin",
     }
     files = ["--file", "compose/base.yaml", "--file", f"compose/{word}.yaml"]
-    done = subprocess.run(["docker", "compose", "--env-file", "/dev/null", "--project-directory", ".", *files, "config",
-                           "--format", "json"], cwd=ROOT, env=gpu, capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [
+            "docker",
+            "compose",
+            "--env-file",
+            "/dev/null",
+            "--project-directory",
+            ".",
+            *files,
+            "config",
+            "--format",
+            "json",
+        ],
+        cwd=ROOT,
+        env=gpu,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     services = json.loads(done.stdout)["services"]
     trainer, resources = services["trainer"], services["trainer"]["deploy"]["resources"]
@@ -290,9 +384,27 @@ def test_no_network_is_made(tmp_path: Path) -> None:
 def configured(environment: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What compose makes of the files of the CPU's image for the trainer."""
     files = ["--file", "compose/base.yaml", "--file", "compose/cpu.yaml"]
-    done = subprocess.run(["docker", "compose", "-p", "a", "--env-file", "/dev/null", "--project-directory", ".", *files, "config",
-                           "--format", "json"], cwd=ROOT, env={"PATH": os.environ["PATH"], "HOME": "/tmp", **environment},
-                          capture_output=True, text=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        [
+            "docker",
+            "compose",
+            "-p",
+            "a",
+            "--env-file",
+            "/dev/null",
+            "--project-directory",
+            ".",
+            *files,
+            "config",
+            "--format",
+            "json",
+        ],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "HOME": "/tmp", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found = json.loads(done.stdout)
     return found["services"], {name: value for name, value in found.get("networks", {}).items() if value}
 
@@ -306,8 +418,13 @@ def test_no_registry_is_asked_for_our_images(word: str) -> None:
     assert "pull_policy: never" in text
     if not (ROOT / ".git").exists():
         return
-    tracked = subprocess.run(["git", "grep", "-nE", r"(^|[^a-z./-])drivetrain/(cpu|ampere|legacy|base|\$|\{)"], cwd=ROOT,
-                             capture_output=True, text=True, check=False).stdout.splitlines()  # fmt: skip
+    tracked = subprocess.run(
+        ["git", "grep", "-nE", r"(^|[^a-z./-])drivetrain/(cpu|ampere|legacy|base|\$|\{)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.splitlines()
     allowed = (
         "docker/sbom.py",
         "scripts/env",
@@ -336,12 +453,23 @@ def test_a_job_that_is_training_is_not_a_matter_of_storage() -> None:
 @pytest.mark.parametrize(
     ("words", "why", "cure"),
     [
-        ("Error while fetching server API version: ('Connection aborted.', PermissionError(13, 'Permission denied'))",
-         "one is here, but this user may not use it", "sudo usermod -aG docker $USER, then log in again"),
-        ("('Connection aborted.', FileNotFoundError(2, 'No such file or directory'))", "none is running", "`make engine`"),
-        ("('Connection aborted.', ConnectionRefusedError(111, 'Connection refused'))", "none is listening", "`make engine`"),
+        (
+            "Error while fetching server API version: ('Connection aborted.', PermissionError(13, 'Permission denied'))",
+            "one is here, but this user may not use it",
+            "sudo usermod -aG docker $USER, then log in again",
+        ),
+        (
+            "('Connection aborted.', FileNotFoundError(2, 'No such file or directory'))",
+            "none is running",
+            "`make engine`",
+        ),
+        (
+            "('Connection aborted.', ConnectionRefusedError(111, 'Connection refused'))",
+            "none is listening",
+            "`make engine`",
+        ),
     ],
-)  # fmt: skip
+)
 def test_why_no_engine_can_be_used(words: str, why: str, cure: str) -> None:
     assert engine.absent(words) == engine.Absent(why, cure)
 

@@ -100,8 +100,13 @@ sys.exit(supervise.train(supervise.Request(Path(sys.argv[1]), ("train.epochs=1",
 
 
 def test_a_trainer_that_was_killed_is_not_only_a_number(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", TRAINER, str(PROJECT / "jobs" / "digits.yaml"), str(tmp_path)],
-                          capture_output=True, text=True, check=False, cwd=PROJECT)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINER, str(PROJECT / "jobs" / "digits.yaml"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=PROJECT,
+    )
     assert done.returncode == 137, done.stderr
     assert (
         "the trainer was killed (exit 137, SIGKILL), and not at its memory limit\n  possible: `kill -9`" in done.stderr

@@ -126,8 +126,13 @@ def test_what_is_never_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         os.chdir(tmp_path)  # the name of a socket is short
         listener.bind("sock")
         os.chdir(here)
-    for word, path in (("HOME", home), ("LINK", tmp_path / "link"), ("SOCKET", tmp_path / "sock"),
-                       ("REAL", tmp_path / "disk" / "me"), ("COPY", tmp_path / "backup")):  # fmt: skip
+    for word, path in (
+        ("HOME", home),
+        ("LINK", tmp_path / "link"),
+        ("SOCKET", tmp_path / "sock"),
+        ("REAL", tmp_path / "disk" / "me"),
+        ("COPY", tmp_path / "backup"),
+    ):
         named = named.replace(word, str(path))
     told = refused(
         written(tmp_path, f"name: a\ntask: image-classification\ndata:\n  train: photos\n  validation: {named}\n")
@@ -259,22 +264,30 @@ def test_what_compose_would_replace_is_left_as_it_is(tmp_path: Path) -> None:
     request = launch.Request(path, ("name=b",))
     service = launch._override(request, spec.load(path))["services"]["trainer"]
     assert service["command"][1] == str(path).replace("$", "$$")
-    assert service["volumes"][0] == {"type": "bind", "source": str(path).replace("$", "$$"),
-                                     "target": str(path).replace("$", "$$"), "read_only": True,
-                                     "bind": {"create_host_path": False}}  # fmt: skip
+    assert service["volumes"][0] == {
+        "type": "bind",
+        "source": str(path).replace("$", "$$"),
+        "target": str(path).replace("$", "$$"),
+        "read_only": True,
+        "bind": {"create_host_path": False},
+    }
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("", "network: none, nothing in the job names an address"),
-        ("model: {source: transformers, name: some/net}\n",
-         "network: yes, for model.name: some/net is no folder here, so it is asked for at the hub"),
+        (
+            "model: {source: transformers, name: some/net}\n",
+            "network: yes, for model.name: some/net is no folder here, so it is asked for at the hub",
+        ),
         ("model: {source: transformers, name: photos}\n", "network: none, nothing in the job names an address"),
-        ("checkpoint: {notice: http://169.254.169.254/x}\n",
-         "network: yes, for checkpoint.notice: http://169.254.169.254/x is asked"),
+        (
+            "checkpoint: {notice: http://169.254.169.254/x}\n",
+            "network: yes, for checkpoint.notice: http://169.254.169.254/x is asked",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_network_is_for_what_the_job_names(tmp_path: Path, text: str, expected: str) -> None:
     job: Job = spec.load(written(tmp_path, IMAGES + text))
     assert network.told(job) == (expected.startswith("network: yes"), expected)

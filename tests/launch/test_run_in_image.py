@@ -169,8 +169,9 @@ def test_training_goes_to_the_image_too(
     assert len(asked) == 1
 
 
-def test_outside_of_the_project(ran: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_outside_of_the_project(
+    ran: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["report", "runs/parts-001"]) == DeviceError.exit_code
     assert f"cd {HERE}, or `make setup`" in capsys.readouterr().err

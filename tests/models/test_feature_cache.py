@@ -43,11 +43,16 @@ NETWORKS = {
     "whole encoder": (ENCODER + "freeze: {names: [encoder]}}", "the whole encoder"),
     "distilbert": ("distilbert", "the embeddings and 1 of 2 layers"),
     "roberta": ("roberta", "the embeddings and 1 of 2 layers"),
-    "small-cnn": ("{name: small-cnn, width: 4, freeze: {names: [features.0, features.1, features.3]}}", "4 of 22 layers"),
+    "small-cnn": (
+        "{name: small-cnn, width: 4, freeze: {names: [features.0, features.1, features.3]}}",
+        "4 of 22 layers",
+    ),
     "resnet18": ("{name: resnet18, width: 4, freeze: {names: [stem, stages.0, stages.1]}}", "5 of 10 parts"),
-    "resnet18, its end alone": ("{name: resnet18, width: 4, dropout: 0.2, freeze: {names: [stem, stages]}}",
-                                "10 of 10 parts"),
-}  # fmt: skip
+    "resnet18, its end alone": (
+        "{name: resnet18, width: 4, dropout: 0.2, freeze: {names: [stem, stages]}}",
+        "10 of 10 parts",
+    ),
+}
 
 
 def job(folder: Path, name: str, more: str = "") -> Job:
@@ -249,8 +254,11 @@ def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Pat
     path.write_text(JOB)
     done = test_train.train(path)
     assert done.returncode == 0, done.stderr
-    row = next(r for r in json.loads((tmp_path / "runs/tiny-001/plan.json").read_text())["decisions"]
-               if r["name"] == "feature_cache")  # fmt: skip
+    row = next(
+        r
+        for r in json.loads((tmp_path / "runs/tiny-001/plan.json").read_text())["decisions"]
+        if r["name"] == "feature_cache"
+    )
     assert (row["value"], row["source"]) == (True, "choice")
     assert row["reason"].startswith("the embeddings and 2 of 3 layers computed once, not in each of 6 epochs: saves ")
     slow = subprocess.Popen(test_train.command(path), cwd=test_train.ROOT, stdout=subprocess.DEVNULL)

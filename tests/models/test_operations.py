@@ -32,9 +32,15 @@ def network(name: str, **more: Any) -> Model:
 
 @pytest.mark.parametrize(
     ("name", "side", "stem"),
-    [("resnet18", 32, "small"), ("resnet18", 33, "large"), ("resnet50", 35, "auto"), ("resnet34", 97, "auto"),
-     ("small-cnn", 9, "auto"), ("small-cnn", 28, "auto")],
-)  # fmt: skip
+    [
+        ("resnet18", 32, "small"),
+        ("resnet18", 33, "large"),
+        ("resnet50", 35, "auto"),
+        ("resnet34", 97, "auto"),
+        ("small-cnn", 9, "auto"),
+        ("small-cnn", 28, "auto"),
+    ],
+)
 def test_operations_are_those_that_torch_counts(name: str, side: int, stem: str) -> None:
     module = network(name, image_size=side, stem=stem, width=16).module.eval()
     assert isinstance(module, images.ResNet | images.SmallCnn)
@@ -45,8 +51,10 @@ def test_operations_are_those_that_torch_counts(name: str, side: int, stem: str)
 
 def test_a_stem_that_was_chosen_is_told_with_what_it_costs() -> None:
     text = operations.note(network("resnet18"))
-    assert text == ("resnet18 with the small stem, as image_size 64 is at most 96, 13.33 GFLOP a sample in training; "
-                    "888.3 MFLOP with model: {name: resnet18, stem: large}, which learns otherwise")  # fmt: skip
+    assert text == (
+        "resnet18 with the small stem, as image_size 64 is at most 96, 13.33 GFLOP a sample in training; "
+        "888.3 MFLOP with model: {name: resnet18, stem: large}, which learns otherwise"
+    )
     found = STEM.search(text)
     assert found is not None, "the advice of the report reads this line"
     assert found.groups() == ("13.33", "GFLOP", "888.3", "MFLOP", "resnet18")

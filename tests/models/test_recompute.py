@@ -31,10 +31,16 @@ from tests.paths import MACHINES
 
 torch.set_num_threads(1)
 ENCODER = {
-    "model_type": "bert", "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2,
-    "intermediate_size": 128, "max_position_embeddings": 64, "hidden_dropout_prob": 0.1,
+    "model_type": "bert",
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 64,
+    "hidden_dropout_prob": 0.1,
     "attention_probs_dropout_prob": 0.1,
-}  # fmt: skip
+}
 
 
 def encoder() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -89,9 +95,11 @@ def passed(network: nn.Module, inputs: tuple[Tensor, ...], recompute: bool) -> d
         share.backward()
         loss = loss + share.detach()
     return {
-        "loss": [loss], "gradient": [p.grad.clone() for p in made.parameters() if p.grad is not None],
-        "buffers": [b.clone() for b in made.buffers()], "draws": [torch.random.get_rng_state()],
-    }  # fmt: skip
+        "loss": [loss],
+        "gradient": [p.grad.clone() for p in made.parameters() if p.grad is not None],
+        "buffers": [b.clone() for b in made.buffers()],
+        "draws": [torch.random.get_rng_state()],
+    }
 
 
 @pytest.mark.parametrize("make", [encoder, resnet])
@@ -209,8 +217,11 @@ train: {epochs: 3, batch_size: 16, optimizer: {lr: 1e-3}}
 def test_a_run_trains_to_the_same_bits(tmp_path: Path) -> None:
     found = []
     for value in (False, True):
-        made = tiny.assembled(tmp_path, spec.check(parse(RESNET, "tiny.yaml")),
-                              settings={"gradient_checkpointing": value, "micro_batch": 8})  # fmt: skip
+        made = tiny.assembled(
+            tmp_path,
+            spec.check(parse(RESNET, "tiny.yaml")),
+            settings={"gradient_checkpointing": value, "micro_batch": 8},
+        )
         assert seen.seen(made)["gradient_checkpointing"]["seen"] is value
         found.append((tiny.losses(made, 5), made.model.state_dict()))
     (losses, weights), (others, twins) = found

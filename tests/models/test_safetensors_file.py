@@ -20,12 +20,24 @@ def mixed() -> dict[str, Tensor]:
     torch.manual_seed(0)
     weight = torch.randn(4, 3, 2, 2)
     return {
-        "weight": weight, "tied": weight, "part": weight[1:3, ::2], "last": weight.to(memory_format=torch.channels_last),
-        "transposed": torch.randn(3, 5).t(), "scalar": torch.tensor(3), "empty": torch.zeros(0, 4), "yes": torch.tensor([True, False]),
-        "half": torch.randn(3).half(), "brain": torch.randn(5).bfloat16(), "double": torch.randn(2).double(),
-        "byte": torch.arange(7, dtype=torch.uint8), "short": torch.arange(3, dtype=torch.int16), "complex": torch.randn(2, dtype=torch.complex64),
-        "eight": torch.randn(3).to(torch.float8_e4m3fn), "parameter": torch.nn.Parameter(torch.ones(2)), "ä/ \"name\"": torch.ones(1),
-    }  # fmt: skip
+        "weight": weight,
+        "tied": weight,
+        "part": weight[1:3, ::2],
+        "last": weight.to(memory_format=torch.channels_last),
+        "transposed": torch.randn(3, 5).t(),
+        "scalar": torch.tensor(3),
+        "empty": torch.zeros(0, 4),
+        "yes": torch.tensor([True, False]),
+        "half": torch.randn(3).half(),
+        "brain": torch.randn(5).bfloat16(),
+        "double": torch.randn(2).double(),
+        "byte": torch.arange(7, dtype=torch.uint8),
+        "short": torch.arange(3, dtype=torch.int16),
+        "complex": torch.randn(2, dtype=torch.complex64),
+        "eight": torch.randn(3).to(torch.float8_e4m3fn),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        'ä/ "name"': torch.ones(1),
+    }
 
 
 def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
@@ -34,8 +46,10 @@ def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
     assert found.keys() == mixed().keys()
     for name, value in mixed().items():
         assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape), name
-        assert torch.equal(found[name].view(torch.uint8) if value.ndim else found[name],
-                           value.detach().contiguous().view(torch.uint8) if value.ndim else value), name  # fmt: skip
+        assert torch.equal(
+            found[name].view(torch.uint8) if value.ndim else found[name],
+            value.detach().contiguous().view(torch.uint8) if value.ndim else value,
+        ), name
     assert weights.read(tmp_path / "a.safetensors").keys() == found.keys()
     assert stat.S_IMODE((tmp_path / "a.safetensors").stat().st_mode) == 0o666 & ~_umask()
 

@@ -17,8 +17,9 @@ from tests import heap
 from tests.convolutions import answers, cases
 
 WORST = [
-    *cases(inputs=[3, 12], size=[16, 64]), *cases(kind=["ConvTranspose2d"], outputs=[3], size=[32]),
-]  # fmt: skip
+    *cases(inputs=[3, 12], size=[16, 64]),
+    *cases(kind=["ConvTranspose2d"], outputs=[3], size=[32]),
+]
 """Those that write past a workspace on AVX2 (the first ones) or AVX-512 (the larger ones)."""
 
 
@@ -30,8 +31,11 @@ def test_right_and_within_bounds(cap: str, threads: int) -> None:
 
 
 def test_the_same_numbers() -> None:
-    network = nn.Sequential(nn.Conv2d(2, 4, 1, (1, 3)), nn.ConvTranspose2d(4, 5, 1, 2, output_padding=1, bias=False),
-                            nn.ConvTranspose2d(5, 3, 1, 2, output_padding=1)).double()  # fmt: skip
+    network = nn.Sequential(
+        nn.Conv2d(2, 4, 1, (1, 3)),
+        nn.ConvTranspose2d(4, 5, 1, 2, output_padding=1, bias=False),
+        nn.ConvTranspose2d(5, 3, 1, 2, output_padding=1),
+    ).double()
     changed = copy.deepcopy(network)
     strided.rewrite(changed)
     assert strided.rewritten(changed) == ["0", "1", "2"]
@@ -46,11 +50,19 @@ def test_the_same_numbers() -> None:
         assert torch.allclose(p.grad, q.grad, atol=1e-12)
 
 
-@pytest.mark.parametrize("module", [
-    nn.Conv2d(16, 8, 1, 2), nn.Conv2d(4, 8, 3, 2), nn.Conv2d(4, 8, 1), nn.Conv2d(4, 8, 1, 2, padding=1),
-    nn.Conv2d(4, 8, 1, 2, groups=2), nn.Conv1d(4, 8, 1, 2), nn.ConvTranspose2d(4, 8, 1, 2),
-    nn.Conv2d(4, 8, 3, padding="same"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(16, 8, 1, 2),
+        nn.Conv2d(4, 8, 3, 2),
+        nn.Conv2d(4, 8, 1),
+        nn.Conv2d(4, 8, 1, 2, padding=1),
+        nn.Conv2d(4, 8, 1, 2, groups=2),
+        nn.Conv1d(4, 8, 1, 2),
+        nn.ConvTranspose2d(4, 8, 1, 2),
+        nn.Conv2d(4, 8, 3, padding="same"),
+    ],
+)
 def test_what_torch_computes_rightly_stays(module: nn.Module) -> None:
     strided.rewrite(module)
     assert strided.rewritten(module) == []

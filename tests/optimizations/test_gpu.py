@@ -30,8 +30,9 @@ CNN = Workload(
 )
 LARGE = replace(CNN, parameters=100_000_000)
 FILES = replace(CNN, decoded=False)
-BERT = Workload(layers={"BertSelfAttention": 12, "Linear": 70}, parameters=110_000_000, samples=1000, sample_bytes=2048,
-                ragged=True)  # fmt: skip
+BERT = Workload(
+    layers={"BertSelfAttention": 12, "Linear": 70}, parameters=110_000_000, samples=1000, sample_bytes=2048, ragged=True
+)
 
 
 def machine(name: str) -> Hardware:
@@ -72,18 +73,42 @@ TABLE: list[tuple[str, str, Workload | None, str, dict[str, str], Any, str]] = [
     ("gpu_resident_data", "h200", None, "", {}, True, "if the samples fit"),
     ("gpu_resident_data", "t4", CNN, "", {}, True, "10,000 samples take 117 MiB of 14."),
     ("gpu_resident_data", "gpu-2gb", replace(CNN, samples=100_000), "", {}, False, "more than a quarter of the"),
-    ("gpu_resident_data", "gpu-2gb", replace(CNN, activations=1 << 30), "", {}, True, "10,000 samples take 117 MiB of 1.9"),
-    ("gpu_resident_data", "gpu-2gb", replace(CNN, activations=5 << 28), "", {}, False, "with the network that would be 1.4"),
+    (
+        "gpu_resident_data",
+        "gpu-2gb",
+        replace(CNN, activations=1 << 30),
+        "",
+        {},
+        True,
+        "10,000 samples take 117 MiB of 1.9",
+    ),
+    (
+        "gpu_resident_data",
+        "gpu-2gb",
+        replace(CNN, activations=5 << 28),
+        "",
+        {},
+        False,
+        "with the network that would be 1.4",
+    ),
     ("gpu_resident_data", "h200", BERT, TEXT, {}, False, "put together on the host"),
     ("gpu_resident_data", "h200", FILES, "", {"train": "epochs: 1"}, False, "one epoch decodes nothing twice"),
     ("gpu_resident_data", "h200", CNN, "", {"optimize": "loader_workers: 4"}, False, "prepares batches on the host"),
-    ("gpu_resident_data", "t4", CNN, "", {"limits": "gpu_memory: 256m"}, False, "a quarter of the 256 MiB that may be used"),
+    (
+        "gpu_resident_data",
+        "t4",
+        CNN,
+        "",
+        {"limits": "gpu_memory: 256m"},
+        False,
+        "a quarter of the 256 MiB that may be used",
+    ),
     ("pinned_transfer", "laptop", CNN, "", {}, False, "no GPU that batches are copied to"),
     ("pinned_transfer", "h200", CNN, "", {}, False, "gpu_resident_data copies nothing"),
     ("pinned_transfer", "h200", BERT, TEXT, {}, True, "while the GPU computes this one"),
     ("loader_workers", "h200", FILES, "", {}, 0, "gpu_resident_data gathers batches on the GPU"),
     ("loader_workers", "h200", replace(FILES, samples=10**9), "", {}, 15, "the CPU budget of 16 less the one"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "where", "workload", "task", "parts", "value", "reason"), TABLE)
@@ -165,9 +190,11 @@ def test_a_wrong_share_of_memory(asked: str) -> None:
 
 @pytest.mark.parametrize(
     ("where", "note"),
-    [("laptop", "limits.gpu_memory: 0.5 does nothing without a GPU"),
-     ("gtx1080", "limits.gpu_memory: tensors may take 4.0 GiB of 8.0 GiB")],
-)  # fmt: skip
+    [
+        ("laptop", "limits.gpu_memory: 0.5 does nothing without a GPU"),
+        ("gtx1080", "limits.gpu_memory: tensors may take 4.0 GiB of 8.0 GiB"),
+    ],
+)
 def test_the_plan_says_what_a_share_of_memory_means(where: str, note: str) -> None:
     assert note in plan.resolve(job(limits="gpu_memory: 0.5"), machine(where)).notes
 

@@ -37,14 +37,17 @@ class Trainers:
         self.plans, self.words = list[plan.Plan](), list[list[str]]()
         self.begins = True
 
-    def __call__(self, request: Any, count: int, environment: Any, forward: Any, run: Any, words: Sequence[str] = (),
-                 **more: Any) -> int:  # fmt: skip
+    def __call__(
+        self, request: Any, count: int, environment: Any, forward: Any, run: Any, words: Sequence[str] = (), **more: Any
+    ) -> int:
         given = plan.load(self.run / "plan.json")
         self.plans.append(given)
         self.words.append(list(words))
         if len(self.plans) == 1 and self.begins:
-            rows = [replace(row, value=self.settled[row.name], source="measured") if row.name in self.settled else row
-                    for row in given.decisions]  # fmt: skip
+            rows = [
+                replace(row, value=self.settled[row.name], source="measured") if row.name in self.settled else row
+                for row in given.decisions
+            ]
             given = replace(given, decisions=tuple(rows), seen={"micro_batch": {"asked": "off", "seen": "off"}})
             write_json(self.run / "plan.json", given.to_json())
         if self.begins:

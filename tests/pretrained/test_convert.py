@@ -165,9 +165,16 @@ def apart(code: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "code",
-    ["os.system('touch canary')", "subprocess.run(['true'])", "os.fork()", "os.posix_spawn('/bin/true', ['true'], {})",
-     "os.execv('/bin/true', ['true'])", "socket.create_connection(('127.0.0.1', 9))", "socket.getaddrinfo('a', 1)"],
-)  # fmt: skip
+    [
+        "os.system('touch canary')",
+        "subprocess.run(['true'])",
+        "os.fork()",
+        "os.posix_spawn('/bin/true', ['true'], {})",
+        "os.execv('/bin/true', ['true'])",
+        "socket.create_connection(('127.0.0.1', 9))",
+        "socket.getaddrinfo('a', 1)",
+    ],
+)
 def test_the_reading_process_starts_nothing(code: str) -> None:
     done = apart(f"unpickle._no_programs(); {code}")
     assert done.returncode == 1

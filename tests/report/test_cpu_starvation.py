@@ -39,9 +39,19 @@ def test_this_process_is_counted_where_the_kernel_counts() -> None:
 
 def crowded(busy: float, waited: float, stolen: float = 0.0, throttled: float = 0.0) -> list[dict[str, Any]]:
     """Readings of 41 seconds: CPUs busy, and seconds lost each second."""
-    return [{"seconds": s + 0.5, "step": s, "samples_per_second": 300.0, "cpu_percent": 100 * busy, "rss": 4e8,
-             "waited_seconds": 50 + waited * s, "stolen_seconds": 9 + stolen * s, "throttled_seconds": throttled * s}
-            for s in range(41)]  # fmt: skip
+    return [
+        {
+            "seconds": s + 0.5,
+            "step": s,
+            "samples_per_second": 300.0,
+            "cpu_percent": 100 * busy,
+            "rss": 4e8,
+            "waited_seconds": 50 + waited * s,
+            "stolen_seconds": 9 + stolen * s,
+            "throttled_seconds": throttled * s,
+        }
+        for s in range(41)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,13 @@ def test_without_a_result_the_logs_tell(run: Path) -> None:
     (run / "result.json").unlink()
     change(run / "state.json", lambda s: s.update(status="failed", exit_code=137))
     text = text_of(run)
-    for words in ("# digits-001: 0.9859", "at step 540 of 540", "exit 137: ended by SIGKILL", "| time | 44.0 s |",
-                  "| peak memory | 486 MiB | of 4.0 GiB (11.9 %) |"):  # fmt: skip
+    for words in (
+        "# digits-001: 0.9859",
+        "at step 540 of 540",
+        "exit 137: ended by SIGKILL",
+        "| time | 44.0 s |",
+        "| peak memory | 486 MiB | of 4.0 GiB (11.9 %) |",
+    ):
         assert words in text
 
 

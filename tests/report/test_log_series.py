@@ -96,10 +96,17 @@ def test_confusion_by_hand() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [None, [], {"": None}, {"": {"classes": ["a"]}}, {"": {"classes": ["a"], "matrix": [[1, 2]]}},
-     {"": {"classes": ["a"], "matrix": [["x"]]}}, {"": {"classes": ["a"], "matrix": [[-1]]}},
-     {"": {"classes": [], "matrix": []}}],
-)  # fmt: skip
+    [
+        None,
+        [],
+        {"": None},
+        {"": {"classes": ["a"]}},
+        {"": {"classes": ["a"], "matrix": [[1, 2]]}},
+        {"": {"classes": ["a"], "matrix": [["x"]]}},
+        {"": {"classes": ["a"], "matrix": [[-1]]}},
+        {"": {"classes": [], "matrix": []}},
+    ],
+)
 def test_what_is_no_confusion_is_left_out(value: object) -> None:
     assert confusions(value) == []
 
@@ -107,13 +114,29 @@ def test_what_is_no_confusion_is_left_out(value: object) -> None:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        (number(0.98611), "0.9861"), (number(1797), "1,797"), (number(12345.6), "12,346"), (number(None), "unknown"),
-        (number(math.nan), "not finite"), (duration(0.4), "0.40 s"), (duration(41.63), "41.6 s"),
-        (duration(125), "2 min 05 s"), (duration(7500), "2 h 05 min"), (duration(None), "unknown"),
-        (share(0.1444), "14.4 %"), (share(1.0), "100 %"), (tick(50_000), "50k"), (tick(1e-5), "1e-5"),
-        (tick(2.5e6), "2.5M"), (tick(0.25), "0.25"), (short("abcdefghij", 7), "abcd…ij"), (short("abc", 7), "abc"),
-        (shown(True), "true"), (shown(None), "nothing"), (shown([1, "a"]), '[1, "a"]'), (shown("a\x00b"), "a\ufffdb"),
+        (number(0.98611), "0.9861"),
+        (number(1797), "1,797"),
+        (number(12345.6), "12,346"),
+        (number(None), "unknown"),
+        (number(math.nan), "not finite"),
+        (duration(0.4), "0.40 s"),
+        (duration(41.63), "41.6 s"),
+        (duration(125), "2 min 05 s"),
+        (duration(7500), "2 h 05 min"),
+        (duration(None), "unknown"),
+        (share(0.1444), "14.4 %"),
+        (share(1.0), "100 %"),
+        (tick(50_000), "50k"),
+        (tick(1e-5), "1e-5"),
+        (tick(2.5e6), "2.5M"),
+        (tick(0.25), "0.25"),
+        (short("abcdefghij", 7), "abcd…ij"),
+        (short("abc", 7), "abc"),
+        (shown(True), "true"),
+        (shown(None), "nothing"),
+        (shown([1, "a"]), '[1, "a"]'),
+        (shown("a\x00b"), "a\ufffdb"),
     ],
-)  # fmt: skip
+)
 def test_wording(written: str, expected: str) -> None:
     assert written == expected

@@ -42,14 +42,36 @@ def text_of(run: Path) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        "0.9861", "validation/accuracy, the best, at step 495 of 540, epoch 11 of 12", "exit 0: done",
-        "all 12 epochs are done", "41.6 s", "518.3", "591 MiB", "of 4.0 GiB", "94,538", "all trainable",
-        "Learning rate", "Gradient norm", "Macro F1", "Confusion matrix", "samples right", "taken for", "cpu_threads",
-        f"1 of {len(optimizations.every())} values is not as asked", "LD_PRELOAD was dropped", "openmp 20240515, 2 threads", "logical CPUs",
-        "Throughput, samples/s", "Where the time went", "held the run back for 0.80 s", "one file read again",
-        "jobs/digits.yaml", "train.epochs=12", "batch_size: 32",
+        "0.9861",
+        "validation/accuracy, the best, at step 495 of 540, epoch 11 of 12",
+        "exit 0: done",
+        "all 12 epochs are done",
+        "41.6 s",
+        "518.3",
+        "591 MiB",
+        "of 4.0 GiB",
+        "94,538",
+        "all trainable",
+        "Learning rate",
+        "Gradient norm",
+        "Macro F1",
+        "Confusion matrix",
+        "samples right",
+        "taken for",
+        "cpu_threads",
+        f"1 of {len(optimizations.every())} values is not as asked",
+        "LD_PRELOAD was dropped",
+        "openmp 20240515, 2 threads",
+        "logical CPUs",
+        "Throughput, samples/s",
+        "Where the time went",
+        "held the run back for 0.80 s",
+        "one file read again",
+        "jobs/digits.yaml",
+        "train.epochs=12",
+        "batch_size: 32",
     ],
-)  # fmt: skip
+)
 def test_page_and_markdown_tell_the_same(finished: Path, words: str) -> None:
     assert words in re.sub(r"\s+", " ", page_of(finished).text)
     assert words in (finished / "report.md").read_text(encoding="utf-8").replace("&lt;", "<")

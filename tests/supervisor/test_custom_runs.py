@@ -59,8 +59,13 @@ def trained(path: Path, *assignments: str) -> Path:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = write(tmp_path_factory.mktemp("own"), FILES, data="reader: read", train="loss: {file: my_loss.py}, ema: 0.5",
-                 model="arguments: {width: 6}, freeze: {names: [body.bias]}")  # fmt: skip
+    path = write(
+        tmp_path_factory.mktemp("own"),
+        FILES,
+        data="reader: read",
+        train="loss: {file: my_loss.py}, ema: 0.5",
+        model="arguments: {width: 6}, freeze: {names: [body.bias]}",
+    )
     return trained(path)
 
 
@@ -302,8 +307,10 @@ def test_an_error_inside_of_torchs_own_layers_is_told_too(tmp_path: Path) -> Non
 
 
 def test_an_error_of_the_loss_is_that_of_the_loss(tmp_path: Path) -> None:
-    late = LOSS.replace("return functional.cross_entropy", "return late\n\ndef late(outputs, targets):\n"
-                        "    return functional.cross_entropy(outputs, targets[:16])")  # fmt: skip
+    late = LOSS.replace(
+        "return functional.cross_entropy",
+        "return late\n\ndef late(outputs, targets):\n    return functional.cross_entropy(outputs, targets[:16])",
+    )
     path = write(tmp_path, {"my_loss.py": late}, train="loss: {file: my_loss.py}, steps: 1")
     with pytest.raises(SpecError) as raised:
         trained(path, "train.batch_size=17")

@@ -60,13 +60,21 @@ def train(folder: Path, model: nn.Module | None = None, data: Any = None, **sett
 
 def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
     model = network()
-    result = train(tmp_path, model, name="circle", names=["outside", "inside"], ema=0.9,
-                   checkpoint={"best": "validation/accuracy"})  # fmt: skip
+    result = train(
+        tmp_path, model, name="circle", names=["outside", "inside"], ema=0.9, checkpoint={"best": "validation/accuracy"}
+    )
     assert result.folder == tmp_path / "circle-001"
     assert {path.name for path in result.folder.iterdir()} >= {
-        "job.yaml", "hardware.json", "plan.json", "metrics.jsonl", "telemetry.jsonl", "checkpoints", "model",
-        "result.json", "state.json",
-    }  # fmt: skip
+        "job.yaml",
+        "hardware.json",
+        "plan.json",
+        "metrics.jsonl",
+        "telemetry.jsonl",
+        "checkpoints",
+        "model",
+        "result.json",
+        "state.json",
+    }
     assert result.model is model
     assert not model.training
     stored = safetensors.torch.load_file(result.folder / "model" / "model.safetensors")
@@ -182,25 +190,39 @@ def mean(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "an unknown setting": ({"epoch": 3}, SpecError, 'epoch: unknown key\n  possible: known keys: epochs, '),
+    "an unknown setting": ({"epoch": 3}, SpecError, "epoch: unknown key\n  possible: known keys: epochs, "),
     "a wrong value": ({"epochs": 0}, SpecError, "epochs: is 0\n  possible: a number >= 1"),
     "an unknown optimizer": ({"optimizer": "adamv"}, SpecError, "optimizer: is 'adamv'"),
-    "an unknown loss": ({"loss": "hubert"}, SpecError, 'loss: is \'hubert\'\n  possible: one of cross-entropy, focal, bce,'),
+    "an unknown loss": (
+        {"loss": "hubert"},
+        SpecError,
+        "loss: is 'hubert'\n  possible: one of cross-entropy, focal, bce,",
+    ),
     "a loss that does not fit": ({"loss": "mse"}, SpecError, "train.loss: is mse\n  possible: the targets are classes"),
-    "a metric that is not there": ({"checkpoint": {"best": "validation/r2"}}, SpecError, "checkpoint.best: is validation/r2"),
+    "a metric that is not there": (
+        {"checkpoint": {"best": "validation/r2"}},
+        SpecError,
+        "checkpoint.best: is validation/r2",
+    ),
     "a bad name": ({"name": "a b"}, SpecError, "name: is 'a b'"),
     "an unknown optimization": ({"optimize": {"threads": 1}}, SpecError, "optimize.threads: unknown key"),
     "threads that are not there": ({"optimize": {"cpu_threads": 999}}, SpecError, "optimize.cpu_threads: is 999"),
     "no module": ({"model": print}, SpecError, "model is builtin_function_or_method\n  possible: a torch.nn.Module"),
-    "another width": ({"model": nn.Linear(3, 2)}, SpecError,
-        "the model, called with inputs of shape (2, 2), raised RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+    "another width": (
+        {"model": nn.Linear(3, 2)},
+        SpecError,
+        "the model, called with inputs of shape (2, 2), raised RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+    ),
     "too few outputs": ({"model": nn.Linear(2, 1)}, SpecError, "the model gives shape (2, 1) for 2 samples"),
-    "a loss of another shape": ({"loss": lambda outputs, targets: outputs}, SpecError,
-        "loss gives shape (2, 2) for 2 samples\n  possible: one term per sample"),
+    "a loss of another shape": (
+        {"loss": lambda outputs, targets: outputs},
+        SpecError,
+        "loss gives shape (2, 2) for 2 samples\n  possible: one term per sample",
+    ),
     "data without targets": ({"data": (torch.zeros(3, 2),)}, DataError, "train_data: is a tuple of 1"),
     "no data": ({"data": [1]}, DataError, "train_data: sample 0 is an int"),
     "class weights": ({"loss": mean, "class_weights": "balanced"}, SpecError, "class_weights: is balanced"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("settings", "kind", "message"), MISTAKES.values(), ids=MISTAKES)
@@ -249,9 +271,14 @@ def test_an_unknown_attribute_is_no_attribute() -> None:
 def test_the_example_script_trains(tmp_path: Path) -> None:
     one = min(os.sched_getaffinity(0))
     done = subprocess.run(
-        [sys.executable, str(ROOT / "jobs" / "own_model" / "library.py")], cwd=tmp_path, capture_output=True, text=True,
-        check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=lambda: os.sched_setaffinity(0, {one}),
-    )  # fmt: skip
+        [sys.executable, str(ROOT / "jobs" / "own_model" / "library.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: os.sched_setaffinity(0, {one}),
+    )
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
     assert float(last.split()[0]) >= 0.95

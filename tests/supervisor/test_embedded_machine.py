@@ -135,7 +135,13 @@ runtime.train(network(), circle(40), circle(20, seed=1), runs={runs!r}, epochs=1
 
 def test_quiet_prints_nothing(tmp_path: Path) -> None:
     text = QUIET.format(root=str(ROOT), runs=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, cwd=tmp_path,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "library-001" / "report.html").exists()

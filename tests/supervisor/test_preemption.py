@@ -91,7 +91,11 @@ def test_what_is_a_notice(provider: Provider, status: int, text: str, expected: 
 def test_a_token_is_fetched_where_one_is_wanted(provider: Provider) -> None:
     provider.token, provider.answer = "opensesame", (200, "TRUE")
     assert Post(provider.url).notice() == "TRUE"
-    assert [row[:2] for row in provider.asked] == [("GET", "/notice?v=1"), ("PUT", "/latest/api/token"), ("GET", "/notice?v=1")]  # fmt: skip
+    assert [row[:2] for row in provider.asked] == [
+        ("GET", "/notice?v=1"),
+        ("PUT", "/latest/api/token"),
+        ("GET", "/notice?v=1"),
+    ]
 
 
 def test_a_token_that_would_be_a_header_is_refused(provider: Provider) -> None:

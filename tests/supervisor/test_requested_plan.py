@@ -50,18 +50,33 @@ def test_a_plain_run_goes_on_plain(tmp_path: Path) -> None:
     ("state", "asked", "expected"),
     [
         ({"plain": False, "plan": None}, Asked(False, None), None),
-        ({"plain": False, "plan": None}, Asked(True, None), "started without --plain and --plan; this command is with --plain"),
-        ({"plain": False, "plan": None}, Asked(False, OTHER), "started without --plain and --plan; this command is with --plan"),
+        (
+            {"plain": False, "plan": None},
+            Asked(True, None),
+            "started without --plain and --plan; this command is with --plain",
+        ),
+        (
+            {"plain": False, "plan": None},
+            Asked(False, OTHER),
+            "started without --plain and --plan; this command is with --plan",
+        ),
         ({"plain": False, "plan": None}, Asked(False, CHOSEN), None),
         ({"plain": False, "plan": OTHER}, Asked(False, OTHER), None),
-        ({"plain": False, "plan": OTHER}, Asked(False, None), "started with --plan; this command is without --plain and --plan"),
-        ({"plain": False, "plan": OTHER}, Asked(False, OTHER | {"precision": "fp16"}),
-         "started with --plan; this command is with another, in which precision is fp16, not bf16"),
+        (
+            {"plain": False, "plan": OTHER},
+            Asked(False, None),
+            "started with --plan; this command is without --plain and --plan",
+        ),
+        (
+            {"plain": False, "plan": OTHER},
+            Asked(False, OTHER | {"precision": "fp16"}),
+            "started with --plan; this command is with another, in which precision is fp16, not bf16",
+        ),
         ({}, Asked(False, None), None),
         ({}, Asked(False, OTHER), None),
         ({}, Asked(True, None), "started without --plain and --plan; this command is with --plain"),
     ],
-)  # fmt: skip
+)
 def test_what_a_run_was_started_with(state: dict[str, Any], asked: Asked, expected: str | None) -> None:
     if expected is None:
         assert asked.resumed(Path("x-001"), state, made()) == Asked(False, state.get("plan", asked.plan))

@@ -67,9 +67,20 @@ def test_a_run_folder_is_complete_and_the_next_run_is_numbered(job: Path) -> Non
     run = job.parent / "runs" / "tiny-001"
     names = {path.name for path in run.iterdir()}
     assert names >= {
-        "job.yaml", "hardware.json", "plan.json", "metrics.jsonl", "telemetry.jsonl", "tensorboard", "checkpoints",
-        "model", "report.html", "report.md", "report.json", "result.json", "state.json",
-    }  # fmt: skip
+        "job.yaml",
+        "hardware.json",
+        "plan.json",
+        "metrics.jsonl",
+        "telemetry.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "model",
+        "report.html",
+        "report.md",
+        "report.json",
+        "result.json",
+        "state.json",
+    }
     assert "cpu: 1 threads, fp32, oneDNN" in done.stdout
     assert "\x1b" not in done.stdout
     assert not done.stderr

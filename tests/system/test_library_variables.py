@@ -19,15 +19,27 @@ OURS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     ("found", "expected"),
     [
         ({}, OURS),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
-         {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"},
-         {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}),
-        ({"PYTORCH_ALLOC_CONF": "a:1", "PYTORCH_CUDA_ALLOC_CONF": "b:2"},
-         {"PYTORCH_ALLOC_CONF": "a:1,expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "b:2,expandable_segments:True"}),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"},
+        ),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"},
+        ),
+        (
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"},
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"},
+        ),
+        (
+            {"PYTORCH_ALLOC_CONF": "a:1", "PYTORCH_CUDA_ALLOC_CONF": "b:2"},
+            {
+                "PYTORCH_ALLOC_CONF": "a:1,expandable_segments:True",
+                "PYTORCH_CUDA_ALLOC_CONF": "b:2,expandable_segments:True",
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_settings_of_the_allocator_are_joined(found: dict[str, str], expected: dict[str, str]) -> None:
     assert variables.merged(found, OURS) == expected
 

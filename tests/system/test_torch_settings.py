@@ -76,8 +76,11 @@ def test_where_only_some_kernels_use_tf32_it_is_seen(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     cudnn.allow_tf32 = True  # a network's own code
     assert seen.seen(made)["precision"] | {"cause": None} == {
-        "asked": "fp32", "seen": "mixed", "same": False, "cause": None
-    }  # fmt: skip
+        "asked": "fp32",
+        "seen": "mixed",
+        "same": False,
+        "cause": None,
+    }
 
 
 @pytest.mark.skipif(not torch_settings.NEW, reason="this torch has no precision for kernels of a CPU")

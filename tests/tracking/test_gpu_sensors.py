@@ -70,9 +70,14 @@ def test_what_a_gpu_does() -> None:
     nvml = Watched([RTX, RTX])
     sensors = Sensors([gpu(1)], nvml)
     assert sensors.read() == {
-        "gpu_percent": 87, "gpu_memory": GIB, "gpu_memory_limit": 12 * GIB, "gpu_temperature": 71, "gpu_power": 151.5,
-        "gpu_clock": 1777, "gpu_throttled": 0,
-    }  # fmt: skip
+        "gpu_percent": 87,
+        "gpu_memory": GIB,
+        "gpu_memory_limit": 12 * GIB,
+        "gpu_temperature": 71,
+        "gpu_power": 151.5,
+        "gpu_clock": 1777,
+        "gpu_throttled": 0,
+    }
     sensors.close()
     assert nvml.open == 0
 
@@ -130,9 +135,22 @@ def test_the_monitor_has_what_the_sensors_say(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_report_shows_them() -> None:
-    rows = [{"seconds": float(n), "gpu_percent": 80 + n, "gpu_memory": GIB * n, "gpu_memory_limit": 12 * GIB,
-             "gpu_temperature": 60 + n, "gpu_power": 150.0, "gpu_clock": 1700, "gpu_throttled": int(n == 3),
-             "gpu1_percent": 10, "gpu_allocated": GIB, "gpu_reserved": GIB} for n in range(4)]  # fmt: skip
+    rows = [
+        {
+            "seconds": float(n),
+            "gpu_percent": 80 + n,
+            "gpu_memory": GIB * n,
+            "gpu_memory_limit": 12 * GIB,
+            "gpu_temperature": 60 + n,
+            "gpu_power": 150.0,
+            "gpu_clock": 1700,
+            "gpu_throttled": int(n == 3),
+            "gpu1_percent": 10,
+            "gpu_allocated": GIB,
+            "gpu_reserved": GIB,
+        }
+        for n in range(4)
+    ]
     section = time_section(collect(rows, "seconds"), report.summarize(report.Record("a")), None)
     assert section is not None
     titles = [block.title for block in section.blocks if hasattr(block, "title")]

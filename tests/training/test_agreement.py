@@ -12,8 +12,15 @@ from runtime.system import gpu_errors as lost
 from runtime.training.checkpoints import checkpoint
 from tests import ranks_cases
 
-STOPS = ["time@0", "time@01", "signal@0", "signal@1", "signal@01", "signal in the evaluation@1",
-         "signal in the evaluation@01"]  # fmt: skip
+STOPS = [
+    "time@0",
+    "time@01",
+    "signal@0",
+    "signal@1",
+    "signal@01",
+    "signal in the evaluation@1",
+    "signal in the evaluation@01",
+]
 REPEATS = ["memory@0", "memory@1", "half an update@0", "half an update@1", "buffer in a save@0", "buffer in a save@1"]
 CASES = ["nothing@", "time@1", "other metrics@1", "micro-batch of 4@01", *STOPS, *REPEATS]
 Ends = list[dict[str, Any]]
@@ -67,8 +74,13 @@ def test_all_repeat_what_one_must_repeat(ends: dict[str, Ends], case: str) -> No
         assert leader["weights"] == ends["nothing@"][0]["weights"]
 
 
-@pytest.mark.parametrize("words", ["NCCL error in: ProcessGroupNCCL.cpp:94, remote process exited",
-                                   "[Rank 0] NCCL communicator was aborted on rank 0."])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        "NCCL error in: ProcessGroupNCCL.cpp:94, remote process exited",
+        "[Rank 0] NCCL communicator was aborted on rank 0.",
+    ],
+)
 def test_a_lost_peer_is_told_as_such_wherever_it_shows(words: str) -> None:
     found = lost.meaning(RuntimeError(words))
     assert isinstance(found, PeerError)

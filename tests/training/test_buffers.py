@@ -161,9 +161,11 @@ def test_a_buffer_of_a_checkpoint_keeps_its_shape() -> None:
         step(batch(1), 0)
 
 
-KEPT = MODEL.replace("super().__init__()", "super().__init__()\n        self.register_buffer('mean', torch.zeros(4))") \
-    .replace("return self.last", "self.mean = self.mean * 0.9 + x.detach().mean(dim=0) * 0.1\n        return self.last") \
-    .replace("from torch import nn", "import torch\nfrom torch import nn")  # fmt: skip
+KEPT = (
+    MODEL.replace("super().__init__()", "super().__init__()\n        self.register_buffer('mean', torch.zeros(4))")
+    .replace("return self.last", "self.mean = self.mean * 0.9 + x.detach().mean(dim=0) * 0.1\n        return self.last")
+    .replace("from torch import nn", "import torch\nfrom torch import nn")
+)
 ONCE_NAN = """
 import torch
 

@@ -137,8 +137,10 @@ def test_a_compiler_that_has_given_up_is_told_and_seen(tmp_path: Path, monkeypat
     for number in range(6):
         restless.texts = number
         made.step.outputs((torch.zeros(4, 1, 8, 8),))
-    assert told == ["compile failed, training goes on without it: it was compiled anew 3 times, "
-                    "for shapes or modes that come and go"]  # fmt: skip
+    assert told == [
+        "compile failed, training goes on without it: it was compiled anew 3 times, "
+        "for shapes or modes that come and go"
+    ]
     assert optimizations_compile.seen(made) is False
     compiling.undo()
     torch.compiler.reset()

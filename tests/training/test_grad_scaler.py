@@ -27,12 +27,19 @@ def parameter(gradient: float) -> torch.nn.Parameter:
     return made
 
 
-@pytest.mark.parametrize("spec", [Fp16(growth_interval=2), Fp16(initial_scale=8.0, growth_factor=4.0, backoff_factor=0.25,
-                                                               growth_interval=3)])  # fmt: skip
+@pytest.mark.parametrize(
+    "spec",
+    [Fp16(growth_interval=2), Fp16(initial_scale=8.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=3)],
+)
 def test_the_scale_moves_like_that_of_torch(spec: Fp16) -> None:
     ours = Scaler(spec)
-    theirs = torch.amp.GradScaler("cpu", init_scale=spec.initial_scale, growth_factor=spec.growth_factor,
-                                  backoff_factor=spec.backoff_factor, growth_interval=spec.growth_interval)  # fmt: skip
+    theirs = torch.amp.GradScaler(
+        "cpu",
+        init_scale=spec.initial_scale,
+        growth_factor=spec.growth_factor,
+        backoff_factor=spec.backoff_factor,
+        growth_interval=spec.growth_interval,
+    )
     for number in (1.0, 2.0, 3.0, float("inf"), 1.0, float("nan"), 5.0, 6.0, 7.0, 8.0):
         mine, other = parameter(number * ours.scale), parameter(number * ours.scale)
         optimizer = torch.optim.SGD([other], lr=0.0)
@@ -131,8 +138,10 @@ def fallen(tmp_path: Path) -> run.Run:
 
 def test_a_collapse_goes_on_in_fp32_if_the_job_says_so(tmp_path: Path, fallen: run.Run) -> None:
     (event,) = [row for row in rows(tmp_path, "events.jsonl") if row["kind"] == "precision"]
-    assert event["text"] == ("the fp16 scaler has collapsed: scale 2048, 5 skipped steps in a row; back to step-0, and "
-                             "on in fp32 from there, as train.fp16.fallback asks")  # fmt: skip
+    assert event["text"] == (
+        "the fp16 scaler has collapsed: scale 2048, 5 skipped steps in a row; back to step-0, and "
+        "on in fp32 from there, as train.fp16.fallback asks"
+    )
     (tmp_path / "plain").mkdir()
     plain = tiny.assembled(tmp_path / "plain", tiny.job())
     losses = [row["train/loss"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]

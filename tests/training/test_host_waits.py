@@ -30,9 +30,13 @@ from tests import tiny
 DEVICE = torch.device("meta")
 CLASSES = 2
 EVERYTHING = ImageAugment(
-    flip=True, crop_padding=2, resized_crop=ResizedCrop(), randaugment=RandAugment(num_ops=8),
-    color_jitter=ColorJitter(brightness=0.5, contrast=0.5, saturation=0.5), erasing=Erasing(probability=0.5),
-)  # fmt: skip
+    flip=True,
+    crop_padding=2,
+    resized_crop=ResizedCrop(),
+    randaugment=RandAugment(num_ops=8),
+    color_jitter=ColorJitter(brightness=0.5, contrast=0.5, saturation=0.5),
+    erasing=Erasing(probability=0.5),
+)
 
 
 class Watched(TorchDispatchMode):
@@ -72,8 +76,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def network() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.1), torch.nn.ReLU(),
-                               torch.nn.Flatten(), torch.nn.Linear(144, CLASSES)).to(DEVICE)  # fmt: skip
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.Dropout(0.1),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(144, CLASSES),
+    ).to(DEVICE)
 
 
 def batch() -> Batch:

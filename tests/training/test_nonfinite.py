@@ -28,9 +28,7 @@ class Still:
     def evaluation(self, made: run.Run, best: bool) -> None: ...
 
 
-def fit(
-    folder: Path, spoil: Callable[[run.Run], None], train: str = "", *, epochs: int = 3
-) -> tuple[run.Run, str]:  # fmt: skip
+def fit(folder: Path, spoil: Callable[[run.Run], None], train: str = "", *, epochs: int = 3) -> tuple[run.Run, str]:
     """Train the tiny job after `spoil` has hooked something in."""
     made = tiny.assembled(folder, tiny.job(train=train, epochs=epochs))
     made.metrics = Metrics(folder)

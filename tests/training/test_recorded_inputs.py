@@ -80,18 +80,36 @@ def own(folder: Path) -> None:
 TEXT = CASES["one text head"].text
 TABLE = CASES["table"].text
 JOBS = CASES | {
-    "manifest": Case(manifest, ".csv", CASES["image folders"].text.replace("train: train", "train: train.csv")
-                     .replace("validation: held", "validation: held.csv")),
+    "manifest": Case(
+        manifest,
+        ".csv",
+        CASES["image folders"]
+        .text.replace("train: train", "train: train.csv")
+        .replace("validation: held", "validation: held.csv"),
+    ),
     "json lines": Case(lines, ".jsonl", TEXT.replace("train.csv", "train.jsonl").replace("held.csv", "0.3")),
     "parquet": Case(parquet, ".parquet", TABLE.replace("train.csv", "train.parquet").replace("held.csv", "0.3")),
     "split table": Case(table, ".csv", TABLE.replace("held.csv", "0.3")),
-    "own": Case(own, ".npz", "task: custom\ndata: {file: my_data.py, arguments: {path: PLACE/train.npz, plain: no file}}\n"
-                "model: {file: my_model.py}\n"),
-}  # fmt: skip
+    "own": Case(
+        own,
+        ".npz",
+        "task: custom\ndata: {file: my_data.py, arguments: {path: PLACE/train.npz, plain: no file}}\n"
+        "model: {file: my_model.py}\n",
+    ),
+}
 
 
-KEPT = ("run", "train", "held", "job.yaml", *(f"{part}.{kind}" for part in ("train", "held", "my_data", "my_model")
-                                              for kind in ("csv", "npz", "jsonl", "parquet", "py")))  # fmt: skip
+KEPT = (
+    "run",
+    "train",
+    "held",
+    "job.yaml",
+    *(
+        f"{part}.{kind}"
+        for part in ("train", "held", "my_data", "my_model")
+        for kind in ("csv", "npz", "jsonl", "parquet", "py")
+    ),
+)
 """All that a job's folder begins with."""
 
 
@@ -149,8 +167,10 @@ def twin(folder: Path, name: str) -> Path:
 
 def write(folder: Path, text: str) -> None:
     """The job, and the records that a supervisor begins a run with."""
-    (folder / "job.yaml").write_text(f"name: t\n{text.replace('PLACE', str(folder))}"
-                                     "train: {batch_size: 8, epochs: 3}\noptimize: {cpu_threads: 1}\n")  # fmt: skip
+    (folder / "job.yaml").write_text(
+        f"name: t\n{text.replace('PLACE', str(folder))}"
+        "train: {batch_size: 8, epochs: 3}\noptimize: {cpu_threads: 1}\n"
+    )
     job, here = spec.load(folder / "job.yaml"), tiny.machine()
     write_json(folder / "run" / "hardware.json", here.to_json())
     write_json(folder / "run" / "plan.json", plan.resolve(job, here, plain=True).to_json())
@@ -273,11 +293,25 @@ WAYS = {
     "copied": Way(tuple(JOBS), lambda folder: None),
     "touched": Way(tuple(JOBS), touched),
     "written again": Way(("texts", "image folders", "own"), anew),
-    "a cell": Way(("table", "split table"), edited("train.csv", lambda text: text.replace(",Lima,", ",Quito,", 1)), "train.csv"),
-    "a number": Way(("series", "table numbers"), edited("train.csv", lambda text: text.replace("\n2", "\n3", 1)), "train.csv"),
-    "a word": Way(("texts", "one text head"), edited("train.csv", lambda text: text.replace("motor", "rotor", 3)), "train.csv"),
-    "a category": Way(("table", "table labels", "split table"), edited("train.csv", lambda text: text.replace("Lima", "Cusco")), "train.csv"),
-    "a label": Way(("texts", "table", "split table"), edited("train.csv", lambda text: text.replace(",y", ",w").replace(",q,", ",o,")), "train.csv"),
+    "a cell": Way(
+        ("table", "split table"), edited("train.csv", lambda text: text.replace(",Lima,", ",Quito,", 1)), "train.csv"
+    ),
+    "a number": Way(
+        ("series", "table numbers"), edited("train.csv", lambda text: text.replace("\n2", "\n3", 1)), "train.csv"
+    ),
+    "a word": Way(
+        ("texts", "one text head"), edited("train.csv", lambda text: text.replace("motor", "rotor", 3)), "train.csv"
+    ),
+    "a category": Way(
+        ("table", "table labels", "split table"),
+        edited("train.csv", lambda text: text.replace("Lima", "Cusco")),
+        "train.csv",
+    ),
+    "a label": Way(
+        ("texts", "table", "split table"),
+        edited("train.csv", lambda text: text.replace(",y", ",w").replace(",q,", ",o,")),
+        "train.csv",
+    ),
     "a row more": Way(CSV, edited("train.csv", lambda text: text + text.splitlines()[-1] + "\n"), "train.csv"),
     "a row less": Way(CSV, edited("train.csv", lambda text: "".join(text.splitlines(keepends=True)[:-1])), "train.csv"),
     "another order": Way((*CSV, "manifest"), edited("train.csv", shuffled), "train.csv"),
@@ -286,7 +320,9 @@ WAYS = {
     "line ends": Way(CSV, edited("train.csv", lambda text: text.replace("\n", "\r\n")), "train.csv"),
     "a mark of the encoding": Way(("texts", "table"), edited("train.csv", lambda text: "\ufeff" + text), "train.csv"),
     "quotes": Way(("table", "series"), edited("train.csv", quoted), "train.csv"),
-    "validation": Way(CSV[:-1], edited("held.csv", lambda text: "".join(text.splitlines(keepends=True)[:-1])), "held.csv"),
+    "validation": Way(
+        CSV[:-1], edited("held.csv", lambda text: "".join(text.splitlines(keepends=True)[:-1])), "held.csv"
+    ),
     "no validation file": Way(("texts", "table"), lambda folder: (folder / "held.csv").unlink(), "held.csv"),
     "a number of an array": Way(NPZ, rearranged(one_number), "train.npz"),
     "arrays in another order": Way(NPZ, rearranged(lambda all: {k: v[::-1] for k, v in all.items()}), "train.npz"),
@@ -294,11 +330,15 @@ WAYS = {
     "other pixels": Way(FOLDERS, pixels, "train/a/4.png"),
     "two images swapped": Way(FOLDERS, swapped, "train/a/4.png"),
     "an image less": Way(FOLDERS, lambda folder: (folder / FIRST).unlink(), FIRST),
-    "an image more": Way(FOLDERS[:1], lambda folder: shutil.copy(folder / FIRST, folder / "train/b/new.jpg"), "train/b/new.jpg"),
-    "a label of an image": Way(FOLDERS[1:], edited("train.csv", lambda text: text.replace(",b\n", ",a\n", 1)), "train.csv"),
+    "an image more": Way(
+        FOLDERS[:1], lambda folder: shutil.copy(folder / FIRST, folder / "train/b/new.jpg"), "train/b/new.jpg"
+    ),
+    "a label of an image": Way(
+        FOLDERS[1:], edited("train.csv", lambda text: text.replace(",b\n", ",a\n", 1)), "train.csv"
+    ),
     "a class renamed": Way(FOLDERS[:1], lambda folder: (folder / "train/a").rename(folder / "train/c"), "train/a"),
     "a note among the images": Way(FOLDERS, lambda folder: (folder / "train/a/read.me").write_text("x")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("way", "job"), [(way, job) for way, how in WAYS.items() for job in how.jobs])
@@ -404,8 +444,11 @@ def test_another_pretrained_network_under_the_same_name(tmp_path: Path) -> None:
     reports.write(tmp_path, size=60)
     saved = reports.pretrained(tmp_path)
     (tmp_path / "run").mkdir()
-    write(tmp_path, "task: text-classification\ndata: {train: reports.csv, validation: 0.2, text: descripcion, labels: modo}\n"
-          "model: {source: transformers, name: saved}\n")  # fmt: skip
+    write(
+        tmp_path,
+        "task: text-classification\ndata: {train: reports.csv, validation: 0.2, text: descripcion, labels: modo}\n"
+        "model: {source: transformers, name: saved}\n",
+    )
     with pytest.raises(Stopped):
         attempt(tmp_path, STOPPED_AFTER)
     for name, change in PRETRAINED.items():
@@ -451,8 +494,16 @@ def test_arrays_of_a_program(tmp_path: Path) -> None:
             return torch.nn.functional.cross_entropy(outputs, targets)
 
         asked: list[int] = []
-        return library.train(network, (x, y), (x[:20], y[:20]), loss=loss, runs=tmp_path, epochs=4, batch_size=8,
-                             optimize={"cpu_threads": 1, "measure": "off"})  # fmt: skip
+        return library.train(
+            network,
+            (x, y),
+            (x[:20], y[:20]),
+            loss=loss,
+            runs=tmp_path,
+            epochs=4,
+            batch_size=8,
+            optimize={"cpu_threads": 1, "measure": "off"},
+        )
 
     with pytest.raises(Stopped):
         train(stop=True)

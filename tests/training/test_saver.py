@@ -154,8 +154,14 @@ class Saves:
     """Processes that save, one after the other, each watched by strace from just before to its end."""
 
     def __init__(self) -> None:
-        self.server = subprocess.Popen([sys.executable, "-c", SERVER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                       bufsize=0, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+        self.server = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
 
     def __call__(self, folder: Path, *options: str) -> int:
         """Save step 2 beside step 1; how the process ended."""
@@ -330,7 +336,7 @@ def test_a_run_that_went_back_behind_a_damaged_checkpoint_keeps_what_it_writes(t
 @pytest.mark.parametrize("lack", [1, 0], ids=["a byte short", "enough"])
 def test_a_disk_that_is_too_small_is_told_at_the_start(
     tmp_path: Path, lack: int, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     """The first checkpoint has no moments yet; what the third takes is what is counted."""
     made = tiny.assembled(tmp_path, tiny.job(train="ema: 0.5", more="checkpoint: {keep: 2}"))
     weights = 2 * sum(value.numel() * value.element_size() for value in made.model.state_dict().values())

@@ -31,13 +31,22 @@ from tests.trained import CASES
 
 torch.set_num_threads(1)
 BERT = {
-    "model_type": "bert", "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "intermediate_size": 32, "max_position_embeddings": 16, "hidden_dropout_prob": 0.0,
+    "model_type": "bert",
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 16,
+    "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
-}  # fmt: skip
+}
 CLASSES = Head("", classes=("a", "b", "c"))
-HEADS = {"modo": Head("modo", ("a", "b", "c"), weight=0.1), "causa": Head("causa", ("p", "q"), weight=0.6),
-         "urgent": Head("urgent", ("no", "yes"), weight=0.3)}  # fmt: skip
+HEADS = {
+    "modo": Head("modo", ("a", "b", "c"), weight=0.1),
+    "causa": Head("causa", ("p", "q"), weight=0.6),
+    "urgent": Head("urgent", ("no", "yes"), weight=0.3),
+}
 NUMBERS = {"": Head("", columns=("x", "y"), mean=(0.0, 0.0), std=(1.0, 1.0))}
 WEIGHTS = {3: torch.tensor([0.2, 1.0, 3.5]), 2: torch.tensor([0.7, 1.9])}
 
@@ -47,8 +56,15 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3),
-                                  nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3))  # fmt: skip
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.GroupNorm(2, 8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(8 * 36, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.body(x)  # type: ignore[no-any-return]
@@ -66,14 +82,25 @@ def _tokens(count: int) -> tuple[Tensor, Tensor]:
 
 NETWORKS: dict[str, tuple[Any, Any, Any, Any]] = {
     "conv": (Plain, lambda n: (_normal(n, 1, 8, 8),), {"": CLASSES}, CrossEntropy(name="cross-entropy")),
-    "three heads": (lambda: texts.build(config=BERT, outputs={n: h.outputs for n, h in HEADS.items()}, pooling="mean",
-                                        dropout=0.0), _tokens, HEADS,
-                    CrossEntropy(name="cross-entropy", label_smoothing=0.1)),
-    "focal lstm": (lambda: series.build(channels=3, outputs=3, cnn_channels=(6,), lstm_hidden=7, dropout=0.0),
-                   lambda n: (_normal(n, 10, 3),), {"": CLASSES}, Focal(name="focal", gamma=2.0, label_smoothing=0.1)),
-    "two numbers": (lambda: tables.build(numbers=4, categories=[3], outputs=2, hidden=[9], dropout=0.0),
-                    lambda n: (_normal(n, 4), torch.arange(n).view(-1, 1) % 3), NUMBERS, Huber(name="huber", delta=0.5)),
-}  # fmt: skip
+    "three heads": (
+        lambda: texts.build(config=BERT, outputs={n: h.outputs for n, h in HEADS.items()}, pooling="mean", dropout=0.0),
+        _tokens,
+        HEADS,
+        CrossEntropy(name="cross-entropy", label_smoothing=0.1),
+    ),
+    "focal lstm": (
+        lambda: series.build(channels=3, outputs=3, cnn_channels=(6,), lstm_hidden=7, dropout=0.0),
+        lambda n: (_normal(n, 10, 3),),
+        {"": CLASSES},
+        Focal(name="focal", gamma=2.0, label_smoothing=0.1),
+    ),
+    "two numbers": (
+        lambda: tables.build(numbers=4, categories=[3], outputs=2, hidden=[9], dropout=0.0),
+        lambda n: (_normal(n, 4), torch.arange(n).view(-1, 1) % 3),
+        NUMBERS,
+        Huber(name="huber", delta=0.5),
+    ),
+}
 
 
 class Recorder(torch.optim.SGD):
@@ -145,8 +172,9 @@ class Again(nn.Module):
 
 def test_parts_share_the_weights_that_autocast_has_cast(monkeypatch: pytest.MonkeyPatch) -> None:
     """And have the gradients of parts that do not, all of them."""
-    monkeypatch.setitem(NETWORKS, "again", (Again, lambda n: (_normal(n, 6),), {"": CLASSES},
-                                            CrossEntropy(name="cross-entropy")))  # fmt: skip
+    monkeypatch.setitem(
+        NETWORKS, "again", (Again, lambda n: (_normal(n, 6),), {"": CLASSES}, CrossEntropy(name="cross-entropy"))
+    )
     casts: list[int] = []
     kept = int(compat.casts_keep_gradients())
     real = Step._cast
@@ -197,8 +225,10 @@ def test_the_plan_tells_what_a_split_does(name: str, effect: Effect, tmp_path: P
 def test_a_split_with_batchnorm_is_warned_of(name: str, warned: bool, tmp_path: Path) -> None:
     CASES[name].files(tmp_path)
     path = tmp_path / "tiny.yaml"
-    path.write_text(f"name: tiny\n{CASES[name].text}train: {{epochs: 1, batch_size: 8}}\n"
-                    "optimize: {micro_batch: 2, cpu_threads: 1, measure: off}\n")  # fmt: skip
+    path.write_text(
+        f"name: tiny\n{CASES[name].text}train: {{epochs: 1, batch_size: 8}}\n"
+        "optimize: {micro_batch: 2, cpu_threads: 1, measure: off}\n"
+    )
     done = train(path)
     assert done.returncode == 0, done.stderr
     assert ("plan: micro_batch changes what is learned here (BatchNorm), as the job asks" in done.stdout) is warned

@@ -88,8 +88,10 @@ def test_a_run_that_dies_with_everything_off_too_ends_with_9(tmp_path: Path) -> 
     done = trained(tmp_path, ALWAYS)
     assert done.returncode == 9, done.stdout + done.stderr
     assert done.stdout.count("crash: ") == 1
-    assert "the trainer died of SIGSEGV inside a kernel, at my_model.py:15 in forward, with every optimization off\n" \
-        "  possible: kernels of torch" in done.stderr  # fmt: skip
+    assert (
+        "the trainer died of SIGSEGV inside a kernel, at my_model.py:15 in forward, with every optimization off\n"
+        "  possible: kernels of torch" in done.stderr
+    )
     assert "my_model.py" in (tmp_path / "runs" / "tiny-001" / "crash.txt").read_text()
     again = trained(tmp_path, ALWAYS)
     assert again.returncode == 9
@@ -112,8 +114,9 @@ def test_what_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_trainer_that_dies_while_it_measures_is_tried_without(
-    folder: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     trainers = Trainers(folder, SEGFAULT, 0)
     trainers.begins = False
     assert attempted(trainers, monkeypatch) == 0
@@ -148,11 +151,14 @@ def test_a_leader_that_we_end_does_not_hide_why_another_process_died(monkeypatch
     assert processes.wait(ending("pass", 60.0), [dead]) == -signal.SIGSEGV
 
 
-@pytest.mark.parametrize(("leader", "follower", "code"), [
-    ("sys.exit(8)", "os.kill(os.getpid(), 11)", -signal.SIGSEGV),
-    ("os.kill(os.getpid(), 6)", "sys.exit(8)", -signal.SIGABRT),
-    ("os.kill(os.getpid(), 6)", "os.kill(os.getpid(), 9)", 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("leader", "follower", "code"),
+    [
+        ("sys.exit(8)", "os.kill(os.getpid(), 11)", -signal.SIGSEGV),
+        ("os.kill(os.getpid(), 6)", "sys.exit(8)", -signal.SIGABRT),
+        ("os.kill(os.getpid(), 6)", "os.kill(os.getpid(), 9)", 8),
+    ],
+)
 def test_the_end_of_several_processes(leader: str, follower: str, code: int) -> None:
     dead = ending(follower)
     dead.wait()

@@ -92,8 +92,19 @@ def test_the_command_writes_picture_and_numbers_and_no_run(tmp_path: Path) -> No
     np.savez(tmp_path / "images.npz", images=images, labels=labels)
     job, out = tmp_path / "tiny.yaml", tmp_path / "found"
     job.write_text(TEXT)
-    command = [sys.executable, "-m", "runtime", "find-lr", str(job), "--output", str(out), "--steps", "40",
-               "--set", "train.optimizer.name=sgd"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "runtime",
+        "find-lr",
+        str(job),
+        "--output",
+        str(out),
+        "--steps",
+        "40",
+        "--set",
+        "train.optimizer.name=sgd",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     stored = json.loads((out / "find-lr.json").read_text())

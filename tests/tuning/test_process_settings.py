@@ -132,8 +132,15 @@ def test_an_exact_setting_must_give_the_same_numbers(monkeypatch: pytest.MonkeyP
     near = [(loss * (1 + 1e-5), norm) for loss, norm in NUMBERS]
     monkeypatch.setattr(apart, "Workshop", Shop({"cpu_threads 1": near, "allocator off": near}))
     made = plan.resolve(tiny.job(), here)
-    found = apart.measured(apart.Source(Path("tiny.yaml")), here, made, apart.contested(tiny.job(), here, made), 3e3,
-                           60.0, lambda text: None)  # fmt: skip
+    found = apart.measured(
+        apart.Source(Path("tiny.yaml")),
+        here,
+        made,
+        apart.contested(tiny.job(), here, made),
+        3e3,
+        60.0,
+        lambda text: None,
+    )
     assert "loss ok" in found["cpu_threads"].text
     assert "vetoed: " in found["allocator"].text
 

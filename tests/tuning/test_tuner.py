@@ -207,8 +207,14 @@ def test_a_compiler_that_takes_too_long_is_broken_off_and_another_process_trains
     compiler.write_text("#!/bin/sh\nsleep 60\n")
     compiler.chmod(0o755)
     paths = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", SLOW, str(tmp_path), str(ROOT / "jobs" / "data" / "digits.npz")], capture_output=True, text=True, check=False,
-                          env={**os.environ, **paths}, cwd=tmp_path)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW, str(tmp_path), str(ROOT / "jobs" / "data" / "digits.npz")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **paths},
+        cwd=tmp_path,
+    )
     assert "another process True False" in done.stdout, (done.stdout, done.stderr)
     assert re.search(r"tune: compile true not done within \d+ s", done.stdout)
 

@@ -75,8 +75,9 @@ def test_the_same_job_again_is_neither_measured_nor_checked(tmp_path: Path) -> N
     asked, row = tiny.job(optimize=MEASURED), known(tmp_path)
     assert measured(tmp_path, asked)[1].endswith("with other data or settings; loss ok")
     assert measured(tmp_path, asked) == (
-        {"channels_last": row}, "tune: measured before, on 2026-11-21; nothing to measure again"
-    )  # fmt: skip
+        {"channels_last": row},
+        "tune: measured before, on 2026-11-21; nothing to measure again",
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,10 +106,12 @@ def test_other_settings_and_other_data_share_speeds_and_check_numbers(
 
 @pytest.mark.parametrize(
     "other",
-    [(tiny.job("optimizer: {name: adamw, lr: 10}", optimize=MEASURED), tiny.dataset()),
-     (tiny.job(optimize=MEASURED), larger(1000.0))],
+    [
+        (tiny.job("optimizer: {name: adamw, lr: 10}", optimize=MEASURED), tiny.dataset()),
+        (tiny.job(optimize=MEASURED), larger(1000.0)),
+    ],
     ids=["rate", "data"],
-)  # fmt: skip
+)
 def test_what_is_right_for_one_job_is_not_taken_where_its_numbers_are_wrong(
     tmp_path: Path, other: tuple[Job, Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,8 +28,11 @@ def _port(scene: Scene) -> Iterator[Finding]:
     elif ours:
         yield ok(f"port {PORT}", "our TensorBoard listens there")
     else:
-        yield warn(f"port {PORT}", "in use by another program: TensorBoard cannot start",
-                   f"ss -ltnp 'sport = :{PORT}' shows which; end it, or set DRIVETRAIN_TENSORBOARD_PORT")  # fmt: skip
+        yield warn(
+            f"port {PORT}",
+            "in use by another program: TensorBoard cannot start",
+            f"ss -ltnp 'sport = :{PORT}' shows which; end it, or set DRIVETRAIN_TENSORBOARD_PORT",
+        )
 
 
 def _clock(scene: Scene) -> Finding:
@@ -37,6 +40,9 @@ def _clock(scene: Scene) -> Finding:
     newest = max(path.stat().st_mtime for path in Path(__file__).parent.glob("*.py"))
     shown = datetime.fromtimestamp(scene.now, UTC).strftime("%Y-%m-%d %H:%M UTC")
     if scene.now < newest - DAY:
-        return warn("clock", f"{shown} is before these files were written: certificates and ages will be wrong",
-                    "sudo timedatectl set-ntp true")  # fmt: skip
+        return warn(
+            "clock",
+            f"{shown} is before these files were written: certificates and ages will be wrong",
+            "sudo timedatectl set-ntp true",
+        )
     return ok("clock", shown)

@@ -49,8 +49,7 @@ def _owner(scene: Scene) -> Finding:
     if strange is None:
         return ok("runs", f"{runs} can be written")
     owner = strange.stat().st_uid
-    return fail("runs", f"{strange} belongs to uid {owner}, and this is uid {uid}",
-                f"sudo chown -R {uid} {runs}")  # fmt: skip
+    return fail("runs", f"{strange} belongs to uid {owner}, and this is uid {uid}", f"sudo chown -R {uid} {runs}")
 
 
 def _inside(runs: Path) -> list[Path]:
@@ -66,26 +65,41 @@ def _locked(path: Path, uid: int) -> bool:
 def _cache(scene: Scene) -> Iterator[Finding]:
     hardware, storage = scene.hardware, scene.hardware.storage
     if not storage.cache_writable:
-        yield warn("compile cache", f"{storage.cache} cannot be written: every start compiles again",
-                   "set TORCHINDUCTOR_CACHE_DIR to a folder of yours")  # fmt: skip
+        yield warn(
+            "compile cache",
+            f"{storage.cache} cannot be written: every start compiles again",
+            "set TORCHINDUCTOR_CACHE_DIR to a folder of yours",
+        )
     elif not storage.cache_exec:
-        yield warn("compile cache", f"{storage.cache} is mounted noexec: compiled code cannot run there",
-                   "set TORCHINDUCTOR_CACHE_DIR to a folder without noexec")  # fmt: skip
+        yield warn(
+            "compile cache",
+            f"{storage.cache} is mounted noexec: compiled code cannot run there",
+            "set TORCHINDUCTOR_CACHE_DIR to a folder without noexec",
+        )
     else:
         yield ok("compile cache", storage.cache)
     if not storage.tmp_exec:
-        yield warn("temporary folder", "mounted noexec: the compiler's parts cannot be loaded from there",
-                   "set TMPDIR to a folder without noexec")  # fmt: skip
+        yield warn(
+            "temporary folder",
+            "mounted noexec: the compiler's parts cannot be loaded from there",
+            "set TMPDIR to a folder without noexec",
+        )
     if hardware.compiler is None:
-        yield warn("compiler", "no C++ compiler with Python headers: torch.compile stays off",
-                   "sudo apt-get install g++ python3-dev")  # fmt: skip
+        yield warn(
+            "compiler",
+            "no C++ compiler with Python headers: torch.compile stays off",
+            "sudo apt-get install g++ python3-dev",
+        )
     else:
         yield ok("compiler", hardware.compiler)
     if hardware.torch is None:
         yield _without_torch(scene)
     elif not scene.loaded:
-        yield fail("torch", f"{hardware.torch.version} is installed but cannot be loaded",
-                   "python -c 'import torch' shows why; make setup installs it anew")  # fmt: skip
+        yield fail(
+            "torch",
+            f"{hardware.torch.version} is installed but cannot be loaded",
+            "python -c 'import torch' shows why; make setup installs it anew",
+        )
     else:
         yield ok("torch", hardware.torch.version)
 

@@ -56,8 +56,11 @@ def _silent(scene: Scene) -> Finding:
         )
     sock = scene.run(["stat", "-c", "%U %G", "/var/run/docker.sock"])
     if sock and scene.uid != 0:
-        return warn("engine", f"it does not answer user {scene.uid}; its socket belongs to {sock}",
-                    "sudo usermod -aG docker $USER, then log in again")  # fmt: skip
+        return warn(
+            "engine",
+            f"it does not answer user {scene.uid}; its socket belongs to {sock}",
+            "sudo usermod -aG docker $USER, then log in again",
+        )
     return warn("engine", "a client is here, but no engine answers: jobs train natively", "make engine")
 
 

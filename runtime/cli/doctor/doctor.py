@@ -24,8 +24,13 @@ from runtime.cli.doctor.snapshot import Scene, gather
 from runtime.plan.plan_table import console
 
 CHECKS: tuple[Check, ...] = (
-    engine.check, gpu.check, limits.check, storage.check, settings.check, surroundings.check,
-)  # fmt: skip
+    engine.check,
+    gpu.check,
+    limits.check,
+    storage.check,
+    settings.check,
+    surroundings.check,
+)
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 

@@ -66,19 +66,22 @@ RULES: dict[str, tuple[Callable[[Scene, str], bool], str]] = {
     "TORCH_COMPILE_DISABLE": (_on, "turns torch.compile off behind the plan's back"),
     "TORCHDYNAMO_DISABLE": (_on, "turns torch.compile off behind the plan's back"),
     "PYTHONOPTIMIZE": (_on, "removes assertions, ours among them"),
-}  # fmt: skip
+}
 
 
 def check(scene: Scene) -> Iterator[Finding]:
     """Each variable that is set and should not be."""
-    found = [warn(name, f"={scene.environ[name]} {why}", f"unset {name}")
-             for name, (wrong, why) in RULES.items()
-             if name in scene.environ and wrong(scene, scene.environ[name])]  # fmt: skip
+    found = [
+        warn(name, f"={scene.environ[name]} {why}", f"unset {name}")
+        for name, (wrong, why) in RULES.items()
+        if name in scene.environ and wrong(scene, scene.environ[name])
+    ]
     yield from found
     for path in scene.environ.get("LD_PRELOAD", "").replace(":", " ").split():
         if "/" in path and not Path(path).exists():
-            found.append(fail("LD_PRELOAD", f"{path} is not there: every program warns and none preloads it",
-                              "unset LD_PRELOAD"))  # fmt: skip
+            found.append(
+                fail("LD_PRELOAD", f"{path} is not there: every program warns and none preloads it", "unset LD_PRELOAD")
+            )
             yield found[-1]
     folder = scene.environ.get("TMPDIR")
     if folder and not Path(folder).is_dir():

@@ -31,15 +31,24 @@ def check(scene: Scene) -> Iterator[Finding]:
 def _driver(gpu: Gpu) -> Finding:
     version = numbers(gpu.driver)
     if version[:1] < (image.LEGACY_DRIVER,):
-        return fail("driver", f"{gpu.driver}: no image runs on less than {image.LEGACY_DRIVER}",
-                    f"install driver {image.AMPERE_DRIVER} from your distribution, and restart")  # fmt: skip
+        return fail(
+            "driver",
+            f"{gpu.driver}: no image runs on less than {image.LEGACY_DRIVER}",
+            f"install driver {image.AMPERE_DRIVER} from your distribution, and restart",
+        )
     first = DRIVERS.get(version[0])
     if first and version < first:
-        return warn("driver", f"{gpu.driver} has known holes (CVE-2025-23277)",
-                    f"update to {'.'.join(map(str, first))} or newer, and restart")  # fmt: skip
+        return warn(
+            "driver",
+            f"{gpu.driver} has known holes (CVE-2025-23277)",
+            f"update to {'.'.join(map(str, first))} or newer, and restart",
+        )
     if gpu.capability >= (8, 0) and version[0] < image.AMPERE_DRIVER:
-        return warn("driver", f"{gpu.driver} keeps {gpu.name} on the older image",
-                    f"driver {image.AMPERE_DRIVER} or newer allows the image `ampere`")  # fmt: skip
+        return warn(
+            "driver",
+            f"{gpu.driver} keeps {gpu.name} on the older image",
+            f"driver {image.AMPERE_DRIVER} or newer allows the image `ampere`",
+        )
     return ok("driver", gpu.driver)
 
 
@@ -49,16 +58,22 @@ def _toolkit(scene: Scene) -> Iterator[Finding]:
         return
     answer = scene.run(["nvidia-ctk", "--version"])
     if answer is None:
-        yield fail("container toolkit", "missing: containers see no GPU",
-                   "sudo apt-get install nvidia-container-toolkit && sudo nvidia-ctk runtime configure && "
-                   "sudo systemctl restart docker")  # fmt: skip
+        yield fail(
+            "container toolkit",
+            "missing: containers see no GPU",
+            "sudo apt-get install nvidia-container-toolkit && sudo nvidia-ctk runtime configure && "
+            "sudo systemctl restart docker",
+        )
         return
     version = numbers(answer)
     text = ".".join(map(str, version))
     holes = [name for last, name in TOOLKIT if version <= last]
     if holes:
-        yield fail("container toolkit", f"{text}: an image can take over this host ({', '.join(holes)})",
-                   "sudo apt-get install --only-upgrade nvidia-container-toolkit (1.17.8 or newer)")  # fmt: skip
+        yield fail(
+            "container toolkit",
+            f"{text}: an image can take over this host ({', '.join(holes)})",
+            "sudo apt-get install --only-upgrade nvidia-container-toolkit (1.17.8 or newer)",
+        )
     else:
         yield ok("container toolkit", text)
 
@@ -69,13 +84,22 @@ def _match(scene: Scene) -> Iterator[Finding]:
     if wanted.word is None:
         yield fail("gpu and image", wanted.reason, "train on the CPU, or on another machine")
     elif hardware.image and hardware.image != wanted.word:
-        yield fail("gpu and image", f"this image is `{hardware.image}`, the GPU needs `{wanted.word}`: {wanted.reason}",
-                   f"make image-{wanted.word}")  # fmt: skip
+        yield fail(
+            "gpu and image",
+            f"this image is `{hardware.image}`, the GPU needs `{wanted.word}`: {wanted.reason}",
+            f"make image-{wanted.word}",
+        )
     elif hardware.torch and hardware.torch.cuda is None:
-        yield fail("gpu and image", f"torch {hardware.torch.version} is a CPU build: the GPU stays idle",
-                   "make setup, or train in the image `" + wanted.word + "`")  # fmt: skip
+        yield fail(
+            "gpu and image",
+            f"torch {hardware.torch.version} is a CPU build: the GPU stays idle",
+            "make setup, or train in the image `" + wanted.word + "`",
+        )
     elif hardware.torch and scene.loaded.get("gpus") == 0:
-        yield fail("gpu and image", "the driver shows a GPU, torch finds none",
-                   "look at CUDA_VISIBLE_DEVICES and at the driver's version")  # fmt: skip
+        yield fail(
+            "gpu and image",
+            "the driver shows a GPU, torch finds none",
+            "look at CUDA_VISIBLE_DEVICES and at the driver's version",
+        )
     else:
         yield ok("gpu and image", wanted.reason)

@@ -23,8 +23,11 @@ def check(scene: Scene) -> Iterator[Finding]:
 def _cpu(scene: Scene) -> Finding:
     cpu = scene.hardware.cpu
     if cpu.quota is not None and cpu.quota < 1:
-        return warn("CPU", f"the quota is {cpu.quota:g} of a CPU: one thread alone is held back all the time",
-                    "raise limits.cpus in the job or DRIVETRAIN_CPUS in .env to 1 or more")  # fmt: skip
+        return warn(
+            "CPU",
+            f"the quota is {cpu.quota:g} of a CPU: one thread alone is held back all the time",
+            "raise limits.cpus in the job or DRIVETRAIN_CPUS in .env to 1 or more",
+        )
     believed = scene.loaded.get("cpus")
     if believed and cpu.budget < believed:
         return ok("CPU", f"{cpu.budget} may be used; libraries believe {believed}, so every plan sets the threads")
@@ -36,11 +39,15 @@ def _memory(scene: Scene) -> Finding:
     bound = f"limit {size(memory.limit)}" if memory.limit else "no limit"
     text = f"{size(memory.available)} left ({bound}, host {size(memory.host)})"
     if memory.available < GIB // 2:
-        return fail("memory", f"{text}: torch alone needs half a GiB",
-                    "end other programs, or raise limits.memory in the job or DRIVETRAIN_MEMORY in .env")  # fmt: skip
+        return fail(
+            "memory",
+            f"{text}: torch alone needs half a GiB",
+            "end other programs, or raise limits.memory in the job or DRIVETRAIN_MEMORY in .env",
+        )
     if memory.available < GIB:
-        return warn("memory", f"{text}: room for small jobs only",
-                    "raise limits.memory in the job or DRIVETRAIN_MEMORY in .env")  # fmt: skip
+        return warn(
+            "memory", f"{text}: room for small jobs only", "raise limits.memory in the job or DRIVETRAIN_MEMORY in .env"
+        )
     return ok("memory", text)
 
 
@@ -49,8 +56,12 @@ def _oversubscribed(scene: Scene) -> Iterator[Finding]:
     for name in POOLS:
         value = scene.environ.get(name, "").split(",")[0]
         if value.isdigit() and int(value) > cpu.budget:
-            yield warn(name, f"{value} threads on {cpu.budget} {'CPU' if cpu.budget == 1 else 'CPUs'}: they wait for "
-                       "each other; a plan sets its own, other programs keep this", f"unset {name}")  # fmt: skip
+            yield warn(
+                name,
+                f"{value} threads on {cpu.budget} {'CPU' if cpu.budget == 1 else 'CPUs'}: they wait for "
+                "each other; a plan sets its own, other programs keep this",
+                f"unset {name}",
+            )
 
 
 def _libraries(scene: Scene) -> Iterator[Finding]:
@@ -63,7 +74,10 @@ def _libraries(scene: Scene) -> Iterator[Finding]:
         f"{pool['prefix']} {pool['version'] or ''}".strip() + f" ({pool['num_threads']} threads)" for pool in pools
     ]
     if len(openmp) > 1:
-        yield warn("OpenMP", f"two runtimes in one process ({', '.join(openmp)}): twice the threads",
-                   "preload only one: look at LD_PRELOAD, and at packages beside torch that bring their own")  # fmt: skip
+        yield warn(
+            "OpenMP",
+            f"two runtimes in one process ({', '.join(openmp)}): twice the threads",
+            "preload only one: look at LD_PRELOAD, and at packages beside torch that bring their own",
+        )
     else:
         yield ok("libraries", f"{', '.join(named) or 'none'}; {scene.loaded.get('instructions')}")

@@ -75,9 +75,14 @@ def run(command: Sequence[str], patience: float = PATIENCE) -> str | None:
     path = os.pathsep.join(filter(None, sys.path)) if command[0] == sys.executable else os.environ.get("PYTHONPATH", "")
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=patience, stdin=subprocess.DEVNULL,
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=patience,
+            stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -18,9 +18,11 @@ def loaded() -> dict[str, Any]:
         "instructions": str(torch.backends.cpu.get_cpu_capability()),
         "cpus": os.cpu_count(),
         "gpus": torch.cuda.device_count(),
-        "pools": [{key: pool[key] for key in ("user_api", "internal_api", "prefix", "version", "num_threads")}
-                  for pool in threadpool_info()],
-    }  # fmt: skip
+        "pools": [
+            {key: pool[key] for key in ("user_api", "internal_api", "prefix", "version", "num_threads")}
+            for pool in threadpool_info()
+        ],
+    }
 
 
 if __name__ == "__main__":

@@ -77,8 +77,11 @@ def arrays(values: tuple[Any, ...], name: str, inputs: int | None, rows: Tensor 
     if len(tensors) < 2 and inputs is None:
         raise DataError(f"{name}: is a tuple of {len(tensors)}", FORMS, "return inputs and targets")
     if len({len(x) for x in tensors}) > 1:
-        raise DataError(f"{name}: the arrays have {', '.join(f'{len(x):,}' for x in tensors)} samples",
-                        "one number of samples in all of them", "correct the lengths")  # fmt: skip
+        raise DataError(
+            f"{name}: the arrays have {', '.join(f'{len(x):,}' for x in tensors)} samples",
+            "one number of samples in all of them",
+            "correct the lengths",
+        )
     if not len(tensors[0] if rows is None else rows):
         raise empty(name)
     bare = inputs is not None and len(tensors) == inputs
@@ -94,8 +97,11 @@ def _tensor(value: Any, name: str) -> Tensor:
         raise DataError(f"{name}: is a single number", "one entry for each sample", "give an array")
     if tensor.is_floating_point() and tensor.numel() and not bool(torch.isfinite(torch.stack(tensor.aminmax())).all()):
         bad = ~torch.isfinite(tensor.reshape(len(tensor), -1)).all(dim=1)
-        raise DataError(f"{name}: sample {int(bad.nonzero()[0])} has NaN or infinite values", "finite numbers",
-                        "leave such samples out, or fill the values")  # fmt: skip
+        raise DataError(
+            f"{name}: sample {int(bad.nonzero()[0])} has NaN or infinite values",
+            "finite numbers",
+            "leave such samples out, or fill the values",
+        )
     return tensor
 
 

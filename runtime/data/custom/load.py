@@ -38,17 +38,25 @@ def load(job: CustomJob) -> Dataset:
     with blamed(lambda told: DataError(f"{name} raised {told}", "", LINES)):
         found, _ = user_code.at(job.folder).call(data.file, data.factory, data.arguments)
     if not isinstance(found, tuple | list) or len(found) != 2:
-        raise DataError(f"{name} returned {described(found)}", "a pair: (training data, validation data)",
-                        "return both, as `return training, validation`")  # fmt: skip
+        raise DataError(
+            f"{name} returned {described(found)}",
+            "a pair: (training data, validation data)",
+            "return both, as `return training, validation`",
+        )
     reader = {"file": data.file, "function": data.reader, "arguments": data.arguments} if data.reader else None
     labels = tuple(f"data.file: {kind} data of {data.factory}() in {data.file}" for kind in ("training", "validation"))
     return dataset(job, (found[0], found[1]), labels, data.targets, data.names, own_loss.load(job), reader)
 
 
 def dataset(
-    job: OwnTask, parts: tuple[Any, Any], labels: Sequence[str], targets: str, names: tuple[str, ...] | None,
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None, reader: Mapping[str, Any] | None = None,
-) -> Dataset:  # fmt: skip
+    job: OwnTask,
+    parts: tuple[Any, Any],
+    labels: Sequence[str],
+    targets: str,
+    names: tuple[str, ...] | None,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
+    reader: Mapping[str, Any] | None = None,
+) -> Dataset:
     """Training and validation samples as the loop takes them.
 
     Args:
@@ -69,12 +77,29 @@ def dataset(
     inputs = as_float32(train.gather(np.arange(1)), np.arange(1), None)
     shapes = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in inputs]
     stored = {"kind": "own", "inputs": shapes, "targets": kind, "reader": reader}
-    notes = [f"{len(train):,} training and {len(held):,} validation samples", _goal(head, kind), *_way(train, names, kind),
-             *kinds.unseen(train, head)]  # fmt: skip
-    arrays = {name: part for name, part in zip(("training", "validation"), (train, held), strict=True)
-              if isinstance(part, ArraySplit)}  # fmt: skip
-    return Dataset(train, held, {"": head}, stored, as_float32, mixable=False, decoded=isinstance(train, ArraySplit),
-                   notes=notes, loss=loss, content=lambda: {name: part.digest() for name, part in arrays.items()})  # fmt: skip
+    notes = [
+        f"{len(train):,} training and {len(held):,} validation samples",
+        _goal(head, kind),
+        *_way(train, names, kind),
+        *kinds.unseen(train, head),
+    ]
+    arrays = {
+        name: part
+        for name, part in zip(("training", "validation"), (train, held), strict=True)
+        if isinstance(part, ArraySplit)
+    }
+    return Dataset(
+        train,
+        held,
+        {"": head},
+        stored,
+        as_float32,
+        mixable=False,
+        decoded=isinstance(train, ArraySplit),
+        notes=notes,
+        loss=loss,
+        content=lambda: {name: part.digest() for name, part in arrays.items()},
+    )
 
 
 def as_float32(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
@@ -117,8 +142,11 @@ def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping
         raise DataError(f"{name}: the samples have no targets", "samples with targets", "give them, or use `predict`")
     given = [tuple(x.shape[1:]) for x in split.gather(np.arange(1))]
     if [len(shape) for shape in given] != [len(shape) for shape in shapes]:
-        raise DataError(f"{name}: inputs have the shapes {_listed(given)}", f"as in training: {_listed(shapes)}",
-                        "give what the network was trained on")  # fmt: skip
+        raise DataError(
+            f"{name}: inputs have the shapes {_listed(given)}",
+            f"as in training: {_listed(shapes)}",
+            "give what the network was trained on",
+        )
     kind = preprocessing["targets"]
     most = kinds.highest(kind, len(heads[""].classes))
     if labelled and most is not None and isinstance(split, ArraySplit):
@@ -162,8 +190,11 @@ def _bare(split: Items) -> bool:
 def _check_targets(split: ArraySplit, most: int) -> None:
     targets = split.all_targets()
     if targets.min() < 0 or targets.max() > most:
-        raise DataError(f"{split.name}: targets go from {targets.min():g} to {targets.max():g}",
-                        f"targets from 0 to {most}, as in training", "take out samples of other classes")  # fmt: skip
+        raise DataError(
+            f"{split.name}: targets go from {targets.min():g} to {targets.max():g}",
+            f"targets from 0 to {most}, as in training",
+            "take out samples of other classes",
+        )
 
 
 def _listed(shapes: Sequence[tuple[int, ...]]) -> str:

@@ -62,8 +62,11 @@ class ItemSplit:
             return inputs, {}
         if self.highest is not None and not bool(((raw >= 0) & (raw <= self.highest)).all()):
             wrong = raw.max() if raw.max() > self.highest else raw.min()
-            raise DataError(f"{self.name}: a target is {wrong:g}", f"targets from 0 to {self.highest}, as at the start",
-                            "correct the dataset, or give data.names and data.targets")  # fmt: skip
+            raise DataError(
+                f"{self.name}: a target is {wrong:g}",
+                f"targets from 0 to {self.highest}, as at the start",
+                "correct the dataset, or give data.names and data.targets",
+            )
         return inputs, {"": self.convert(raw)}
 
     @property
@@ -141,14 +144,20 @@ class ItemSplit:
             for place, value in enumerate(parts[-1]):
                 if not isinstance(value, Tensor | np.ndarray | np.generic | int | float):
                     where = "the target" if place == len(parts[-1]) - 1 else "an input"
-                    return DataError(f"{self.name}: {where} of sample {index} is {described(value)}", ITEM,
-                                     "convert it in the dataset")  # fmt: skip
+                    return DataError(
+                        f"{self.name}: {where} of sample {index} is {described(value)}",
+                        ITEM,
+                        "convert it in the dataset",
+                    )
         shapes = [", ".join(str(tuple(np.shape(value))) for value in values) for values in parts]
         other = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
         if other is None:
             return DataError(f"{self.name}: samples cannot be put into a batch: {why}", ITEM, "correct the dataset")
-        return DataError(f"{self.name}: samples {ids[0]} and {ids[other]} differ in shape: {shapes[0]} and {shapes[other]}",
-                         "inputs and targets of one shape", "pad or crop them in the dataset")  # fmt: skip
+        return DataError(
+            f"{self.name}: samples {ids[0]} and {ids[other]} differ in shape: {shapes[0]} and {shapes[other]}",
+            "inputs and targets of one shape",
+            "pad or crop them in the dataset",
+        )
 
 
 Items = ArraySplit | ItemSplit

@@ -105,8 +105,9 @@ def _check(job: OwnTask, targets: Tensor, kind: str) -> None:
         raise SpecError([job.problem(("data", "targets"), given, NEEDS[kind], "change one of the two")])
     if kind == "other" and job.train.loss is None:
         given = f"is missing, and the targets are {shape}"
-        raise SpecError([job.problem(("train", "loss"), given, "no built-in loss goes with them",
-                                     "give a loss of your own")])  # fmt: skip
+        raise SpecError(
+            [job.problem(("train", "loss"), given, "no built-in loss goes with them", "give a loss of your own")]
+        )
 
 
 def _type(targets: Tensor) -> str:
@@ -143,8 +144,11 @@ def _classes(train: Items, validation: Items, names: tuple[str, ...] | None) -> 
     if len(seen[0]) < 2:
         raise DataError(f"{train.name}: all targets are {int(seen[0][0])}", "two classes or more", "add another class")
     if high >= max(MANY, len(train)):
-        raise DataError(f"{train.name}: targets are whole numbers up to {high:,}, more than samples",
-                        "class indices from 0, or numbers as floats", "give numbers as floats, or data.targets: numbers")  # fmt: skip
+        raise DataError(
+            f"{train.name}: targets are whole numbers up to {high:,}, more than samples",
+            "class indices from 0, or numbers as floats",
+            "give numbers as floats, or data.targets: numbers",
+        )
     if names is not None and high < len(names):
         return len(names)
     return high + 1

@@ -44,8 +44,14 @@ class Code(MetaPathFinder):
         self._modules: dict[str, ModuleType] = {}
         self._open: Path | None = None
 
-    def call(self, file: str, name: str, arguments: Mapping[str, Any], offered: Mapping[str, Any] | None = None,
-             given: Sequence[Any] = ()) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    def call(
+        self,
+        file: str,
+        name: str,
+        arguments: Mapping[str, Any],
+        offered: Mapping[str, Any] | None = None,
+        given: Sequence[Any] = (),
+    ) -> tuple[Any, dict[str, Any]]:
         """Call a function of a file.
 
         Args:
@@ -84,8 +90,11 @@ class Code(MetaPathFinder):
         digest = hashlib.sha256(content).hexdigest()
         if self.expected is not None and self.expected.get(name) != digest:
             wanted = f"expected {self.expected[name][:12]}..." if name in self.expected else "which is not recorded"
-            raise CheckpointError(f"{path} has SHA-256 {digest[:12]}..., {wanted}",
-                                  "the files that the model was trained with", "restore it from the run's own copy")  # fmt: skip
+            raise CheckpointError(
+                f"{path} has SHA-256 {digest[:12]}..., {wanted}",
+                "the files that the model was trained with",
+                "restore it from the run's own copy",
+            )
         self.sources[name] = content
         return content
 
@@ -182,8 +191,11 @@ def allowed(folder: Path) -> Code:
         CheckpointError: if it has not been.
     """
     if folder.resolve() not in _codes:
-        raise CheckpointError(f"{folder} holds code that nobody has agreed to run", "a model that was loaded as a whole",
-                              "load the model first")  # fmt: skip
+        raise CheckpointError(
+            f"{folder} holds code that nobody has agreed to run",
+            "a model that was loaded as a whole",
+            "load the model first",
+        )
     return _codes[folder.resolve()]
 
 
@@ -216,5 +228,8 @@ def remember(run: Path, code: Code) -> None:
         return
     changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     if changed:
-        raise CheckpointError(f"{run} is unfinished and was started with another {', '.join(changed)}",
-                              "the files that the run was started with", "undo the change, or start a new run with --new")  # fmt: skip
+        raise CheckpointError(
+            f"{run} is unfinished and was started with another {', '.join(changed)}",
+            "the files that the run was started with",
+            "undo the change, or start a new run with --new",
+        )

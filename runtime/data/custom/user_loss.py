@@ -38,8 +38,11 @@ class OwnTerms:
         if isinstance(function, type) or not callable(function):
             raise refuse(f"{name} is {described(function)}", "a callable of (outputs, targets)", "return a callable")
         if isinstance(function, nn.Module) and any(p.requires_grad for p in function.parameters()):
-            raise refuse(f"{name} has trainable parameters, which no optimizer would see",
-                         "parameters that are part of the network", "move them into the network")  # fmt: skip
+            raise refuse(
+                f"{name} has trainable parameters, which no optimizer would see",
+                "parameters that are part of the network",
+                "move them into the network",
+            )
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if isinstance(self.function, nn.Module):
@@ -48,11 +51,17 @@ class OwnTerms:
         if not isinstance(found, Tensor):
             raise self.refuse(f"{self.name} gives {described(found)}", POSSIBLE, "return a tensor")
         if found.ndim > 0 and found.shape != (len(targets),):
-            raise self.refuse(f"{self.name} gives shape {tuple(found.shape)} for {len(targets)} samples", POSSIBLE,
-                              "take the mean over everything but the samples")  # fmt: skip
+            raise self.refuse(
+                f"{self.name} gives shape {tuple(found.shape)} for {len(targets)} samples",
+                POSSIBLE,
+                "take the mean over everything but the samples",
+            )
         if outputs.requires_grad and not found.requires_grad:
-            raise self.refuse(f"{self.name} gives a value that no gradient flows through", "a differentiable loss",
-                              "leave out detach(), item() and argmax()")  # fmt: skip
+            raise self.refuse(
+                f"{self.name} gives a value that no gradient flows through",
+                "a differentiable loss",
+                "leave out detach(), item() and argmax()",
+            )
         return found.expand(len(targets)) if found.ndim == 0 else found
 
     def tried(self, outputs: Tensor, targets: Tensor) -> None:

@@ -109,8 +109,11 @@ def check_kind(column: Any, name: str, option: str, source: str, *, dates: bool 
     """
     held = kind(column)
     if held not in ("number", "text", "nothing") and not (dates and held == "time"):
-        raise DataError(f'{option}: column "{name}" of {source} is {column.type}', "numbers, text, true or false",
-                        "convert it, or leave the column out")  # fmt: skip
+        raise DataError(
+            f'{option}: column "{name}" of {source} is {column.type}',
+            "numbers, text, true or false",
+            "convert it, or leave the column out",
+        )
 
 
 def _array(column: Any) -> npt.NDArray[Any]:

@@ -75,15 +75,20 @@ def _check_separator(path: Path, key: str) -> None:
         if found:
             # What is converted next has to be readable.
             encoding.check(path, key)
-            raise DataError(f"{key}: the columns of {path} are separated by {found}", "a .csv with commas, or a .tsv with tabs",
-                            f"convert it: {_with_commas(path, SIGNS[found])}; numbers need a decimal point")  # fmt: skip
+            raise DataError(
+                f"{key}: the columns of {path} are separated by {found}",
+                "a .csv with commas, or a .tsv with tabs",
+                f"convert it: {_with_commas(path, SIGNS[found])}; numbers need a decimal point",
+            )
 
 
 def _with_commas(path: Path, sign: str) -> str:
     """A command that writes such a file with commas, and quotes where a cell needs them."""
     target = path.with_name(f"{path.stem}-commas.csv")
-    code = (f"import csv; csv.writer(open({str(target)!r}, 'w', newline='', encoding='utf-8')).writerows("
-            f"csv.reader(open({str(path)!r}, newline='', encoding='utf-8-sig'), delimiter={sign!r}))")  # fmt: skip
+    code = (
+        f"import csv; csv.writer(open({str(target)!r}, 'w', newline='', encoding='utf-8')).writerows("
+        f"csv.reader(open({str(path)!r}, newline='', encoding='utf-8-sig'), delimiter={sign!r}))"
+    )
     return shlex.join(["python3", "-c", code])
 
 
@@ -114,8 +119,11 @@ def _check_lengths(path: Path, key: str) -> None:
     if wrong:
         more = [f"and {len(wrong) - SHOWN:,} more"] if len(wrong) > SHOWN else []
         head = f"{key}: {path} has {expected[0]} columns; rows of another length: {len(wrong):,}"
-        raise DataError("\n    ".join([head, *wrong[:SHOWN], *more]), "as many cells in each row as in the header",
-                        "put quotes around cells that contain a comma, and add missing commas")  # fmt: skip
+        raise DataError(
+            "\n    ".join([head, *wrong[:SHOWN], *more]),
+            "as many cells in each row as in the header",
+            "put quotes around cells that contain a comma, and add missing commas",
+        )
 
 
 def _check_last(path: Path, key: str, table: Any) -> None:
@@ -127,5 +135,8 @@ def _check_last(path: Path, key: str, table: Any) -> None:
         file.seek(max(0, path.stat().st_size - 64))
         closed = file.read().rstrip().endswith(b'"')
     if not closed:
-        raise DataError(f"{key}: {path} row {len(table):,}: a quote is not closed, so the rest of the file is one cell",
-                        'quotes in pairs; a quote inside of a cell is written ""', "close it")  # fmt: skip
+        raise DataError(
+            f"{key}: {path} row {len(table):,}: a quote is not closed, so the rest of the file is one cell",
+            'quotes in pairs; a quote inside of a cell is written ""',
+            "close it",
+        )

@@ -17,8 +17,11 @@ def names(path: Path, key: str) -> list[str]:
         return list(parquet.read_schema(path).names)
     except ArrowInvalid as error:
         if "magic bytes" in str(error):
-            raise DataError(f"{key}: {path} is no Parquet file, or only a part of one", "a whole Parquet file",
-                            "copy or write it again") from None  # fmt: skip
+            raise DataError(
+                f"{key}: {path} is no Parquet file, or only a part of one",
+                "a whole Parquet file",
+                "copy or write it again",
+            ) from None
         raise
 
 

@@ -23,14 +23,22 @@ from runtime.errors import DataError, nearest
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 POSSIBLE = "a CSV or TSV in UTF-8 with a header, a JSONL with one object in each line, or a Parquet file"
 _KINDS: dict[str, ModuleType] = {
-    ".csv": delimited, ".tsv": delimited, ".jsonl": jsonlines, ".parquet": parquet,
-}  # fmt: skip
+    ".csv": delimited,
+    ".tsv": delimited,
+    ".jsonl": jsonlines,
+    ".parquet": parquet,
+}
 
 
 def read(
-    path: Path, key: str, *, wanted: Mapping[str, str] | None = None, only: bool = False,
-    leave: Collection[str] = (), text: Collection[str] = (),
-) -> Any:  # fmt: skip
+    path: Path,
+    key: str,
+    *,
+    wanted: Mapping[str, str] | None = None,
+    only: bool = False,
+    leave: Collection[str] = (),
+    text: Collection[str] = (),
+) -> Any:
     """Read a table.
 
     Args:
@@ -81,16 +89,22 @@ def check_wanted(names: Collection[str], wanted: Mapping[str, str], path: Path) 
     """
     for name, option in wanted.items():
         if name not in names:
-            raise DataError(f'{option}: {path} has no column "{name}"', f"its columns: {listed(list(names), 30)}",
-                            nearest(name, names) or "name one of its columns")  # fmt: skip
+            raise DataError(
+                f'{option}: {path} has no column "{name}"',
+                f"its columns: {listed(list(names), 30)}",
+                nearest(name, names) or "name one of its columns",
+            )
 
 
 def _kind(path: Path, key: str) -> ModuleType:
     try:
         import pyarrow  # noqa: F401 - only asks whether it is there
     except ImportError:
-        raise DataError(f"{key}: {path} is a table, and pyarrow is not installed here", "an environment with pyarrow",
-                        "pip install pyarrow, or use an image of this project, which has it") from None  # fmt: skip
+        raise DataError(
+            f"{key}: {path} is a table, and pyarrow is not installed here",
+            "an environment with pyarrow",
+            "pip install pyarrow, or use an image of this project, which has it",
+        ) from None
     if path.is_dir():
         raise DataError(f"{key}: {path} is a folder", POSSIBLE, "name one file")
     suffix = path.suffix.lower()
@@ -123,12 +137,18 @@ def _failures() -> tuple[type[Exception], ...]:
 def _check_names(names: list[str], path: Path, key: str) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise DataError(f"{key}: {path} has several columns of the name {listed(twice)}", "one column of each name",
-                        "rename or remove the others")  # fmt: skip
+        raise DataError(
+            f"{key}: {path} has several columns of the name {listed(twice)}",
+            "one column of each name",
+            "rename or remove the others",
+        )
     if not all(name.strip() for name in names):
         number = next(i for i, name in enumerate(names, start=1) if not name.strip())
-        raise DataError(f"{key}: column {number} of {path} has no name", "a name for each column",
-                        "name or remove it; pandas writes its index so: use to_csv(..., index=False)")  # fmt: skip
+        raise DataError(
+            f"{key}: column {number} of {path} has no name",
+            "a name for each column",
+            "name or remove it; pandas writes its index so: use to_csv(..., index=False)",
+        )
 
 
 def _reason(error: Exception) -> str:

@@ -55,8 +55,11 @@ def _not_utf8(path: Path, key: str, bad: list[tuple[int, bytes]], accented: int)
     )
     if accented:
         mixed = f"the encodings are mixed: lines in {name}: {len(bad):,}, lines in UTF-8: {accented:,}"
-        return DataError(f"{given}; {mixed}", "a file in UTF-8 throughout",
-                         "write the file again from its sources, all of it in UTF-8")  # fmt: skip
+        return DataError(
+            f"{given}; {mixed}",
+            "a file in UTF-8 throughout",
+            "write the file again from its sources, all of it in UTF-8",
+        )
     return _error(given, path, name)
 
 

@@ -46,9 +46,11 @@ def read(folder: Path, key: str) -> Listing:
             empty.append(label)
     loose = [entry.name for entry in top if not _is_folder(entry) and _is_image(entry.name)]
     if not listing.names:
-        raise DataError(f"{key}: {folder} has no images in class folders ({len(loose):,} images lie outside of them)",
-                        f"one folder per class with files of the kinds {' '.join(EXTENSIONS)}",
-                        "move the images into one folder per class, or write a manifest")  # fmt: skip
+        raise DataError(
+            f"{key}: {folder} has no images in class folders ({len(loose):,} images lie outside of them)",
+            f"one folder per class with files of the kinds {' '.join(EXTENSIONS)}",
+            "move the images into one folder per class, or write a manifest",
+        )
     if empty:
         listing.notes.append(f"{folder}: folders without images are no classes: {listed(empty)}")
     if loose:
@@ -94,8 +96,11 @@ def _entries(folder: Path, key: str) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
-        raise DataError(f"{key}: {folder} cannot be listed: {(error.strerror or str(error)).lower()}",
-                        "a folder that this user may read", "give this user the right") from None  # fmt: skip
+        raise DataError(
+            f"{key}: {folder} cannot be listed: {(error.strerror or str(error)).lower()}",
+            "a folder that this user may read",
+            "give this user the right",
+        ) from None
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -112,10 +117,12 @@ def _is_image(name: str) -> bool:
 
 def _check_parts(folder: Path, classes: list[str], key: str) -> None:
     if len(classes) > 1 and all(name.lower() in _PARTS for name in classes):
-        raise DataError(f"{key}: the folders of {folder} are parts of a data set, not classes: {listed(classes)}",
-                        "a folder with one folder per class",
-                        f"name the parts: data.train: .../{max(classes, key=_is_train)}, "
-                        f"data.validation: .../{min(classes, key=_is_train)}")  # fmt: skip
+        raise DataError(
+            f"{key}: the folders of {folder} are parts of a data set, not classes: {listed(classes)}",
+            "a folder with one folder per class",
+            f"name the parts: data.train: .../{max(classes, key=_is_train)}, "
+            f"data.validation: .../{min(classes, key=_is_train)}",
+        )
 
 
 def _is_train(name: str) -> bool:

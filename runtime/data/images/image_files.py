@@ -87,5 +87,8 @@ def _pixels(path: str, size: int, channels: int, fit: str) -> npt.NDArray[np.uin
     try:
         return decode.pixels(path, size, channels, fit)
     except decode.Unreadable as reason:
-        raise DataError(f"{path}: {reason}", "it could be decoded when the run began",
-                        "restore the file; a run started now leaves it out") from None  # fmt: skip
+        raise DataError(
+            f"{path}: {reason}",
+            "it could be decoded when the run began",
+            "restore the file; a run started now leaves it out",
+        ) from None

@@ -93,10 +93,14 @@ def load(job: ImageJob, settled: Settled | None = None) -> Dataset:
     counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation images, {len(classes)} classes"
     columns = {"path_column": job.data.path_column, "label_column": job.data.label_column}
     return Dataset(
-        *parts, heads={"": Head("", classes)}, preprocessing=preparer.to_json() | columns, prepare=preparer,
-        decoded=not isinstance(train.images, Files), notes=[counts, *train.notes, *notes, *more],
+        *parts,
+        heads={"": Head("", classes)},
+        preprocessing=preparer.to_json() | columns,
+        prepare=preparer,
+        decoded=not isinstance(train.images, Files),
+        notes=[counts, *train.notes, *notes, *more],
         files={key: images.names for key, images in read if isinstance(images, Files)},
-    )  # fmt: skip
+    )
 
 
 def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
@@ -123,11 +127,17 @@ def _classes(train: Source) -> tuple[str, ...]:
     classes = labels.class_names(used)
     lost = sorted(set(train.labels) - set(used))
     if lost:
-        raise DataError(f"{train.key}: no image can be used of the classes {labels.listed(lost)}",
-                        "at least one image for each class", "repair these images, or remove the class")  # fmt: skip
+        raise DataError(
+            f"{train.key}: no image can be used of the classes {labels.listed(lost)}",
+            "at least one image for each class",
+            "repair these images, or remove the class",
+        )
     if len(classes) < 2:
-        raise DataError(f"{train.key}: {len(train.rows):,} images of {len(classes)} class: {labels.listed(classes)}",
-                        "two classes or more", "add another class")  # fmt: skip
+        raise DataError(
+            f"{train.key}: {len(train.rows):,} images of {len(classes)} class: {labels.listed(classes)}",
+            "two classes or more",
+            "add another class",
+        )
     return classes
 
 
@@ -167,10 +177,15 @@ def _divided(train: Source, targets: npt.NDArray[np.int64], fraction: float, see
         train.notes.append(f"classes with one image, which stays in training: {labels.listed(alone)}")
     kept, held = stratify.held_out(targets, fraction, seed)
     if not len(held):
-        raise DataError(f"{train.key}: every class has one image, so nothing is left for validation",
-                        "two images of a class or more", "add images, or give data.validation a path")  # fmt: skip
-    return (ImageSplit(train.images, train.rows[kept], targets[kept]),
-            ImageSplit(train.images, train.rows[held], targets[held]))  # fmt: skip
+        raise DataError(
+            f"{train.key}: every class has one image, so nothing is left for validation",
+            "two images of a class or more",
+            "add images, or give data.validation a path",
+        )
+    return (
+        ImageSplit(train.images, train.rows[kept], targets[kept]),
+        ImageSplit(train.images, train.rows[held], targets[held]),
+    )
 
 
 def _apart(train: Source, targets: npt.NDArray[np.int64], held: Source, classes: tuple[str, ...]) -> Parts:
@@ -178,8 +193,11 @@ def _apart(train: Source, targets: npt.NDArray[np.int64], held: Source, classes:
     known = labels.indices(held.used(), classes, held.key)
     seen, own = (part.images.gather(part.rows[:1]).dtype for part in (train, held))
     if seen == torch.uint8 and own != torch.uint8:
-        raise DataError(f"{held.key}: pixels are {own}, those of data.train are {seen}".replace("torch.", ""),
-                        "the same type for both", "write both files alike")  # fmt: skip
+        raise DataError(
+            f"{held.key}: pixels are {own}, those of data.train are {seen}".replace("torch.", ""),
+            "the same type for both",
+            "write both files alike",
+        )
     return ImageSplit(train.images, train.rows, targets), ImageSplit(held.images, held.rows, known)
 
 
@@ -212,10 +230,16 @@ def _preparer(
         )
         notes.append(f"mean {_listed(mean)} and deviation {_listed(std)} are those of {where}")
     preparer = Preparer(
-        image_size=raw.shape[-1], channels=raw.shape[1], classes=classes, low=low, high=high,
-        mean=tuple(mean), std=tuple(value or 1.0 for value in std),
-        augment=Augment(job.data.augment, job.train.seed, tuple(mean)), fit=job.data.fit,
-    )  # fmt: skip
+        image_size=raw.shape[-1],
+        channels=raw.shape[1],
+        classes=classes,
+        low=low,
+        high=high,
+        mean=tuple(mean),
+        std=tuple(value or 1.0 for value in std),
+        augment=Augment(job.data.augment, job.train.seed, tuple(mean)),
+        fit=job.data.fit,
+    )
     return preparer, notes
 
 

@@ -65,8 +65,11 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
     notes = [*found.notes, *bad.check(unusable, total, 1.0, KEY)]
     rows = np.setdiff1d(np.arange(len(found.images), dtype=np.int64), np.array(list(found.broken), np.int64))
     if not len(rows):
-        raise DataError("\n    ".join(notes) or f"{KEY}: no images in {', '.join(map(str, paths))}",
-                        f"at least one image of the kinds {' '.join(EXTENSIONS)}", "name other files")  # fmt: skip
+        raise DataError(
+            "\n    ".join(notes) or f"{KEY}: no images in {', '.join(map(str, paths))}",
+            f"at least one image of the kinds {' '.join(EXTENSIONS)}",
+            "name other files",
+        )
     used = [found.labels[row] for row in rows.tolist()] if labelled else None
     classes = None if used is None else labels.indices(used, heads[""].classes, KEY)
     return New(
@@ -78,8 +81,11 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
 
 def _arrays(paths: Sequence[Path], preparer: Preparer, labelled: bool) -> _Found:
     if len(paths) > 1:
-        raise DataError(f"{KEY}: {len(paths)} paths with an .npz among them", "one .npz, or any number of others",
-                        "give the .npz alone")  # fmt: skip
+        raise DataError(
+            f"{KEY}: {len(paths)} paths with an .npz among them",
+            "one .npz, or any number of others",
+            "give the .npz alone",
+        )
     if labelled:
         images, names, broken, notes = arrays.read(paths[0], KEY)
     else:
@@ -92,8 +98,11 @@ def _arrays(paths: Sequence[Path], preparer: Preparer, labelled: bool) -> _Found
 def _check_range(images: Arrays, preparer: Preparer, path: Path) -> None:
     """Refuse numbers that would be scaled to almost nothing."""
     if images.pixels.is_floating_point() and preparer.high == 255 and float(images.pixels.max()) <= 1:
-        raise DataError(f"{KEY}: pixels of {path} lie between 0 and 1, those of training between 0 and 255",
-                        "the same range for both", "multiply by 255, and store them as uint8")  # fmt: skip
+        raise DataError(
+            f"{KEY}: pixels of {path} lie between 0 and 1, those of training between 0 and 255",
+            "the same range for both",
+            "multiply by 255, and store them as uint8",
+        )
 
 
 def _files(paths: Sequence[Path], preprocessing: dict[str, Any], labelled: bool) -> _Found:
@@ -122,9 +131,11 @@ def _files(paths: Sequence[Path], preprocessing: dict[str, Any], labelled: bool)
 
 def _check_folder(path: Path) -> None:
     if not path.is_dir():
-        raise DataError(f"{KEY}: {path} is a file without a label",
-                        "a folder with one folder per class, a manifest with labels, or an .npz with labels",
-                        "name one of these, or use `drivetrain predict`, which needs no labels")  # fmt: skip
+        raise DataError(
+            f"{KEY}: {path} is a file without a label",
+            "a folder with one folder per class, a manifest with labels, or an .npz with labels",
+            "name one of these, or use `drivetrain predict`, which needs no labels",
+        )
 
 
 def _inside(folder: Path) -> Iterator[str]:
@@ -132,7 +143,13 @@ def _inside(folder: Path) -> Iterator[str]:
     seen: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(place))
-        folders[:] = sorted(name for name in folders
-                            if not name.startswith(".") and os.path.realpath(os.path.join(place, name)) not in seen)  # fmt: skip
-        yield from (os.path.join(place, name) for name in sorted(names)
-                    if name.lower().endswith(EXTENSIONS) and not name.startswith("."))  # fmt: skip
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".") and os.path.realpath(os.path.join(place, name)) not in seen
+        )
+        yield from (
+            os.path.join(place, name)
+            for name in sorted(names)
+            if name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+        )

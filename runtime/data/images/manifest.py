@@ -39,8 +39,11 @@ def read(file: Path, path_column: str, label_column: str | None, key: str) -> Ro
             rows.names.append(cells[0])
             rows.labels += cells[1:]
     if not rows.names:
-        raise DataError(f"{key}: {file} has no row with {' and '.join(options)} ({len(rows.bad):,} rows in all)",
-                        "one row for each image", "check how the file was written")  # fmt: skip
+        raise DataError(
+            f"{key}: {file} has no row with {' and '.join(options)} ({len(rows.bad):,} rows in all)",
+            "one row for each image",
+            "check how the file was written",
+        )
     return rows
 
 
@@ -50,6 +53,9 @@ def _text(table: Any, column: str, file: Path, key: str) -> list[str]:
 
     values = table[column]
     if not (types.is_string(values.type) or types.is_large_string(values.type) or types.is_null(values.type)):
-        raise DataError(f'{key}: column "{column}" of {file} is {values.type}', "text, integers or truth values",
-                        "write the column as text")  # fmt: skip
+        raise DataError(
+            f'{key}: column "{column}" of {file} is {values.type}',
+            "text, integers or truth values",
+            "write the column as text",
+        )
     return [str(cell) for cell in compute.utf8_trim_whitespace(values.cast(string()).fill_null("")).to_pylist()]

@@ -70,8 +70,11 @@ def read(path: Path, key: str) -> tuple[Arrays, list[str], dict[int, Bad], list[
     images, broken, notes = _images(content, path, key)
     labels = _labels(content["labels"], path, key)
     if len(labels) != len(images):
-        raise DataError(f"{key}: {path} has {len(images):,} images and {len(labels):,} labels",
-                        "one label for each image", "write the file again with both of one length")  # fmt: skip
+        raise DataError(
+            f"{key}: {path} has {len(images):,} images and {len(labels):,} labels",
+            "one label for each image",
+            "write the file again with both of one length",
+        )
     return images, labels, broken, notes
 
 
@@ -101,8 +104,11 @@ def _arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArr
                 raise DataError(f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}", possible, save)
             return {name: npz.member(file, name) for name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise DataError(f"{key}: {path} cannot be read: {_reason(error)}", possible,
-                        "write it with numpy.savez_compressed, without Python objects") from None  # fmt: skip
+        raise DataError(
+            f"{key}: {path} cannot be read: {_reason(error)}",
+            possible,
+            "write it with numpy.savez_compressed, without Python objects",
+        ) from None
 
 
 def _reason(error: Exception) -> str:
@@ -120,8 +126,9 @@ def _channels_first(images: npt.NDArray[Any], path: Path, key: str) -> npt.NDArr
     elif images.ndim != 4 or images.shape[1] not in (1, 3):
         raise DataError(f"{key}: images of {path} have shape {images.shape}", FORMS, "reshape them, without alpha")
     if 0 in images.shape:
-        raise DataError(f"{key}: images of {path} have shape {images.shape}: nothing", FORMS,
-                        "check how the file was written")  # fmt: skip
+        raise DataError(
+            f"{key}: images of {path} have shape {images.shape}: nothing", FORMS, "check how the file was written"
+        )
     return images
 
 
@@ -142,8 +149,11 @@ def _labels(labels: npt.NDArray[Any], path: Path, key: str) -> list[str]:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.dtype.kind not in "iubUS":
-        raise DataError(f"{key}: labels of {path} are {labels.dtype} of shape {labels.shape}",
-                        "integers or text of shape (N,)", "convert them: labels.astype(int)")  # fmt: skip
+        raise DataError(
+            f"{key}: labels of {path} are {labels.dtype} of shape {labels.shape}",
+            "integers or text of shape (N,)",
+            "convert them: labels.astype(int)",
+        )
     if labels.dtype.kind == "S":
         return [text.decode("utf-8", "backslashreplace") for text in labels.tolist()]
     return [str(label) for label in labels.tolist()]

@@ -60,16 +60,28 @@ class Preparer:
     def to_json(self) -> dict[str, Any]:
         """Plain data from which `from_preprocessing` makes the same preparer."""
         return {
-            "kind": "images", "image_size": self.image_size, "channels": self.channels,
-            "classes": list(self.classes), "fit": self.fit, "resize": RESIZE[self.fit], "low": self.low, "high": self.high,
-            "mean": list(self.mean), "std": list(self.std),
-        }  # fmt: skip
+            "kind": "images",
+            "image_size": self.image_size,
+            "channels": self.channels,
+            "classes": list(self.classes),
+            "fit": self.fit,
+            "resize": RESIZE[self.fit],
+            "low": self.low,
+            "high": self.high,
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
 
 
 def from_preprocessing(data: dict[str, Any]) -> Preparer:
     """The preparer that `Preparer.to_json` described, without augmentation."""
     return Preparer(
-        image_size=data["image_size"], channels=data["channels"], classes=tuple(data["classes"]),
-        low=data["low"], high=data["high"], mean=tuple(data["mean"]), std=tuple(data["std"]),
+        image_size=data["image_size"],
+        channels=data["channels"],
+        classes=tuple(data["classes"]),
+        low=data["low"],
+        high=data["high"],
+        mean=tuple(data["mean"]),
+        std=tuple(data["std"]),
         fit=data.get("fit", "crop"),  # models from before there was a choice
-    )  # fmt: skip
+    )

@@ -22,9 +22,11 @@ Names = npt.NDArray[np.str_]
 STRONGEST = 30
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 FACTORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "brightness": colour.brightness, "contrast": colour.contrast, "sharpness": colour.sharpness,
+    "brightness": colour.brightness,
+    "contrast": colour.contrast,
+    "sharpness": colour.sharpness,
     "color": colour.saturation,
-}  # fmt: skip
+}
 LEVELS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "posterize": lambda pixels, share: colour.posterize(pixels, 8 - round(4 * share)),
     "solarize": lambda pixels, share: colour.solarize(pixels, 1 - share),
@@ -83,8 +85,12 @@ def _matrices(names: Names, signs: Floats, share: float) -> Floats:
     """From result to source, for images that are moved; shape (N, 2, 3)."""
     matrices = identity(len(names))
     # The side is 2 long in these coordinates.
-    places = {"shear_x": (0, 1, 0.3), "shear_y": (1, 0, 0.3), "translate_x": (0, 2, 300 / 331),
-              "translate_y": (1, 2, 300 / 331)}  # fmt: skip
+    places = {
+        "shear_x": (0, 1, 0.3),
+        "shear_y": (1, 0, 0.3),
+        "translate_x": (0, 2, 300 / 331),
+        "translate_y": (1, 2, 300 / 331),
+    }
     for name, (row, column, most) in places.items():
         chosen = names == name
         matrices[chosen, row, column] = most * share * signs[chosen]

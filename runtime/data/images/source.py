@@ -74,9 +74,14 @@ def read(path: Path, data: ImageData, key: str) -> Source:
 
 
 def _checked(
-    key: str, images: Images, labels: list[str], broken: dict[int, bad.Bad], absent: list[bad.Bad],
-    notes: list[str], data: ImageData,
-) -> Source:  # fmt: skip
+    key: str,
+    images: Images,
+    labels: list[str],
+    broken: dict[int, bad.Bad],
+    absent: list[bad.Bad],
+    notes: list[str],
+    data: ImageData,
+) -> Source:
     """The source without its bad samples: `broken` ones by row, and `absent` ones that never became rows."""
     unusable = [*absent, *broken.values()]
     left_out = bad.check(unusable, len(images) + len(absent), data.bad_samples, key)

@@ -66,9 +66,14 @@ class Batches:
 
 
 def in_order(
-    split: Split, batch_size: int, *, workers: int = 0, pin: bool = False, tell: Callable[[str], None] = print,
+    split: Split,
+    batch_size: int,
+    *,
+    workers: int = 0,
+    pin: bool = False,
+    tell: Callable[[str], None] = print,
     share: tuple[int, int] = (0, 1),
-) -> Iterator[Batch]:  # fmt: skip
+) -> Iterator[Batch]:
     """All samples once, in order: for evaluation.
 
     Args:
@@ -87,7 +92,7 @@ def in_order(
 
 def fetch(
     split: Split, groups: Sequence[Ids], *, workers: int = 0, pin: bool = False, tell: Callable[[str], None] = print
-) -> Iterator[Batch]:  # fmt: skip
+) -> Iterator[Batch]:
     """One batch per group of ids; in this process, or prepared ahead by worker processes or, pinned, by a thread."""
     source = _Groups(split)
     if workers == 0 and not pin:

@@ -70,9 +70,11 @@ class Crew:
             finally:
                 team.end()
         if hung:
-            raise PeerError(f"loader workers hung {STARTS} times, the last time at batch {done + 1}",
-                            "data that can be read", "look at the disk or network that the data is on, "
-                            "or set optimize.loader_workers: 0")  # fmt: skip
+            raise PeerError(
+                f"loader workers hung {STARTS} times, the last time at batch {done + 1}",
+                "data that can be read",
+                "look at the disk or network that the data is on, or set optimize.loader_workers: 0",
+            )
         yield from (source[ids] for ids in groups[done:])
 
     def _say(self, why: str, done: int, start: int) -> None:
@@ -99,9 +101,16 @@ class _Team:
 
     def __init__(self, crew: Crew, source: Dataset[Any], groups: Sequence[Ids]) -> None:
         self.patience, before = crew.patience, set(multiprocessing.active_children())
-        loader = DataLoader(source, batch_size=None, sampler=groups, num_workers=crew.workers, prefetch_factor=2,
-                            pin_memory=crew.pin, timeout=min(POLL, crew.patience),
-                            worker_init_fn=functools.partial(_begin, os.getpid()))  # fmt: skip
+        loader = DataLoader(
+            source,
+            batch_size=None,
+            sampler=groups,
+            num_workers=crew.workers,
+            prefetch_factor=2,
+            pin_memory=crew.pin,
+            timeout=min(POLL, crew.patience),
+            worker_init_fn=functools.partial(_begin, os.getpid()),
+        )
         handler = signal.getsignal(signal.SIGCHLD)
         self.items = iter(loader)
         # Torch's handler raises wherever the trainer happens to be, even in the middle of an update.

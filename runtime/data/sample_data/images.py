@@ -82,16 +82,20 @@ def _dots(canvas: Canvas) -> Plane:
     """A grid of discs, each moved a little."""
     row, column = np.floor(canvas.y).astype(np.int64), np.floor(canvas.x).astype(np.int64)
     moves = canvas.drawn.uniform(-0.18, 0.18, size=(2, 64, 64)).astype(np.float32)
-    x, y = (value - np.floor(value) - 0.5 - move[row % 64, column % 64]
-            for value, move in zip((canvas.x, canvas.y), moves, strict=True))  # fmt: skip
+    x, y = (
+        value - np.floor(value) - 0.5 - move[row % 64, column % 64]
+        for value, move in zip((canvas.x, canvas.y), moves, strict=True)
+    )
     radius = np.float32(canvas.drawn.uniform(0.2, 0.32))
     return _step(radius - np.hypot(x, y), 0.06)
 
 
 def _rings(canvas: Canvas) -> Plane:
     """Circles around a point in the middle part of the image."""
-    x, y = (value - np.float32(value.min() + canvas.drawn.uniform(0.3, 0.7) * (value.max() - value.min()))
-            for value in (canvas.x, canvas.y))  # fmt: skip
+    x, y = (
+        value - np.float32(value.min() + canvas.drawn.uniform(0.3, 0.7) * (value.max() - value.min()))
+        for value in (canvas.x, canvas.y)
+    )
     return _wave(np.asarray(np.hypot(x, y), np.float32))
 
 
@@ -114,8 +118,13 @@ def _noise(canvas: Canvas) -> Plane:
 
 
 PATTERNS: dict[str, Callable[[Canvas], Plane]] = {
-    "checks": _checks, "dots": _dots, "gradients": _gradients, "noise": _noise, "rings": _rings, "stripes": _stripes,
-}  # fmt: skip
+    "checks": _checks,
+    "dots": _dots,
+    "gradients": _gradients,
+    "noise": _noise,
+    "rings": _rings,
+    "stripes": _stripes,
+}
 
 
 def _wave(x: Plane) -> Plane:

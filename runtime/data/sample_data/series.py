@@ -25,10 +25,25 @@ EMPTY = 0.002
 NEW = 800
 """Rows of the file without targets."""
 # Rows by regime, columns by channel: how much each channel swings, and where in the cycle it is.
-SWING = np.array([[0.3, 0.3, 0.1, 0.2, 0.2, 0.2], [1.0, 1.0, 0.2, 0.8, 0.8, 0.8],
-                  [1.0, 1.0, 0.2, 0.8, 0.8, 0.8], [1.0, 1.0, 0.2, 0.8, 0.8, 0.8]])  # fmt: skip
-PHASE = np.array([[0.0, 0.5, 0.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.0, 0.0, 0.2, 0.0],
-                  [0.0, 0.5, 0.0, 0.0, 0.2, 1.0], [0.0, 1.1, 0.0, 0.0, 0.2, 0.0]]) * np.pi  # fmt: skip
+SWING = np.array(
+    [
+        [0.3, 0.3, 0.1, 0.2, 0.2, 0.2],
+        [1.0, 1.0, 0.2, 0.8, 0.8, 0.8],
+        [1.0, 1.0, 0.2, 0.8, 0.8, 0.8],
+        [1.0, 1.0, 0.2, 0.8, 0.8, 0.8],
+    ]
+)
+PHASE = (
+    np.array(
+        [
+            [0.0, 0.5, 0.0, 0.0, 0.0, 0.0],
+            [0.0, 0.5, 0.0, 0.0, 0.2, 0.0],
+            [0.0, 0.5, 0.0, 0.0, 0.2, 1.0],
+            [0.0, 1.1, 0.0, 0.0, 0.2, 0.0],
+        ]
+    )
+    * np.pi
+)
 
 Numbers = npt.NDArray[np.float64]
 Draws = np.random.Generator

@@ -81,8 +81,17 @@ def _table(size: int, drawn: Draws, effects: _Effects) -> Any:
 
 def _codes(size: int, drawn: Draws) -> Columns:
     """Categories as numbers; operators have a long tail."""
-    counts = {"site": SITES, "model": MODELS, "supplier": SUPPLIERS, "fluid": len(FLUIDS), "shift": len(SHIFTS),
-              "zone": len(ZONES), "contract": len(CONTRACTS), "grade": len(GRADES), "region": 9}  # fmt: skip
+    counts = {
+        "site": SITES,
+        "model": MODELS,
+        "supplier": SUPPLIERS,
+        "fluid": len(FLUIDS),
+        "shift": len(SHIFTS),
+        "zone": len(ZONES),
+        "contract": len(CONTRACTS),
+        "grade": len(GRADES),
+        "region": 9,
+    }
     codes = {name: drawn.integers(count, size=size) for name, count in counts.items()}
     codes["operator"] = np.minimum(drawn.exponential(OPERATORS / 5, size).astype(np.int64), OPERATORS - 1)
     return codes
@@ -91,11 +100,16 @@ def _codes(size: int, drawn: Draws) -> Columns:
 def _texts(codes: Columns) -> Columns:
     """Categories as they are written; the region stays a number that is a code."""
     names = {
-        "site": [f"site-{i:02d}" for i in range(SITES)], "model": [f"X{100 + 7 * i}" for i in range(MODELS)],
+        "site": [f"site-{i:02d}" for i in range(SITES)],
+        "model": [f"X{100 + 7 * i}" for i in range(MODELS)],
         "supplier": [f"supplier {chr(65 + i)}" for i in range(SUPPLIERS)],
-        "operator": [f"op-{i:03d}" for i in range(OPERATORS)], "fluid": FLUIDS, "shift": SHIFTS, "zone": ZONES,
-        "contract": CONTRACTS, "grade": GRADES,
-    }  # fmt: skip
+        "operator": [f"op-{i:03d}" for i in range(OPERATORS)],
+        "fluid": FLUIDS,
+        "shift": SHIFTS,
+        "zone": ZONES,
+        "contract": CONTRACTS,
+        "grade": GRADES,
+    }
     return {name: np.array(values)[codes[name]] for name, values in names.items()} | {"region": codes["region"] + 1}
 
 
@@ -108,11 +122,16 @@ def _numbers(size: int, drawn: Draws, codes: Columns, effects: _Effects) -> tupl
     wear = np.log1p(hours / 5000) * (0.5 + load) - 0.7 * overhauled
     wear = (wear - wear.mean()) / wear.std()
     columns: Columns = {
-        "age_months": age.astype(np.int64), "hours": hours.round(), "overhauled": overhauled,
-        "starts": drawn.poisson(20 + 60 * (1 - load)), "alarms": drawn.poisson(np.exp(0.3 * wear)),
-        "humidity": drawn.uniform(20, 95, size).round(1), "oil_ppm": np.exp(2 + 0.5 * wear + 0.6 * drawn.normal(size=size)),
-        "pressure_drop": 1.5 + 0.2 * wear**2 + 0.4 * drawn.normal(size=size), "power": 40 * load + 3 * drawn.normal(size=size),
-    }  # fmt: skip
+        "age_months": age.astype(np.int64),
+        "hours": hours.round(),
+        "overhauled": overhauled,
+        "starts": drawn.poisson(20 + 60 * (1 - load)),
+        "alarms": drawn.poisson(np.exp(0.3 * wear)),
+        "humidity": drawn.uniform(20, 95, size).round(1),
+        "oil_ppm": np.exp(2 + 0.5 * wear + 0.6 * drawn.normal(size=size)),
+        "pressure_drop": 1.5 + 0.2 * wear**2 + 0.4 * drawn.normal(size=size),
+        "power": 40 * load + 3 * drawn.normal(size=size),
+    }
     hot = effects.site[codes["site"]] > 0
     for name, effect in zip(SENSORS, effects.sensors, strict=True):
         mean = 60 + 8 * effects.site[codes["site"]] + 6 * effect * wear * hot + 5 * drawn.normal(size=size)

@@ -53,12 +53,18 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
 
 def _row(drawn: Draws, number: int) -> list[str]:
     # The first rows hold every class twice, so that few rows can be split too.
-    true = [list(phrases)[number % len(phrases)] if number < EVEN else _class(drawn, phrases)
-            for phrases in LABELS.values()]  # fmt: skip
-    told = [_one(drawn, phrases[name]) for name, phrases in zip(true, LABELS.values(), strict=True)
-            if drawn.random() >= UNTOLD]  # fmt: skip
-    written = [_class(drawn, phrases) if number >= EVEN and drawn.random() < WRONG else name
-               for name, phrases in zip(true, LABELS.values(), strict=True)]  # fmt: skip
+    true = [
+        list(phrases)[number % len(phrases)] if number < EVEN else _class(drawn, phrases) for phrases in LABELS.values()
+    ]
+    told = [
+        _one(drawn, phrases[name])
+        for name, phrases in zip(true, LABELS.values(), strict=True)
+        if drawn.random() >= UNTOLD
+    ]
+    written = [
+        _class(drawn, phrases) if number >= EVEN and drawn.random() < WRONG else name
+        for name, phrases in zip(true, LABELS.values(), strict=True)
+    ]
     return [_report(drawn, told), *written]
 
 

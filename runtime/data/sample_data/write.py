@@ -36,8 +36,11 @@ def write(kind: str, folder: Path, size: int, seed: int) -> list[Path]:
         raise SpecError(f"--size {size}", f"{LEAST} samples or more", "ask for more")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         what = "not empty" if folder.is_dir() else "a file"
-        raise SpecError(f"{folder} is {what}", "a new or an empty folder, so that no other data gets mixed in",
-                        "name another one, or remove it first")  # fmt: skip
+        raise SpecError(
+            f"{folder} is {what}",
+            "a new or an empty folder, so that no other data gets mixed in",
+            "name another one, or remove it first",
+        )
     make: Write = import_module(f"{__package__}.{KINDS[kind]}").write
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -82,8 +82,9 @@ def _layout(job: SeriesJob, classes: bool) -> Layout:
     data = job.data
     assert data.time is not None
     assert data.window is not None
-    return Layout(data.time, data.features or (), data.label or (), classes, data.group, data.window, data.step,
-                  data.max_gap)  # fmt: skip
+    return Layout(
+        data.time, data.features or (), data.label or (), classes, data.group, data.window, data.step, data.max_gap
+    )
 
 
 def _long(job: SeriesJob, path: Path, layout: Layout) -> tuple[Cut, Cut, Layout]:
@@ -113,16 +114,22 @@ def _arrays(job: SeriesJob, path: Path, classes: bool) -> tuple[Cut, Cut]:
         strata = encoded.indices.to_numpy().astype(np.int64)
     kept, held = stratify.held_out(strata, data.validation, job.train.seed)
     if not len(held):
-        raise DataError(f"data.train: {len(strata):,} usable windows, of which none is left for validation",
-                        "two windows or more, in a classification of one class", "add some, or give data.validation a path")  # fmt: skip
+        raise DataError(
+            f"data.train: {len(strata):,} usable windows, of which none is left for validation",
+            "two windows or more, in a classification of one class",
+            "add some, or give data.validation a path",
+        )
     return train.taken(kept), replace(train.taken(held), notes=[])
 
 
 def _new(path: Path, preprocessing: Mapping[str, Any], labelled: bool) -> Cut:
     arrays = preprocessing["form"] == "arrays"
     if (path.suffix.lower() == ".npz") != arrays:
-        raise DataError(f"{path}: the network was trained on {'arrays' if arrays else 'a long table'}",
-                        "an .npz with `x`" if arrays else "a .csv, .tsv, .jsonl or .parquet", "give a file of that kind")  # fmt: skip
+        raise DataError(
+            f"{path}: the network was trained on {'arrays' if arrays else 'a long table'}",
+            "an .npz with `x`" if arrays else "a .csv, .tsv, .jsonl or .parquet",
+            "give a file of that kind",
+        )
     if arrays:
         cut = cuts.stacked(path, str(path), preprocessing["classes"], None, labelled=labelled)
         cut.check_shape(preprocessing["length"], preprocessing["channels"])

@@ -70,15 +70,21 @@ def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray
         with np.load(path, allow_pickle=False) as file:
             missing = [name for name in names if name not in file.files]
             if missing:
-                raise DataError(f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}", FORM,
-                                f"save {' and '.join(missing)} too: numpy.savez(..., x=x, y=y)")  # fmt: skip
+                raise DataError(
+                    f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}",
+                    FORM,
+                    f"save {' and '.join(missing)} too: numpy.savez(..., x=x, y=y)",
+                )
             return {name: npz.member(file, name) for name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         reason = str(error) or "it is empty"
         if "pickle" in reason:
             reason = "it holds Python objects (pickle), or it is no .npz"
-        raise DataError(f"{key}: {path} cannot be read: {reason}", FORM,
-                        "write it with numpy.savez_compressed; series of different lengths need a long table") from None  # fmt: skip
+        raise DataError(
+            f"{key}: {path} cannot be read: {reason}",
+            FORM,
+            "write it with numpy.savez_compressed; series of different lengths need a long table",
+        ) from None
 
 
 def _values(x: npt.NDArray[Any], path: Path, key: str) -> npt.NDArray[Any]:
@@ -97,11 +103,17 @@ def _goal(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str
     if y.ndim != 2 or y.shape[1] == 0 or y.dtype.kind not in ("iufbUS" if classes else "iufb"):
         raise DataError(f"{key}: `y` of {path} is {y.dtype} of shape {y.shape}", FORM, "reshape or convert it")
     if len(y) != windows:
-        raise DataError(f"{key}: {path} has {windows:,} windows in `x` and {len(y):,} targets in `y`",
-                        "one target for each window", "write the file again with both of one length")  # fmt: skip
+        raise DataError(
+            f"{key}: {path} has {windows:,} windows in `x` and {len(y):,} targets in `y`",
+            "one target for each window",
+            "write the file again with both of one length",
+        )
     if classes and y.shape[1] > 1:
-        raise DataError(f"{key}: `y` of {path} has shape {y.shape}", "one class for each window: shape (N,)",
-                        "save the number of the class: y.argmax(axis=1)")  # fmt: skip
+        raise DataError(
+            f"{key}: `y` of {path} has shape {y.shape}",
+            "one class for each window: shape (N,)",
+            "save the number of the class: y.argmax(axis=1)",
+        )
     names = [f"y[{index}]" for index in range(y.shape[1])] if y.shape[1] > 1 else ["y"]
     if y.dtype.kind == "S":
         y = np.char.decode(y, "utf-8", "backslashreplace")

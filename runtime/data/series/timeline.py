@@ -86,8 +86,9 @@ def read(path: Path, key: str, layout: Layout, budget: float | None, *, labelled
     values, known, filled = _filled(table, layout, ticking, path, key, budget)
     goal = None
     if labelled:
-        goal = targets.read(table.filter(known), layout.label, classes=layout.classes,
-                            option=option(key, "label"), source=str(path))  # fmt: skip
+        goal = targets.read(
+            table.filter(known), layout.label, classes=layout.classes, option=option(key, "label"), source=str(path)
+        )
     return Timeline(path, key, layout, values, ticking.kept(known), goal, [*notes, *more, *filled])
 
 
@@ -116,8 +117,11 @@ def _with_features(table: Any, layout: Layout, path: Path, key: str) -> tuple[La
     others = [name for name in table.column_names if name not in known]
     features = tuple(name for name in others if cells.kind(table[name]) == "number")
     if not features:
-        raise DataError(f"{option(key, 'features')}: {path} has no column of numbers beside time, group and label",
-                        f"columns of numbers; it has: {listed(others) or 'no others'}", "add columns, or name them")  # fmt: skip
+        raise DataError(
+            f"{option(key, 'features')}: {path} has no column of numbers beside time, group and label",
+            f"columns of numbers; it has: {listed(others) or 'no others'}",
+            "add columns, or name them",
+        )
     left = [name for name in others if name not in features]
     notes = [f"{len(features)} features: {listed(features, 8)}"]
     return replace(layout, features=features), notes + [f"no numbers, so no features: {listed(left)}"] * bool(left)
@@ -149,8 +153,11 @@ def _filled(
         values[:, index] = np.where(reached, column[last], 0.0)
         known &= reached
     if not known.any():
-        raise DataError(f"{key}: no row of {path} has a value of every feature", "numbers in all feature columns",
-                        f"take the empty columns out: name the others in {option(key, 'features')}")  # fmt: skip
+        raise DataError(
+            f"{key}: no row of {path} has a value of every feature",
+            "numbers in all feature columns",
+            f"take the empty columns out: name the others in {option(key, 'features')}",
+        )
     return values[known], known, _notes(reasons, known, ticking, path, key, budget)
 
 

@@ -70,8 +70,11 @@ def read(
     times, present, per_second = _times(table[time], time, path, key)
     series, grouped = _series(table[group], group, path, key) if group else (np.zeros(len(table), np.int64), present)
     missing = [(time, ~present), *([(group, ~grouped)] if group else [])]
-    found = [Bad(f"{path.name} row {row + 1}", f"{name} is empty") for name, lost in missing
-             for row in np.flatnonzero(lost).tolist()]  # fmt: skip
+    found = [
+        Bad(f"{path.name} row {row + 1}", f"{name} is empty")
+        for name, lost in missing
+        for row in np.flatnonzero(lost).tolist()
+    ]
     notes = bad.check(found, len(table), 1.0 if budget is None else budget, key)
     keep = np.flatnonzero(present & grouped).astype(np.int64)
     if not len(keep):
@@ -110,8 +113,11 @@ def _no_time(column: Any, name: str, path: Path, key: str) -> DataError:
         dated = compute.fill_null(compute.match_substring_regex(trimmed, _DATE), True)
         row = int((~dated.to_numpy(zero_copy_only=False)).argmax())
         shown = f"text: row {row + 1} has {cells.shown(column, row)}"
-    return DataError(f'{key}: time column "{name}" of {path} is {shown}', POSSIBLE,
-                     "write the times in one of these forms; year, month, day in this order")  # fmt: skip
+    return DataError(
+        f'{key}: time column "{name}" of {path} is {shown}',
+        POSSIBLE,
+        "write the times in one of these forms; year, month, day in this order",
+    )
 
 
 def _series(column: Any, name: str, path: Path, key: str) -> tuple[npt.NDArray[np.int64], cells.Mask]:
@@ -133,5 +139,8 @@ def _check_twice(clock: Clock, time: str, group: str | None, path: Path, key: st
             if group
             else "name the column that tells the series apart in data.group, or remove the copies"
         )
-        raise DataError(f"{key}: {path} has {int(same.sum()):,} times twice {within}: rows {rows[0]} and {rows[1]} have one {time}",
-                        "each time once in a series", action)  # fmt: skip
+        raise DataError(
+            f"{key}: {path} has {int(same.sum()):,} times twice {within}: rows {rows[0]} and {rows[1]} have one {time}",
+            "each time once in a series",
+            action,
+        )

@@ -63,8 +63,16 @@ class Cut:
     def split(self, values: Tensor, head: Head | None) -> SeriesSplit:
         """The windows with scaled values, and with targets if there is a head."""
         made = {"": targets.tensor(self.goal, self.marks, head, self.key)} if head and self.goal else {}
-        return SeriesSplit(values, self.starts, self.length, made, self.numbers, (self.path.name,), self.form,
-                           np.zeros(len(self.starts), np.int64))  # fmt: skip
+        return SeriesSplit(
+            values,
+            self.starts,
+            self.length,
+            made,
+            self.numbers,
+            (self.path.name,),
+            self.form,
+            np.zeros(len(self.starts), np.int64),
+        )
 
     def check_shape(self, length: int, channels: int) -> None:
         """Check that windows are of the shape of training.
@@ -73,8 +81,11 @@ class Cut:
             DataError: if they are not.
         """
         if (self.length, self.values.shape[1]) != (length, channels):
-            raise DataError(f"{self.key}: windows of {self.path} are {self.length} rows of {self.values.shape[1]} channels",
-                            f"as in training: {length} rows of {channels} channels", "cut or convert them")  # fmt: skip
+            raise DataError(
+                f"{self.key}: windows of {self.path} are {self.length} rows of {self.values.shape[1]} channels",
+                f"as in training: {length} rows of {channels} channels",
+                "cut or convert them",
+            )
 
 
 def whole(line: Timeline, budget: float | None) -> Cut:
@@ -132,8 +143,19 @@ def stacked(path: Path, key: str, classes: bool, budget: float | None, *, labell
     stack = stacks.read(path, key, classes=classes, budget=budget, labelled=labelled)
     length, channels = stack.values.shape[1:]
     values = stack.values.reshape(-1, channels)
-    cut = Cut(path, key, values, np.ones(len(values), np.bool_), stack.rows * length, length, stack.goal, stack.rows,
-              stack.rows, "{file}[{number}]", stack.notes)  # fmt: skip
+    cut = Cut(
+        path,
+        key,
+        values,
+        np.ones(len(values), np.bool_),
+        stack.rows * length,
+        length,
+        stack.goal,
+        stack.rows,
+        stack.rows,
+        "{file}[{number}]",
+        stack.notes,
+    )
     return cut.taken(np.arange(len(stack.rows)))
 
 
@@ -154,10 +176,24 @@ def _usable(line: Timeline, breaks: cells.Mask, part: cells.Mask, budget: float 
     notes = bad.check(found, len(starts), 1.0 if budget is None else budget, line.key)
     good = ~without[last]
     if not good.any():
-        raise DataError(f"{line.key}: no window of {line.path} can be used; {found[0]}", "a label in the last row of each window",
-                        "add labels, or choose window and stride so that windows end in labelled rows")  # fmt: skip
-    return Cut(line.path, line.key, line.values, part, starts[good], length, line.goal, last[good], rows[last[good]] + 1,
-               "{file} rows to {number}", notes)  # fmt: skip
+        raise DataError(
+            f"{line.key}: no window of {line.path} can be used; {found[0]}",
+            "a label in the last row of each window",
+            "add labels, or choose window and stride so that windows end in labelled rows",
+        )
+    return Cut(
+        line.path,
+        line.key,
+        line.values,
+        part,
+        starts[good],
+        length,
+        line.goal,
+        last[good],
+        rows[last[good]] + 1,
+        "{file} rows to {number}",
+        notes,
+    )
 
 
 def _check_length(line: Timeline, breaks: cells.Mask, part: cells.Mask | None = None, name: str = "") -> None:
@@ -167,6 +203,8 @@ def _check_length(line: Timeline, breaks: cells.Mask, part: cells.Mask | None = 
     longest = windows.longest(breaks if part is None else breaks | ~part) if part is None or part.any() else 0
     if longest < length:
         where = f"the {name} of {line.path} has at most" if name else f"{line.path} has at most"
-        raise DataError(f"data.window: is {length}, and {where} {longest:,} rows in one stretch",
-                        "a window no longer than a stretch of rows: one series, no gap above max_gap, one side of the split",
-                        "a shorter window, longer series" + (", or another data.validation" if name else ""))  # fmt: skip
+        raise DataError(
+            f"data.window: is {length}, and {where} {longest:,} rows in one stretch",
+            "a window no longer than a stretch of rows: one series, no gap above max_gap, one side of the split",
+            "a shorter window, longer series" + (", or another data.validation" if name else ""),
+        )

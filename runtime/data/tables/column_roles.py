@@ -65,8 +65,11 @@ def roles(table: Any, data: TableData, source: str) -> Roles:
             _check_other(column, name, source)
             found.numeric.append(name)
     if not found.numeric and not found.categorical:
-        raise DataError(f"data.features: {source} has no columns to predict from", "at least one feature column",
-                        "add columns, or take some out of data.ignore")  # fmt: skip
+        raise DataError(
+            f"data.features: {source} has no columns to predict from",
+            "at least one feature column",
+            "add columns, or take some out of data.ignore",
+        )
     return found
 
 
@@ -81,9 +84,11 @@ def _check_text(column: Any, name: str, source: str) -> None:
     if not np.isnan(cells.numbers(array(found, string()))[0]).all():
         _check_spoilt(column, name, source, present)
     if len(found) > max(FEW, present / 2):
-        raise DataError(f'data.train: column "{name}" of {source} has {len(found):,} different texts in {present:,} rows',
-                        "categories that come back", f"add {name} to data.ignore if it is an identifier, a date or "
-                        "free text, or to data.categorical")  # fmt: skip
+        raise DataError(
+            f'data.train: column "{name}" of {source} has {len(found):,} different texts in {present:,} rows',
+            "categories that come back",
+            f"add {name} to data.ignore if it is an identifier, a date or free text, or to data.categorical",
+        )
 
 
 def _check_spoilt(column: Any, name: str, source: str, present: int) -> None:
@@ -95,9 +100,11 @@ def _check_spoilt(column: Any, name: str, source: str, present: int) -> None:
     if wrong:
         row = int(strange.argmax())
         spoilt = f"are numbers but {wrong:,}: row {row + 1} has {cells.shown(column, row)}"
-    raise DataError(f'data.train: cells of column "{name}" of {source} {spoilt}', "numbers, or categories",
-                    f"mend the cells, or add {name} to data.numeric (rows that are no numbers are left out) "
-                    "or to data.categorical")  # fmt: skip
+    raise DataError(
+        f'data.train: cells of column "{name}" of {source} {spoilt}',
+        "numbers, or categories",
+        f"mend the cells, or add {name} to data.numeric (rows that are no numbers are left out) or to data.categorical",
+    )
 
 
 def _check_other(column: Any, name: str, source: str) -> None:
@@ -105,11 +112,17 @@ def _check_other(column: Any, name: str, source: str) -> None:
     from pyarrow import types
 
     if cells.kind(column) == "time":
-        raise DataError(f'data.train: column "{name}" of {source} is a date ({column.type})', "numbers or categories",
-                        f"add {name} to data.ignore, or write what matters about it as numbers: age in days, month")  # fmt: skip
+        raise DataError(
+            f'data.train: column "{name}" of {source} is a date ({column.type})',
+            "numbers or categories",
+            f"add {name} to data.ignore, or write what matters about it as numbers: age in days, month",
+        )
     cells.check_kind(column, name, "data.train", source)
     if types.is_integer(column.type) and not column.null_count and len(column) > 2:
         values, _ = cells.numbers(column)
         if (np.diff(values) == 1).all():
-            raise DataError(f'data.train: column "{name}" of {source} counts the rows', "columns that tell about the row",
-                            f"add {name} to data.ignore, or to data.numeric if it is a measurement")  # fmt: skip
+            raise DataError(
+                f'data.train: column "{name}" of {source} counts the rows',
+                "columns that tell about the row",
+                f"add {name} to data.ignore, or to data.numeric if it is a measurement",
+            )

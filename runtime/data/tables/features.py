@@ -103,24 +103,31 @@ class Features:
         for number in self.numbers:
             count = int(np.isnan(cells.numbers(table[number.name])[0]).sum())
             if count and not number.missing:
-                found.append(f"{source}: {number.name} is empty in {count:,} rows and never in training: the median, "
-                             f"{number.median:g}")  # fmt: skip
+                found.append(
+                    f"{source}: {number.name} is empty in {count:,} rows and never in training: the median, "
+                    f"{number.median:g}"
+                )
         for category in self.categories:
             texts = cells.texts(table[category.name])
             strange = set(cells.different(texts)) - set(category.values)
             if strange:
                 count = int((cells.positions(texts, category.values) < 0).sum()) - texts.null_count
-                found.append(f"{source}: {category.name} has categories that training lacks, {count:,} rows count as "
-                             f"unknown: {listed(sorted(strange), 5)}")  # fmt: skip
+                found.append(
+                    f"{source}: {category.name} has categories that training lacks, {count:,} rows count as "
+                    f"unknown: {listed(sorted(strange), 5)}"
+                )
             if texts.null_count and not category.missing:
-                found.append(f"{source}: {category.name} is empty in {texts.null_count:,} rows and never in training: "
-                             "unknown")  # fmt: skip
+                found.append(
+                    f"{source}: {category.name} is empty in {texts.null_count:,} rows and never in training: unknown"
+                )
         return found
 
     def to_json(self) -> dict[str, Any]:
         """Plain data from which `from_json` makes the same features."""
-        return {"numeric": [asdict(n) for n in self.numbers],
-                "categorical": [asdict(c) | {"values": list(c.values)} for c in self.categories]}  # fmt: skip
+        return {
+            "numeric": [asdict(n) for n in self.numbers],
+            "categorical": [asdict(c) | {"values": list(c.values)} for c in self.categories],
+        }
 
 
 def from_json(data: Mapping[str, Any]) -> Features:

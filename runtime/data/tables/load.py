@@ -86,8 +86,11 @@ def load(job: TableJob, settled: Settled | None = None) -> Dataset:
     if settled:
         fitted = features.from_json(settled.preprocessing)
     if not fitted.names:
-        raise DataError(f"data.train: all {len(found.names)} features of {path} have one value in all training rows",
-                        "a feature that differs between rows", "add columns or rows")  # fmt: skip
+        raise DataError(
+            f"data.train: all {len(found.names)} features of {path} have one value in all training rows",
+            "a feature that differs between rows",
+            "add columns or rows",
+        )
     train = _Part(path, "data.train", fitted.tensors(table), rows, goal, [found.note(), *notes, *left_out])
     if isinstance(data.validation, str):
         own = _part(job.resolve(data.validation), "data.validation", fitted, data.target, classes, data.bad_samples)
@@ -97,8 +100,15 @@ def load(job: TableJob, settled: Settled | None = None) -> Dataset:
         validation = own.split(held, head)
     counts = f"{len(kept):,} training and {len(validation):,} validation rows"
     stored = {"kind": "table", "target": list(data.target), "classes": classes, **fitted.to_json()}
-    return Dataset(train.split(kept, head), validation, {"": head}, stored, as_it_is, mixable=not fitted.categories,
-                   notes=[counts, *train.notes, *own.notes])  # fmt: skip
+    return Dataset(
+        train.split(kept, head),
+        validation,
+        {"": head},
+        stored,
+        as_it_is,
+        mixable=not fitted.categories,
+        notes=[counts, *train.notes, *own.notes],
+    )
 
 
 def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool) -> New:
@@ -131,9 +141,13 @@ def _table(path: Path, data: TableData, classes: bool) -> Any:
     options = ("target", "features", "numeric", "categorical", "ignore")
     wanted = {name: f"data.{option}" for option in reversed(options) for name in getattr(data, option) or ()}
     return columns.read(
-        path, "data.train", wanted=wanted, only=data.features is not None, leave=data.ignore or (),
+        path,
+        "data.train",
+        wanted=wanted,
+        only=data.features is not None,
+        leave=data.ignore or (),
         text=(*_classes(data.target, classes), *(data.categorical or ())),
-    )  # fmt: skip
+    )
 
 
 def _classes(target: Sequence[str], classes: bool) -> Sequence[str]:
@@ -166,6 +180,9 @@ def _divided(job: TableJob, goal: Goal, rows: Ids, notes: list[str]) -> tuple[Id
             notes.append(f"classes with one row, which stays in training: {names}")
     kept, held = stratify.held_out(strata, job.data.validation, job.train.seed)
     if not len(held):
-        raise DataError(f"data.train: {len(rows):,} usable rows, of which none is left for validation",
-                        "two rows or more, in a classification of one class", "add rows, or give data.validation a path")  # fmt: skip
+        raise DataError(
+            f"data.train: {len(rows):,} usable rows, of which none is left for validation",
+            "two rows or more, in a classification of one class",
+            "add rows, or give data.validation a path",
+        )
     return rows[kept], rows[held]

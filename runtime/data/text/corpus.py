@@ -74,9 +74,14 @@ def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: s
     }
     good = np.logical_and.reduce(list(filled.values()))
     return Corpus(
-        key, [path], [0], table[text].filter(good), {name: trimmed[name].filter(good).to_pylist() for name in labels},
-        np.flatnonzero(good) + 1, _bad(path, filled, good),
-    )  # fmt: skip
+        key,
+        [path],
+        [0],
+        table[text].filter(good),
+        {name: trimmed[name].filter(good).to_pylist() for name in labels},
+        np.flatnonzero(good) + 1,
+        _bad(path, filled, good),
+    )
 
 
 def joined(sources: Sequence[Corpus]) -> Corpus:
@@ -85,11 +90,14 @@ def joined(sources: Sequence[Corpus]) -> Corpus:
 
     starts = np.cumsum([0, *map(len, sources)])[:-1].tolist()
     return Corpus(
-        sources[0].key, [path for source in sources for path in source.paths], starts,
+        sources[0].key,
+        [path for source in sources for path in source.paths],
+        starts,
         chunked_array([chunk.cast("string") for source in sources for chunk in source.texts.chunks], "string"),
         {name: [label for source in sources for label in source.labels[name]] for name in sources[0].labels},
-        np.concatenate([source.rows for source in sources]), [one for source in sources for one in source.bad],
-    )  # fmt: skip
+        np.concatenate([source.rows for source in sources]),
+        [one for source in sources for one in source.bad],
+    )
 
 
 def _check_type(table: Any, name: str, option: str, path: Path) -> None:
@@ -99,14 +107,19 @@ def _check_type(table: Any, name: str, option: str, path: Path) -> None:
     if types.is_null(found):
         raise DataError(f'{option}: column "{name}" of {path} is empty', "a text in most rows", "name another column")
     if not (types.is_string(found) or types.is_large_string(found) or types.is_string_view(found)):
-        raise DataError(f'{option}: column "{name}" of {path} holds {found}, not text', "text, whole numbers or booleans",
-                        "write the column as text, or name another one")  # fmt: skip
+        raise DataError(
+            f'{option}: column "{name}" of {path} holds {found}, not text',
+            "text, whole numbers or booleans",
+            "write the column as text, or name another one",
+        )
 
 
 def _bad(path: Path, filled: Mapping[str, Any], good: Any) -> list[Bad]:
     wrong = np.flatnonzero(~good)
-    return [Bad(f"{path} row {row + 1}", f"{listed([n for n, full in filled.items() if not full[row]])} is empty")
-            for row in wrong.tolist()]  # fmt: skip
+    return [
+        Bad(f"{path} row {row + 1}", f"{listed([n for n, full in filled.items() if not full[row]])} is empty")
+        for row in wrong.tolist()
+    ]
 
 
 def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, option: str) -> list[str]:
@@ -116,14 +129,18 @@ def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, op
         DataError: if it has one class, or so many that it does not hold labels.
     """
     if len(classes) < 2:
-        raise DataError(f'{option}: column "{column}" has {len(classes)} class: {listed(classes)}',
-                        "two classes or more", "take the column out, or add rows of another class")  # fmt: skip
+        raise DataError(
+            f'{option}: column "{column}" has {len(classes)} class: {listed(classes)}',
+            "two classes or more",
+            "take the column out, or add rows of another class",
+        )
     if len(classes) > max(MANY, len(labels) // 2):
         raise DataError(
             f'{option}: column "{column}" has {len(classes):,} different values in {len(labels):,} rows, '
-            f"such as {listed(classes, 3)}", "labels that repeat: classes",
+            f"such as {listed(classes, 3)}",
+            "labels that repeat: classes",
             "name a column of labels; numbers to predict are a task of their own",
-        )  # fmt: skip
+        )
     return [*_rare(labels, column), *_alike(classes, column)]
 
 

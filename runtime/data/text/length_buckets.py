@@ -33,8 +33,11 @@ def cut(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
     lengths = batch.inputs[-1].sum(dim=1).cpu().numpy()
     for rows in pieces(lengths, most, tokens):
         index, longest = onto(batch.inputs[0].device, rows), int(lengths[rows].max())
-        yield Batch(batch.ids[rows], tuple(x[index, :longest] for x in batch.inputs),
-                    {name: y[index] for name, y in batch.targets.items()})  # fmt: skip
+        yield Batch(
+            batch.ids[rows],
+            tuple(x[index, :longest] for x in batch.inputs),
+            {name: y[index] for name, y in batch.targets.items()},
+        )
 
 
 def rows(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:

@@ -65,17 +65,27 @@ def load(job: TextJob, settled: Settled | None = None) -> Dataset:
     words, most, source = _tokenizer(job, columns[0], settled)
     encoded = [words.encode(texts) for texts in columns]
     longest, why = _length(job, encoded[0], most) if settled is None else (settled.preprocessing["max_length"], [])
-    splits = [TextSplit(part, words.cut(tokens, texts, longest), words.pad)
-              for part, tokens, texts in zip((train, held), encoded, columns, strict=True)]  # fmt: skip
+    splits = [
+        TextSplit(part, words.cut(tokens, texts, longest), words.pad)
+        for part, tokens, texts in zip((train, held), encoded, columns, strict=True)
+    ]
     preprocessing = {
-        "kind": "texts", "text": job.data.text, "labels": dict(zip(heads, job.data.labels, strict=True)),
-        "max_length": longest, "vocabulary": words.vocabulary, "tokenizer": words.to_json(),
-    }  # fmt: skip
+        "kind": "texts",
+        "text": job.data.text,
+        "labels": dict(zip(heads, job.data.labels, strict=True)),
+        "max_length": longest,
+        "vocabulary": words.vocabulary,
+        "tokenizer": words.to_json(),
+    }
     notes = [
-        f"{len(train):,} training and {len(held):,} validation texts", *notes, *source, *why,
-        *_unknown(words, splits[1].tokens), *_watched(job),
+        f"{len(train):,} training and {len(held):,} validation texts",
+        *notes,
+        *source,
+        *why,
+        *_unknown(words, splits[1].tokens),
+        *_watched(job),
         lengths.padding(splits[0].lengths, longest, job.train.batch, job.train.seed),
-    ]  # fmt: skip
+    ]
     return Dataset(splits[0], splits[1], heads, preprocessing, mixable=False, notes=notes)
 
 
@@ -102,8 +112,16 @@ def _known(settled: Settled) -> Tokenizer:
 def _length(job: TextJob, tokens: Ragged, most: int | None) -> tuple[int, list[str]]:
     wanted = job.data.max_length
     if wanted != "auto" and most is not None and wanted > most:
-        raise SpecError([job.problem(("data", "max_length"), f"is {wanted}", f"at most {most} tokens in this network",
-                                     "lower it, or write auto")])  # fmt: skip
+        raise SpecError(
+            [
+                job.problem(
+                    ("data", "max_length"),
+                    f"is {wanted}",
+                    f"at most {most} tokens in this network",
+                    "lower it, or write auto",
+                )
+            ]
+        )
     return lengths.choose(wanted, tokens.lengths, most)
 
 
@@ -135,9 +153,9 @@ def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping
         DataError: if no text can be used, or a label is not among the classes.
     """
     columns = preprocessing["labels"].values() if labelled else ()
-    source = corpus.joined([
-        corpus.read(path, "data", preprocessing["text"], dict.fromkeys(columns, "data"), "data") for path in paths
-    ])  # fmt: skip
+    source = corpus.joined(
+        [corpus.read(path, "data", preprocessing["text"], dict.fromkeys(columns, "data"), "data") for path in paths]
+    )
     notes = bad.check(source.bad, len(source) + len(source.bad), 1.0, "data")
     if not len(source):
         raise DataError("\n    ".join(notes), "at least one row with a text", "check how the file was written")

@@ -56,5 +56,7 @@ def padding(lengths: Lengths, longest: int, batch_size: int, seed: int) -> str:
     own = sum(int(group.sum()) for group in groups)
     filled = sum(len(group) * int(group.max()) for group in groups)
     cut = sum(pieces.computed(group, batch_size, unpadding.TOKENS) for group in groups)
-    return (f"padding: {1 - own / (sum(map(len, groups)) * longest):.0%} of a batch if filled up to max_length, "
-            f"{1 - own / filled:.0%} as filled up to the longest of each batch, {1 - own / cut:.0%} if cut into parts of {unpadding.TOKENS} tokens, none if packed (optimize.unpadding)")  # fmt: skip
+    return (
+        f"padding: {1 - own / (sum(map(len, groups)) * longest):.0%} of a batch if filled up to max_length, "
+        f"{1 - own / filled:.0%} as filled up to the longest of each batch, {1 - own / cut:.0%} if cut into parts of {unpadding.TOKENS} tokens, none if packed (optimize.unpadding)"
+    )

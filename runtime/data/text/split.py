@@ -67,8 +67,11 @@ def read(job: TextJob, settled: Mapping[str, Head] | None = None) -> tuple[Part,
         kept, rest, more = _divided(classes, heads, job.data.validation, job.train.seed)
         parts = _taken(train, kept, classes), _taken(train, rest, classes)
     if not len(parts[1]):
-        raise DataError(f"data.train: {len(train):,} texts in {train.paths[0]}, so none is left for validation",
-                        "two texts of a class or more", "add texts, or give data.validation a path")  # fmt: skip
+        raise DataError(
+            f"data.train: {len(train):,} texts in {train.paths[0]}, so none is left for validation",
+            "two texts of a class or more",
+            "add texts, or give data.validation a path",
+        )
     return *parts, heads, [*notes, *more, *_shared(*parts)]
 
 
@@ -83,8 +86,10 @@ def indices(source: Corpus, heads: Mapping[str, Head]) -> Classes:
     Raises:
         DataError: for a label that is not among the classes of its head.
     """
-    return {name: labels.indices(found, head.classes, f'{source.key}: column "{column}"')
-            for (name, head), (column, found) in zip(heads.items(), source.labels.items(), strict=True)}  # fmt: skip
+    return {
+        name: labels.indices(found, head.classes, f'{source.key}: column "{column}"')
+        for (name, head), (column, found) in zip(heads.items(), source.labels.items(), strict=True)
+    }
 
 
 def _usable(job: TextJob, path: str, key: str) -> tuple[Corpus, list[str]]:
@@ -99,9 +104,12 @@ def _heads(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:
         classes = labels.class_names(train.labels[column])
         notes += corpus.check_classes(train.labels[column], classes, column, f"data.labels.{column}")
         heads[name] = Head(
-            name, classes, weight=settings.weight if name else 1.0, class_weights=settings.class_weights,
+            name,
+            classes,
+            weight=settings.weight if name else 1.0,
+            class_weights=settings.class_weights,
             label_smoothing=settings.label_smoothing,
-        )  # fmt: skip
+        )
         notes.append(f'"{column}": {len(classes)} classes: {_counted(train.labels[column])}')
     return heads, notes
 

@@ -83,9 +83,11 @@ def library() -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise DataError("this task needs the package tokenizers, which is not installed here",
-                        "an environment with tokenizers and transformers",
-                        "`make setup` or pip install tokenizers transformers, or use an image of this project") from None  # fmt: skip
+        raise DataError(
+            "this task needs the package tokenizers, which is not installed here",
+            "an environment with tokenizers and transformers",
+            "`make setup` or pip install tokenizers transformers, or use an image of this project",
+        ) from None
     return tokenizers
 
 
@@ -100,9 +102,13 @@ def learn(texts: Any, size: int) -> Tokenizer:
     # process; as special tokens they are numbered in the order given.
     inside = [f"##{letter}" for letter in alphabet]
     trainer = library().trainers.WordPieceTrainer(
-        vocab_size=size, min_frequency=2, special_tokens=[*SPECIAL, *inside], initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet), show_progress=False,
-    )  # fmt: skip
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=[*SPECIAL, *inside],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
     inner.train_from_iterator(parts(texts), trainer)
     numbers = inner.get_vocab(with_added_tokens=True)
     # A fresh one has only the real special tokens as such.
@@ -132,8 +138,11 @@ def of(found: Pretrained) -> Tokenizer:
     pad = getattr(found.config, "pad_token_id", None)
     made = Tokenizer(inner, inner.token_to_id(_PAD) or 0 if pad is None else pad)
     if made.vocabulary > found.config.vocab_size:
-        found.refuse(f"the tokenizer in {found.folder} has {made.vocabulary:,} tokens, the network "
-                     f"{found.config.vocab_size:,}", "both from the same network", "save the right tokenizer")  # fmt: skip
+        found.refuse(
+            f"the tokenizer in {found.folder} has {made.vocabulary:,} tokens, the network {found.config.vocab_size:,}",
+            "both from the same network",
+            "save the right tokenizer",
+        )
     return made
 
 

@@ -64,8 +64,9 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inside: int, width: int, stride: int) -> None:
         super().__init__()
-        self.main = nn.Sequential(*_conv_norm(inside, width, stride=stride), nn.ReLU(inplace=True),
-                                  *_conv_norm(width, width))  # fmt: skip
+        self.main = nn.Sequential(
+            *_conv_norm(inside, width, stride=stride), nn.ReLU(inplace=True), *_conv_norm(width, width)
+        )
         self.shortcut = _shortcut(inside, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,9 +81,13 @@ class Bottleneck(nn.Module):
     def __init__(self, inside: int, width: int, stride: int) -> None:
         super().__init__()
         outside = width * self.expansion
-        self.main = nn.Sequential(*_conv_norm(inside, width, kernel=1), nn.ReLU(inplace=True),
-                                  *_conv_norm(width, width, stride=stride), nn.ReLU(inplace=True),
-                                  *_conv_norm(width, outside, kernel=1))  # fmt: skip
+        self.main = nn.Sequential(
+            *_conv_norm(inside, width, kernel=1),
+            nn.ReLU(inplace=True),
+            *_conv_norm(width, width, stride=stride),
+            nn.ReLU(inplace=True),
+            *_conv_norm(width, outside, kernel=1),
+        )
         self.shortcut = _shortcut(inside, outside, stride)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,8 +132,9 @@ def stem(channels: int, width: int, small: bool) -> nn.Sequential:
     """What a ResNet begins with: small keeps every pixel, large keeps one in sixteen."""
     if small:
         return nn.Sequential(*_conv_norm(channels, width), nn.ReLU(inplace=True))
-    return nn.Sequential(*_conv_norm(channels, width, kernel=7, stride=2), nn.ReLU(inplace=True),
-                         nn.MaxPool2d(3, stride=2, padding=1))  # fmt: skip
+    return nn.Sequential(
+        *_conv_norm(channels, width, kernel=7, stride=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)
+    )
 
 
 def _stage(
@@ -161,9 +167,15 @@ def initialize(model: nn.Module) -> None:
 
 
 def build(
-    name: str, *, channels: int, classes: int, image_size: int,
-    width: int | None = None, dropout: float = 0.0, stem: str = "auto",
-) -> nn.Module:  # fmt: skip
+    name: str,
+    *,
+    channels: int,
+    classes: int,
+    image_size: int,
+    width: int | None = None,
+    dropout: float = 0.0,
+    stem: str = "auto",
+) -> nn.Module:
     """A built-in network by name; plain arguments, so that `model/` can store them and `predict` can call again."""
     if name == "small-cnn":
         return SmallCnn(channels, classes, width or 32, dropout)

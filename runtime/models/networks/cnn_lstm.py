@@ -17,9 +17,17 @@ class CnnLstm(nn.Module):
     """
 
     def __init__(
-        self, channels: int, outputs: int, cnn_channels: Sequence[int], kernel: int, pool: int,
-        lstm_hidden: int, lstm_layers: int, bidirectional: bool, dropout: float,
-    ) -> None:  # fmt: skip
+        self,
+        channels: int,
+        outputs: int,
+        cnn_channels: Sequence[int],
+        kernel: int,
+        pool: int,
+        lstm_hidden: int,
+        lstm_layers: int,
+        bidirectional: bool,
+        dropout: float,
+    ) -> None:
         super().__init__()
         widths = [channels, *cnn_channels]
         self.convolutions = nn.ModuleList(
@@ -68,8 +76,16 @@ class CnnLstm(nn.Module):
 
 
 def build(
-    *, channels: int, outputs: int, cnn_channels: Sequence[int] = (64, 64), kernel: int = 5, pool: int = 2,
-    lstm_hidden: int = 128, lstm_layers: int = 1, bidirectional: bool = False, dropout: float = 0.1,
-) -> nn.Module:  # fmt: skip
+    *,
+    channels: int,
+    outputs: int,
+    cnn_channels: Sequence[int] = (64, 64),
+    kernel: int = 5,
+    pool: int = 2,
+    lstm_hidden: int = 128,
+    lstm_layers: int = 1,
+    bidirectional: bool = False,
+    dropout: float = 0.1,
+) -> nn.Module:
     """The network; plain arguments, so that `model/` can store them and `predict` can call again."""
     return CnnLstm(channels, outputs, cnn_channels, kernel, pool, lstm_hidden, lstm_layers, bidirectional, dropout)

@@ -43,8 +43,11 @@ class VisionNetwork(nn.Module):
         """A frozen backbone is its vectors alone."""
         if any(p.requires_grad for p in self.backbone.parameters()):
             return None
-        return Division("the whole backbone", lambda images: (
-            vectors(self.backbone(pixel_values=images), self.pooling),), self.outputs)  # fmt: skip
+        return Division(
+            "the whole backbone",
+            lambda images: (vectors(self.backbone(pixel_values=images), self.pooling),),
+            self.outputs,
+        )
 
     @property
     def embeddings(self) -> nn.Module | None:

@@ -76,8 +76,13 @@ class Mlp(nn.Module):
 
 
 def build(
-    *, numbers: int, categories: Sequence[int], outputs: int,
-    hidden: Sequence[int] = (256, 256), embedding: int = 8, dropout: float = 0.1,
-) -> nn.Module:  # fmt: skip
+    *,
+    numbers: int,
+    categories: Sequence[int],
+    outputs: int,
+    hidden: Sequence[int] = (256, 256),
+    embedding: int = 8,
+    dropout: float = 0.1,
+) -> nn.Module:
     """The network; plain arguments, so that `model/` can store them and `predict` can call again."""
     return Mlp(numbers, categories, outputs, hidden, embedding, dropout)

@@ -61,8 +61,11 @@ class TextNetwork(nn.Module):
         """Frozen embeddings and layers before those that are trained; a frozen encoder is its vectors alone."""
         encoder, layers, embeddings = self.encoder, self.layers, self.embeddings
         if not any(p.requires_grad for p in encoder.parameters()):
-            return Division("the whole encoder", lambda ids, mask: (
-                self.pooled(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask),), self.outputs)  # fmt: skip
+            return Division(
+                "the whole encoder",
+                lambda ids, mask: (self.pooled(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask),),
+                self.outputs,
+            )
         count = tail.untrained(encoder, layers, ids, mask) if isinstance(layers, nn.ModuleList) else 0
         if not count or not isinstance(layers, nn.ModuleList) or count == len(layers):
             return None
@@ -134,6 +137,10 @@ def probe(network: TextNetwork, found: Pretrained, longest: int) -> None:
         with quiet(), torch.inference_mode():
             network(ids, mask)
     except Exception as error:  # whatever a network of the library raises, it does not fit
-        found.refuse(f"{found.folder} is a {found.config.model_type}, which takes no text of {longest} tokens here: "
-                     f"{type(error).__name__}: {str(error)[:200]}", ENCODERS, "use another folder")  # fmt: skip
+        found.refuse(
+            f"{found.folder} is a {found.config.model_type}, which takes no text of {longest} tokens here: "
+            f"{type(error).__name__}: {str(error)[:200]}",
+            ENCODERS,
+            "use another folder",
+        )
     network.train()

@@ -38,8 +38,16 @@ def from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.M
     known = _library().list_models()
     if spec.name not in known and spec.name.split(".")[0] not in known:
         near = ", ".join(difflib.get_close_matches(spec.name, known, 3)) or "timm.list_models() lists them"
-        raise SpecError([job.problem(("model", "name"), f"timm has no network {spec.name!r}",
-                                     f"one of its {len(known):,} architectures", near)])  # fmt: skip
+        raise SpecError(
+            [
+                job.problem(
+                    ("model", "name"),
+                    f"timm has no network {spec.name!r}",
+                    f"one of its {len(known):,} architectures",
+                    near,
+                )
+            ]
+        )
     try:
         network = build(**arguments)
         network.eval()
@@ -49,9 +57,16 @@ def from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.M
         raise
     except Exception as error:  # an architecture of the library can raise anything
         size = arguments["image_size"]
-        raise SpecError([job.problem(("model", "name"), f"{spec.name} takes no image of {size} pixels a side: "
-                                     f"{type(error).__name__}: {str(error)[:200]}",
-                                     "the size the network was made for", "change data.image_size")]) from None  # fmt: skip
+        raise SpecError(
+            [
+                job.problem(
+                    ("model", "name"),
+                    f"{spec.name} takes no image of {size} pixels a side: {type(error).__name__}: {str(error)[:200]}",
+                    "the size the network was made for",
+                    "change data.image_size",
+                )
+            ]
+        ) from None
     if spec.weights:
         _fill(job, spec.weights, network)
     return network.train()
@@ -63,21 +78,41 @@ def _fill(job: ImageJob, name: str, network: nn.Module) -> None:
 
     where = job.resolve(name)
     if where.suffix != ".safetensors":
-        raise SpecError([job.problem(("model", "weights"), f"{where} is no .safetensors file", "weights without pickle",
-                                     f"run `drivetrain convert {where}`")])  # fmt: skip
+        raise SpecError(
+            [
+                job.problem(
+                    ("model", "weights"),
+                    f"{where} is no .safetensors file",
+                    "weights without pickle",
+                    f"run `drivetrain convert {where}`",
+                )
+            ]
+        )
     try:
         weights = read(where)
     except (OSError, ValueError) as error:
-        raise SpecError([job.problem(("model", "weights"), f"{where} cannot be read: {error}",
-                                     "a whole file", "fetch it again")]) from None  # fmt: skip
+        raise SpecError(
+            [job.problem(("model", "weights"), f"{where} cannot be read: {error}", "a whole file", "fetch it again")]
+        ) from None
     own = network.state_dict()
     head = _classifier(network)
-    wrong = [key for key, value in own.items() if not key.startswith(head)
-             and (key not in weights or weights[key].shape != value.shape)]  # fmt: skip
+    wrong = [
+        key
+        for key, value in own.items()
+        if not key.startswith(head) and (key not in weights or weights[key].shape != value.shape)
+    ]
     if wrong:
-        raise SpecError([job.problem(("model", "weights"), f"{where} does not fit: {len(wrong)} tensors are missing or of "
-                                     f"another shape: {', '.join(wrong[:3])}", "weights of this architecture",
-                                     "check that both come from the same network")])  # fmt: skip
+        raise SpecError(
+            [
+                job.problem(
+                    ("model", "weights"),
+                    f"{where} does not fit: {len(wrong)} tensors are missing or of "
+                    f"another shape: {', '.join(wrong[:3])}",
+                    "weights of this architecture",
+                    "check that both come from the same network",
+                )
+            ]
+        )
     network.load_state_dict(own | {key: weights[key] for key in own if not key.startswith(head)})
 
 
@@ -95,8 +130,9 @@ def _library() -> Any:
     try:
         import timm
     except Exception as error:  # a torchvision built for another torch fails with more than ImportError
-        raise SpecError(f"model.source: timm cannot be imported here: {type(error).__name__}: {str(error)[:200]}",
-                        "torchvision and timm that fit this torch; no image of drivetrain holds them",
-                        "install both beside torch and train natively, or use a built-in network or "
-                        "source: transformers") from None  # fmt: skip
+        raise SpecError(
+            f"model.source: timm cannot be imported here: {type(error).__name__}: {str(error)[:200]}",
+            "torchvision and timm that fit this torch; no image of drivetrain holds them",
+            "install both beside torch and train natively, or use a built-in network or source: transformers",
+        ) from None
     return timm

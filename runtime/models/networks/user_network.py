@@ -65,17 +65,23 @@ def made(job: Job, spec: OwnModel, dataset: Dataset) -> tuple[nn.Module, dict[st
         raise SpecError([job.problem(KEY, f"{name} returned {described(module)}", "a torch.nn.Module", act)])
     if isinstance(module, nn.DataParallel):
         given = f"{name} returned a DataParallel, which copies the network to every GPU at every step"
-        raise SpecError([job.problem(KEY, given, "the network itself; limits: {gpus: all} starts one process for each GPU",
-                                     "return it without DataParallel")])  # fmt: skip
+        raise SpecError(
+            [
+                job.problem(
+                    KEY,
+                    given,
+                    "the network itself; limits: {gpus: all} starts one process for each GPU",
+                    "return it without DataParallel",
+                )
+            ]
+        )
     buffers.unshare(module)
     trial.check(module, dataset, f"the network of {name}", lambda *given: SpecError([job.problem(KEY, *given)]))
     kinds = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
     return module, {"file": spec.file, "factory": spec.factory, "arguments": arguments, "inputs": kinds}
 
 
-def rebuilt(
-    model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *, consent: bool = False
-) -> nn.Module:  # fmt: skip
+def rebuilt(model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *, consent: bool = False) -> nn.Module:
     """The network of a `model/` folder, from the code that lies in it.
 
     Args:

@@ -49,9 +49,7 @@ def _cell(count: int) -> float:
     return 32.0 if count <= 20 else max(9.0, 640 / count) if count <= 100 else 900 / count
 
 
-def _names(
-    names: list[str], cell: float, size: float, corner: tuple[float, float], upright: bool
-) -> list[str]:  # fmt: skip
+def _names(names: list[str], cell: float, size: float, corner: tuple[float, float], upright: bool) -> list[str]:
     """Every name, or every n-th where a class has less room than a line of text."""
     found = []
     left, top = corner

@@ -29,11 +29,24 @@ _MUTED, _GRID = "#010102", "#010103"
 _LINES = tuple(f"#0102{i:02x}" for i in range(1, SHADES + 1))
 _VARIABLES = {_MUTED: "--muted", _GRID: "--grid"} | {colour: f"--line-{i}" for i, colour in enumerate(_LINES, 1)}
 _STYLE = {
-    "svg.fonttype": "none", "svg.hashsalt": "drivetrain", "font.size": 11.5, "axes.edgecolor": _GRID,
-    "axes.labelcolor": _MUTED, "xtick.color": _MUTED, "ytick.color": _MUTED, "grid.color": _GRID, "axes.grid": True,
-    "axes.grid.axis": "y", "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
-    "xtick.major.size": 3, "ytick.major.size": 0, "lines.linewidth": 1.8, "lines.solid_capstyle": "round",
-}  # fmt: skip
+    "svg.fonttype": "none",
+    "svg.hashsalt": "drivetrain",
+    "font.size": 11.5,
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _MUTED,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "grid.color": _GRID,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+}
 
 
 def curves(frame: Curves, name: str) -> str:
@@ -47,8 +60,16 @@ def curves(frame: Curves, name: str) -> str:
         if frame.limit:
             text, value = frame.limit
             axes.axhline(value, color=_MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
-            axes.annotate(f"{text} {tick(value)}", (1, value), (0, 3), xycoords=("axes fraction", "data"),
-                          textcoords="offset points", ha="right", va="bottom", color=_MUTED)  # fmt: skip
+            axes.annotate(
+                f"{text} {tick(value)}",
+                (1, value),
+                (0, 3),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                ha="right",
+                va="bottom",
+                color=_MUTED,
+            )
         _scale(axes, frame)
         return _svg(figure, name, frame.title)
 

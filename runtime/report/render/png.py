@@ -41,14 +41,21 @@ def confusion(counts: Confusion, path: Path) -> None:
         for i, row in enumerate(counts.matrix):
             for j, count in enumerate(row):
                 if count:
-                    axes.text(j, i, f"{count:,}", ha="center", va="center", fontsize=8,
-                              color="white" if shares[i][j] > 0.5 else "black")  # fmt: skip
+                    axes.text(
+                        j,
+                        i,
+                        f"{count:,}",
+                        ha="center",
+                        va="center",
+                        fontsize=8,
+                        color="white" if shares[i][j] > 0.5 else "black",
+                    )
     _save(figure, path)
 
 
 def rates(
     lrs: Sequence[float], losses: Sequence[float], smooth: Sequence[float], suggested: float | None, path: Path
-) -> None:  # fmt: skip
+) -> None:
     """Loss by learning rate, raw and smoothed, with the suggested rate.
 
     Raises:

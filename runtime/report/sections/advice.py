@@ -107,8 +107,13 @@ def _throttled(record: Record, summary: Summary) -> Iterator[Advice]:
         name, line = "a larger CPU quota", f"limits: {{cpus: {allowed + 1}}}"
     else:
         return
-    yield Advice(name, f"the quota of {quota:g} CPUs held it back for {duration(seconds)} of {duration(summary.seconds)}",
-                 _faster(min(0.9, _part(seconds, summary))), line, min(seconds, summary.seconds or 0.0))  # fmt: skip
+    yield Advice(
+        name,
+        f"the quota of {quota:g} CPUs held it back for {duration(seconds)} of {duration(summary.seconds)}",
+        _faster(min(0.9, _part(seconds, summary))),
+        line,
+        min(seconds, summary.seconds or 0.0),
+    )
 
 
 def _crowded(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -118,9 +123,13 @@ def _crowded(record: Record, summary: Summary) -> Iterator[Advice]:
     if found is None or lost < CROWDED or (summary.seconds or 0.0) < SHORT:
         return
     who = "other processes" if found.others_share >= found.stolen_share else "other virtual machines"
-    yield Advice("train where fewer others compute", f"{who} had {share(lost)} of the CPU time that this run may use",
-                 _faster(lost), "none: end or pause the others, or start it when they are done",
-                 lost * (summary.seconds or 0.0))  # fmt: skip
+    yield Advice(
+        "train where fewer others compute",
+        f"{who} had {share(lost)} of the CPU time that this run may use",
+        _faster(lost),
+        "none: end or pause the others, or start it when they are done",
+        lost * (summary.seconds or 0.0),
+    )
 
 
 def _memory(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -133,13 +142,23 @@ def _memory(record: Record, summary: Summary) -> Iterator[Advice]:
     part, batch = peak / limit, _batch(record)
     told = f"{size(int(peak))} of {size(int(limit))} were used, {share(part)}"
     if part > TIGHT and batch and batch > 1:
-        yield Advice("smaller pieces of a batch", told, "no kill at the limit; the same training, somewhat slower",
-                     f"optimize: {{micro_batch: {batch // 2}}}", 1e9)  # fmt: skip
+        yield Advice(
+            "smaller pieces of a batch",
+            told,
+            "no kill at the limit; the same training, somewhat slower",
+            f"optimize: {{micro_batch: {batch // 2}}}",
+            1e9,
+        )
     elif part < LOOSE and limit > 1024 * MIB:
         enough = max(512, -(-int(peak / 0.85 / MIB) // 256) * 256)
         if enough * MIB < limit * 0.75:
-            yield Advice("a smaller memory limit", told, f"{size(int(limit) - enough * MIB)} free for other containers",
-                         f"limits: {{memory: {enough}m}}", 0.0)  # fmt: skip
+            yield Advice(
+                "a smaller memory limit",
+                told,
+                f"{size(int(limit) - enough * MIB)} free for other containers",
+                f"limits: {{memory: {enough}m}}",
+                0.0,
+            )
 
 
 def _saving(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -148,8 +167,13 @@ def _saving(record: Record, summary: Summary) -> Iterator[Advice]:
     part = _part(seconds, summary)
     every = _at(record.spec, "checkpoint", "every")
     if part >= SHARE and every not in (None, "15m"):
-        yield Advice("save less often", f"checkpoints every {every} took {duration(seconds)}", _faster(part),
-                     "checkpoint: {every: 15m}", seconds)  # fmt: skip
+        yield Advice(
+            "save less often",
+            f"checkpoints every {every} took {duration(seconds)}",
+            _faster(part),
+            "checkpoint: {every: 15m}",
+            seconds,
+        )
 
 
 def _padding(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -162,8 +186,13 @@ def _padding(record: Record, summary: Summary) -> Iterator[Advice]:
     less = 1 - (1 - filled) / (1 - cut) if cut < 1 else 0.0
     seconds = less * sum(summary.phases.get(name, 0.0) for name in ("train", "forward"))
     if _part(seconds, summary) >= SHARE:
-        yield Advice("leave padding out", f"{share(filled)} of a batch is padding, {share(cut)} would be",
-                     _faster(_part(seconds, summary)), f"optimize: {{unpadding: {TOKENS}}}", seconds)  # fmt: skip
+        yield Advice(
+            "leave padding out",
+            f"{share(filled)} of a batch is padding, {share(cut)} would be",
+            _faster(_part(seconds, summary)),
+            f"optimize: {{unpadding: {TOKENS}}}",
+            seconds,
+        )
 
 
 def _stem(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -174,9 +203,13 @@ def _stem(record: Record, summary: Summary) -> Iterator[Advice]:
     ours, theirs = (float(found[i]) * UNITS[found[i + 1]] for i in (1, 3))
     seconds = sum(summary.phases.get(name, 0.0) for name in ("train", "forward")) * (1 - theirs / ours)
     if _part(seconds, summary) >= SHARE:
-        yield Advice("the stem for large images", f"each sample takes {found[1]} {found[2]} with the small stem, "
-                     f"{found[3]} {found[4]} with the large one", f"{_faster(_part(seconds, summary))}; it sees less detail, "
-                     "so compare the accuracy", f"model: {{name: {found[5]}, stem: large}}", seconds)  # fmt: skip
+        yield Advice(
+            "the stem for large images",
+            f"each sample takes {found[1]} {found[2]} with the small stem, {found[3]} {found[4]} with the large one",
+            f"{_faster(_part(seconds, summary))}; it sees less detail, so compare the accuracy",
+            f"model: {{name: {found[5]}, stem: large}}",
+            seconds,
+        )
 
 
 def _idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -191,8 +224,13 @@ def _idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
         return
     for name, value in (("cuda_graphs", "true"), ("compile", "true")):
         if plan.get(name) in (False, "off"):
-            yield Advice("fewer launches from Python", f"the GPU was idle {share(idle)} of the time",
-                         f"up to {_faster(_part(seconds, summary))}", f"optimize: {{{name}: {value}}}", seconds)  # fmt: skip
+            yield Advice(
+                "fewer launches from Python",
+                f"the GPU was idle {share(idle)} of the time",
+                f"up to {_faster(_part(seconds, summary))}",
+                f"optimize: {{{name}: {value}}}",
+                seconds,
+            )
             return
 
 
@@ -201,9 +239,13 @@ def _hot(record: Record, summary: Summary) -> Iterator[Advice]:
     heat = record.telemetry.get("gpu_temperature")
     hot = sum(degrees >= HOT for degrees in heat.ys) / len(heat) if heat else 0.0
     if heat and hot >= SHARE:
-        yield Advice("cool the GPU", f"it had {HOT} °C or more for {share(hot)} of the time, {max(heat.ys):.0f} °C at most",
-                     "full clock: up to a tenth less time", "none: clean its fans, give it air, or lower its power: "
-                     "sudo nvidia-smi --power-limit WATTS", 1.0)  # fmt: skip
+        yield Advice(
+            "cool the GPU",
+            f"it had {HOT} °C or more for {share(hot)} of the time, {max(heat.ys):.0f} °C at most",
+            "full clock: up to a tenth less time",
+            "none: clean its fans, give it air, or lower its power: sudo nvidia-smi --power-limit WATTS",
+            1.0,
+        )
 
 
 def _useless(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -213,9 +255,13 @@ def _useless(record: Record, summary: Summary) -> Iterator[Advice]:
     for name, row in differences(record.plan):
         if name in wanted and wanted[name] != "auto":
             cause = f": {row['cause']}" if row.get("cause") else ""
-            yield Advice(f"leave {name} to the runtime", f"it had no effect{cause}",
-                         "none in speed: one setting less to wonder about",
-                         f"optimize: {{{name}: auto}}", 0.5)  # fmt: skip
+            yield Advice(
+                f"leave {name} to the runtime",
+                f"it had no effect{cause}",
+                "none in speed: one setting less to wonder about",
+                f"optimize: {{{name}: auto}}",
+                0.5,
+            )
 
 
 RULES: tuple[Rule, ...] = (_waiting, _throttled, _crowded, _memory, _saving, _padding, _stem, _idle_gpu, _hot, _useless)

@@ -133,8 +133,14 @@ def gaps_section(gaps: list[Gap]) -> Section | None:
 def spec_section(record: Record) -> Section | None:
     """How the run was started, and the resolved spec, folded."""
     state = record.state
-    keys = {"source": "spec", "set": "overrides", "attempts": "attempts", "command": "command",
-            "started": "started", "ended": "ended"}  # fmt: skip
+    keys = {
+        "source": "spec",
+        "set": "overrides",
+        "attempts": "attempts",
+        "command": "command",
+        "started": "started",
+        "ended": "ended",
+    }
     rows = tuple((name, shown(_words(state[key]))) for key, name in keys.items() if state.get(key))
     blocks: list[Block] = [Table(("start", "value"), rows)] if rows else []
     if record.text:

@@ -76,11 +76,15 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
 def _starved(found: Starved | None) -> Iterator[str]:
     """Who else had the CPUs."""
     if found and found.others_share >= TOLD:
-        yield (f"Other processes on this machine had the CPU for {duration(found.others)} while this run was ready to "
-               f"compute, {share(found.others_share)} of what it may use: it was slower for that, not for its settings.")  # fmt: skip
+        yield (
+            f"Other processes on this machine had the CPU for {duration(found.others)} while this run was ready to "
+            f"compute, {share(found.others_share)} of what it may use: it was slower for that, not for its settings."
+        )
     if found and found.stolen_share >= TOLD:
-        yield (f"The hypervisor gave {duration(found.stolen)} of this machine's CPU time to other machines (steal), "
-               f"{share(found.stolen_share)} of all: nothing inside this machine changes that.")  # fmt: skip
+        yield (
+            f"The hypervisor gave {duration(found.stolen)} of this machine's CPU time to other machines (steal), "
+            f"{share(found.stolen_share)} of all: nothing inside this machine changes that."
+        )
 
 
 def _efficiency(summary: Summary) -> str:
@@ -89,9 +93,11 @@ def _efficiency(summary: Summary) -> str:
     if not operations or not product or not summary.samples_per_second:
         return ""
     rate = operations * summary.samples_per_second
-    return (f"Matrix products and convolutions: {flop(operations)} a sample, {flop(rate)} a second while "
-            f"training. A large product alone reaches {flop(product)} a second here: "
-            f"{share(rate / product)} of that.")  # fmt: skip
+    return (
+        f"Matrix products and convolutions: {flop(operations)} a sample, {flop(rate)} a second while "
+        f"training. A large product alone reaches {flop(product)} a second here: "
+        f"{share(rate / product)} of that."
+    )
 
 
 def _watching(summary: Summary) -> str:
@@ -104,7 +110,7 @@ def _watching(summary: Summary) -> str:
 
 def _charts(
     telemetry: Mapping[str, Series], summary: Summary, hardware: Hardware | None, throttled: Series
-) -> list[Curves]:  # fmt: skip
+) -> list[Curves]:
     ends = [series.xs[-1] for series in telemetry.values() if series]
     axis, second = _clock(max(ends, default=0.0))
 

@@ -8,8 +8,15 @@ from typing import Any
 from runtime.report.blocks import Section, Table, Text, Tone
 from runtime.report.formatting import number, share, short, shown
 
-_LIBRARIES = {"mkldnn": "oneDNN", "onednn": "oneDNN", "mkl": "MKL", "cudnn": "cuDNN", "cublas": "cuBLAS",
-              "triton": "Triton", "aten::": "torch"}  # fmt: skip
+_LIBRARIES = {
+    "mkldnn": "oneDNN",
+    "onednn": "oneDNN",
+    "mkl": "MKL",
+    "cudnn": "cuDNN",
+    "cublas": "cuBLAS",
+    "triton": "Triton",
+    "aten::": "torch",
+}
 
 
 def operators_section(trace: Mapping[str, Any]) -> Section | None:
@@ -27,15 +34,23 @@ def operators_section(trace: Mapping[str, Any]) -> Section | None:
         else "operators on the CPU, as the calling thread sees them"
     )
     text = f"{steps} warm steps, {where}; time in each alone. trace.json.gz opens in Perfetto (ui.perfetto.dev)."
-    return Section("operators", "Dearest operators",
-                   (Text(text, Tone.QUIET), Table(("operator", "named by", "ms a step", "share", "calls a step"), rows)))  # fmt: skip
+    return Section(
+        "operators",
+        "Dearest operators",
+        (Text(text, Tone.QUIET), Table(("operator", "named by", "ms a step", "share", "calls a step"), rows)),
+    )
 
 
 def _row(row: Mapping[str, Any], steps: int, total: float) -> tuple[str, ...]:
     name, seconds = shown(row["name"]), float(row["seconds"])
     calls = int(row["calls"]) / steps
-    return (short(name, 80), _library(name), f"{seconds / steps * 1000:.3g}", share(seconds / total),
-            number(round(calls)) if calls >= 1 else f"{calls:.1f}")  # fmt: skip
+    return (
+        short(name, 80),
+        _library(name),
+        f"{seconds / steps * 1000:.3g}",
+        share(seconds / total),
+        number(round(calls)) if calls >= 1 else f"{calls:.1f}",
+    )
 
 
 def _library(name: str) -> str:

@@ -74,8 +74,10 @@ def _rows(view: View, width: int) -> list[Text]:
         name, start = (head, f"{kind} ") if head else ("validation", "loss ") if kind == "loss" else (kind, "")
         rows.append(_row(name, start + _number(view.score.last), view.score.shape(shape), best, shape))
     others = [(name, score) for name, score in view.heads.items() if name != head]
-    rows += [_row(name, f"{of} {_number(curve.last)}", curve.shape(shape), _from(curve), shape)
-             for name, (of, curve) in others[:HEADS]]  # fmt: skip
+    rows += [
+        _row(name, f"{of} {_number(curve.last)}", curve.shape(shape), _from(curve), shape)
+        for name, (of, curve) in others[:HEADS]
+    ]
     if len(others) > HEADS:
         rows.append(Text(f"{'':<{_LABEL}}and {len(others) - HEADS} heads more", style="dim"))
     return [*rows, *_sensors(view, shape)]
@@ -101,8 +103,16 @@ def _sensors(view: View, shape: int) -> list[Text]:
     if view.speed.last is not None:
         wait = sample.get("input_wait")
         remark = "" if wait is None else f"input wait {wait:.0%}"
-        rows.append(_row("speed", f"{view.speed.last:,.0f} samples/s", view.speed.shape(shape), remark, shape,
-                         warn=(wait or 0) > 0.1))  # fmt: skip
+        rows.append(
+            _row(
+                "speed",
+                f"{view.speed.last:,.0f} samples/s",
+                view.speed.shape(shape),
+                remark,
+                shape,
+                warn=(wait or 0) > 0.1,
+            )
+        )
     if sample.get("cpu_percent") is not None:
         busy, allowed = sample["cpu_percent"] / 100, view.cpus
         text = f"{busy:.1f} of {allowed:g} busy" if allowed else f"{busy:.1f} busy"

@@ -71,8 +71,11 @@ def look(follower: Follower) -> View:
 
 def quiet(folder: Path) -> float:
     """Seconds since the supervisor or the sensors wrote."""
-    times = [path.stat().st_mtime for name in ("job.yaml", "state.json", "telemetry.jsonl")
-             if (path := folder / name).exists()]  # fmt: skip
+    times = [
+        path.stat().st_mtime
+        for name in ("job.yaml", "state.json", "telemetry.jsonl")
+        if (path := folder / name).exists()
+    ]
     return time.time() - max(times, default=0.0)
 
 

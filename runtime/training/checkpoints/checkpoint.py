@@ -161,8 +161,11 @@ def load(path: Path) -> Loaded:
         except (OSError, ValueError) as error:
             # The manifest only proves that files are as they were written.
             wrong = f"it cannot be read: {error}"
-    raise CheckpointError(f"checkpoint {path}: {wrong}", "a checkpoint that matches its manifest",
-                          "name another one, or leave the choice to us")  # fmt: skip
+    raise CheckpointError(
+        f"checkpoint {path}: {wrong}",
+        "a checkpoint that matches its manifest",
+        "name another one, or leave the choice to us",
+    )
 
 
 def latest(folder: Path) -> tuple[Loaded | None, list[str]]:
@@ -179,8 +182,11 @@ def latest(folder: Path) -> tuple[Loaded | None, list[str]]:
             return load(path), passed
         passed.append(f"checkpoint {path.name} is damaged: {wrong}; an older one is used")
     if passed:
-        raise CheckpointError(f"{folder}: no checkpoint verifies:\n  " + "\n  ".join(passed),
-                              "a checkpoint that matches its manifest", "start again with --new")  # fmt: skip
+        raise CheckpointError(
+            f"{folder}: no checkpoint verifies:\n  " + "\n  ".join(passed),
+            "a checkpoint that matches its manifest",
+            "start again with --new",
+        )
     return None, passed
 
 
@@ -240,8 +246,12 @@ def _remove(path: Path) -> None:
 def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state by parameter name: `weight/exp_avg`."""
     names = {id(p): name for name, p in model.named_parameters()}
-    return {f"{names[id(p)]}/{key}": torch.as_tensor(value)
-            for p, entry in optimizer.state.items() for key, value in entry.items() if value is not None}  # fmt: skip
+    return {
+        f"{names[id(p)]}/{key}": torch.as_tensor(value)
+        for p, entry in optimizer.state.items()
+        for key, value in entry.items()
+        if value is not None
+    }
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:

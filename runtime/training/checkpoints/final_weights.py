@@ -54,8 +54,11 @@ def weights(run: Run) -> Chosen:
             which = f"an older best: {found.words()}" if found.value is not None else found.words()
             run.events.add("checkpoint", f"{'; '.join(wrong)}; the model has {which}", run.counters.step)
         return found
-    raise CheckpointError(f"no checkpoint can be read: {'; '.join(wrong)}", "a folder that keeps what is written into it",
-                          "look at the disk of the run folder, and start again with --new")  # fmt: skip
+    raise CheckpointError(
+        f"no checkpoint can be read: {'; '.join(wrong)}",
+        "a folder that keeps what is written into it",
+        "look at the disk of the run folder, and start again with --new",
+    )
 
 
 def _candidates(run: Run) -> Iterator[Path]:

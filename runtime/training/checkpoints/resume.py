@@ -44,10 +44,16 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
         CheckpointError: if it is the data.
     """
     if before["data"] != now["data"]:
-        raise CheckpointError(f"the data has changed: {before['data']} when the run was saved, {now['data']} now",
-                              "the data that the run was started with", "put it back, or start a new run with --new")  # fmt: skip
-    return [f"{name} is {now[name]}, was {before[name]}: from here on bits may differ from those of a run in peace"
-            for name in now if now[name] != before[name]]  # fmt: skip
+        raise CheckpointError(
+            f"the data has changed: {before['data']} when the run was saved, {now['data']} now",
+            "the data that the run was started with",
+            "put it back, or start a new run with --new",
+        )
+    return [
+        f"{name} is {now[name]}, was {before[name]}: from here on bits may differ from those of a run in peace"
+        for name in now
+        if now[name] != before[name]
+    ]
 
 
 def check_fit(loaded: checkpoint.Loaded, state: Mapping[str, Any], tensors: Mapping[str, checkpoint.Tensors]) -> None:
@@ -75,9 +81,12 @@ def check_fit(loaded: checkpoint.Loaded, state: Mapping[str, Any], tensors: Mapp
         wrong.append(f"optimizer.safetensors: {count} tensors instead of {loaded.state.get('moments')}")
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise CheckpointError(f"checkpoint {loaded.path} does not fit this run: {', '.join(sorted(wrong)[:3])}{more} "
-                              "missing, unknown or of another kind", "a checkpoint of the same job, written whole",
-                              "undo the change of the model or the job, or start a new run with --new")  # fmt: skip
+        raise CheckpointError(
+            f"checkpoint {loaded.path} does not fit this run: {', '.join(sorted(wrong)[:3])}{more} "
+            "missing, unknown or of another kind",
+            "a checkpoint of the same job, written whole",
+            "undo the change of the model or the job, or start a new run with --new",
+        )
 
 
 def _unlike(found: Any, wanted: Any, place: str) -> list[str]:
@@ -88,6 +97,8 @@ def _unlike(found: Any, wanted: Any, place: str) -> list[str]:
         return wrong + [
             w for key in found.keys() & wanted.keys() for w in _unlike(found[key], wanted[key], places[key])
         ]
-    kinds = [next((kind for kind in (bool, (int, float), str, list, dict) if isinstance(value, kind)), None)
-             for value in (found, wanted)]  # fmt: skip
+    kinds = [
+        next((kind for kind in (bool, (int, float), str, list, dict) if isinstance(value, kind)), None)
+        for value in (found, wanted)
+    ]
     return [] if kinds[0] == kinds[1] or found is None or wanted is None else [place]

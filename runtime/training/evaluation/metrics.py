@@ -67,9 +67,15 @@ class Tally:
 
     def confusion(self) -> dict[str, Any]:
         """By head with classes that exclude each other: the classes, the counts (truth by row), the worst mistakes."""
-        return {name: {"classes": list(self.heads[name].classes), "matrix": score.matrix.tolist(),
-                       "mistakes": self.worst[name].to_json()}
-                for name, score in self.scores.items() if isinstance(score, ClassScores)}  # fmt: skip
+        return {
+            name: {
+                "classes": list(self.heads[name].classes),
+                "matrix": score.matrix.tolist(),
+                "mistakes": self.worst[name].to_json(),
+            }
+            for name, score in self.scores.items()
+            if isinstance(score, ClassScores)
+        }
 
 
 def _loss_sums(loss: HeadLoss, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -90,8 +90,11 @@ class NumberScores:
         count = self.total.clamp_min(1)
         absolute, squared, truth, truth2 = self.sums / count
         spread = (truth2 - truth**2).clamp_min(1e-12)
-        return {"mae": float((absolute * self.std).mean()), "rmse": float((squared * self.std**2).mean() ** 0.5),
-                "r2": float((1 - squared / spread).mean())}  # fmt: skip
+        return {
+            "mae": float((absolute * self.std).mean()),
+            "rmse": float((squared * self.std**2).mean() ** 0.5),
+            "r2": float((1 - squared / spread).mean()),
+        }
 
 
 class NoScores:

@@ -70,8 +70,9 @@ def _evaluate(run: Run, size: int) -> Tally:
     tally = Tally(run.dataset.heads, run.step.objective)
     given, held = run.batches, run.dataset.validation
     share = (run.ranks.number, run.ranks.count)
-    for batch in batches.in_order(held, size, workers=given.workers_for(held, size), pin=given.pin, tell=given.tell,
-                                  share=share):  # fmt: skip
+    for batch in batches.in_order(
+        held, size, workers=given.workers_for(held, size), pin=given.pin, tell=given.tell, share=share
+    ):
         for part in run.step.parts(run.prepared(batch, None)):
             tally.add(run.step.outputs(part.inputs), part.targets, part.ids)
     return tally

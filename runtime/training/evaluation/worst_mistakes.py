@@ -65,15 +65,19 @@ class Worst:
 
     def to_json(self) -> list[dict[str, Any]]:
         """Plain JSON data."""
-        return [{"sample": sample, "truth": truth, "answer": guess, "probability": round(sure, 6)}
-                for sure, sample, truth, guess in self.rows]  # fmt: skip
+        return [
+            {"sample": sample, "truth": truth, "answer": guess, "probability": round(sure, 6)}
+            for sure, sample, truth, guess in self.rows
+        ]
 
 
 def write(run: Run, confusion: Mapping[str, Any]) -> None:
     """Write the mistakes of an evaluation; what cannot be shown is an event and ends nothing."""
     try:
-        found = {head: [_shown(run, one["classes"], row) for row in one.get("mistakes", [])]
-                 for head, one in confusion.items()}  # fmt: skip
+        found = {
+            head: [_shown(run, one["classes"], row) for row in one.get("mistakes", [])]
+            for head, one in confusion.items()
+        }
         write_json(run.folder / FILE, found)
     except Exception as error:
         # The run is done and its model is written; this is only a part of its report.

@@ -66,8 +66,11 @@ class Tracer:
         except (OSError, DrivetrainError) as error:
             self.run.events.add("trace", f"the trace is not whole: {error}", self.run.counters.step)
             return
-        self.run.events.add("trace", f"{steps} steps traced: {TRACE} opens in Perfetto (https://ui.perfetto.dev)",
-                            self.run.counters.step)  # fmt: skip
+        self.run.events.add(
+            "trace",
+            f"{steps} steps traced: {TRACE} opens in Perfetto (https://ui.perfetto.dev)",
+            self.run.counters.step,
+        )
 
 
 def _operators(profile: Any, steps: int, seconds: float, device: str) -> dict[str, Any]:

@@ -128,9 +128,7 @@ def steps_of(plan: Plan) -> list[Decision]:
     return [row for row in plan.decisions if row.value != off[row.name]]
 
 
-def climb(
-    plan: Plan, start: Start, rounds: int, tell: Callable[[str], None], against: Sequence[str] = ()
-) -> Ladder:  # fmt: skip
+def climb(plan: Plan, start: Start, rounds: int, tell: Callable[[str], None], against: Sequence[str] = ()) -> Ladder:
     """Measure the whole ladder.
 
     Raises:
@@ -155,8 +153,14 @@ class _Climber:
         ready = self.plain.ready
         count = block(ready.step)
         seconds = min(self.plain.steps(count).seconds / count for _ in range(3))
-        yield Rung("plain", "plain", samples_per_second=ready.batch / seconds, step_seconds=seconds,
-                   peak=self.plain.peak, loss_off=0.0)  # fmt: skip
+        yield Rung(
+            "plain",
+            "plain",
+            samples_per_second=ready.batch / seconds,
+            step_seconds=seconds,
+            peak=self.plain.peak,
+            loss_off=0.0,
+        )
         yield from added
         if self.top is not self.plain:
             self.plain.close()
@@ -213,9 +217,17 @@ class _Climber:
         own = [sides[shown is fast] for sides in pairs]
         ready, step = shown.ready, statistics.median(one.seconds / one.steps for one in own)
         waited = statistics.median(one.waited for sides in pairs for one in sides)
-        return replace(empty, pair=pair, samples_per_second=ready.batch / step, step_seconds=step, peak=shown.peak,
-                       loss_off=_loss_off(ready, self.plain.ready), first_seconds=max(0.0, ready.first - step),
-                       disturbed=waited, note="; ".join(ready.notes))  # fmt: skip
+        return replace(
+            empty,
+            pair=pair,
+            samples_per_second=ready.batch / step,
+            step_seconds=step,
+            peak=shown.peak,
+            loss_off=_loss_off(ready, self.plain.ready),
+            first_seconds=max(0.0, ready.first - step),
+            disturbed=waited,
+            note="; ".join(ready.notes),
+        )
 
 
 def _loss_off(ready: Ready, reference: Ready) -> float:

@@ -93,9 +93,11 @@ def restless(ladder: Ladder) -> list[str]:
     busy = [share for share in waited if share > RESTLESS]
     if not busy:
         return []
-    return [f"warning: {len(busy)} of {len(waited)} comparisons were disturbed: threads waited for CPUs that other "
-            f"processes had, all together up to {max(busy):.0%} of the time; trust no ratio beyond its interval, and run "
-            "it again on a calmer machine or with more --rounds"]  # fmt: skip
+    return [
+        f"warning: {len(busy)} of {len(waited)} comparisons were disturbed: threads waited for CPUs that other "
+        f"processes had, all together up to {max(busy):.0%} of the time; trust no ratio beyond its interval, and run "
+        "it again on a calmer machine or with more --rounds"
+    ]
 
 
 def write(ladder: Ladder, plan: Plan, job: Job, machine: Hardware, asked: Asked, folder: Path) -> None:

@@ -132,17 +132,28 @@ class Workshop:
         """
         name = f"arm-{len(self.sides)}"
         write_json(self.scratch / f"{name}.json", plan.to_json())
-        command = [sys.executable, "-m", "runtime.tuning.processes.variant", str(self.scratch), str(self.scratch / f"{name}.json"),
-                   str(self.spec)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "runtime.tuning.processes.variant",
+            str(self.scratch),
+            str(self.scratch / f"{name}.json"),
+            str(self.spec),
+        ]
         for assignment in [*self.assignments, *assignments]:
             command += ["--set", assignment]
         command += ["--quiet"] * self.quiet
         log = self.scratch / f"{name}.log"
         with log.open("wb") as file:
             child = subprocess.Popen(
-                command, env=children.surroundings(self._environment(plan)), stdin=subprocess.PIPE, stderr=file,
-                stdout=subprocess.PIPE, process_group=0, preexec_fn=functools.partial(signals.die_with, os.getpid()),
-            )  # fmt: skip
+                command,
+                env=children.surroundings(self._environment(plan)),
+                stdin=subprocess.PIPE,
+                stderr=file,
+                stdout=subprocess.PIPE,
+                process_group=0,
+                preexec_fn=functools.partial(signals.die_with, os.getpid()),
+            )
         late = threading.Timer(patience or 0.0, child.kill)
         if patience is not None:
             late.start()

@@ -80,8 +80,11 @@ def _watched(network: nn.Module, count: Count) -> Iterator[None]:
     def leave(block: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
         count.inside.append(count.total - before[-1])
 
-    handles = [h for b in blocks.repeated(network)
-               for h in (b.register_forward_pre_hook(enter), b.register_forward_hook(leave))]  # fmt: skip
+    handles = [
+        h
+        for b in blocks.repeated(network)
+        for h in (b.register_forward_pre_hook(enter), b.register_forward_hook(leave))
+    ]
     try:
         yield
     finally:

@@ -110,8 +110,16 @@ class Fitting:
         changed: dict[str, Value] = {"gradient_checkpointing": recompute, "micro_batch": "off", "compile": False}
         rows = [replace(row, value=changed.get(row.name, row.value)) for row in self.plan.decisions]
         network = replace(self.network, module=copy.deepcopy(self.network.module))
-        made = assemble(self.job, self.hardware, replace(self.plan, decisions=tuple(rows)), self.folder,
-                        self.dataset, network, self.signals, Clock())  # fmt: skip
+        made = assemble(
+            self.job,
+            self.hardware,
+            replace(self.plan, decisions=tuple(rows)),
+            self.folder,
+            self.dataset,
+            network,
+            self.signals,
+            Clock(),
+        )
         return Search(made, 2 if self._splits_norm else 1)
 
     @property
@@ -139,8 +147,17 @@ class Fitting:
         shapes = {name: list(value.shape) for name, value in self.network.module.state_dict().items()}
         values = {row.name: row.value for row in self.plan.decisions}
         longest = max(getattr(self.dataset.train, "lengths", [0]), default=0)
-        fixed = ["fit", train.optimizer.name, str(train.loss), train.ema, values, limit, int(longest),
-                 str(getattr(self.job.data, "augment", None)), self.job.checkpoint.every]  # fmt: skip
+        fixed = [
+            "fit",
+            train.optimizer.name,
+            str(train.loss),
+            train.ema,
+            values,
+            limit,
+            int(longest),
+            str(getattr(self.job.data, "augment", None)),
+            self.job.checkpoint.every,
+        ]
         return evidence.key(self.hardware, self.facts, train.batch, shapes, fixed)
 
     def _keep(self, name: str, result: Mapping[str, Measured]) -> None:
@@ -179,7 +196,7 @@ def chosen(found: Found, speeds: Mapping[int, float], alone: Callable[[int], boo
 
 def worded(
     found: Found, speeds: Mapping[int, float], value: Value, batch_size: int, splits_norm: bool
-) -> dict[str, Measured]:  # fmt: skip
+) -> dict[str, Measured]:
     """The decisions with their figures."""
     today = evidence.today()
     allowed = f"{size(found.ceiling)} may be used"

@@ -42,8 +42,15 @@ def main() -> int:
             search = fitting.search(fitting.plan.value("gradient_checkpointing") is True)
             speeds, ceiling = measured(search, batch_size.most(len(fitting.dataset.train)))
         best = batch_size.chosen(speeds)
-        write_json(given.output, {"batch_size": best, "date": evidence.today(), "samples_per_second": speeds,
-                                  "text": worded(speeds, best, ceiling)})  # fmt: skip
+        write_json(
+            given.output,
+            {
+                "batch_size": best,
+                "date": evidence.today(),
+                "samples_per_second": speeds,
+                "text": worded(speeds, best, ceiling),
+            },
+        )
     except DrivetrainError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
@@ -69,8 +76,11 @@ def measured(search: Search, most: int) -> tuple[dict[int, float], int]:
         if now in ladder.peaks:
             speeds |= search.speeds([now])
     if not speeds:
-        raise OutOfMemory(f"train.batch_size: auto: {ladder.least} samples do not fit",
-                          f"{readable(ladder.ceiling)} may be used", "give a number, and optimize.micro_batch: auto")  # fmt: skip
+        raise OutOfMemory(
+            f"train.batch_size: auto: {ladder.least} samples do not fit",
+            f"{readable(ladder.ceiling)} may be used",
+            "give a number, and optimize.micro_batch: auto",
+        )
     for size in speeds:  # once more, as a neighbour may have hit one of them alone
         search.sized(size)
         speeds[size] = max(speeds[size], *search.speeds([size]).values())

@@ -99,8 +99,11 @@ def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, 
         if mean / weight > max(DIVERGED * best, first) and len(losses) > steps // 10:
             break
     if len(losses) < steps // 5:
-        raise NumericsError(f"the loss is not finite from a learning rate of {rates[len(losses)]:.2g} on",
-                            "finite numbers over a fifth of the test", "start lower: --lowest 1e-9")  # fmt: skip
+        raise NumericsError(
+            f"the loss is not finite from a learning rate of {rates[len(losses)]:.2g} on",
+            "finite numbers over a fifth of the test",
+            "start lower: --lowest 1e-9",
+        )
     return rates[: len(losses)], np.array(losses)
 
 
@@ -149,17 +152,24 @@ def report(run: Run, found: Found, folder: Path) -> None:
     name = run.job.train.optimizer.name
     print("\n".join(_table(found)))
     if found.suggested is None:
-        print("no rate can be suggested: the loss falls on no stretch by more than its noise; try more --steps, "
-              "a lower --lowest or a larger train.batch_size")  # fmt: skip
+        print(
+            "no rate can be suggested: the loss falls on no stretch by more than its noise; try more --steps, "
+            "a lower --lowest or a larger train.batch_size"
+        )
     else:
-        print(f"suggested: {found.suggested:g}, where the loss falls fastest; in the spec, under train:\n"
-              f"  optimizer: {{name: {name}, lr: {found.suggested:g}}}")  # fmt: skip
-    rows = [{"lr": rate, "loss": loss, "smooth": mean} for rate, loss, mean in
-            zip(found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), strict=True)]  # fmt: skip
+        print(
+            f"suggested: {found.suggested:g}, where the loss falls fastest; in the spec, under train:\n"
+            f"  optimizer: {{name: {name}, lr: {found.suggested:g}}}"
+        )
+    rows = [
+        {"lr": rate, "loss": loss, "smooth": mean}
+        for rate, loss, mean in zip(found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), strict=True)
+    ]
     try:
         write_json(folder / "find-lr.json", {"optimizer": name, "suggested": found.suggested, "steps": rows})
-        picture.rates(found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), found.suggested,
-                      folder / "find-lr.png")  # fmt: skip
+        picture.rates(
+            found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), found.suggested, folder / "find-lr.png"
+        )
     except OSError as error:
         raise storage_error(folder, error) from None
     print(f"picture and numbers in {folder}", flush=True)

@@ -99,8 +99,14 @@ def report(rows: Sequence[Row], ceiling: int, folder: Path) -> None:
     print(f"{size(ceiling)} may be used")
     try:
         write_json(folder / "memory.json", {"ceiling": ceiling, "rows": [vars(row) for row in rows]})
-        picture.peaks({_name(on): [(r.micro_batch, r.predicted, r.measured) for r in rows if r.recomputed is on]
-                       for on in sorted({row.recomputed for row in rows})}, ceiling, folder / "memory.png")  # fmt: skip
+        picture.peaks(
+            {
+                _name(on): [(r.micro_batch, r.predicted, r.measured) for r in rows if r.recomputed is on]
+                for on in sorted({row.recomputed for row in rows})
+            },
+            ceiling,
+            folder / "memory.png",
+        )
     except OSError as error:
         raise storage_error(folder, error) from None
     print(f"picture and numbers in {folder}", flush=True)

@@ -30,14 +30,13 @@ ANSWERS = {
     "docker buildx": "github.com/docker/buildx 0.13.1 0.13.1-3",
     "git -C": "37dd950",
     "nvidia-ctk --version": "NVIDIA Container Toolkit CLI version 1.17.8\ncommit: f202b80a9b9d0db00d9b1d73c0128c8962c55f4d",
-}  # fmt: skip
+}
 POOL = {"user_api": "openmp", "internal_api": "openmp", "prefix": "libgomp", "version": None, "num_threads": 2}
 LOADED: dict[str, Any] = {"threads": 2, "instructions": "AVX2", "cpus": 16, "gpus": 1, "pools": [POOL]}
 
 
 def image(created: str = "2030-03-01T10:00:00.123456789Z", revision: str = "37dd950") -> str:
-    return json.dumps([{"Created": created,
-                        "Config": {"Labels": {"org.opencontainers.image.revision": revision}}}])  # fmt: skip
+    return json.dumps([{"Created": created, "Config": {"Labels": {"org.opencontainers.image.revision": revision}}}])
 
 
 def scene(tmp_path: Path, machine: str, changes: dict[str, Any], **others: Any) -> Scene:
@@ -60,9 +59,16 @@ def scene(tmp_path: Path, machine: str, changes: dict[str, Any], **others: Any) 
     runs.mkdir(exist_ok=True)
     (runs / "digits-001").mkdir(exist_ok=True)
     facts: dict[str, Any] = {
-        "environ": {}, "runs": runs, "project": ROOT, "uid": os.getuid(), "run": answer, "now": NOW,
-        "disk": lambda path: (500 * 2**30, 200 * 2**30), "port_taken": lambda port: False, "loaded": LOADED,
-    }  # fmt: skip
+        "environ": {},
+        "runs": runs,
+        "project": ROOT,
+        "uid": os.getuid(),
+        "run": answer,
+        "now": NOW,
+        "disk": lambda path: (500 * 2**30, 200 * 2**30),
+        "port_taken": lambda port: False,
+        "loaded": LOADED,
+    }
     return Scene(hardware=made, **(facts | others))
 
 
@@ -100,8 +106,15 @@ TWO = {"cpu.quota": 2.0, "cpu.budget": 2, "cpu.cpuset": None}
 FAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str, str]] = [
     # machine, line, changed facts, changed scene, level, what it says, what mends it
     ("laptop", "CPU", QUOTA, environ(), "warn", "the quota is 0.5 of a CPU", "DRIVETRAIN_CPUS"),
-    ("laptop", "OMP_NUM_THREADS", QUOTA, environ(OMP_NUM_THREADS="2"), "warn", "2 threads on 1 CPU",
-     "unset OMP_NUM_THREADS"),
+    (
+        "laptop",
+        "OMP_NUM_THREADS",
+        QUOTA,
+        environ(OMP_NUM_THREADS="2"),
+        "warn",
+        "2 threads on 1 CPU",
+        "unset OMP_NUM_THREADS",
+    ),
     ("laptop", "MKL_NUM_THREADS", TWO, environ(MKL_NUM_THREADS="16"), "warn", "16 threads on 2 CPUs", "unset"),
     ("laptop", "/dev/shm", {"storage.shm": 64 << 20}, {}, "warn", "64 MiB, an engine's default", "--shm-size 256m"),
     ("laptop", "/dev/shm", {"storage.shm": None}, {}, "warn", "not there", "limits.shm"),
@@ -112,19 +125,40 @@ FAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str, str]] = [
     ("laptop", "compile cache", {"storage.cache_writable": False}, {}, "warn", "cannot be written", "of yours"),
     ("laptop", "temporary folder", {"storage.tmp_exec": False}, {}, "warn", "noexec", "TMPDIR"),
     ("laptop", "compiler", {"compiler": None}, {}, "warn", "no C++ compiler", "apt-get install g++ python3-dev"),
-    ("laptop", "torch", {"torch": None}, {"loaded": {}, "answers": {"docker version": None}}, "warn",
-     "not installed here, and no engine answers", "make setup"),
+    (
+        "laptop",
+        "torch",
+        {"torch": None},
+        {"loaded": {}, "answers": {"docker version": None}},
+        "warn",
+        "not installed here, and no engine answers",
+        "make setup",
+    ),
     ("laptop", "torch", {}, {"loaded": {}}, "fail", "cannot be loaded", "import torch"),
     ("laptop", "memory", {"memory.available": 300 << 20}, {}, "fail", "300 MiB left", "limits.memory"),
-    ("laptop", "OpenMP", {}, {"loaded": LOADED | {"pools": [POOL, POOL | {"prefix": "libiomp5"}]}}, "warn",
-     "two runtimes in one process (libgomp, libiomp5)", "LD_PRELOAD"),
+    (
+        "laptop",
+        "OpenMP",
+        {},
+        {"loaded": LOADED | {"pools": [POOL, POOL | {"prefix": "libiomp5"}]}},
+        "warn",
+        "two runtimes in one process (libgomp, libiomp5)",
+        "LD_PRELOAD",
+    ),
     ("laptop", "TORCH_CPU_BACKEND", {}, environ(TORCH_CPU_BACKEND="onednn"), "warn", "does nothing", "unset"),
     ("laptop", "MKL_DEBUG_CPU_TYPE", {}, environ(MKL_DEBUG_CPU_TYPE="5"), "warn", "does nothing", "unset"),
     ("laptop", "OMP_PROC_BIND", TWO, environ(OMP_PROC_BIND="true"), "warn", "quota shares with other", "unset"),
     ("laptop", "KMP_AFFINITY", TWO, environ(KMP_AFFINITY="granularity=fine"), "warn", "without a cpuset", "unset"),
     ("laptop", "OMP_WAIT_POLICY", TWO, environ(OMP_WAIT_POLICY="ACTIVE"), "warn", "burn the CPU quota", "unset"),
-    ("laptop", "PYTORCH_CUDA_ALLOC_CONF", {}, environ(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"), "warn",
-     "does nothing without a GPU", "unset"),
+    (
+        "laptop",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        {},
+        environ(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"),
+        "warn",
+        "does nothing without a GPU",
+        "unset",
+    ),
     ("laptop", "KMP_DUPLICATE_LIB_OK", {}, environ(KMP_DUPLICATE_LIB_OK="TRUE"), "warn", "hides that two", "unset"),
     ("h200", "CUDA_VISIBLE_DEVICES", {}, environ(CUDA_VISIBLE_DEVICES=""), "warn", "hides every GPU", "unset"),
     ("h200", "NVIDIA_TF32_OVERRIDE", {}, environ(NVIDIA_TF32_OVERRIDE="1"), "warn", "behind its back", "unset"),
@@ -134,42 +168,129 @@ FAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str, str]] = [
     ("h200", "driver", {"gpus.driver": "570.124.06"}, {}, "warn", "known holes (CVE-2025-23277)", "570.172.8"),
     ("h200", "driver", {"gpus.driver": "550.163.01"}, {}, "warn", "keeps NVIDIA H200 on the older image", "ampere"),
     ("h200", "gpu and image", {"image": "cpu"}, {"place": "docker"}, "fail", "this image is `cpu`", "image-ampere"),
-    ("gtx1080", "gpu and image", {"image": "ampere"}, {"place": "docker"}, "fail", "this image is `ampere`, the GPU "
-     "needs `legacy`", "make image-legacy"),
+    (
+        "gtx1080",
+        "gpu and image",
+        {"image": "ampere"},
+        {"place": "docker"},
+        "fail",
+        "this image is `ampere`, the GPU needs `legacy`",
+        "make image-legacy",
+    ),
     ("h200", "gpu and image", {"torch.cuda": None}, {}, "fail", "is a CPU build", "make setup"),
     ("h200", "gpu and image", {}, {"loaded": LOADED | {"gpus": 0}}, "fail", "torch finds none", "CUDA_VISIBLE"),
-    ("laptop", "gpu", {"gpu_trouble": "an NVIDIA card is here, its driver is not"}, {}, "fail", "its driver is not",
-     "nvidia-smi"),
-    ("h200", "container toolkit", {}, {"answers": {"nvidia-ctk --version": None}}, "fail", "missing", "apt-get install"),
-    ("h200", "container toolkit", {}, {"answers": {"nvidia-ctk --version": "CLI version 1.16.1"}}, "fail",
-     "CVE-2024-0132, CVE-2025-23359, CVE-2025-23266", "1.17.8"),
-    ("h200", "container toolkit", {}, {"answers": {"nvidia-ctk --version": "CLI version 1.17.7"}}, "fail",
-     "1.17.7: an image can take over this host (CVE-2025-23266)", "1.17.8"),
-    ("laptop", "engine", {}, {"answers": {"docker version": None, "docker --version": None}}, "warn",
-     "none is installed: jobs train natively", "make engine"),
-    ("laptop", "engine", {}, {"answers": {"docker version": None, "stat -c": "root docker"}, "uid": 1000}, "warn",
-     "does not answer user 1000; its socket belongs to root docker", "usermod -aG docker"),
-    ("laptop", "engine", {}, {"answers": {"docker version": json.dumps({"Server": {"Version": "19.03.15"}})}}, "fail",
-     "19.03.15; the images need 20.10", "make engine"),
+    (
+        "laptop",
+        "gpu",
+        {"gpu_trouble": "an NVIDIA card is here, its driver is not"},
+        {},
+        "fail",
+        "its driver is not",
+        "nvidia-smi",
+    ),
+    (
+        "h200",
+        "container toolkit",
+        {},
+        {"answers": {"nvidia-ctk --version": None}},
+        "fail",
+        "missing",
+        "apt-get install",
+    ),
+    (
+        "h200",
+        "container toolkit",
+        {},
+        {"answers": {"nvidia-ctk --version": "CLI version 1.16.1"}},
+        "fail",
+        "CVE-2024-0132, CVE-2025-23359, CVE-2025-23266",
+        "1.17.8",
+    ),
+    (
+        "h200",
+        "container toolkit",
+        {},
+        {"answers": {"nvidia-ctk --version": "CLI version 1.17.7"}},
+        "fail",
+        "1.17.7: an image can take over this host (CVE-2025-23266)",
+        "1.17.8",
+    ),
+    (
+        "laptop",
+        "engine",
+        {},
+        {"answers": {"docker version": None, "docker --version": None}},
+        "warn",
+        "none is installed: jobs train natively",
+        "make engine",
+    ),
+    (
+        "laptop",
+        "engine",
+        {},
+        {"answers": {"docker version": None, "stat -c": "root docker"}, "uid": 1000},
+        "warn",
+        "does not answer user 1000; its socket belongs to root docker",
+        "usermod -aG docker",
+    ),
+    (
+        "laptop",
+        "engine",
+        {},
+        {"answers": {"docker version": json.dumps({"Server": {"Version": "19.03.15"}})}},
+        "fail",
+        "19.03.15; the images need 20.10",
+        "make engine",
+    ),
     ("laptop", "compose", {}, {"answers": {"docker compose": "v2.17.3"}}, "fail", "needs 2.20", "make engine"),
     ("laptop", "compose", {}, {"answers": {"docker compose": None}}, "fail", "missing", "make engine"),
     ("laptop", "buildx", {}, {"answers": {"docker buildx": None}}, "warn", "none can be built", "make engine"),
-    ("laptop", "image cpu", {}, {"answers": {"docker image": image("2029-06-01T10:00:00Z")}}, "warn",
-     "security fixes are missing", "make image-cpu"),
-    ("laptop", "image cpu", {}, {"answers": {"docker image": image(revision="beba305")}}, "warn",
-     "revision beba305, the checkout is at 37dd950", "make image-cpu"),
-    ("laptop", "port 6006", {}, {"port_taken": lambda port: port == 6006}, "warn", "in use by another program", "ss -l"),
+    (
+        "laptop",
+        "image cpu",
+        {},
+        {"answers": {"docker image": image("2029-06-01T10:00:00Z")}},
+        "warn",
+        "security fixes are missing",
+        "make image-cpu",
+    ),
+    (
+        "laptop",
+        "image cpu",
+        {},
+        {"answers": {"docker image": image(revision="beba305")}},
+        "warn",
+        "revision beba305, the checkout is at 37dd950",
+        "make image-cpu",
+    ),
+    (
+        "laptop",
+        "port 6006",
+        {},
+        {"port_taken": lambda port: port == 6006},
+        "warn",
+        "in use by another program",
+        "ss -l",
+    ),
     ("laptop", "clock", {}, {"now": 1e9}, "warn", "2001-09-09 01:46 UTC is before these files", "set-ntp true"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
-    ("machine", "line", "facts", "parts", "level", "told", "mend"), FAULTS,
+    ("machine", "line", "facts", "parts", "level", "told", "mend"),
+    FAULTS,
     ids=[f"{row[1]}: {row[5]}"[:60] for row in FAULTS],
-)  # fmt: skip
+)
 def test_each_fault_is_found(
-    tmp_path: Path, machine: str, line: str, facts: dict[str, Any], parts: dict[str, Any], level: str, told: str, mend: str
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    machine: str,
+    line: str,
+    facts: dict[str, Any],
+    parts: dict[str, Any],
+    level: str,
+    told: str,
+    mend: str,
+) -> None:
     found = [finding for finding in bad(scene(tmp_path, machine, facts, **parts)) if finding.name == line]
     assert len(found) == 1, found
     assert found[0].level == level
@@ -243,8 +364,12 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
     environment = os.environ | {"TORCH_CPU_BACKEND": "onednn", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", "runtime", "doctor", "--json"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     data = json.loads(done.stdout)
     assert done.returncode == EXIT[Level(data["worst"])]
     lines = {finding["name"]: finding for finding in data["findings"]}

@@ -144,11 +144,15 @@ def test_a_worker_gives_the_same_batches_and_the_same_message() -> None:
         ("torch.arange(6) % 2 == 0", "", Head("", classes=("0", "1")), (6,)),
         ("torch.eye(6).long()[:, :3]", "", Head("", classes=("0", "1", "2"), several=True), (6, 3)),
         ("np.arange(6.0)", "", Head("", columns=("value",), mean=(0.0,), std=(1.0,)), (6, 1)),
-        ("np.arange(12.0).reshape(6, 2)", "names: [u, v]",
-         Head("", columns=("u", "v"), mean=(0.0, 0.0), std=(1.0, 1.0)), (6, 2)),
+        (
+            "np.arange(12.0).reshape(6, 2)",
+            "names: [u, v]",
+            Head("", columns=("u", "v"), mean=(0.0, 0.0), std=(1.0, 1.0)),
+            (6, 2),
+        ),
         ("torch.arange(6)", "targets: numbers", Head("", columns=("value",), mean=(0.0,), std=(1.0,)), (6, 1)),
     ],
-)  # fmt: skip
+)
 def test_what_targets_are(targets: str, options: str, head: Head, shape: tuple[int, ...], tmp_path: Path) -> None:
     data = load(job(tmp_path, both(f"torch.zeros(6, 4), {targets}"), **({"data": options} if options else {})))
     assert data.heads == {"": head}

@@ -32,124 +32,259 @@ def terms(body: str) -> dict[str, str]:
 
 # Files, parts of the spec, and what the first lines of the message are.
 BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
-    "data that raises": (loads("return int('x')"), {},
+    "data that raises": (
+        loads("return int('x')"),
+        {},
         "data.file: load() in my_data.py raised ValueError: invalid literal for int() with base 10: 'x'\n"
-        "    my_data.py:6: in load: return int('x')"),
-    "one part only": (loads("return TensorDataset(torch.zeros(3, 4))"), {},
-        "data.file: load() in my_data.py returned a TensorDataset\n  possible: a pair: (training data, validation data)"),
-    "no function": ({"my_data.py": DATA + "\nload = 3\n"}, {},
-        "data.file: load() in my_data.py raised TypeError: load is of type int and cannot be called"),
-    "a script that exits": ({"my_data.py": "import sys\nsys.exit('no licence')\ndef load():\n    pass\n"}, {},
-        "data.file: load() in my_data.py raised SystemExit: no licence\n    my_data.py:2: sys.exit('no licence')"),
+        "    my_data.py:6: in load: return int('x')",
+    ),
+    "one part only": (
+        loads("return TensorDataset(torch.zeros(3, 4))"),
+        {},
+        "data.file: load() in my_data.py returned a TensorDataset\n  possible: a pair: (training data, validation data)",
+    ),
+    "no function": (
+        {"my_data.py": DATA + "\nload = 3\n"},
+        {},
+        "data.file: load() in my_data.py raised TypeError: load is of type int and cannot be called",
+    ),
+    "a script that exits": (
+        {"my_data.py": "import sys\nsys.exit('no licence')\ndef load():\n    pass\n"},
+        {},
+        "data.file: load() in my_data.py raised SystemExit: no licence\n    my_data.py:2: sys.exit('no licence')",
+    ),
     "no samples": (items("return torch.zeros(4), 0", size=0), {}, f"{TRAINING} has no samples"),
-    "items that raise": (items("return torch.zeros(4), [0, 1][i]"), {},
+    "items that raise": (
+        items("return torch.zeros(4), [0, 1][i]"),
+        {},
         f"{TRAINING} sample 2 raised IndexError: list index out of range\n"
-        "    my_data.py:10: in __getitem__: return torch.zeros(4), [0, 1][i]"),
-    "items that differ": (items("return torch.zeros(5 if i == 3 else 4), i % 2"), {},
-        f"{TRAINING} samples 0 and 3 differ in shape: (4,), () and (5,), ()"),
+        "    my_data.py:10: in __getitem__: return torch.zeros(4), [0, 1][i]",
+    ),
+    "items that differ": (
+        items("return torch.zeros(5 if i == 3 else 4), i % 2"),
+        {},
+        f"{TRAINING} samples 0 and 3 differ in shape: (4,), () and (5,), ()",
+    ),
     "items without target": (items("return torch.zeros(4)"), {}, f"{TRAINING} sample 0 is an array of shape (4,)"),
     "items as mappings": (items("return {'x': 1, 'y': 2}"), {}, f"{TRAINING} sample 0 is a dict of 2"),
-    "a target of unknown type": (items("return torch.zeros(4), 'cat'"), {}, f"{TRAINING} the target of sample 0 is a str"),
-    "an input of unknown type": (items("return (torch.zeros(4), None), 1"), {}, f"{TRAINING} an input of sample 0 is None"),
-    "a loader": (loads("loader = DataLoader(TensorDataset(torch.zeros(3, 4)))\n    return loader, loader"), {},
-        f"{TRAINING} is a DataLoader, which gives no sample by its number"),
+    "a target of unknown type": (
+        items("return torch.zeros(4), 'cat'"),
+        {},
+        f"{TRAINING} the target of sample 0 is a str",
+    ),
+    "an input of unknown type": (
+        items("return (torch.zeros(4), None), 1"),
+        {},
+        f"{TRAINING} an input of sample 0 is None",
+    ),
+    "a loader": (
+        loads("loader = DataLoader(TensorDataset(torch.zeros(3, 4)))\n    return loader, loader"),
+        {},
+        f"{TRAINING} is a DataLoader, which gives no sample by its number",
+    ),
     "None": (loads("return None, None"), {}, f"{TRAINING} is None, which gives no sample by its number"),
     "lengths": (both("torch.zeros(3, 4), torch.zeros(2)"), {}, f"{TRAINING} the arrays have 3, 2 samples"),
     "inputs alone": (both("(torch.zeros(3, 4),)"), {}, f"{TRAINING} is a tuple of 1"),
-    "NaN": (both("np.array([[1.0], [np.nan]]), np.zeros(2)"), {},
-        f"{TRAINING} array 0: sample 1 has NaN or infinite values"),
-    "infinity": (both("np.zeros((3, 4)), np.array([1, np.inf, 2])"), {},
-        f"{TRAINING} array 1: sample 1 has NaN or infinite values"),
-    "texts": (both("np.array(['a', 'b']), np.zeros(2)"), {},
-        f"{TRAINING} array 0: is an array of shape (2,) with values of type <U1"),
+    "NaN": (
+        both("np.array([[1.0], [np.nan]]), np.zeros(2)"),
+        {},
+        f"{TRAINING} array 0: sample 1 has NaN or infinite values",
+    ),
+    "infinity": (
+        both("np.zeros((3, 4)), np.array([1, np.inf, 2])"),
+        {},
+        f"{TRAINING} array 1: sample 1 has NaN or infinite values",
+    ),
+    "texts": (
+        both("np.array(['a', 'b']), np.zeros(2)"),
+        {},
+        f"{TRAINING} array 0: is an array of shape (2,) with values of type <U1",
+    ),
     "ragged": (both("np.zeros((2, 3)), [[1], [2, 3]]"), {}, f"{TRAINING} array 1: is no array: "),
-    "complex": (both("torch.zeros(2, 3, dtype=torch.cfloat), torch.zeros(2)"), {}, f"{TRAINING} array 0: holds complex"),
+    "complex": (
+        both("torch.zeros(2, 3, dtype=torch.cfloat), torch.zeros(2)"),
+        {},
+        f"{TRAINING} array 0: holds complex",
+    ),
     "a number": (both("torch.zeros(2, 3), 5"), {}, f"{TRAINING} array 1: is a single number"),
     "negative classes": (both("torch.zeros(3, 4), torch.arange(3) - 1"), {}, f"{TRAINING} a target is -1"),
     "one class": (both("torch.zeros(3, 4), torch.ones(3).long()"), {}, f"{TRAINING} all targets are 1"),
-    "counts as classes": (both("torch.zeros(3, 4), torch.arange(3) * 700"), {},
-        f"{TRAINING} targets are whole numbers up to 1,400, more than samples"),
+    "counts as classes": (
+        both("torch.zeros(3, 4), torch.arange(3) * 700"),
+        {},
+        f"{TRAINING} targets are whole numbers up to 1,400, more than samples",
+    ),
     "too few names": ({}, {"data": "names: [a]"}, "data.names: is a list of 1, and the targets have 2 classes"),
-    "a class without a name": (items("return torch.zeros(4), 7 if i == 1 else 0"), {"data": "names: [a, b]"},
-        f"{TRAINING} a target is 7\n  possible: targets from 0 to 1, as at the start"),
-    "labels that stop being labels": (items("return torch.zeros(4), torch.tensor([0, 1 if i < 9 else 5])"), {},
-        f"{TRAINING} a target is 5\n  possible: targets from 0 to 1, as at the start"),
-    "no labels": ({}, {"data": "targets: labels"}, "data.targets: is labels, and the targets are int64 of shape (samples)"),
-    "a loss for numbers": ({}, {"train": "loss: mse"},
+    "a class without a name": (
+        items("return torch.zeros(4), 7 if i == 1 else 0"),
+        {"data": "names: [a, b]"},
+        f"{TRAINING} a target is 7\n  possible: targets from 0 to 1, as at the start",
+    ),
+    "labels that stop being labels": (
+        items("return torch.zeros(4), torch.tensor([0, 1 if i < 9 else 5])"),
+        {},
+        f"{TRAINING} a target is 5\n  possible: targets from 0 to 1, as at the start",
+    ),
+    "no labels": (
+        {},
+        {"data": "targets: labels"},
+        "data.targets: is labels, and the targets are int64 of shape (samples)",
+    ),
+    "a loss for numbers": (
+        {},
+        {"train": "loss: mse"},
         "train.loss: is mse\n  possible: the targets are classes (int64), for which there is cross-entropy, focal, "
-        "or a loss of your own"),
-    "weights of classes": ({}, {"data": "targets: numbers", "train": "class_weights: balanced"},
-        "train.class_weights: is balanced"),
-    "a metric that is not there": ({}, {"checkpoint": "best: validation/rmse"},
+        "or a loss of your own",
+    ),
+    "weights of classes": (
+        {},
+        {"data": "targets: numbers", "train": "class_weights: balanced"},
+        "train.class_weights: is balanced",
+    ),
+    "a metric that is not there": (
+        {},
+        {"checkpoint": "best: validation/rmse"},
         "checkpoint.best: is validation/rmse\n  possible: the targets are classes (int64), with the metrics "
-        "validation/loss, validation/accuracy, validation/f1"),
-    "a metric to stop by": ({}, {"data": "targets: numbers", "train": "early_stopping: {metric: validation/f1}"},
-        "train.early_stopping.metric: is validation/f1\n  possible: the targets are numbers (int64)"),
-    "targets that need a loss": (both("torch.zeros(3, 4), torch.zeros(3, 2, 2)"), {},
-        "train.loss: is missing, and the targets are float32 of shape (samples, 2, 2)"),
-    "a network that raises": ({"my_model.py": "def build():\n    return {}['y']\n"}, {},
-        "model.file: build() in my_model.py raised KeyError: 'y'\n    my_model.py:2: in build: return {}['y']"),
-    "no module": ({"my_model.py": "def build():\n    pass\n"}, {},
-        "model.file: build() in my_model.py returned None\n  possible: a torch.nn.Module"),
-    "a network in copies": (network("return Net(width, outputs)", "return nn.DataParallel(Net(width, outputs))"), {},
+        "validation/loss, validation/accuracy, validation/f1",
+    ),
+    "a metric to stop by": (
+        {},
+        {"data": "targets: numbers", "train": "early_stopping: {metric: validation/f1}"},
+        "train.early_stopping.metric: is validation/f1\n  possible: the targets are numbers (int64)",
+    ),
+    "targets that need a loss": (
+        both("torch.zeros(3, 4), torch.zeros(3, 2, 2)"),
+        {},
+        "train.loss: is missing, and the targets are float32 of shape (samples, 2, 2)",
+    ),
+    "a network that raises": (
+        {"my_model.py": "def build():\n    return {}['y']\n"},
+        {},
+        "model.file: build() in my_model.py raised KeyError: 'y'\n    my_model.py:2: in build: return {}['y']",
+    ),
+    "no module": (
+        {"my_model.py": "def build():\n    pass\n"},
+        {},
+        "model.file: build() in my_model.py returned None\n  possible: a torch.nn.Module",
+    ),
+    "a network in copies": (
+        network("return Net(width, outputs)", "return nn.DataParallel(Net(width, outputs))"),
+        {},
         "model.file: build() in my_model.py returned a DataParallel, which copies the network to every GPU at every step\n"
         "  possible: the network itself; limits: {gpus: all} starts one process for each GPU\n"
-        "  do:       return it without DataParallel"),
-    "a class": (network("return Net(width, outputs)", "return Net"), {},
+        "  do:       return it without DataParallel",
+    ),
+    "a class": (
+        network("return Net(width, outputs)", "return Net"),
+        {},
         "model.file: build() in my_model.py returned the class Net\n  possible: a torch.nn.Module\n"
-        "  do:       return an instance: add ()"),
-    "a library that is not there": ({"my_model.py": "import nowhere\n" + MODEL}, {},
+        "  do:       return an instance: add ()",
+    ),
+    "a library that is not there": (
+        {"my_model.py": "import nowhere\n" + MODEL},
+        {},
         "model.file: build() in my_model.py raised ModuleNotFoundError: No module named 'nowhere'\n"
-        "    my_model.py:1: import nowhere"),
-    "a sibling with a mistake": ({"my_model.py": "import layers\n" + MODEL, "layers.py": "x = 1\ny = = 2\n"}, {},
-        "model.file: build() in my_model.py raised SyntaxError: layers.py:2:5: invalid syntax\n    y = = 2"),
-    "forward of another shape": (network("nn.Linear(4,", "nn.Linear(5,"), {},
+        "    my_model.py:1: import nowhere",
+    ),
+    "a sibling with a mistake": (
+        {"my_model.py": "import layers\n" + MODEL, "layers.py": "x = 1\ny = = 2\n"},
+        {},
+        "model.file: build() in my_model.py raised SyntaxError: layers.py:2:5: invalid syntax\n    y = = 2",
+    ),
+    "forward of another shape": (
+        network("nn.Linear(4,", "nn.Linear(5,"),
+        {},
         f"{NETWORK}, called with inputs of shape (2, 4), raised RuntimeError: mat1 and mat2 shapes cannot be "
-        "multiplied (2x4 and 5x8)\n    my_model.py:10: in forward: return self.last(self.body(x).relu())"),
-    "forward with more inputs": (network("forward(self, x)", "forward(self, x, y)"), {},
-        f"{NETWORK}, called with inputs of shape (2, 4), raised TypeError: Net.forward() missing 1 required"),
-    "layers of torch alone": ({"my_model.py": "from torch import nn\ndef build():\n    return nn.Linear(3, 2)\n"}, {},
+        "multiplied (2x4 and 5x8)\n    my_model.py:10: in forward: return self.last(self.body(x).relu())",
+    ),
+    "forward with more inputs": (
+        network("forward(self, x)", "forward(self, x, y)"),
+        {},
+        f"{NETWORK}, called with inputs of shape (2, 4), raised TypeError: Net.forward() missing 1 required",
+    ),
+    "layers of torch alone": (
+        {"my_model.py": "from torch import nn\ndef build():\n    return nn.Linear(3, 2)\n"},
+        {},
         f"{NETWORK}, called with inputs of shape (2, 4), raised RuntimeError: mat1 and mat2 shapes cannot be "
-        "multiplied (2x4 and 3x2)\n  do:       correct these lines"),
-    "a weight of two classes for three": (both("torch.zeros(6, 4), torch.arange(6) % 3"),
+        "multiplied (2x4 and 3x2)\n  do:       correct these lines",
+    ),
+    "a weight of two classes for three": (
+        both("torch.zeros(6, 4), torch.arange(6) % 3"),
         {"train": "loss: {name: focal, alpha: 0.25}"},
-        "train.loss.alpha: is 0.25, and the data has 3 classes\n  possible: a weight of class 1 of two classes"),
+        "train.loss.alpha: is 0.25, and the data has 3 classes\n  possible: a weight of class 1 of two classes",
+    ),
     "a buffer that a forward pass makes": (
-        network("return self.last", "self.register_buffer('seen', x.detach().mean(dim=0))\n        return self.last"), {},
+        network("return self.last", "self.register_buffer('seen', x.detach().mean(dim=0))\n        return self.last"),
+        {},
         f"{NETWORK}: seen is of shape (4,) after a forward pass and was not there before\n"
         "  possible: parameters and buffers that are made in __init__, or by a lazy module\n"
-        "  do:       make it in __init__; register_buffer(..., persistent=False)"),
-    "too many outputs": (network("Net(width, outputs)", "Net(width, 3)"), {}, f"{NETWORK} gives shape (2, 3) for 2 samples"),
-    "a squeezed output": ({**loads("part = torch.zeros(3, 4), torch.zeros(3)\n    return part, part"),
-        **network(".relu())", ".relu()).squeeze(1)")}, {}, f"{NETWORK} gives shape (2,) for 2 samples\n"
-        "  possible: (N, 1), here (2, 1)"),
-    "nothing to train": ({"my_model.py": "from torch import nn\ndef build():\n    return nn.Flatten()\n"}, {},
-        f"{NETWORK} has no parameter that can be trained"),
-    "no gradient": (network(".relu())", ".relu()).detach()"), {},
-        f"{NETWORK} gives float32 numbers that no gradient flows through"),
-    "several outputs": (network("return self.last(self.body(x).relu())", "return {'a': self.last(self.body(x))}"), {},
-        f"{NETWORK} gives a dict of 1"),
-    "a loss that raises": (terms("lambda outputs, targets: outputs - targets.nothing"), MY_LOSS,
+        "  do:       make it in __init__; register_buffer(..., persistent=False)",
+    ),
+    "too many outputs": (
+        network("Net(width, outputs)", "Net(width, 3)"),
+        {},
+        f"{NETWORK} gives shape (2, 3) for 2 samples",
+    ),
+    "a squeezed output": (
+        {
+            **loads("part = torch.zeros(3, 4), torch.zeros(3)\n    return part, part"),
+            **network(".relu())", ".relu()).squeeze(1)"),
+        },
+        {},
+        f"{NETWORK} gives shape (2,) for 2 samples\n  possible: (N, 1), here (2, 1)",
+    ),
+    "nothing to train": (
+        {"my_model.py": "from torch import nn\ndef build():\n    return nn.Flatten()\n"},
+        {},
+        f"{NETWORK} has no parameter that can be trained",
+    ),
+    "no gradient": (
+        network(".relu())", ".relu()).detach()"),
+        {},
+        f"{NETWORK} gives float32 numbers that no gradient flows through",
+    ),
+    "several outputs": (
+        network("return self.last(self.body(x).relu())", "return {'a': self.last(self.body(x))}"),
+        {},
+        f"{NETWORK} gives a dict of 1",
+    ),
+    "a loss that raises": (
+        terms("lambda outputs, targets: outputs - targets.nothing"),
+        MY_LOSS,
         "train.loss.file: the loss of loss() in my_loss.py, called with outputs (2, 2) float32 and targets (2,) int64, "
-        "raised AttributeError: 'Tensor' object has no attribute 'nothing'\n    my_loss.py:3: in <lambda>: return"),
-    "a loss by output": (terms("lambda outputs, targets: outputs * 2"), MY_LOSS,
-        "train.loss.file: the loss of loss() in my_loss.py gives shape (2, 2) for 2 samples"),
-    "a loss as a number": (terms("lambda outputs, targets: 3.0"), MY_LOSS,
-        "train.loss.file: the loss of loss() in my_loss.py gives a float"),
-    "a loss without gradient": (terms("lambda outputs, targets: outputs.detach().mean()"), MY_LOSS,
-        "train.loss.file: the loss of loss() in my_loss.py gives a value that no gradient flows through"),
+        "raised AttributeError: 'Tensor' object has no attribute 'nothing'\n    my_loss.py:3: in <lambda>: return",
+    ),
+    "a loss by output": (
+        terms("lambda outputs, targets: outputs * 2"),
+        MY_LOSS,
+        "train.loss.file: the loss of loss() in my_loss.py gives shape (2, 2) for 2 samples",
+    ),
+    "a loss as a number": (
+        terms("lambda outputs, targets: 3.0"),
+        MY_LOSS,
+        "train.loss.file: the loss of loss() in my_loss.py gives a float",
+    ),
+    "a loss without gradient": (
+        terms("lambda outputs, targets: outputs.detach().mean()"),
+        MY_LOSS,
+        "train.loss.file: the loss of loss() in my_loss.py gives a value that no gradient flows through",
+    ),
     "a loss by name": (terms("'mse'"), MY_LOSS, "train.loss.file: the loss of loss() in my_loss.py is a str"),
-    "the class of a loss": (terms("nn.CrossEntropyLoss"), MY_LOSS,
-        "train.loss.file: the loss of loss() in my_loss.py is the class CrossEntropyLoss"),
-    "a loss to train": (terms("nn.Linear(2, 2)"), MY_LOSS,
-        "train.loss.file: the loss of loss() in my_loss.py has trainable parameters"),
-}  # fmt: skip
+    "the class of a loss": (
+        terms("nn.CrossEntropyLoss"),
+        MY_LOSS,
+        "train.loss.file: the loss of loss() in my_loss.py is the class CrossEntropyLoss",
+    ),
+    "a loss to train": (
+        terms("nn.Linear(2, 2)"),
+        MY_LOSS,
+        "train.loss.file: the loss of loss() in my_loss.py has trainable parameters",
+    ),
+}
 
 
 @pytest.mark.parametrize(("files", "parts", "expected"), BAD.values(), ids=BAD)
-def test_bad_code_and_its_message(
-    files: dict[str, str], parts: dict[str, str], expected: str, tmp_path: Path
-) -> None:  # fmt: skip
+def test_bad_code_and_its_message(files: dict[str, str], parts: dict[str, str], expected: str, tmp_path: Path) -> None:
     made = job(tmp_path, files, **parts)
     with pytest.raises((SpecError, DataError)) as raised:
         build(made, next_epoch(load(made)))

@@ -64,30 +64,56 @@ def test_only_wanted_columns_are_read_and_ignored_ones_are_not(tmp_path: Path) -
         ("zero.csv", "", ["data.train: ", "zero.csv is empty (0 bytes)"]),
         ("blank.csv", "\n\n", ["has no rows"]),
         ("header.csv", "a,b\n", ["has a header and no rows"]),
-        ("latin.csv", LATIN, ["line 3: byte 0xF3 is not UTF-8", "in LATIN1 the line reads `2,reparación`",
-                              "iconv -f LATIN1 -t UTF-8", "latin-utf8.csv"]),
-        ("windows.csv", "a,b\n1,5 €\n".encode("cp1252"), ["in WINDOWS-1252 the line reads `1,5 €`", "iconv -f WINDOWS-1252"]),
+        (
+            "latin.csv",
+            LATIN,
+            [
+                "line 3: byte 0xF3 is not UTF-8",
+                "in LATIN1 the line reads `2,reparación`",
+                "iconv -f LATIN1 -t UTF-8",
+                "latin-utf8.csv",
+            ],
+        ),
+        (
+            "windows.csv",
+            "a,b\n1,5 €\n".encode("cp1252"),
+            ["in WINDOWS-1252 the line reads `1,5 €`", "iconv -f WINDOWS-1252"],
+        ),
         ("header.csv", "año,b\n1,2\n".encode("latin-1"), ["line 1: byte 0xF1", "`año,b`"]),
-        ("mixed.csv", "a\nñandú\n".encode() + "cañón\n".encode("latin-1"),
-         ["line 3", "the encodings are mixed: lines in LATIN1: 1, lines in UTF-8: 1", "from its sources"]),
+        (
+            "mixed.csv",
+            "a\nñandú\n".encode() + "cañón\n".encode("latin-1"),
+            ["line 3", "the encodings are mixed: lines in LATIN1: 1, lines in UTF-8: 1", "from its sources"],
+        ),
         ("wide.csv", "a,b\n1,2\n".encode("utf-16"), ["is UTF-16", "iconv -f UTF-16"]),
         ("latin.jsonl", '{"a": "señal"}\n'.encode("latin-1"), ["line 1: byte 0xF1 is not UTF-8", "señal"]),
         ("twice.csv", "a,b,a\n1,2,3\n", ["has several columns of the name a", "rename or remove"]),
         ("index.csv", ",a\n0,1\n", ["column 1 of", "has no name", "to_csv(..., index=False)"]),
         ("semi.csv", "a;b\n1,5;2\n", ["are separated by semicolons", "a decimal point"]),
         ("tabs.csv", "a\tb\n1\t2\n", ["are separated by tabs", "a .tsv with tabs"]),
-        ("ragged.csv", "a,b\n1,2\n3\n4,5,6\n", ["has 2 columns; rows of another length: 2", "row 2: 1 cells, 3",
-                                                "row 3: 3 cells, 4,5,6", "put quotes around"]),
+        (
+            "ragged.csv",
+            "a,b\n1,2\n3\n4,5,6\n",
+            [
+                "has 2 columns; rows of another length: 2",
+                "row 2: 1 cells, 3",
+                "row 3: 3 cells, 4,5,6",
+                "put quotes around",
+            ],
+        ),
         ("open.csv", 'a,b\n1,2\n3,"never closed\n4,5\n', ["row 2: a quote is not closed"]),
         ("broken.jsonl", '{"a": 1}\n{"a": \n', ["line 2, column", "expecting value", "mend the line"]),
         ("list.jsonl", "[1, 2]\n", ["line 1 is not an object: [1, 2]"]),
         ("types.jsonl", '{"a": 1}\n{"a": "x"}\n', ['line 2: "a" is text, in line 1 it is a number']),
         ("cut.parquet", b"PAR1 and nothing else", ["is no Parquet file, or only a part of one"]),
         ("sheet.xlsx", "PK", ["is of no known kind", "ends in .csv, .tsv, .jsonl, .parquet"]),
-        ("lacks.csv", "etiqueta,b\n1,2\n", ['data.target: ', 'has no column "etiquetas"', "its columns: etiqueta, b",
-                                            'did you mean "etiqueta"?']),
+        (
+            "lacks.csv",
+            "etiqueta,b\n1,2\n",
+            ["data.target: ", 'has no column "etiquetas"', "its columns: etiqueta, b", 'did you mean "etiqueta"?'],
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_files(tmp_path: Path, name: str, content: str | bytes, parts: list[str]) -> None:
     path = written(tmp_path, name, content)
     wanted = {"etiquetas": "data.target"} if name == "lacks.csv" else {}

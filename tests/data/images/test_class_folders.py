@@ -62,14 +62,20 @@ def test_a_linked_class_folder_is_followed(tmp_path: Path) -> None:
 FOLDERS: dict[str, tuple[Any, str]] = {
     "missing": (lambda root: None, "x does not exist"),
     "empty": (lambda root: root.mkdir(), "has no images in class folders (0 images lie outside of them)"),
-    "flat": (lambda root: folder(root, sub=3) and (root / "sub").rename(root.with_name("y"))
-             and root.with_name("y").rename(root), "no images in class folders"),
+    "flat": (
+        lambda root: (
+            folder(root, sub=3) and (root / "sub").rename(root.with_name("y")) and root.with_name("y").rename(root)
+        ),
+        "no images in class folders",
+    ),
     "one class": (lambda root: folder(root, cat=4), "4 images of 1 class: cat"),
     "parts": (lambda root: folder(root, train=4, val=4), "are parts of a data set, not classes: train, val"),
-    "no image can be used": (lambda root: (folder(root, a=30, b=30), (root / "c").mkdir(),
-                             (root / "c" / "x.png").touch()), "no image can be used of the classes c"),
+    "no image can be used": (
+        lambda root: (folder(root, a=30, b=30), (root / "c").mkdir(), (root / "c" / "x.png").touch()),
+        "no image can be used of the classes c",
+    ),
     "a text file": (lambda root: root.write_text("hello"), "is of no known kind"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", FOLDERS)

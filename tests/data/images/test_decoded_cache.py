@@ -265,8 +265,11 @@ def test_it_is_chosen_where_disk_and_memory_have_room(
     facts: Workload | None, epochs: int, room: int | None, value: bool, reason: str
 ) -> None:
     here = tiny.machine()
-    here = replace(here, memory=replace(here.memory, available=1 << 30),
-                   storage=replace(here.storage, cache_writable=True, cache_room=room))  # fmt: skip
+    here = replace(
+        here,
+        memory=replace(here.memory, available=1 << 30),
+        storage=replace(here.storage, cache_writable=True, cache_room=room),
+    )
     asked = tiny.job()
     asked = asked.model_copy(update={"train": asked.train.model_copy(update={"epochs": epochs})})
     choice = decode_cache.choose(asked, here, facts)

@@ -125,9 +125,16 @@ def test_validation_of_another_size_and_kind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "ordered"),
-    [("b a", "a b"), ("10 9", "9 10"), ("10 9 x", "10 9 x"), ("01 1 0", "0 01 1"), ("² 1", "1 ²"), ("-2 -10", "-10 -2"),
-     ("- 1", "- 1")],
-)  # fmt: skip
+    [
+        ("b a", "a b"),
+        ("10 9", "9 10"),
+        ("10 9 x", "10 9 x"),
+        ("01 1 0", "0 01 1"),
+        ("² 1", "1 ²"),
+        ("-2 -10", "-10 -2"),
+        ("- 1", "- 1"),
+    ],
+)
 def test_order_of_classes(given: str, ordered: str) -> None:
     assert class_names(given.split()) == tuple(ordered.split())
 

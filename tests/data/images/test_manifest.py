@@ -75,10 +75,13 @@ def test_labels_of_a_csv_stay_as_they_are_written(tmp_path: Path, labels: str) -
 
 @pytest.mark.parametrize(
     ("values", "names"),
-    [(arrow.array([1, 2] * 4), {"1", "2"}), (arrow.array([True, False] * 4), {"true", "false"}),
-     (arrow.array(["a", "b"] * 4).dictionary_encode(), {"a", "b"}),
-     (arrow.array(["a", "b"] * 4, arrow.large_string()), {"a", "b"})],
-)  # fmt: skip
+    [
+        (arrow.array([1, 2] * 4), {"1", "2"}),
+        (arrow.array([True, False] * 4), {"true", "false"}),
+        (arrow.array(["a", "b"] * 4).dictionary_encode(), {"a", "b"}),
+        (arrow.array(["a", "b"] * 4, arrow.large_string()), {"a", "b"}),
+    ],
+)
 def test_types_of_labels_in_parquet(tmp_path: Path, values: Any, names: set[str]) -> None:
     parquet.write_table(arrow.table({"path": images(tmp_path), "label": values}), tmp_path / "list.parquet")
     assert set(classes(job(tmp_path / "list.parquet")).values()) == names
@@ -111,11 +114,15 @@ CASES: dict[str, tuple[str, Any, str, str]] = {
     "empty parquet": ("parquet", lambda d: "", "list.parquet is empty", "check how the file was written"),
     "float label": ("parquet", lambda d: columns(d, path=["a", "b"], label=[0.5, 1.5]), "column", "is double"),
     "list path": ("parquet", lambda d: columns(d, path=[["a"]], label=["x"]), 'column "path" of', "is list<"),
-    "null label": ("parquet", lambda d: columns(d, path=images(d), label=["a", "b", None, "a"] * 2),
-                   "list.parquet row 3: label is empty", "2 of 8 samples"),
+    "null label": (
+        "parquet",
+        lambda d: columns(d, path=images(d), label=["a", "b", None, "a"] * 2),
+        "list.parquet row 3: label is empty",
+        "2 of 8 samples",
+    ),
     "no labels": ("parquet", lambda d: columns(d, path=["a"], label=arrow.nulls(1)), "(1 rows in all)", "check how"),
     "parquet column": ("parquet", lambda d: columns(d, file=["a"], label=["x"]), 'has no column "path"', "file, label"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)

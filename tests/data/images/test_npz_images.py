@@ -20,9 +20,16 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize(
     ("shape", "seen"),
-    [((20, 8, 8), (1, 8, 8)), ((20, 8, 8, 1), (1, 8, 8)), ((20, 8, 8, 3), (3, 8, 8)), ((20, 1, 8, 8), (1, 8, 8)),
-     ((20, 3, 8, 8), (3, 8, 8)), ((20, 8, 12, 3), (3, 8, 8)), ((20, 3, 3, 3), None)],
-)  # fmt: skip
+    [
+        ((20, 8, 8), (1, 8, 8)),
+        ((20, 8, 8, 1), (1, 8, 8)),
+        ((20, 8, 8, 3), (3, 8, 8)),
+        ((20, 1, 8, 8), (1, 8, 8)),
+        ((20, 3, 8, 8), (3, 8, 8)),
+        ((20, 8, 12, 3), (3, 8, 8)),
+        ((20, 3, 3, 3), None),
+    ],
+)
 def test_forms_of_arrays(tmp_path: Path, shape: tuple[int, ...], seen: tuple[int, ...] | None) -> None:
     images = noise(*shape)
     path = npz(tmp_path / "x.npz", images, np.arange(20) % 2)
@@ -63,11 +70,18 @@ def test_types_of_pixels(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize(
     ("labels", "classes"),
-    [(np.arange(20) % 3, "0 1 2"), (np.arange(20) % 11, "0 1 2 3 4 5 6 7 8 9 10"),
-     (np.array(["cat", "dog"] * 10), "cat dog"), (np.array([b"dog", b"cat"] * 10), "cat dog"),
-     (np.array([True, False] * 10), "False True"), (np.array([[1], [0]] * 10), "0 1"),
-     (np.array([-1, 1] * 10), "-1 1"), (np.array(["10", "9"] * 10), "9 10"), (np.array(["10", "b"] * 10), "10 b")],
-)  # fmt: skip
+    [
+        (np.arange(20) % 3, "0 1 2"),
+        (np.arange(20) % 11, "0 1 2 3 4 5 6 7 8 9 10"),
+        (np.array(["cat", "dog"] * 10), "cat dog"),
+        (np.array([b"dog", b"cat"] * 10), "cat dog"),
+        (np.array([True, False] * 10), "False True"),
+        (np.array([[1], [0]] * 10), "0 1"),
+        (np.array([-1, 1] * 10), "-1 1"),
+        (np.array(["10", "9"] * 10), "9 10"),
+        (np.array(["10", "b"] * 10), "10 b"),
+    ],
+)
 def test_labels_of_arrays(tmp_path: Path, labels: Any, classes: str) -> None:
     data = load(job(npz(tmp_path / "x.npz", noise(20, 8, 8), labels)))
     assert data.heads[""].classes == tuple(classes.split())

@@ -54,10 +54,15 @@ def test_right_content_under_a_wrong_name(tmp_path: Path) -> None:
 
 RED, GREEN, BLUE, WHITE = [255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]
 TURNED = {
-    1: [RED, GREEN, BLUE, WHITE], 2: [GREEN, RED, WHITE, BLUE], 3: [WHITE, BLUE, GREEN, RED],
-    4: [BLUE, WHITE, RED, GREEN], 5: [RED, BLUE, GREEN, WHITE], 6: [BLUE, RED, WHITE, GREEN],
-    7: [WHITE, GREEN, BLUE, RED], 8: [GREEN, WHITE, RED, BLUE],
-}  # fmt: skip
+    1: [RED, GREEN, BLUE, WHITE],
+    2: [GREEN, RED, WHITE, BLUE],
+    3: [WHITE, BLUE, GREEN, RED],
+    4: [BLUE, WHITE, RED, GREEN],
+    5: [RED, BLUE, GREEN, WHITE],
+    6: [BLUE, RED, WHITE, GREEN],
+    7: [WHITE, GREEN, BLUE, RED],
+    8: [GREEN, WHITE, RED, BLUE],
+}
 """Quarters of the upright image by EXIF orientation, worked out by hand from the EXIF standard."""
 
 

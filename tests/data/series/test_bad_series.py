@@ -22,29 +22,79 @@ LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
 @pytest.mark.parametrize(
     ("task", "change", "data", "parts"),
     [
-        (CLASSES, {}, {"window": 101}, ["data.window: is 101", "has at most 100 rows in one stretch", "a shorter window"]),
-        (CLASSES, {}, {"window": 30}, ["data.window: is 30", "the validation part of", "at most 25 rows", "another data.validation"]),
+        (
+            CLASSES,
+            {},
+            {"window": 101},
+            ["data.window: is 101", "has at most 100 rows in one stretch", "a shorter window"],
+        ),
+        (
+            CLASSES,
+            {},
+            {"window": 30},
+            ["data.window: is 30", "the validation part of", "at most 25 rows", "another data.validation"],
+        ),
         (CLASSES, {"t": np.arange(100) * 60}, {"max_gap": 30}, ["data.window: is 8", "at most 1 rows in one stretch"]),
         (CLASSES, {}, {"time": "tt"}, ["data.time: ", 'has no column "tt"', 'did you mean "t"?']),
         (CLASSES, {}, {"features": ["a", "c"]}, ["data.features: ", 'has no column "c"', "its columns: t, a, b, y"]),
         (CLASSES, {}, {"label": "state"}, ["data.label: ", 'has no column "state"']),
         (CLASSES, {}, {"group": "machine"}, ["data.group: ", 'has no column "machine"']),
-        (CLASSES, {"t": np.arange(100) // 2}, {}, ["has 50 times twice in one series: rows 1 and 2 have one t", "data.group"]),
-        (CLASSES, {"t": ["31/05/2024"] * 100}, {}, ['time column "t"', "is text: row 1 has `31/05/2024`", "2024-05-31 08:30:00"]),
+        (
+            CLASSES,
+            {"t": np.arange(100) // 2},
+            {},
+            ["has 50 times twice in one series: rows 1 and 2 have one t", "data.group"],
+        ),
+        (
+            CLASSES,
+            {"t": ["31/05/2024"] * 100},
+            {},
+            ['time column "t"', "is text: row 1 has `31/05/2024`", "2024-05-31 08:30:00"],
+        ),
         (CLASSES, {"t": ["2024-01-01"] * 99 + ["soon"]}, {}, ["is text: row 100 has `soon`"]),
         (CLASSES, {"t": [None] * 10 + list(range(90))}, {}, ["10 of 100 samples", "a.csv row 1: t is empty"]),
-        (CLASSES, {"a": ["x"] * 100, "b": ["y"] * 100}, {}, ["data.features: ", "no column of numbers", "it has: a, b"]),
-        (CLASSES, {"a": pyarrow.array(np.ones(100), mask=np.arange(100) % 5 == 0)}, {}, ["20 of 100 samples", "row 1: a is empty"]),
-        (CLASSES, {"a": pyarrow.nulls(100, "float64")}, {"features": ["a"]}, ["no row of", "has a value of every feature"]),
-        (CLASSES, {"a": [f"{i}?" for i in range(100)]}, {"features": ["a"]}, ["no row of", "has a value of every feature"]),
+        (
+            CLASSES,
+            {"a": ["x"] * 100, "b": ["y"] * 100},
+            {},
+            ["data.features: ", "no column of numbers", "it has: a, b"],
+        ),
+        (
+            CLASSES,
+            {"a": pyarrow.array(np.ones(100), mask=np.arange(100) % 5 == 0)},
+            {},
+            ["20 of 100 samples", "row 1: a is empty"],
+        ),
+        (
+            CLASSES,
+            {"a": pyarrow.nulls(100, "float64")},
+            {"features": ["a"]},
+            ["no row of", "has a value of every feature"],
+        ),
+        (
+            CLASSES,
+            {"a": [f"{i}?" for i in range(100)]},
+            {"features": ["a"]},
+            ["no row of", "has a value of every feature"],
+        ),
         (CLASSES, {"y": ["on"] * 100}, {}, ["y is on in all of them", "two classes or more"]),
         (CLASSES, {"y": LATE}, {}, ["data.train: classes that the training data does not have", '"fault"']),
-        (CLASSES, {"y": np.arange(100) / 3}, {"label": "y"}, ["y has 23 different values in 23 rows", "use a regression"]),
-        (CLASSES, {"y": pyarrow.nulls(100, "string")}, {"bad_samples": 0.99}, ["23 of 23 samples", "window that ends in row 8: y is empty"]),
+        (
+            CLASSES,
+            {"y": np.arange(100) / 3},
+            {"label": "y"},
+            ["y has 23 different values in 23 rows", "use a regression"],
+        ),
+        (
+            CLASSES,
+            {"y": pyarrow.nulls(100, "string")},
+            {"bad_samples": 0.99},
+            ["23 of 23 samples", "window that ends in row 8: y is empty"],
+        ),
         (NUMBERS, {"y": np.full(100, 2.0)}, {}, ["y is 2 in all 23 training rows", "a number that differs"]),
         (NUMBERS, {}, {}, ["23 of 23 samples", "y is `off`, not a number"]),
     ],
-)  # fmt: skip
+)
 def test_bad_tables(tmp_path: Path, task: str, change: dict[str, Any], data: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(DataError) as error:
         series.load(job(stored(tmp_path, one() | change), task, **data))
@@ -112,15 +162,24 @@ def test_a_series_of_its_own_for_validation_needs_the_same_columns(tmp_path: Pat
     ("text", "parts"),
     [
         ("data: {train: a.csv, time: t, label: y}", ["data: window is missing", "add `window:`"]),
-        ("data: {train: a.npz, window: 8, stride: 2}", ["data.window: is for a long table", "data.stride: is for a long table"]),
+        (
+            "data: {train: a.npz, window: 8, stride: 2}",
+            ["data.window: is for a long table", "data.stride: is for a long table"],
+        ),
         ("data: {train: a.npz, validation: b.csv}", ["data.validation: ", "both arrays (.npz), or both long tables"]),
         ("data: {train: a.csv, time: t, label: t, window: 8}", ["data.label: has 't', which data.time has too"]),
-        ("data: {train: a.csv, time: t, label: [y, z], window: 8}", ["data.label: is several columns", "series-regression"]),
+        (
+            "data: {train: a.csv, time: t, label: [y, z], window: 8}",
+            ["data.label: is several columns", "series-regression"],
+        ),
         ("data: {train: a.csv, time: t, label: y, window: 8}\nmodel: {kernel: 4}", ["model.kernel: ", "an odd number"]),
-        ("data: {train: a.csv, time: t, label: y, window: 8}\nmodel: {pool: 3}", ["model.pool: is 3: 2 times pooled, 9 rows"]),
+        (
+            "data: {train: a.csv, time: t, label: y, window: 8}\nmodel: {pool: 3}",
+            ["model.pool: is 3: 2 times pooled, 9 rows"],
+        ),
         ("data: {train: a.csv, time: t, label: y, window: 8, max_gap: 0}", ["data.max_gap: "]),
     ],
-)  # fmt: skip
+)
 def test_bad_specs(text: str, parts: list[str]) -> None:
     with pytest.raises(SpecError) as error:
         spec.check(parse(f"name: t\ntask: series-classification\n{text}\n", "t.yaml"))

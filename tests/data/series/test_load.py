@@ -30,8 +30,12 @@ Rows = dict[str, Any]
 
 def job(train: Path, task: str = "series-classification", *, seed: int = 0, **data: object) -> SeriesJob:
     long = {} if train.suffix == ".npz" else {"time": "t", "label": "y", "window": 8, "stride": 3}
-    given = {"name": "t", "task": task, "data": {"train": str(train), "validation": 0.25, **long, **data},
-             "train": {"seed": seed}}  # fmt: skip
+    given = {
+        "name": "t",
+        "task": task,
+        "data": {"train": str(train), "validation": 0.25, **long, **data},
+        "train": {"seed": seed},
+    }
     made = JOBS[task].model_validate(given)
     assert isinstance(made, SeriesJob)
     return made
@@ -45,8 +49,12 @@ def stored(folder: Path, rows: Rows, name: str = "a.csv") -> Path:
 def one(count: int = 100) -> Rows:
     """One series of two channels; the class changes every 10 rows."""
     drawn = np.random.default_rng(0)
-    return {"t": np.arange(count), "a": drawn.normal(5, 2, count), "b": drawn.normal(-1, 0.1, count),
-            "y": np.where(np.arange(count) // 10 % 2, "on", "off")}  # fmt: skip
+    return {
+        "t": np.arange(count),
+        "a": drawn.normal(5, 2, count),
+        "b": drawn.normal(-1, 0.1, count),
+        "y": np.where(np.arange(count) // 10 % 2, "on", "off"),
+    }
 
 
 def several() -> Rows:

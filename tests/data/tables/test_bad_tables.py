@@ -37,33 +37,87 @@ CLASSES, NUMBERS = "tabular-classification", "tabular-regression"
 @pytest.mark.parametrize(
     ("task", "change", "data", "parts"),
     [
-        (CLASSES, {}, {"target": "yy"}, ["data.target: ", 'has no column "yy"', "its columns: age, kind, y", 'did you mean "y"?']),
+        (
+            CLASSES,
+            {},
+            {"target": "yy"},
+            ["data.target: ", 'has no column "yy"', "its columns: age, kind, y", 'did you mean "y"?'],
+        ),
         (CLASSES, {}, {"features": ["age", "kin"]}, ["data.features: ", 'no column "kin"', 'did you mean "kind"?']),
         (CLASSES, {}, {"ignore": ["id"]}, ["data.ignore: ", 'no column "id"']),
         (CLASSES, {"y": ["no"] * N}, {}, ["60 rows, and y is no in all of them", "two classes or more"]),
         (CLASSES, {"y": np.arange(N) * 1.5}, {}, ["data.target: ", "has fractions such as 1.5", "use a regression"]),
-        (CLASSES, {"y": [f"name {i}" for i in range(N)]}, {}, ["y has 60 different values in 60 rows", "use a regression"]),
-        (CLASSES, {"y": [None] * 30 + ["a", "b"] * 15}, {}, ["30 of 60 samples cannot be used", "a.parquet row 1: y is empty",
-                                                             "and 10 more", "a share of 0.05"]),
-        (CLASSES, {"when": DAYS}, {}, ['column "when"', "is a date (date32[day])", "add when to data.ignore", "age in days"]),
-        (CLASSES, {"id": [f"M{i:04}" for i in range(N)]}, {}, ['column "id"', "60 different texts in 60 rows", "add id to data.ignore"]),
-        (CLASSES, {"row": np.arange(N)}, {}, ['column "row"', "counts the rows", "add row to data.ignore, or to data.numeric"]),
-        (CLASSES, {"price": text("n.d.")}, {}, ["are numbers but 1: row 60 has `n.d.`", "data.numeric", "data.categorical"]),
+        (
+            CLASSES,
+            {"y": [f"name {i}" for i in range(N)]},
+            {},
+            ["y has 60 different values in 60 rows", "use a regression"],
+        ),
+        (
+            CLASSES,
+            {"y": [None] * 30 + ["a", "b"] * 15},
+            {},
+            ["30 of 60 samples cannot be used", "a.parquet row 1: y is empty", "and 10 more", "a share of 0.05"],
+        ),
+        (
+            CLASSES,
+            {"when": DAYS},
+            {},
+            ['column "when"', "is a date (date32[day])", "add when to data.ignore", "age in days"],
+        ),
+        (
+            CLASSES,
+            {"id": [f"M{i:04}" for i in range(N)]},
+            {},
+            ['column "id"', "60 different texts in 60 rows", "add id to data.ignore"],
+        ),
+        (
+            CLASSES,
+            {"row": np.arange(N)},
+            {},
+            ['column "row"', "counts the rows", "add row to data.ignore, or to data.numeric"],
+        ),
+        (
+            CLASSES,
+            {"price": text("n.d.")},
+            {},
+            ["are numbers but 1: row 60 has `n.d.`", "data.numeric", "data.categorical"],
+        ),
         (CLASSES, {"price": text()}, {}, ["are numbers written as text", "add price to data.numeric"]),
-        (CLASSES, {"price": text(*["x"] * 9)}, {"numeric": ["price"]}, ["9 of 60 samples", "row 52: price is `x`, not a number"]),
-        (CLASSES, {"tags": [["a"]] * N}, {}, ['column "tags"', "is list<element: string>", "numbers, text, true or false"]),
+        (
+            CLASSES,
+            {"price": text(*["x"] * 9)},
+            {"numeric": ["price"]},
+            ["9 of 60 samples", "row 52: price is `x`, not a number"],
+        ),
+        (
+            CLASSES,
+            {"tags": [["a"]] * N},
+            {},
+            ['column "tags"', "is list<element: string>", "numbers, text, true or false"],
+        ),
         (CLASSES, {"y": [["a"]] * N}, {}, ["data.target: ", 'column "y"', "is list<element: string>"]),
         (CLASSES, {"age": [np.inf] * N}, {}, ["60 of 60 samples", "row 1: age is infinite"]),
-        (CLASSES, {"age": np.ones(N), "kind": ["a"] * N}, {}, ["all 2 features", "have one value in all training rows"]),
+        (
+            CLASSES,
+            {"age": np.ones(N), "kind": ["a"] * N},
+            {},
+            ["all 2 features", "have one value in all training rows"],
+        ),
         (CLASSES, {"age": None, "kind": None}, {}, ["has no columns to predict from"]),
         (CLASSES, {"b": [0, 2] * 30}, {"target": ["y", "b"]}, ["row 1: y is `no`, not 0 or 1"]),
         (CLASSES, {"y": [1] * N, "b": [0, 1] * 30}, {"target": ["y", "b"]}, ["y is 1 in all", "a label that differs"]),
-        (NUMBERS, {"y": np.full(N, 3.5)}, {}, ["y is 3.5 in all 45 training rows", "a number that differs between rows"]),
+        (
+            NUMBERS,
+            {"y": np.full(N, 3.5)},
+            {},
+            ["y is 3.5 in all 45 training rows", "a number that differs between rows"],
+        ),
         (NUMBERS, {}, {}, ["60 of 60 samples", "row 1: y is `no`, not a number"]),
         (NUMBERS, {"y": [np.inf] * 10 + [1.0, 2.0] * 25}, {}, ["10 of 60 samples", "row 1: y is infinite"]),
         (NUMBERS, {"y": DAYS}, {}, ["data.target: ", 'column "y"', "is date32[day]"]),
     ],
-)  # fmt: skip
+)
 def test_bad_tables(tmp_path: Path, task: str, change: dict[str, Any], data: dict[str, Any], parts: list[str]) -> None:
     rows = {name: cells for name, cells in (GOOD | change).items() if cells is not None}
     with pytest.raises(DataError) as error:
@@ -107,13 +161,22 @@ def test_dates_and_codes_can_be_categories(tmp_path: Path) -> None:
         ("data: {train: a.csv}", ["data.target: is missing"]),
         ("data: {train: a.csv, target: [y, y]}", ["data.target: ", "y stands twice"]),
         ("data: {train: a.csv, target: y, features: [a, y]}", ["data.features: has 'y', which data.target has too"]),
-        ("data: {train: a.csv, target: y, numeric: a, categorical: [a]}", ["data.categorical: has 'a', which data.numeric has too"]),
-        ("data: {train: a.csv, target: y, features: a, numeric: b}", ["data.numeric: has 'b', which data.features does not have"]),
+        (
+            "data: {train: a.csv, target: y, numeric: a, categorical: [a]}",
+            ["data.categorical: has 'a', which data.numeric has too"],
+        ),
+        (
+            "data: {train: a.csv, target: y, features: a, numeric: b}",
+            ["data.numeric: has 'b', which data.features does not have"],
+        ),
         ("data: {train: a.csv, target: [a, b]}\ntrain: {loss: focal}", ["train.loss: ", "bce"]),
-        ("data: {train: a.csv, target: [a, b]}\ntrain: {class_weights: balanced}", ["train.class_weights: is balanced", "a single label column"]),
+        (
+            "data: {train: a.csv, target: [a, b]}\ntrain: {class_weights: balanced}",
+            ["train.class_weights: is balanced", "a single label column"],
+        ),
         ("data: {train: a.csv, target: y}\nmodel: {hidden: []}", ["model.hidden: "]),
     ],
-)  # fmt: skip
+)
 def test_bad_specs(text: str, parts: list[str]) -> None:
     with pytest.raises(SpecError) as error:
         spec.check(parse(f"name: t\ntask: tabular-classification\n{text}\n", "t.yaml"))

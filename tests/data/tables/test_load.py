@@ -27,8 +27,12 @@ Rows = dict[str, Any]
 
 
 def job(train: Path, task: str = "tabular-classification", *, seed: int = 0, **data: object) -> TableJob:
-    given = {"name": "t", "task": task, "data": {"train": str(train), "target": "y", "validation": 0.25, **data},
-             "train": {"seed": seed}}  # fmt: skip
+    given = {
+        "name": "t",
+        "task": task,
+        "data": {"train": str(train), "target": "y", "validation": 0.25, **data},
+        "train": {"seed": seed},
+    }
     made = JOBS[task].model_validate(given)
     assert isinstance(made, TableJob)
     return made
@@ -80,8 +84,13 @@ def test_statistics_are_those_of_the_training_rows(tmp_path: Path) -> None:
     data = tables.load(job(stored(tmp_path, rows)))
     size = np.array(rows["size"].to_pylist(), dtype=float)[data.train.rows]
     known = size[~np.isnan(size)]
-    assert column(data, "size") == {"name": "size", "mean": pytest.approx(known.mean()), "std": pytest.approx(known.std()),
-                                    "median": pytest.approx(np.median(known)), "missing": True}  # fmt: skip
+    assert column(data, "size") == {
+        "name": "size",
+        "mean": pytest.approx(known.mean()),
+        "std": pytest.approx(known.std()),
+        "median": pytest.approx(np.median(known)),
+        "missing": True,
+    }
     numbers = everything(data.train)[0].numpy()
     filled = np.where(np.isnan(size), np.median(known), size)
     np.testing.assert_allclose(numbers[:, 0], (filled - known.mean()) / known.std(), atol=1e-5)

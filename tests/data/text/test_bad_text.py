@@ -45,92 +45,121 @@ TEXTS = [text for text, _ in GOOD]
 BROKEN = '{"descripcion": "uno", "modo": "a"}\n{"descripcion": "dos", modo: "b"}\n'
 CASES: dict[str, tuple[Callable[[Path], None], dict[str, str], tuple[str, ...]]] = {
     "text column of another name": (
-        rows(GOOD, "descripción,modo"), {},
+        rows(GOOD, "descripción,modo"),
+        {},
         ("data.text: ", 'has no column "descripcion"', "its columns: descripción, modo", 'did you mean "descripción"?'),
     ),
     "label column of another name": (
-        rows(GOOD, "descripcion,modos"), {}, ("data.labels.modo: ", 'has no column "modo"', 'did you mean "modos"?'),
+        rows(GOOD, "descripcion,modos"),
+        {},
+        ("data.labels.modo: ", 'has no column "modo"', 'did you mean "modos"?'),
     ),
     "zero bytes": (lines(""), {}, ("data.train: ", "is empty (0 bytes)")),
     "a header alone": (lines("descripcion,modo\n"), {}, ("data.train: ", "no rows")),
     "one class": (
-        rows([[text, "a"] for text in TEXTS]), {}, ('data.labels.modo: column "modo" has 1 class: a', "two classes or more"),
+        rows([[text, "a"] for text in TEXTS]),
+        {},
+        ('data.labels.modo: column "modo" has 1 class: a', "two classes or more"),
     ),
     "no labels": (
-        rows([[text, ""] for text in TEXTS]), {}, ("data.train: 40 of 40 samples cannot be used", "row 1: modo is empty"),
+        rows([[text, ""] for text in TEXTS]),
+        {},
+        ("data.train: 40 of 40 samples cannot be used", "row 1: modo is empty"),
     ),
     "many empty texts": (
-        rows([["" if i % 4 == 0 else text, label] for i, (text, label) in enumerate(GOOD)]), {},
+        rows([["" if i % 4 == 0 else text, label] for i, (text, label) in enumerate(GOOD)]),
+        {},
         ("data.train: 10 of 40 samples", "row 5: descripcion is empty", "data.bad_samples allows a share of 0.05"),
     ),
     "many missing labels": (
-        rows([[text, " " if i < 3 else label] for i, (text, label) in enumerate(GOOD)]), {},
+        rows([[text, " " if i < 3 else label] for i, (text, label) in enumerate(GOOD)]),
+        {},
         ("data.train: 3 of 40 samples", "row 3: modo is empty"),
     ),
     "a label that only validation has": (
-        both([["texto", "a"], ["texto", "c"], ["texto", "c"]]), {"data": ", validation: held.csv"},
+        both([["texto", "a"], ["texto", "c"], ["texto", "c"]]),
+        {"data": ", validation: held.csv"},
         ('data.validation: column "modo": classes that the training data does not have: "c" (2)', "a, b"),
     ),
     "validation without the label column": (
-        both([["texto", "a"]], "descripcion,clase"), {"data": ", validation: held.csv"},
+        both([["texto", "a"]], "descripcion,clase"),
+        {"data": ", validation: held.csv"},
         ("data.labels.modo: ", 'held.csv has no column "modo"'),
     ),
     "validation without usable rows": (
-        both([["", "a"], ["texto", ""]]), {"data": ", validation: held.csv"},
+        both([["", "a"], ["texto", ""]]),
+        {"data": ", validation: held.csv"},
         ("data.validation: 2 of 2 samples cannot be used",),
     ),
     "validation that is not there": (
-        rows(GOOD), {"data": ", validation: later.csv"}, ("data.validation: 'later.csv' is not there",),
+        rows(GOOD),
+        {"data": ", validation: later.csv"},
+        ("data.validation: 'later.csv' is not there",),
     ),
     "latin-1": (
-        lines("descripcion,modo\n" + "válvula rota,a\nbomba,b\n" * 20, "latin-1"), {},
+        lines("descripcion,modo\n" + "válvula rota,a\nbomba,b\n" * 20, "latin-1"),
+        {},
         ("reports.csv line 2: byte 0xE1 is not UTF-8", "válvula rota", "iconv -f LATIN1"),
     ),
     "utf-16": (lines("descripcion,modo\nuno,a\n", "utf-16"), {}, ("is UTF-16", "iconv -f UTF-16")),
     "a header name twice": (
-        lines("descripcion,modo,modo\nuno,a,b\n"), {}, ("several columns of the name modo", "rename or remove"),
+        lines("descripcion,modo,modo\nuno,a,b\n"),
+        {},
+        ("several columns of the name modo", "rename or remove"),
     ),
     "semicolons": (lines("descripcion;modo\nuno;a\n"), {}, ("separated by semicolons", "reports-commas.csv")),
     "a comma without quotes": (
-        lines("descripcion,modo\n" + "uno,a\ndos,b\n" * 9 + "uno, dos y tres,a\n"), {},
+        lines("descripcion,modo\n" + "uno,a\ndos,b\n" * 9 + "uno, dos y tres,a\n"),
+        {},
         ("rows of another length: 1", "row 19: 3 cells", "put quotes around"),
     ),
     "a quote that is not closed": (
-        lines('descripcion,modo\nuno,a\ndos,b\ntres,"a\n' + "uno,b\n" * 9), {}, ("a quote is not closed", "close it"),
+        lines('descripcion,modo\nuno,a\ndos,b\ntres,"a\n' + "uno,b\n" * 9),
+        {},
+        ("a quote is not closed", "close it"),
     ),
     "identifiers as labels": (
-        rows([[f"texto {i}", f"{i}.5"] for i in range(120)]), {},
+        rows([[f"texto {i}", f"{i}.5"] for i in range(120)]),
+        {},
         ('data.labels.modo: column "modo" has 120 different values in 120 rows', "labels that repeat"),
     ),
     "labels that are decimal numbers": (
-        parquet(descripcion=TEXTS, modo=[0.5, 1.5] * 20), {"train": "reports.parquet"},
+        parquet(descripcion=TEXTS, modo=[0.5, 1.5] * 20),
+        {"train": "reports.parquet"},
         ('data.labels.modo: column "modo" of', "holds double, not text", "write the column as text"),
     ),
     "texts that are numbers": (
-        parquet(descripcion=[0.5, 1.5] * 20, modo=["a", "b"] * 20), {"train": "reports.parquet"},
+        parquet(descripcion=[0.5, 1.5] * 20, modo=["a", "b"] * 20),
+        {"train": "reports.parquet"},
         ('data.text: column "descripcion" of', "holds double, not text"),
     ),
     "a column without any value": (
-        parquet(descripcion=TEXTS, modo=[None] * 40), {"train": "reports.parquet"},
+        parquet(descripcion=TEXTS, modo=[None] * 40),
+        {"train": "reports.parquet"},
         ('data.labels.modo: column "modo" of', "is empty"),
     ),
     "half a Parquet file": (
-        lambda folder: (folder / "reports.parquet").write_bytes(b"PAR1 and no more") and None, {"train": "reports.parquet"},
+        lambda folder: (folder / "reports.parquet").write_bytes(b"PAR1 and no more") and None,
+        {"train": "reports.parquet"},
         ("data.train: ", "is no Parquet file, or only a part of one"),
     ),
     "a broken line of JSON": (
-        lambda folder: (folder / "reports.jsonl").write_text(BROKEN) and None, {"train": "reports.jsonl"},
+        lambda folder: (folder / "reports.jsonl").write_text(BROKEN) and None,
+        {"train": "reports.jsonl"},
         ("reports.jsonl line 2", "one JSON object in each line"),
     ),
     "a spreadsheet": (
-        lambda folder: (folder / "reports.xlsx").write_bytes(b"PK") and None, {"train": "reports.xlsx"},
+        lambda folder: (folder / "reports.xlsx").write_bytes(b"PK") and None,
+        {"train": "reports.xlsx"},
         ("reports.xlsx is of no known kind", ".csv, .tsv, .jsonl, .parquet"),
     ),
     "a folder": (lambda folder: (folder / "reports.csv").mkdir(), {}, ("reports.csv is a folder", "name one file")),
     "every class has one row": (
-        rows([["texto", f"c{i}"] for i in range(9)]), {}, ("so none is left for validation", "give data.validation a path"),
+        rows([["texto", f"c{i}"] for i in range(9)]),
+        {},
+        ("so none is left for validation", "give data.validation a path"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -152,23 +181,27 @@ def _check(error: DrivetrainError, words: tuple[str, ...]) -> None:
 
 SPECS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "the text column as a label": (
-        {"labels": "[modo, descripcion]"}, ("data.labels.descripcion: is the text column too",),
+        {"labels": "[modo, descripcion]"},
+        ("data.labels.descripcion: is the text column too",),
     ),
     "a column twice": ({"labels": "[modo, modo]"}, ("data.labels: ", "column names that differ")),
     "no column": ({"labels": "[]"}, ("data.labels: is []", "a column, a list of columns, or a mapping")),
     "a weight below zero": ({"labels": "{modo: -1, causa: 1}"}, ("data.labels.modo: is -1", "a number > 0")),
     "a setting of a column": (
-        {"labels": "{modo: {wieght: 1}, causa: 1}"}, ("data.labels.modo.wieght: unknown key", 'did you mean "weight"?'),
+        {"labels": "{modo: {wieght: 1}, causa: 1}"},
+        ("data.labels.modo.wieght: unknown key", 'did you mean "weight"?'),
     ),
     "a short max_length": ({"data": ", max_length: 4"}, ("data.max_length: is 4", "a number >= 8 or auto")),
     "heads that do not divide the width": (
-        {"model": "{name: encoder, heads: 3, width: 16}"}, ("model.heads: is 3, and width is 16",),
+        {"model": "{name: encoder, heads: 3, width: 16}"},
+        ("model.heads: is 3, and width is 16",),
     ),
     "a metric of no column": (
-        {"more": ", early_stopping: {metric: validation/causas/f1}"}, ("early_stopping.metric", 'did you mean "validation/causa/f1"?'),
+        {"more": ", early_stopping: {metric: validation/causas/f1}"},
+        ("early_stopping.metric", 'did you mean "validation/causa/f1"?'),
     ),
     "a loss for numbers": ({"more": ", loss: mse"}, ("train.loss: is 'mse'", "cross-entropy, focal")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", SPECS)

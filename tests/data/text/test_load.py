@@ -50,8 +50,10 @@ def test_heads_are_the_label_columns(tmp_path: Path) -> None:
     labels = "{modo: 0.1, causa: {weight: 0.6, class_weights: balanced, label_smoothing: 0.1}, prioridad: 0.3}"
     made = load(reports.job(tmp_path, labels=labels))
     assert [(h.name, h.weight, h.class_weights, h.label_smoothing) for h in made.heads.values()] == [
-        ("modo", 0.1, None, None), ("causa", 0.6, "balanced", 0.1), ("prioridad", 0.3, None, None),
-    ]  # fmt: skip
+        ("modo", 0.1, None, None),
+        ("causa", 0.6, "balanced", 0.1),
+        ("prioridad", 0.3, None, None),
+    ]
     assert made.heads["prioridad"].classes == ("alta", "baja", "crítica", "media")
     assert not made.mixable
 
@@ -140,10 +142,18 @@ def test_notes_say_what_a_person_should_know(tmp_path: Path) -> None:
     reports.table(tmp_path / "reports.csv", rows)
     notes = "\n".join(load(reports.job(tmp_path, labels="modo")).notes)
     for part in (
-        "classes that differ in capital letters alone: Fuga/fuga", "with one row, which stays in training: temblor",
-        "4 of 4 validation texts stand word for word in the training data", "WordPiece tokens learned",
-        "lower case, accents kept", "tokens per text: p50 ", "p95 ", "p99 ", "max ", "no text is cut", "padding: ",
-    ):  # fmt: skip
+        "classes that differ in capital letters alone: Fuga/fuga",
+        "with one row, which stays in training: temblor",
+        "4 of 4 validation texts stand word for word in the training data",
+        "WordPiece tokens learned",
+        "lower case, accents kept",
+        "tokens per text: p50 ",
+        "p95 ",
+        "p99 ",
+        "max ",
+        "no text is cut",
+        "padding: ",
+    ):
         assert part in notes
 
 
@@ -159,8 +169,11 @@ def test_new_texts_are_prepared_as_in_training(tmp_path: Path, suffix: str) -> N
     from pyarrow.csv import read_csv
 
     source = reports.write(tmp_path)
-    made = load(reports.job(tmp_path, data=f", validation: reports.{suffix}, max_length: 32"
-                            if suffix == "csv" else ", max_length: 32"))  # fmt: skip
+    made = load(
+        reports.job(
+            tmp_path, data=f", validation: reports.{suffix}, max_length: 32" if suffix == "csv" else ", max_length: 32"
+        )
+    )
     rows = read_csv(source)
     new = tmp_path / f"new.{suffix}"
     if suffix == "csv":
@@ -187,8 +200,11 @@ def test_several_new_files_keep_their_titles(tmp_path: Path) -> None:
     second = reports.table(tmp_path / "dos.csv", [[""], ["se oye un chirrido"]], "descripcion")
     read = texts.read([first, second], made.preprocessing, made.heads, labelled=False)
     titles = [read.split.title(i) for i in range(len(read.split))]
-    assert titles == ["uno.csv row 1: la bomba gotea", "uno.csv row 2: el motor vibra",
-                      "dos.csv row 2: se oye un chirrido"]  # fmt: skip
+    assert titles == [
+        "uno.csv row 1: la bomba gotea",
+        "uno.csv row 2: el motor vibra",
+        "dos.csv row 2: se oye un chirrido",
+    ]
     assert read.split.targets == {}
     assert any("row 1: descripcion is empty" in note for note in read.notes)
 

@@ -63,8 +63,10 @@ def test_the_same_texts_give_the_same_vocabulary(tmp_path: Path) -> None:
 
 def test_lower_case_with_accents() -> None:
     words = tokenizer.learn(column(WORDS), 200)
-    upper, lower, plain, apart = (rows(words.encode(column([text, text])))[0] for text in
-                                  ("MAÑANA VIBRÓ", "mañana vibró", "manana vibro", "man\u0303ana vibro\u0301"))  # fmt: skip
+    upper, lower, plain, apart = (
+        rows(words.encode(column([text, text])))[0]
+        for text in ("MAÑANA VIBRÓ", "mañana vibró", "manana vibro", "man\u0303ana vibro\u0301")
+    )
     assert upper == lower == apart
     assert plain != lower
 
@@ -129,14 +131,18 @@ def test_padding_is_counted_over_the_batches_of_an_epoch() -> None:
     order = sizes[draws.permutation(7, 0, len(sizes))]
     filled = sum(max(part) * len(part) for part in (order[:3].tolist(), order[3:6].tolist(), order[6:].tolist()))
     note = lengths.padding(sizes, 10, 3, 7)
-    assert note == (f"padding: {1 - 34 / 70:.0%} of a batch if filled up to max_length, "
-                    f"{1 - 34 / filled:.0%} as filled up to the longest of each batch, "
-                    f"{1 - 34 / filled:.0%} if cut into parts of 512 tokens, none if packed (optimize.unpadding)")  # fmt: skip
+    assert note == (
+        f"padding: {1 - 34 / 70:.0%} of a batch if filled up to max_length, "
+        f"{1 - 34 / filled:.0%} as filled up to the longest of each batch, "
+        f"{1 - 34 / filled:.0%} if cut into parts of 512 tokens, none if packed (optimize.unpadding)"
+    )
 
 
 def test_sample_texts_are_skewed_and_the_same_for_a_seed(tmp_path: Path) -> None:
-    first, again, other = (samples.write(tmp_path / name, 400, seed)[0].read_text(encoding="utf-8")
-                           for name, seed in (("a", 1), ("b", 1), ("c", 2)))  # fmt: skip
+    first, again, other = (
+        samples.write(tmp_path / name, 400, seed)[0].read_text(encoding="utf-8")
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
     assert first == again != other
     found = _reports(tmp_path / "a")
     words = np.array([len(row[0].split()) for row in found])

@@ -24,15 +24,24 @@ from runtime.pretrained.folder import quiet
 from runtime.training import run
 from tests import tiny, trained
 
-TRANSFORMER = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
-               "image_size": 32, "patch_size": 16}  # fmt: skip
+TRANSFORMER = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": 32,
+    "patch_size": 16,
+}
 STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1]}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "vit": TRANSFORMER, "deit": TRANSFORMER, "dinov2": TRANSFORMER, "beit": TRANSFORMER,
+    "vit": TRANSFORMER,
+    "deit": TRANSFORMER,
+    "dinov2": TRANSFORMER,
+    "beit": TRANSFORMER,
     "convnext": STAGES | {"num_stages": 2},
     "resnet": STAGES | {"embedding_size": 8},
     "swin": {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 2, "image_size": 32},
-}  # fmt: skip
+}
 MODEL = "{source: transformers, name: saved}"
 
 
@@ -48,8 +57,10 @@ def saved(folder: Path, family: str = "vit") -> Path:
 
 
 def job(folder: Path, model: str = MODEL, data: str = "") -> Job:
-    text = (f"name: t\ntask: image-classification\ndata: {{train: train, validation: held{data}}}\nmodel: {model}\n"
-            "train: {epochs: 1, batch_size: 4}\n")  # fmt: skip
+    text = (
+        f"name: t\ntask: image-classification\ndata: {{train: train, validation: held{data}}}\nmodel: {model}\n"
+        "train: {epochs: 1, batch_size: 4}\n"
+    )
     (folder / "job.yaml").write_text(text)
     return spec.load(folder / "job.yaml", [])
 
@@ -152,8 +163,9 @@ def test_images_that_the_network_does_not_take(folder: Path, family: str, data: 
 
 def test_a_text_encoder_takes_no_image(folder: Path) -> None:
     with quiet() as transformers:
-        config = transformers.AutoConfig.for_model("bert", hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-                                                   intermediate_size=16, vocab_size=50)  # fmt: skip
+        config = transformers.AutoConfig.for_model(
+            "bert", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=50
+        )
         transformers.AutoModel.from_config(config).save_pretrained(folder / "saved")
     with pytest.raises(SpecError, match="is a bert, which takes no image"):
         tiny.plain(job(folder), folder)
@@ -182,8 +194,9 @@ def test_without_timm_it_is_said(folder: Path) -> None:
 def test_a_timm_network_trains_and_reloads(folder: Path) -> None:
     first = tiny.plain(job(folder, "{source: timm, name: resnet10t}", ", image_size: 32"), folder)
     safetensors.torch.save_file(first.model.state_dict(), folder / "weights.safetensors")
-    made = tiny.plain(job(folder, "{source: timm, name: resnet10t, weights: weights.safetensors}", ", image_size: 32"),
-                     folder)  # fmt: skip
+    made = tiny.plain(
+        job(folder, "{source: timm, name: resnet10t, weights: weights.safetensors}", ", image_size: 32"), folder
+    )
     assert torch.equal(made.model.state_dict()["conv1.0.weight"], first.model.state_dict()["conv1.0.weight"])
     made.train_mode()
     made.set_rate()

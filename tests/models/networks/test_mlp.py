@@ -68,8 +68,11 @@ def test_embeddings_and_layers_can_be_frozen(tmp_path: Path) -> None:
     network = build.build(asked, data.load(asked)).module
     freeze(network, Freeze(embeddings=True, layers=1), asked)
     assert [n for n, p in network.named_parameters() if p.requires_grad] == [
-        "layers.1.0.weight", "layers.1.0.bias", "classifier.weight", "classifier.bias",
-    ]  # fmt: skip
+        "layers.1.0.weight",
+        "layers.1.0.bias",
+        "classifier.weight",
+        "classifier.bias",
+    ]
 
 
 class Columns(torch.nn.Module):

@@ -173,8 +173,11 @@ def foreign(saved: Path) -> None:
 def code(saved: Path) -> None:
     """A folder that brings its own code."""
     (saved / "modeling_evil.py").write_text(f"open({str(saved / 'ran')!r}, 'w')\n")
-    reports.edit(saved / "config.json", model_type="evil", auto_map={"AutoConfig": "modeling_evil.EvilConfig",
-                                                                     "AutoModel": "modeling_evil.EvilModel"})  # fmt: skip
+    reports.edit(
+        saved / "config.json",
+        model_type="evil",
+        auto_map={"AutoConfig": "modeling_evil.EvilConfig", "AutoModel": "modeling_evil.EvilModel"},
+    )
 
 
 BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
@@ -185,21 +188,27 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         lambda saved: (saved / "model.safetensors").rename(saved / "best.safetensors") and None,
         ("has its weights as best.safetensors", "rename the file"),
     ),
-    "weights of another network": (foreign, ("lacks ", "embeddings", "it has other.weight", "weights that fit config.json")),
+    "weights of another network": (
+        foreign,
+        ("lacks ", "embeddings", "it has other.weight", "weights that fit config.json"),
+    ),
     "weights of another size": (config(hidden_size=32), ("cannot be loaded",)),
     "a family that nobody knows": (config(model_type="nobody"), ("config.json cannot be used", "nobody")),
     "code of its own": (code, ("config.json cannot be used",)),
     "half a config": (
-        lambda saved: (saved / "config.json").write_text('{"model_type": "bert",') and None, ("config.json cannot be used",),
+        lambda saved: (saved / "config.json").write_text('{"model_type": "bert",') and None,
+        ("config.json cannot be used",),
     ),
     "half the weights": (
-        lambda saved: (saved / "model.safetensors").write_bytes(b"\x10" * 99) and None, ("cannot be loaded",),
+        lambda saved: (saved / "model.safetensors").write_bytes(b"\x10" * 99) and None,
+        ("cannot be loaded",),
     ),
     "half a tokenizer": (
-        lambda saved: (saved / "tokenizer.json").write_text("{") and None, ("the tokenizer in", "cannot be used"),
+        lambda saved: (saved / "tokenizer.json").write_text("{") and None,
+        ("the tokenizer in", "cannot be used"),
     ),
     "a tokenizer of another network": (config(vocab_size=50), ("has 400 tokens, the network 50",)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

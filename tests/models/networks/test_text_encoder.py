@@ -75,9 +75,11 @@ def test_each_head_has_its_own_weights_and_smoothing(tmp_path: Path) -> None:
     counts = made.dataset.train.targets["causa"].bincount(minlength=8)
     weights = len(made.dataset.train) / (8 * counts)
     causa = F.cross_entropy(outputs["causa"], batch.targets["causa"], weights, label_smoothing=0.1)
-    expected = (0.1 * F.cross_entropy(outputs["modo"], batch.targets["modo"])
-                + 0.6 * causa
-                + 0.3 * F.cross_entropy(outputs["prioridad"], batch.targets["prioridad"]))  # fmt: skip
+    expected = (
+        0.1 * F.cross_entropy(outputs["modo"], batch.targets["modo"])
+        + 0.6 * causa
+        + 0.3 * F.cross_entropy(outputs["prioridad"], batch.targets["prioridad"])
+    )
     torch.testing.assert_close(found, expected)
 
 
@@ -107,8 +109,9 @@ def test_a_split_batch_has_the_gradient_of_the_whole(
 
 def test_first_weights_are_a_function_of_the_seed(tmp_path: Path) -> None:
     reports.write(tmp_path)
-    one, again, other = (tiny.plain(reports.job(tmp_path, more=f", seed: {seed}"), tmp_path).model.state_dict()
-                         for seed in (0, 0, 1))  # fmt: skip
+    one, again, other = (
+        tiny.plain(reports.job(tmp_path, more=f", seed: {seed}"), tmp_path).model.state_dict() for seed in (0, 0, 1)
+    )
     assert all(torch.equal(one[name], again[name]) for name in one)
     assert not torch.equal(one["heads.0.weight"], other["heads.0.weight"])
 
@@ -156,8 +159,10 @@ def test_frozen_parts_run_in_evaluation_mode(tmp_path: Path) -> None:
     model = network(made)
 
     def drawn(depth: int) -> list[torch.Tensor]:
-        return [model.encoder(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[depth]
-                for _ in range(2)]  # fmt: skip
+        return [
+            model.encoder(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[depth]
+            for _ in range(2)
+        ]
 
     for depth in (0, 1):
         assert torch.equal(*drawn(depth))

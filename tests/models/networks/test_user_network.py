@@ -124,8 +124,10 @@ def test_a_network_of_ones_own_for_texts_with_two_heads(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(["text,kind,part", *lines]) + "\n")
     (tmp_path / "net.py").write_text(TEXTS)
     path = tmp_path / "job.yaml"
-    path.write_text("name: a\ntask: text-classification\nmodel: {file: net.py, factory: Net}\n"
-                    "data: {train: a.csv, text: text, labels: [kind, part], max_length: 8}\n")  # fmt: skip
+    path.write_text(
+        "name: a\ntask: text-classification\nmodel: {file: net.py, factory: Net}\n"
+        "data: {train: a.csv, text: text, labels: [kind, part], max_length: 8}\n"
+    )
     made = spec.load(path)
     assert build(made, load(made)).arguments["arguments"]["outputs"] == {"kind": 2, "part": 3}
     (tmp_path / "wrong.py").write_text(TEXTS.replace("return {name", "return {name + '?'"))

@@ -200,8 +200,10 @@ def test_the_advice_is_in_all_three_files(run: Path) -> None:
 
 def test_a_stem_that_multiplies_the_work(run: Path) -> None:
     """What a decision of ours costs is told with the line that changes it; what the job asked for is not."""
-    told = ("resnet18 with the small stem, as image_size 64 is at most 96, 13.33 GFLOP a sample in training; "
-            "888.3 MFLOP with model: {name: resnet18, stem: large}, which learns otherwise")  # fmt: skip
+    told = (
+        "resnet18 with the small stem, as image_size 64 is at most 96, 13.33 GFLOP a sample in training; "
+        "888.3 MFLOP with model: {name: resnet18, stem: large}, which learns otherwise"
+    )
     change(run / "result.json", lambda r: r.update(model=told, data=["200 training images"]))
     (found,) = (one for one in given(run) if "stem" in one.line)
     assert found.line == "model: {name: resnet18, stem: large}"

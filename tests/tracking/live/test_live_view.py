@@ -108,8 +108,14 @@ def test_the_picture_fits(run: Path, width: int) -> None:
 
 def test_the_picture_has_its_shapes_and_remarks(run: Path) -> None:
     view = Follower(run).read()
-    view.sample = {**view.sample, "input_wait": 0.4, "gpu_percent": 93.0, "gpu_temperature": 81.0,
-                   "gpu_memory": 30 << 30, "gpu_memory_limit": 139 << 30}  # fmt: skip
+    view.sample = {
+        **view.sample,
+        "input_wait": 0.4,
+        "gpu_percent": 93.0,
+        "gpu_temperature": 81.0,
+        "gpu_memory": 30 << 30,
+        "gpu_memory_limit": 139 << 30,
+    }
     shown = text_of(view, 80)
     assert re.search(r"loss +\S+ +█[▁-█]{10,}  from 3", shown)
     for words in ("input wait 40%", "93% busy", "81 °C", "30.0 GiB of 139.0 GiB", "GPU memory", "epoch 7"):
@@ -220,10 +226,14 @@ def test_a_picture_higher_than_the_terminal_is_cut() -> None:
 
 def fake(folder: Path, epoch: int = 0) -> Run:
     made = SimpleNamespace(
-        folder=folder, counters=SimpleNamespace(epoch=epoch), time_left=lambda: 100.0, last={"validation/loss": 0.5},
+        folder=folder,
+        counters=SimpleNamespace(epoch=epoch),
+        time_left=lambda: 100.0,
+        last={"validation/loss": 0.5},
         job=SimpleNamespace(train=SimpleNamespace(epochs=4, early_stopping=None)),
-        dataset=SimpleNamespace(validation=range(96)), batches=SimpleNamespace(per_epoch=10, batch_size=32),
-    )  # fmt: skip
+        dataset=SimpleNamespace(validation=range(96)),
+        batches=SimpleNamespace(per_epoch=10, batch_size=32),
+    )
     return cast(Run, made)
 
 

@@ -64,7 +64,9 @@ def test_the_best_is_chosen_and_nothing_is_told(tmp_path: Path) -> None:
     assert result(tmp_path)["best"]["step"] == made.watch.best.step
 
 
-@pytest.mark.parametrize("damage", [lambda path: shutil.rmtree(path), lambda path: flip(path / "model.safetensors")], ids=["gone", "flipped"])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage", [lambda path: shutil.rmtree(path), lambda path: flip(path / "model.safetensors")], ids=["gone", "flipped"]
+)
 def test_a_best_checkpoint_that_cannot_be_read(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     """Only one was ever the best here: the last step's weights are left."""
     made = ended(tmp_path, lambda made: [damage(path) for path in bests(made)] and None)
@@ -72,7 +74,12 @@ def test_a_best_checkpoint_that_cannot_be_read(tmp_path: Path, damage: Callable[
     assert "best-" in text
     assert text.endswith("; the model has the weights of the last step, 12")
     assert result(tmp_path)["best"] | {"metrics": 0} == {
-        "metric": "validation/accuracy", "value": None, "step": 12, "epoch": 3, "metrics": 0}  # fmt: skip
+        "metric": "validation/accuracy",
+        "value": None,
+        "step": 12,
+        "epoch": 3,
+        "metrics": 0,
+    }
     written = safetensors.torch.load_file(tmp_path / "model" / "model.safetensors")
     assert all(written[name].equal(value) for name, value in made.model.state_dict().items())
     assert artifact.load(tmp_path).trained["step"] == 12
@@ -88,8 +95,7 @@ def test_an_older_best_comes_before_the_last_step(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "evaluate", better)
         ended(tmp_path, spoil, more="checkpoint: {every: epoch}")
-    assert told(tmp_path)[0].endswith("; the model has an older best: "
-                                      "best validation/accuracy 0.1000 after epoch 2")  # fmt: skip
+    assert told(tmp_path)[0].endswith("; the model has an older best: best validation/accuracy 0.1000 after epoch 2")
     assert result(tmp_path)["best"]["step"] == 8
 
 
@@ -101,10 +107,12 @@ def test_no_evaluation_gives_a_number(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "evaluate", bad)
         ended(tmp_path, lambda made: None, "early_stopping: {metric: validation/loss, patience: 2}", epochs=9)
-    assert told(tmp_path) == ["no evaluation gave validation/accuracy a value that is a number; the model has the weights "
-                              "of the last step, 8"]  # fmt: skip
-    assert result(tmp_path)["stopped_because"] == ("validation/loss has not improved for 2 evaluations "
-                                                   "(never a number)")  # fmt: skip
+    assert told(tmp_path) == [
+        "no evaluation gave validation/accuracy a value that is a number; the model has the weights of the last step, 8"
+    ]
+    assert result(tmp_path)["stopped_because"] == (
+        "validation/loss has not improved for 2 evaluations (never a number)"
+    )
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 

@@ -110,10 +110,16 @@ def test_texts_are_a_table_for_each_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        {}, None, 7, {**TEXT, "probability": "high"}, {**TEXT, "title": None, "truth": 3},
-        {**TEXT, "picture": 'iVBORw0KGgo"><script>'}, {**TEXT, "picture": "AAAAAAAAAAAA"}, {**TEXT, "picture": [1]},
+        {},
+        None,
+        7,
+        {**TEXT, "probability": "high"},
+        {**TEXT, "title": None, "truth": 3},
+        {**TEXT, "picture": 'iVBORw0KGgo"><script>'},
+        {**TEXT, "picture": "AAAAAAAAAAAA"},
+        {**TEXT, "picture": [1]},
     ],
-)  # fmt: skip
+)
 def test_damaged_rows_break_nothing(tmp_path: Path, row: Any) -> None:
     run = make(tmp_path / "texts-001")
     (run / FILE).write_text(json.dumps({"": [row, TEXT]}))

@@ -89,9 +89,15 @@ def test_a_network_that_cannot_be_counted_is_an_event(
 
 def test_the_report_tells_both(tmp_path: Path) -> None:
     run = make(tmp_path / "digits-001")
-    change(run / "result.json", lambda r: r.update(
-        phases={"forward": 10.0, "train": 20.0, "optimizer": 3.0, "evaluate": 2.0}, data=["1,438 training images", "a: b"],
-        watching={"monitor": 0.1, "live view": 0.2}, efficiency={"operations": 2e6, "product": 5e10}))  # fmt: skip
+    change(
+        run / "result.json",
+        lambda r: r.update(
+            phases={"forward": 10.0, "train": 20.0, "optimizer": 3.0, "evaluate": 2.0},
+            data=["1,438 training images", "a: b"],
+            watching={"monitor": 0.1, "live view": 0.2},
+            efficiency={"operations": 2e6, "product": 5e10},
+        ),
+    )
     write(run)
     told = (run / "report.md").read_text()
     assert "backward" in told

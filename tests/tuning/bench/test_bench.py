@@ -96,15 +96,13 @@ def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
     assert show.explanation(ladder) == (
         "the steps explain the total: 2.00 x 1.25 x 1.10 = 2.75, measured 2.75x [2.75-2.75]"
     )
-    apart = Ladder(tuple(
-        replace(r, pair=Pair((1.4, 1.4, 1.4))) if r.kind == "all" else r for r in ladder.rungs
-    ))  # fmt: skip
+    apart = Ladder(tuple(replace(r, pair=Pair((1.4, 1.4, 1.4))) if r.kind == "all" else r for r in ladder.rungs))
     assert not apart.explained
     expected = "the steps do not explain the total, they change what the others gain: 2.00 x 1.25 x 1.10 = 2.75, measured 1.40x"
     assert show.explanation(apart).startswith(expected)
-    noisy = Ladder(tuple(
-        replace(r, pair=Pair((1.0, 2.0, 3.0, 4.0, 1.5))) if r.kind == "all" else r for r in ladder.rungs
-    ))  # fmt: skip
+    noisy = Ladder(
+        tuple(replace(r, pair=Pair((1.0, 2.0, 3.0, 4.0, 1.5))) if r.kind == "all" else r for r in ladder.rungs)
+    )
     assert noisy.explained is None
     assert "nobody can tell whether the steps explain the total" in show.explanation(noisy)
 
@@ -160,9 +158,18 @@ def test_numbers_are_written_as_people_write_them(capsys: pytest.CaptureFixture[
     """No powers of ten for milliseconds, and no column that nobody fills."""
     rungs = [
         Rung("plain", "plain", None, None, samples_per_second=66.4, step_seconds=1.86, loss_off=0.0, first_seconds=0.0),
-        Rung("added", "denormals", True, Effect.ROUNDING, Pair((2.0, 2.0, 2.0)), samples_per_second=0.52,
-             step_seconds=0.0483, loss_off=9.94e-8, first_seconds=0.1),
-    ]  # fmt: skip
+        Rung(
+            "added",
+            "denormals",
+            True,
+            Effect.ROUNDING,
+            Pair((2.0, 2.0, 2.0)),
+            samples_per_second=0.52,
+            step_seconds=0.0483,
+            loss_off=9.94e-8,
+            first_seconds=0.1,
+        ),
+    ]
     console().print(show.table(Ladder(tuple(rungs))))
     text = capsys.readouterr().out
     assert "e+" not in text
@@ -207,11 +214,30 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     np.savez(folder / "images.npz", images=images, labels=labels)
     job = folder / "tiny.yaml"
     job.write_text(TEXT)
-    off = {"allocator": "off", "openmp_runtime": "off", "denormals": "false", "precision": "fp32", "compile": "false",
-           "channels_last": "false", "cpu_threads": "1"}  # fmt: skip
+    off = {
+        "allocator": "off",
+        "openmp_runtime": "off",
+        "denormals": "false",
+        "precision": "fp32",
+        "compile": "false",
+        "channels_last": "false",
+        "cpu_threads": "1",
+    }
     sets = [word for name, value in off.items() for word in ("--set", f"optimize.{name}={value}")]
-    command = [sys.executable, "-m", "runtime", "bench", str(job), *sets, "--against", "train.batch_size=8",
-               "--output", str(folder / "out"), "--rounds", "3"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "runtime",
+        "bench",
+        str(job),
+        *sets,
+        "--against",
+        "train.batch_size=8",
+        "--output",
+        str(folder / "out"),
+        "--rounds",
+        "3",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "out", done.stdout
@@ -222,8 +248,13 @@ def test_the_command_measures_a_real_job(measured: tuple[Path, str]) -> None:
     data = json.loads((folder / "bench.json").read_text())
     rows = {(row["kind"], row["name"]): row for row in data["rungs"]}
     names = "cpu_threads", "packed_dropout", "fused_optimizer"
-    assert set(rows) == {("plain", "plain"), *(("added", name) for name in names), ("all", "all together"),
-                         *(("without", name) for name in names), ("against", "train.batch_size=8")}  # fmt: skip
+    assert set(rows) == {
+        ("plain", "plain"),
+        *(("added", name) for name in names),
+        ("all", "all together"),
+        *(("without", name) for name in names),
+        ("against", "train.batch_size=8"),
+    }
     assert rows["added", "packed_dropout"]["loss_off"] < 1e-4, "compared without dropout, which draws other numbers"
     assert rows["added", "cpu_threads"]["value"] == 1, "decided before a process starts, and measured like the rest"
     assert rows["added", "fused_optimizer"]["loss_off"] < 1e-4, "same batches, same first weights"
@@ -247,8 +278,12 @@ def test_the_command_measures_a_real_job(measured: tuple[Path, str]) -> None:
     ],
 )
 def test_options_that_make_no_sense(
-    options: list[str], expected: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    options: list[str],
+    expected: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("runtime.system.signals._install", lambda handler: None)
     words = [str(tmp_path) if word == "OUT" else word for word in options]
     assert cli.main(["bench", str(ROOT / "jobs" / "digits.yaml"), *words]) in (2, 3)

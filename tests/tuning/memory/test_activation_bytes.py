@@ -35,9 +35,20 @@ RESNET50_AT_1024 = replace(RESNET50_AT_512, activations=4 * 448_904_960, recompu
 @pytest.mark.parametrize(
     ("card", "facts", "optimizer", "value", "words"),
     [
-        ("gpu-2gb", RESNET50_AT_512, "adamw", False, "not needed: 787 MiB with one sample at a time, 1.4 GiB may be used"),
-        ("gpu-2gb", RESNET50_AT_1024, "adamw", True, "2.0 GiB with one sample at a time, 1.4 GiB may be used; recomputed "
-                                                     "blocks take 1.2 GiB"),
+        (
+            "gpu-2gb",
+            RESNET50_AT_512,
+            "adamw",
+            False,
+            "not needed: 787 MiB with one sample at a time, 1.4 GiB may be used",
+        ),
+        (
+            "gpu-2gb",
+            RESNET50_AT_1024,
+            "adamw",
+            True,
+            "2.0 GiB with one sample at a time, 1.4 GiB may be used; recomputed blocks take 1.2 GiB",
+        ),
         ("gpu-2gb", BERT, "sgd", True, "recomputed blocks take 1.3 GiB"),
         ("gpu-2gb", BERT, "adamw", False, "weights, gradients and moments alone take 1.6 GiB, 1.4 GiB may be used"),
         ("gtx1650-4gb", RESNET50_AT_1024, "adamw", False, "not needed: 2.0 GiB with one sample at a time, 3.0 GiB may"),
@@ -45,7 +56,7 @@ RESNET50_AT_1024 = replace(RESNET50_AT_512, activations=4 * 448_904_960, recompu
         ("gtx1650-4gb", replace(BERT, activations=2 * 795_985_924), "adamw", True, "3.1 GiB with one sample at a time"),
         ("h200", RESNET50_AT_1024, "adamw", False, "not needed"),
     ],
-)  # fmt: skip
+)
 def test_turned_on_where_one_sample_does_not_fit(
     card: str, facts: Workload, optimizer: str, value: bool, words: str
 ) -> None:

@@ -25,7 +25,7 @@ def climb(ladder: Ladder, floor: int, each: int, batch: int = 0) -> list[int]:
         *itertools.product((1, 7, 64, 300), (0, 5_000), (1, 37, 400), (0, 900), (10_000, 100_000)),
         (1000, 0, 10, 0, 10_000),
     ],
-)  # fmt: skip
+)
 def test_never_above_the_ceiling_and_close_to_it(most: int, floor: int, each: int, batch: int, ceiling: int) -> None:
     base = 3_000
     ladder = Ladder(most, base, base + ceiling)
