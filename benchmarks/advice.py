@@ -111,9 +111,9 @@ def photos(folder: Path) -> None:
 
 def reports(folder: Path) -> None:
     """Texts of very different lengths."""
-    from runtime.data.sample_data import text as texts
+    from runtime.data.sample_data import text
 
-    texts.write(folder, 2000, 0)
+    text.write(folder, 2000, 0)
 
 
 def own(name: str, factory_arguments: Mapping[str, Any], width: int = 256, threads: int = 0) -> dict[str, Any]:

@@ -44,9 +44,9 @@ def main() -> int:
         return 0
     given.folder.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(ROOT))
-    from runtime.data.sample_data import text as texts
+    from runtime.data.sample_data import text
 
-    texts.write(given.folder, given.texts, 0)
+    text.write(given.folder, given.texts, 0)
     rows = []
     for seed in range(given.seeds):
         path = given.folder / f"seed-{seed}.yaml"
@@ -116,11 +116,11 @@ def usual(path: Path) -> float:
     from torch.utils.data import DataLoader
 
     from runtime.data.load import load
-    from runtime.job_spec import load as spec
+    from runtime.job_spec import load as job_spec
     from runtime.models.build import build
     from runtime.training.schedules import schedule
 
-    job = spec.load(path)
+    job = job_spec.load(path)
     data = load(job)
     model = build(job, data).module
     train, held = padded(data.train), padded(data.validation)

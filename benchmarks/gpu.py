@@ -27,10 +27,10 @@ from gpu_page import page, slug  # noqa: E402
 from gpu_rows import ROWS  # noqa: E402
 
 from runtime.errors import SpecError  # noqa: E402
-from runtime.hardware import gpu_selection as gpus  # noqa: E402
+from runtime.hardware import gpu_selection  # noqa: E402
 from runtime.hardware.detect import detect  # noqa: E402
 from runtime.hardware.facts import Hardware  # noqa: E402
-from runtime.job_spec import load as spec  # noqa: E402
+from runtime.job_spec import load as job_spec  # noqa: E402
 from runtime.plan import plan  # noqa: E402
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -42,7 +42,7 @@ def main() -> int:
     """Measure everything, write and print the page."""
     given = arguments()
     start = time.monotonic()
-    machine = gpus.used(detect(given.folder))
+    machine = gpu_selection.used(detect(given.folder))
     if machine.gpu is None and not given.smoke:
         print(f"no GPU can be used here: {machine.gpu_trouble or 'none was found'}; --smoke tries the script out",
               file=sys.stderr)
@@ -82,7 +82,7 @@ def left(
     environ = dict(os.environ)
     if arm == "plan":
         try:
-            environ |= plan.resolve(spec.load(job), machine).environment(machine)
+            environ |= plan.resolve(job_spec.load(job), machine).environment(machine)
         except SpecError as error:
             return {"missing": f"cannot be had: {error.problems[0].possible}"}
     told = f"{name} {arm} {optimize}"

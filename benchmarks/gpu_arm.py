@@ -27,10 +27,10 @@ from torch.utils.data import DataLoader
 from runtime.data.load import load
 from runtime.data.loader.batches import Batches
 from runtime.errors import SpecError
-from runtime.hardware import gpu_selection as gpus
+from runtime.hardware import gpu_selection
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.models.build import build
 from runtime.plan import plan
 from runtime.system.signals import Signals
@@ -47,8 +47,8 @@ Steps = Iterator[tuple[float, int]]
 def main() -> int:
     """Measure one arm."""
     folder, path, arm, seconds = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], float(sys.argv[4])
-    job = spec.load(path)
-    machine = gpus.used(detect(folder), job.limits.gpus)
+    job = job_spec.load(path)
+    machine = gpu_selection.used(detect(folder), job.limits.gpus)
     torch.manual_seed(0)
     dataset = load(job)
     network = build(job, dataset)

@@ -20,9 +20,9 @@ from typing import Any
 
 from runtime.hardware.detect import detect
 from runtime.job.values import duration_seconds
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.plan import plan
-from runtime.supervisor import trainer_process as trainer
+from runtime.supervisor import trainer_process
 from runtime.system.files import write_json
 from runtime.system.signals import Signals
 from runtime.tracking.metrics_log import Metrics
@@ -46,12 +46,12 @@ class Bench:
     """One assembled run whose steps are timed."""
 
     def __init__(self, model: str, every: str, folder: Path) -> None:
-        job = spec.load(ROOT / "jobs" / "digits.yaml", [f"model.name={model}", "optimize.measure=off", "train.epochs=1000",
+        job = job_spec.load(ROOT / "jobs" / "digits.yaml", [f"model.name={model}", "optimize.measure=off", "train.epochs=1000",
                                                          f"checkpoint.every={every}"])
         machine = detect(folder)
         write_json(folder / "hardware.json", machine.to_json())
         write_json(folder / "plan.json", plan.resolve(job, machine).to_json())
-        self.run = trainer.assembled(folder, job, Signals(), Clock())
+        self.run = trainer_process.assembled(folder, job, Signals(), Clock())
         self.run.metrics = Metrics(folder)
         self.run.train_mode()
         self.saver = Saver(self.run)

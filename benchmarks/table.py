@@ -115,12 +115,12 @@ def plain(job_file: Path, workers: int) -> int:
     from torch.utils.data import DataLoader, TensorDataset
 
     from runtime.data.load import load
-    from runtime.job_spec import load as spec
+    from runtime.job_spec import load as job_spec
     from runtime.models.build import build
     from runtime.training import optimizer
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    job = spec.load(job_file)
+    job = job_spec.load(job_file)
     data = load(job)
     rows = torch.arange(len(data.train)).numpy()
     samples = TensorDataset(*data.train.gather(rows), data.train.targets[""])

@@ -86,13 +86,13 @@ def main() -> int:
 
 def generated(name: str, folder: Path) -> Path:
     """The data of a job; made if they are not there."""
-    from runtime.data.sample_data import write as samples
+    from runtime.data.sample_data import write as sample_data
 
     kind, size, _ = JOBS[name]
     target = folder / kind
     if not target.exists():
         target.mkdir(parents=True)
-        samples.write(kind, target, size, 0)
+        sample_data.write(kind, target, size, 0)
     return target
 
 
@@ -100,14 +100,14 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
     """A tuner for a run of one hour."""
     from runtime.data.load import load
     from runtime.hardware.detect import detect
-    from runtime.job_spec import load as spec
+    from runtime.job_spec import load as job_spec
     from runtime.models.build import build
     from runtime.plan import plan as plans
     from runtime.system.signals import Signals
     from runtime.training import run as runs
     from runtime.training.phase_timer import Clock
-    from runtime.tuning import process_settings as apart
-    from runtime.tuning import time_budget as budget
+    from runtime.tuning import process_settings
+    from runtime.tuning import time_budget
     from runtime.tuning.tuner import Tuner
 
     here, signals = detect(scratch), Signals()
@@ -115,31 +115,31 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
 
     def made(epochs: int) -> Tuner:
         path.write_text(JOBS[name][2].format(folder=data, epochs=epochs))
-        job = spec.load(path)
+        job = job_spec.load(path)
         dataset = load(job)
         network = build(job, dataset)
         plan = plans.resolve(job, here, runs.workload(dataset, network.module))
         run = runs.assemble(job, here, plan, scratch, dataset, network, signals, Clock())
-        return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), apart.Source(path))
+        return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), process_settings.Source(path))
 
     first = made(1)
-    _, total = budget.predicted(first.arm(first.made.plan), first.made.total_steps)
+    _, total = time_budget.predicted(first.arm(first.made.plan), first.made.total_steps)
     return made(max(1, round(HOUR / total)))
 
 
 def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
     """The tuner's choice against every combination."""
-    from runtime.system import timeout as deadline
-    from runtime.tuning import process_settings as apart
-    from runtime.tuning import variants as arms
+    from runtime.system import timeout
+    from runtime.tuning import process_settings
+    from runtime.tuning import variants
 
     start = time.perf_counter()
     found = tuner.tune(given.budget)
     spent = time.perf_counter() - start
     plan = tuner.made.plan
-    for name in found.keys() - apart.names():
-        plan = arms.changed(plan, name, found[name].value)
-    if deadline.broken_off():
+    for name in found.keys() - process_settings.names():
+        plan = variants.changed(plan, name, found[name].value)
+    if timeout.broken_off():
         print("  the compiler was broken off in this process; what is compiled now may fail for that", flush=True)
     choice = {name: plan.value(name) for name in SWITCHED}
     chosen = warm(tuner, plan)
@@ -166,12 +166,12 @@ def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
 def with_values(plan: Any, values: dict[str, Any]) -> Any:
     """The plan with a combination; texts that are compiled are cut into parts, as rows of them are not compiled."""
     from runtime.optimizations import unpadding
-    from runtime.tuning import variants as arms
+    from runtime.tuning import variants
 
     if values["compile"] and plan.value("unpadding") == unpadding.PACKED:
-        plan = arms.changed(plan, "unpadding", unpadding.TOKENS)
+        plan = variants.changed(plan, "unpadding", unpadding.TOKENS)
     for name, value in values.items():
-        plan = arms.changed(plan, name, value)
+        plan = variants.changed(plan, name, value)
     return plan
 
 
@@ -242,16 +242,16 @@ def delays(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 def decided(tuner: Any, slower: bool) -> bool:
     """Whether a value is taken that does the same work with a known delay, on its own side or on the incumbent's."""
-    from runtime.tuning import time_budget as budget
-    from runtime.tuning import variants as arms
+    from runtime.tuning import time_budget
+    from runtime.tuning import variants
     from runtime.tuning.paired_timing import compare
 
     plan = tuner.made.plan
     incumbent, challenger = tuner.arm(plan), tuner.arm(plan)
-    step, _ = budget.predicted(incumbent, 1)
+    step, _ = time_budget.predicted(incumbent, 1)
     challenger.steps(5)
     delayed(challenger if slower else incumbent, 0.25)
-    return arms.judged(compare(incumbent.steps, challenger.steps, step, 30.0), 0.0, HOUR).wins
+    return variants.judged(compare(incumbent.steps, challenger.steps, step, 30.0), 0.0, HOUR).wins
 
 
 def delayed(arm: Any, share: float) -> None:

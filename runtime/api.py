@@ -14,7 +14,7 @@ from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware, load
 from runtime.job import Job
 from runtime.job.workload import Workload
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.plan import plan as plans
 
 
@@ -47,7 +47,7 @@ def plan_for(
     """
     if isinstance(hardware, str | Path):
         hardware = load(Path(hardware))
-    asked = job if isinstance(job, Job) else spec.load(job)
+    asked = job if isinstance(job, Job) else job_spec.load(job)
     return plans.resolve(asked, hardware or detect(Path("runs")), workload, plain=plain)
 
 

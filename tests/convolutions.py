@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.models import strided_convolution as strided
+from runtime.models import strided_convolution
 from tests import heap
 
 SECONDS = 30
@@ -71,7 +71,7 @@ def tried(case: Case, threads: int, rewrite: bool) -> str:
     ahead = torch.randn(wanted.shape)
     wanted.backward(ahead.double())
     if rewrite:
-        strided.rewrite(module)
+        strided_convolution.rewrite(module)
     dtype = getattr(torch, case["dtype"])
     module, x = module.to(dtype), x.to(dtype)
     if case["channels_last"] and x.ndim == 4:

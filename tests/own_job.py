@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from runtime.job import Job
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 
 JOB = """
 name: tiny
@@ -81,7 +81,7 @@ def write(folder: Path, files: dict[str, str] | None = None, **parts: str) -> Pa
 
 def job(folder: Path, files: dict[str, str] | None = None, **parts: str) -> Job:
     """The checked spec of these files."""
-    return spec.load(write(folder, files, **parts))
+    return job_spec.load(write(folder, files, **parts))
 
 
 def items(item: str, size: int = 24) -> dict[str, str]:

@@ -22,7 +22,7 @@ from runtime.data.load import load
 from runtime.distributed.ranks import Ranks
 from runtime.errors import DrivetrainError
 from runtime.job.model import Freeze
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.models.build import Model, build
 from runtime.optimizations import Value
 from runtime.plan import plan
@@ -111,7 +111,7 @@ def task(folder: Path, name: str) -> run.Run:
     """
     where, *on = name.split("+")
     own = ["data.arguments.samples=96"] if where == "own" else ["model.dropout=0"]
-    job = spec.load(
+    job = job_spec.load(
         ROOT / "jobs/own-model.yaml" if where == "own" else folder.parent / "data" / where / "job.yaml", own
     )
     data, here = load(job), tiny.machine()

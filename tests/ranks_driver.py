@@ -14,10 +14,10 @@ from torch import nn
 from runtime.data.dataset import Batch
 from runtime.job.document import parse
 from runtime.job.model import Freeze
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.models.build import Model
 from runtime.plan import plan
-from runtime.supervisor import trainer_process as trainer
+from runtime.supervisor import trainer_process
 from runtime.training import run
 from runtime.training.phase_timer import Clock
 from tests import tiny
@@ -32,7 +32,7 @@ train: {{epochs: 9, steps: {steps}, batch_size: 12, class_weights: balanced, ema
 
 def assembled(folder: Path, steps: int, data: str = "") -> run.Run:
     """A small network without BatchNorm, in float64, on 62 samples: the last batch of an epoch is smaller."""
-    job, machine = spec.check(parse(JOB.format(steps=steps, data=data), "t.yaml")), tiny.machine()
+    job, machine = job_spec.check(parse(JOB.format(steps=steps, data=data), "t.yaml")), tiny.machine()
     found = tiny.dataset(62)
     found.train.inputs = found.train.inputs.double()  # type: ignore[attr-defined]
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def main() -> None:
         return step(batch, seed)
 
     made.step = Noted(made.step, noted)  # type: ignore[assignment]
-    trainer.conduct(made)
+    trainer_process.conduct(made)
     (own / "trained.json").write_text(json.dumps(trained))
 
 

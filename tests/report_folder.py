@@ -11,7 +11,7 @@ from typing import Any
 
 from runtime.hardware.facts import load
 from runtime.job import Job
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.plan import plan as plans
 from runtime.supervisor.run_folder import spec_text
 from tests.paths import ROOT
@@ -110,7 +110,7 @@ def seen(plan: plans.Plan) -> dict[str, Any]:
 def make(run: Path, machine: str = "codespace-2core-cgroup2", classes: list[str] | None = None) -> Path:
     """A run folder as a finished run leaves it."""
     run.mkdir(parents=True)
-    job: Job = spec.load(ROOT / "jobs" / "digits.yaml")
+    job: Job = job_spec.load(ROOT / "jobs" / "digits.yaml")
     hardware = load(MACHINES / f"{machine}.json")
     plan = plans.resolve(job, hardware)
     state = {

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from runtime.data.sample_data import text as texts
+from runtime.data.sample_data import text
 from runtime.data.text import corpus, tokenizer
 from runtime.job.text import TextJob
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.pretrained.folder import quiet
 
 LABELS = "{modo: 0.1, causa: 0.6, prioridad: 0.3}"
@@ -41,14 +41,14 @@ def job(
     """A job spec in the folder; `data` and `more` are added to `data:` and `train:`."""
     path = folder / "job.yaml"
     path.write_text(TEXT.format(train=train, text=text, labels=labels, data=data, model=model, more=more))
-    asked = spec.load(path)
+    asked = job_spec.load(path)
     assert isinstance(asked, TextJob)
     return asked
 
 
 def write(folder: Path, size: int = 120, seed: int = 0) -> Path:
     """Generated reports as reports.csv."""
-    return texts.write(folder, size, seed)[0]
+    return text.write(folder, size, seed)[0]
 
 
 def table(path: Path, rows: list[list[str]], header: str = "descripcion,modo") -> Path:

@@ -17,7 +17,7 @@ import pytest
 from docs.generate import readme_plan as readme
 from runtime.cli.arguments import parser
 from runtime.job.document import parse
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from tests import tiny
 from tests.paths import ROOT
 
@@ -66,7 +66,7 @@ def specs() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("page", "text"), specs())
 def test_a_spec_is_valid(page: str, text: str) -> None:
-    spec.check(parse(text, page))
+    job_spec.check(parse(text, page))
 
 
 def test_links_lead_somewhere() -> None:

@@ -15,11 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.cli import main as cli
-from runtime.job_spec import load as spec
+from runtime.cli import main
+from runtime.job_spec import load as job_spec
 from tests import own_job, tiny
 from tests.paths import DOCS
-from tests.supervisor import test_embedded as test_library
+from tests.supervisor import test_embedded
 
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
 FILES = {
@@ -128,7 +128,7 @@ def test_a_spec_trains_on_the_data_that_is_shown(tmp_path: Path, file: str) -> N
     # A pretrained network and a large one are not what is tried here.
     text = re.sub(r"^model: (resnet18|\{source).*\n", "", text, flags=re.MULTILINE)
     (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
-    job = spec.load(tmp_path / "job.yaml", ["data.image_size=16"] if "parts" in file else [])
+    job = job_spec.load(tmp_path / "job.yaml", ["data.image_size=16"] if "parts" in file else [])
     made = tiny.plain(job, tmp_path)
     assert all(numpy.isfinite(tiny.losses(made, 1)))
     assert len(made.dataset.train) > len(made.dataset.validation) > 0
@@ -136,7 +136,7 @@ def test_a_spec_trains_on_the_data_that_is_shown(tmp_path: Path, file: str) -> N
 
 def test_new_samples_of_an_own_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = own_job.write(tmp_path)
-    assert cli.main(["train", str(path), "--runs", str(tmp_path / "runs"), "--set", "optimize.measure=off"]) == 0
+    assert main.main(["train", str(path), "--runs", str(tmp_path / "runs"), "--set", "optimize.measure=off"]) == 0
     (run,) = (tmp_path / "runs").iterdir()
     inputs = DRAWN.normal(size=(12, 4)).astype(numpy.float32)
     written(tmp_path, "new.npz", inputs=inputs, targets=(inputs.sum(1) > 0).astype(int))
@@ -144,23 +144,23 @@ def test_new_samples_of_an_own_task(tmp_path: Path, capsys: pytest.CaptureFixtur
         ["predict", str(run), str(tmp_path / "new.npz")],
         ["evaluate", str(run), "--data", str(tmp_path / "new.npz")],
     ):
-        assert cli.main(command) == 0
+        assert main.main(command) == 0
 
 
 def test_training_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call that docs/library.md begins with."""
     import runtime
-    from runtime.supervisor import embedded as library
+    from runtime.supervisor import embedded
 
     call, used = re.findall(r"^    (result\b.*)$", PAGES["library.md"], re.MULTILINE)
-    monkeypatch.setattr(library, "_report", lambda run: None)
+    monkeypatch.setattr(embedded, "_report", lambda run: None)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {
         "runtime": runtime,
-        "network": test_library.network(),
+        "network": test_embedded.network(),
         "my_loss": torch.nn.functional.cross_entropy,
-        "train_data": test_library.circle(128),
-        "validation_data": test_library.circle(64, 1),
+        "train_data": test_embedded.circle(128),
+        "validation_data": test_embedded.circle(64, 1),
     }
     exec(f"{call}\nfound = {used}", names)
     assert names["found"][3] == Path("runs/wear-001")

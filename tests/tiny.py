@@ -11,11 +11,11 @@ import torch
 from runtime.data.dataset import Dataset, Head, Inputs, Targets
 from runtime.data.load import load
 from runtime.data.stateless_random import Ids
-from runtime.hardware import facts as hardware
+from runtime.hardware import facts
 from runtime.hardware.detect import detect
 from runtime.job import Job
 from runtime.job.document import parse
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.models.build import Model, build
 from runtime.optimizations import Value
 from runtime.plan import plan
@@ -55,7 +55,7 @@ class Arrays:
 
 def job(train: str = "", model: str = "", optimize: str = "", *, epochs: int = 3, more: str = "") -> Job:
     text = TEXT.format(epochs=epochs, train=train and f", {train}", model=model and f", {model}")
-    return spec.check(parse(f"{text}optimize: {{{optimize}}}\n{more}", "tiny.yaml"))
+    return job_spec.check(parse(f"{text}optimize: {{{optimize}}}\n{more}", "tiny.yaml"))
 
 
 def dataset(samples: int = 64, classes: int = 3) -> Dataset:
@@ -74,7 +74,7 @@ class Quiet(Signals):
         self.received, self.depth = None, 0
 
 
-def machine() -> hardware.Hardware:
+def machine() -> facts.Hardware:
     return detect(Path())
 
 

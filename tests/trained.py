@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from runtime.data.loader.batches import in_order
-from runtime.job_spec import load as spec
-from runtime.models import saved_model as artifact
+from runtime.job_spec import load as job_spec
+from runtime.models import saved_model
 from runtime.supervisor.run_folder import spec_text
 from runtime.system.files import write_text
 from runtime.training import run
-from runtime.training.checkpoints import final_weights as chosen
+from runtime.training.checkpoints import final_weights
 from runtime.training.evaluation.validation import evaluate
 from runtime.training.saver import Saver
 from tests.tiny import losses, plain
@@ -166,7 +166,7 @@ def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
     case.files(folder)
     text = f"name: t\n{case.text}{COMMON}"
     (folder / "job.yaml").write_text(text)
-    job = spec.load(folder / "job.yaml")
+    job = job_spec.load(folder / "job.yaml")
     home = folder / "run"
     home.mkdir()
     write_text(home / "job.yaml", spec_text(job))
@@ -178,7 +178,7 @@ def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
     done.last, confusion = evaluate(done)
     done.watch.update(done.last, done.counters.step, 0)
     Saver(done).best({"metrics": done.last, "confusion": confusion})
-    artifact.write(done, chosen.weights(done))
+    saved_model.write(done, final_weights.weights(done))
     return done
 
 

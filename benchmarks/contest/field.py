@@ -22,12 +22,12 @@ from benchmarks.contest.race import Contender, Failed, last_words
 from benchmarks.contest.rows import Row
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.plan import plan as plans
 from runtime.plan.plan_table import machine as machine_line
 from runtime.system.files import write_json
 from runtime.system.signals import die_with
-from runtime.tuning import child_process as children
+from runtime.tuning import child_process
 
 PLAIN = "drivetrain --plain"
 FORMS = {"tutorial loop": ("tutorial", "default"), "Lightning": ("lightning", "default"),
@@ -99,7 +99,7 @@ class Field:
     def _settled(self, folder: Path, *, plain: bool) -> plans.Plan:
         """The plan that a long run would use, measured as it would be."""
         folder.mkdir()
-        job = spec.load(self.long)
+        job = job_spec.load(self.long)
         first = plans.resolve(job, self.machine, plain=plain)
         write_json(folder / "hardware.json", self.machine.to_json())
         write_json(folder / "plan.json", first.to_json())
@@ -231,10 +231,10 @@ class Field:
         return done.stdout
 
     def _ours(self, plan: plans.Plan) -> dict[str, str]:
-        return children.surroundings(plan.environment(self.machine))
+        return child_process.surroundings(plan.environment(self.machine))
 
     def _theirs(self) -> dict[str, str]:
-        return children.surroundings({})
+        return child_process.surroundings({})
 
 
 def _bound() -> Callable[[], None]:

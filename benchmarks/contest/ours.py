@@ -14,11 +14,11 @@ from benchmarks.contest.pace import Pace
 from runtime.data.dataset import Split
 from runtime.data.load import load
 from runtime.data.stateless_random import Ids
-from runtime.hardware import facts as hardware
-from runtime.job_spec import load as spec
+from runtime.hardware import facts
+from runtime.job_spec import load as job_spec
 from runtime.models.build import build
 from runtime.plan import plan as plans
-from runtime.supervisor import trainer_process as trainer
+from runtime.supervisor import trainer_process
 from runtime.system.files import read_json
 from runtime.system.signals import Signals
 from runtime.training import run as runs
@@ -65,16 +65,16 @@ def amount(split: Split, ids: Ids) -> int:
 def steps(job: Path, folder: Path, paced: Callable[[int], Pace]) -> None:
     """A long run by order; `paced` makes the pace for so many steps of warm-up: an epoch where images are decoded once."""
     signals = Stops(Pace())
-    run = trainer.assembled(folder, spec.load(job), signals, Clock())
+    run = trainer_process.assembled(folder, job_spec.load(job), signals, Clock())
     filling = run.batches.per_epoch if run.plan.value("decode_cache") and not run.dataset.decoded else 0
     signals.pace, signals.run = paced(filling), run
-    trainer.conduct(run)
+    trainer_process.conduct(run)
 
 
 def work(job_file: Path, folder: Path) -> Callable[[], int]:
     """A whole run, data loaded: assembling, training, validation, records, the finished model; what its steps count."""
-    job = spec.load(job_file)
-    data, machine = load(job), hardware.from_json(read_json(folder / "hardware.json"))
+    job = job_spec.load(job_file)
+    data, machine = load(job), facts.from_json(read_json(folder / "hardware.json"))
 
     def run() -> int:
         data.kept.clear()
@@ -83,7 +83,7 @@ def work(job_file: Path, folder: Path) -> Callable[[], int]:
                 shutil.copy(folder / name, scratch)
             plan = plans.load(folder / "plan.json")
             made = runs.assemble(job, machine, plan, Path(scratch), data, build(job, data), Signals(), Clock())
-            trainer.conduct(made)
+            trainer_process.conduct(made)
             return amount(data.train, np.arange(len(data.train))) * made.counters.epoch
 
     return run

@@ -82,13 +82,13 @@ class Row:
 
     def make(self, root: Path, smoke: bool) -> None:
         """Generate the data if they are not there."""
-        from runtime.data.sample_data import write as samples
+        from runtime.data.sample_data import write as sample_data
 
         folder = self.folder(root, smoke)
         if not (folder / "made").exists():
             shutil.rmtree(folder, ignore_errors=True)
             where = folder / "images" if self.sample == "images" else folder
-            samples.write(self.sample, where, self.few if smoke else self.samples, 0)
+            sample_data.write(self.sample, where, self.few if smoke else self.samples, 0)
             (folder / "made").touch()
 
     def job(self, root: Path, smoke: bool, *, long: bool) -> Path:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from runtime.data.dataset import Dataset
 from runtime.data.load import load
 from runtime.job import Job
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.models.build import build
 
 RATE, CLIP = 1e-3, 1.0
@@ -203,5 +203,5 @@ class Task:
 
 def read(path: Path, precision: str = "fp32") -> Task:
     """The task of a job file."""
-    job = spec.load(path)
+    job = job_spec.load(path)
     return Task(job, load(job), job.train.epochs, precision)

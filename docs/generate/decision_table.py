@@ -10,11 +10,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from runtime.hardware import facts as hardware
-from runtime.hardware import gpu_selection as gpus
+from runtime.hardware import facts, gpu_selection
 from runtime.hardware.facts import Hardware, size
 from runtime.job import Job
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.plan import plan as plans
 from runtime.plan.plan import Decision, Plan, written
 
@@ -45,7 +44,7 @@ def page(job: Job, source: Path, machines: Sequence[Path]) -> str:
         source: where it stands, for the head of the page.
         machines: recorded facts.
     """
-    plans_made = {path.stem: _made(job, hardware.load(path)) for path in sorted(machines, key=_age)}
+    plans_made = {path.stem: _made(job, facts.load(path)) for path in sorted(machines, key=_age)}
     first = next(iter(plans_made.values()))[1]
     names = [name for name in SHOWN if any(row.name == name for row in first.decisions)]
     head = ["machine", "GPU or CPU", "image", "profile", *(SHOWN[name] for name in names)]
@@ -61,12 +60,12 @@ def page(job: Job, source: Path, machines: Sequence[Path]) -> str:
 
 def _age(path: Path) -> tuple[tuple[int, int], str]:
     """The order of the rows: CPUs first, then GPUs by capability."""
-    gpu = hardware.load(path).gpu
+    gpu = facts.load(path).gpu
     return (gpu.capability if gpu else (0, 0)), path.stem
 
 
 def _made(job: Job, machine: Hardware) -> tuple[Hardware, Plan]:
-    machine = gpus.used(machine, job.limits.gpus)
+    machine = gpu_selection.used(machine, job.limits.gpus)
     return machine, plans.resolve(job, machine)
 
 
@@ -97,7 +96,7 @@ def main() -> int:
     arguments.add_argument("job", type=Path)
     arguments.add_argument("machines", type=Path)
     given = arguments.parse_args()
-    print(page(spec.load(given.job), given.job, list(given.machines.glob("*.json"))), end="")
+    print(page(job_spec.load(given.job), given.job, list(given.machines.glob("*.json"))), end="")
     return 0
 
 

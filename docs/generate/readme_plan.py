@@ -10,8 +10,8 @@ import re
 import sys
 from pathlib import Path
 
-from runtime.hardware import facts as hardware
-from runtime.job_spec import load as spec
+from runtime.hardware import facts
+from runtime.job_spec import load as job_spec
 from runtime.plan import plan as plans
 from runtime.plan.plan_table import console, render
 
@@ -21,7 +21,7 @@ _BLOCK = re.compile(r"(?<=```\n)plan for digits .*?(?=```)", re.DOTALL)
 
 def shown(root: Path) -> str:
     """What `drivetrain plan JOB --hardware MACHINE` prints, without spaces at the ends of lines."""
-    job, machine = spec.load(root / JOB), hardware.load(root / MACHINE)
+    job, machine = job_spec.load(root / JOB), facts.load(root / MACHINE)
     file = io.StringIO()
     console(file).print(render(plans.resolve(job, machine), job, machine))
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from runtime import optimizations
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.optimizations import Optimization
 from runtime.plan.plan import written
 
@@ -36,7 +36,7 @@ Made from the docstrings in `runtime/optimizations` by `make reference`; a test 
 
 def spec_page() -> str:
     """The page of the spec: tasks first, then each kind of field once, in the order in which they are met."""
-    schema = spec.schema()
+    schema = job_spec.schema()
     tasks = schema["discriminator"]["mapping"]
     rows = [("task", "fields"), *((f"`{task}`", _link(ref)) for task, ref in tasks.items())]
     names = list(_met([ref.rsplit("/", 1)[1] for ref in tasks.values()], schema["$defs"]))

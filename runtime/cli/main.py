@@ -10,8 +10,7 @@ from pathlib import Path
 
 from runtime.cli.arguments import parser
 from runtime.errors import DeviceError, DrivetrainError, SpecError
-from runtime.launch import project as checkout
-from runtime.launch import run_in_image as inside
+from runtime.launch import project, run_in_image
 from runtime.supervisor import named_run
 
 Command = Callable[[argparse.Namespace], int]
@@ -22,8 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     try:
         _find_runs(given)
-        if inside.wanted(given.command):
-            return inside.run(given, sys.argv[1:] if arguments is None else arguments)
+        if run_in_image.wanted(given.command):
+            return run_in_image.run(given, sys.argv[1:] if arguments is None else arguments)
         return COMMANDS[given.command](given)
     except DrivetrainError as error:
         print(error, file=sys.stderr, flush=True)
@@ -44,9 +43,9 @@ def _find_runs(given: argparse.Namespace) -> None:
 
 def validate(given: argparse.Namespace) -> int:
     """Check a job spec."""
-    from runtime.job_spec import load as spec
+    from runtime.job_spec import load as job_spec
 
-    job = spec.load(given.job, given.set)
+    job = job_spec.load(given.job, given.set)
     print(f"{given.job}: valid ({job.name}, {job.task})")
     return 0
 
@@ -67,16 +66,17 @@ def facts(given: argparse.Namespace) -> int:
 
 def plan(given: argparse.Namespace) -> int:
     """Show every decision."""
-    from runtime.hardware import facts as hardware
-    from runtime.hardware import gpu_selection as gpus
+    from runtime.hardware import facts, gpu_selection
     from runtime.hardware.detect import detect
-    from runtime.job_spec import load as spec
+    from runtime.job_spec import load as job_spec
     from runtime.plan import evidence
     from runtime.plan import plan as plans
     from runtime.plan.plan_table import console, render
 
-    job = spec.load(given.job, given.set)
-    machine = gpus.used(hardware.load(given.hardware) if given.hardware else detect(Path("runs")), job.limits.gpus)
+    job = job_spec.load(given.job, given.set)
+    machine = gpu_selection.used(
+        facts.load(given.hardware) if given.hardware else detect(Path("runs")), job.limits.gpus
+    )
     known = {} if given.hardware else evidence.started(machine, job)
     made = plans.resolve(job, machine, plain=given.plain, measured=known)
     if given.json:
@@ -88,24 +88,24 @@ def plan(given: argparse.Namespace) -> int:
 
 def train(given: argparse.Namespace) -> int:
     """Train or resume."""
-    from runtime.supervisor import supervisor as supervise
+    from runtime.supervisor import supervisor
 
     if given.plain and given.plan:
         raise SpecError("--plain and --plan together", "one of them", "leave one out")
-    if inside.missing() and (checkout.PROJECT / "compose").is_dir():
+    if run_in_image.missing() and (project.PROJECT / "compose").is_dir():
         return _train_contained(given)
-    return supervise.train(
-        supervise.Request(given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new, given.trace)
+    return supervisor.train(
+        supervisor.Request(given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new, given.trace)
     )
 
 
 def _train_contained(given: argparse.Namespace) -> int:
     """Train as `launch` does, where torch is in the image alone."""
-    if given.plan or given.runs != Path("runs") or Path.cwd() != checkout.PROJECT:
+    if given.plan or given.runs != Path("runs") or Path.cwd() != project.PROJECT:
         raise DeviceError(
             "torch is not installed here, and the container in its place knows neither --plan nor --runs, and "
             "writes to runs/ in the project",
-            f"the other options, called in {checkout.PROJECT}",
+            f"the other options, called in {project.PROJECT}",
             "leave them out, or `make setup`, which installs torch here",
         )
     print("torch is in the image alone: training there, as `drivetrain launch` does; `make setup` installs it here")
@@ -114,26 +114,26 @@ def _train_contained(given: argparse.Namespace) -> int:
 
 def launch(given: argparse.Namespace) -> int:
     """Train in a container."""
-    from runtime.launch import container as launching
+    from runtime.launch import container
 
     flags = tuple(f"--{name}" for name in ("plain", "new", "trace") if getattr(given, name))
-    return launching.launch(launching.Request(given.job, tuple(given.set), given.device, flags, network=given.network))
+    return container.launch(container.Request(given.job, tuple(given.set), given.device, flags, network=given.network))
 
 
 def find_lr(given: argparse.Namespace) -> int:
     """Test learning rates."""
-    from runtime.tuning import lr_range as finding
+    from runtime.tuning import lr_range
 
-    return finding.find_lr(
-        finding.Request(given.job, tuple(given.set), given.output, given.lowest, given.highest, given.steps)
+    return lr_range.find_lr(
+        lr_range.Request(given.job, tuple(given.set), given.output, given.lowest, given.highest, given.steps)
     )
 
 
 def memory(given: argparse.Namespace) -> int:
     """Measure memory."""
-    from runtime.tuning.memory import profile as peaks
+    from runtime.tuning.memory import profile
 
-    return peaks.memory(peaks.Request(given.job, tuple(given.set), given.output))
+    return profile.memory(profile.Request(given.job, tuple(given.set), given.output))
 
 
 def bench(given: argparse.Namespace) -> int:
@@ -147,9 +147,9 @@ def bench(given: argparse.Namespace) -> int:
 
 def watch(given: argparse.Namespace) -> int:
     """Follow a run."""
-    from runtime.tracking.live import watch as watch_run
+    from runtime.tracking.live import watch as watching
 
-    return watch_run.watch(given.run)
+    return watching.watch(given.run)
 
 
 def report(given: argparse.Namespace) -> int:
@@ -177,9 +177,9 @@ def doctor(given: argparse.Namespace) -> int:
 
 def evaluate(given: argparse.Namespace) -> int:
     """Judge a trained model."""
-    from runtime.inference import evaluate as judge
+    from runtime.inference import evaluate as evaluating
 
-    return judge.judge(judge.Request(given.run, given.data, given.output, given.run_code))
+    return evaluating.judge(evaluating.Request(given.run, given.data, given.output, given.run_code))
 
 
 def predict(given: argparse.Namespace) -> int:
@@ -200,9 +200,9 @@ def export(given: argparse.Namespace) -> int:
 
 def sample(given: argparse.Namespace) -> int:
     """Write sample data."""
-    from runtime.data.sample_data import write as samples
+    from runtime.data.sample_data import write as sample_data
 
-    paths = samples.write(given.kind, given.folder, given.size, given.seed)
+    paths = sample_data.write(given.kind, given.folder, given.size, given.seed)
     megabytes = sum(path.stat().st_size for path in paths) / 1e6
     print(f"{given.folder}: {len(paths):,} file{'s' * (len(paths) > 1)}, {megabytes:.1f} MB")
     return 0
@@ -218,9 +218,9 @@ def convert(given: argparse.Namespace) -> int:
 
 def schema(given: argparse.Namespace) -> int:
     """Print the JSON schema."""
-    from runtime.job_spec import load as spec
+    from runtime.job_spec import load as job_spec
 
-    print(json.dumps(spec.schema(), indent=1))
+    print(json.dumps(job_spec.schema(), indent=1))
     return 0
 
 

@@ -60,9 +60,9 @@ def _read(job: Job, settled: Settled | None) -> Dataset:
 
         return images.load(job, settled)
     if isinstance(job, TextJob):
-        from runtime.data.text import load as texts
+        from runtime.data.text import load as text
 
-        return texts.load(job, settled)
+        return text.load(job, settled)
     if isinstance(job, SeriesJob):
         from runtime.data.series import load as series
 
@@ -72,7 +72,7 @@ def _read(job: Job, settled: Settled | None) -> Dataset:
 
         return tables.load(job, settled)
     if isinstance(job, CustomJob):
-        from runtime.data.custom import load as own
+        from runtime.data.custom import load as custom
 
-        return own.load(job)
+        return custom.load(job)
     raise AssertionError(f"no data for {job.task}")

@@ -33,13 +33,13 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
     # Each module brings its libraries along: pyarrow, tokenizers.
     match preprocessing.get("kind"):
         case "images":
-            from runtime.data.images import load_new as new_images
+            from runtime.data.images import load_new
 
-            return new_images.read(paths, preprocessing, heads, labelled=labelled)
+            return load_new.read(paths, preprocessing, heads, labelled=labelled)
         case "texts":
-            from runtime.data.text import load as texts
+            from runtime.data.text import load as text
 
-            return texts.read(paths, preprocessing, heads, labelled=labelled)
+            return text.read(paths, preprocessing, heads, labelled=labelled)
         case "table":
             from runtime.data.tables import load as tables
 
@@ -49,9 +49,9 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
 
             return series.read(paths, preprocessing, heads, labelled=labelled)
         case "own":
-            from runtime.data.custom import load as own
+            from runtime.data.custom import load as custom
 
-            return own.read(paths, preprocessing, heads, labelled=labelled)
+            return custom.read(paths, preprocessing, heads, labelled=labelled)
     raise CheckpointError(
         f"the model's preprocessing is of the kind {preprocessing.get('kind')!r}",
         "images, texts, table, series",

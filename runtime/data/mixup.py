@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.data import stateless_random as draws
+from runtime.data import stateless_random
 from runtime.data.dataset import Batch, Head, Inputs, Targets
 from runtime.data.to_device import onto
 from runtime.job import Job
@@ -62,7 +62,7 @@ def mixed(
         Inputs of the same shapes; targets share * y + (1 - share) * partner, class indices as probabilities first.
         Both unchanged if the step is not mixed.
     """
-    drawn = draws.generator(seed, "mixup", step)
+    drawn = stateless_random.generator(seed, "mixup", step)
     options = [option for option in (mixup, cutmix) if option is not None]
     if not options or len(inputs[0]) < 2:
         return inputs, targets

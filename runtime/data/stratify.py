@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from runtime.data import stateless_random as draws
+from runtime.data import stateless_random
 from runtime.data.stateless_random import Ids
 
 
@@ -20,7 +20,7 @@ def held_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple
         fraction: share to hold out, between 0 and 1.
         seed: the run's seed.
     """
-    shuffled = draws.generator(seed, "validation").permutation(len(labels))
+    shuffled = stateless_random.generator(seed, "validation").permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     sizes = np.bincount(labels)
     taken = np.clip(np.rint(sizes * fraction).astype(np.int64), np.minimum(1, sizes // 2), np.maximum(sizes - 1, 0))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runtime.data.dataset import Head
-from runtime.data.formats import column_values as cells
+from runtime.data.formats import column_values
 from runtime.data.labels import class_names, listed
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
@@ -27,7 +27,7 @@ class Goal:
     names: tuple[str, ...]
     texts: Any
     """Trimmed text of each row, a pyarrow array, for one class a row; else None."""
-    numbers: cells.Numbers
+    numbers: column_values.Numbers
     """Shape (N, names), float64; empty for classes."""
     several: bool
     """Whether the numbers are 0 and 1, for labels of which each can be true."""
@@ -49,14 +49,14 @@ def read(table: Any, names: Sequence[str], *, classes: bool, option: str, source
         DataError: if a column is of a type that cannot be a target.
     """
     for name in names:
-        cells.check_kind(table[name], name, option, source)
+        column_values.check_kind(table[name], name, option, source)
     if classes and len(names) == 1:
         texts = _classes(table[names[0]], names[0], option, source)
         bad = dict.fromkeys(np.flatnonzero(texts.is_null()).tolist(), f"{names[0]} is empty")
         return Goal(tuple(names), texts, np.empty((len(table), 0)), False, bad)
     columns, bad = [], {}
     for name in names:
-        values, strange = cells.numbers(table[name])
+        values, strange = column_values.numbers(table[name])
         columns.append(values)
         bad |= _unusable(table[name], name, values, strange, labels=classes)
     return Goal(tuple(names), None, np.stack(columns, axis=1), classes, bad)
@@ -101,7 +101,7 @@ def tensor(goal: Goal, rows: Ids, wanted: Head, key: str) -> Tensor:
         DataError: for a label that is no class of the head; names `key`.
     """
     if goal.texts is not None:
-        return torch.from_numpy(cells.class_indices(goal.texts.take(rows), wanted.classes, key))
+        return torch.from_numpy(column_values.class_indices(goal.texts.take(rows), wanted.classes, key))
     values = goal.numbers[rows]
     if not wanted.several:
         values = (values - np.array(wanted.mean)) / np.array(wanted.std)
@@ -111,9 +111,9 @@ def tensor(goal: Goal, rows: Ids, wanted: Head, key: str) -> Tensor:
 def _classes(column: Any, name: str, option: str, source: str) -> Any:
     from pyarrow import types
 
-    texts = cells.texts(column)
+    texts = column_values.texts(column)
     if types.is_floating(column.type):
-        values, _ = cells.numbers(column)
+        values, _ = column_values.numbers(column)
         broken = values[np.isfinite(values) & (values != np.floor(values))]
         if len(broken):
             raise DataError(
@@ -131,7 +131,7 @@ def classes(goal: Goal, rows: Ids, key: str) -> tuple[str, ...]:
         DataError: if there is one only, or nearly as many as rows; names `key`.
     """
     assert goal.texts is not None
-    found = class_names(cells.different(goal.texts.take(rows)))
+    found = class_names(column_values.different(goal.texts.take(rows)))
     if len(found) < 2:
         raise DataError(
             f"{key}: {len(rows):,} rows, and {goal.names[0]} is {listed(found)} in all of them",
@@ -147,14 +147,16 @@ def classes(goal: Goal, rows: Ids, key: str) -> tuple[str, ...]:
     return found
 
 
-def _unusable(column: Any, name: str, values: cells.Numbers, strange: cells.Mask, labels: bool) -> dict[int, str]:
+def _unusable(
+    column: Any, name: str, values: column_values.Numbers, strange: column_values.Mask, labels: bool
+) -> dict[int, str]:
     """By row, why a number or a label cannot be used."""
     possible = "0 or 1" if labels else "a number"
     wrong = strange | (np.isfinite(values) & (values != 0) & (values != 1)) if labels else strange
     with np.errstate(invalid="ignore"):
-        infinite = np.abs(values) > cells.LARGEST
+        infinite = np.abs(values) > column_values.LARGEST
     bad = dict.fromkeys(np.flatnonzero(np.isnan(values)).tolist(), f"{name} is empty")
     bad |= dict.fromkeys(np.flatnonzero(infinite).tolist(), f"{name} is infinite")
     return bad | {
-        row: f"{name} is {cells.shown(column, row)}, not {possible}" for row in np.flatnonzero(wrong).tolist()
+        row: f"{name} is {column_values.shown(column, row)}, not {possible}" for row in np.flatnonzero(wrong).tolist()
     }

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from runtime.errors import DeviceError
-from runtime.hardware import gpu_selection as gpus
-from runtime.hardware import image_selection as image
+from runtime.hardware import gpu_selection, image_selection
 from runtime.hardware.facts import Hardware, Torch
 
 _CODE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
@@ -30,19 +29,19 @@ def launchable(hardware: Hardware) -> str:
     if gpu is None:
         raise DeviceError(
             hardware.gpu_trouble or "no NVIDIA GPU is here",
-            f"a GPU that nvidia-smi lists, with driver {image.LEGACY_DRIVER} or newer",
+            f"a GPU that nvidia-smi lists, with driver {image_selection.LEGACY_DRIVER} or newer",
             "mend that, or train on the CPU: `make train-cpu`",
         )
-    gpus.refuse_full(gpu)
-    chosen = image.choose(hardware)
+    gpu_selection.refuse_full(gpu)
+    chosen = image_selection.choose(hardware)
     if chosen.word is None:
-        builds = "; ".join(f"the image {word}: {build.covers}" for word, build in image.BUILDS.items())
+        builds = "; ".join(f"the image {word}: {build.covers}" for word, build in image_selection.BUILDS.items())
         way = "no driver helps" if gpu.capability < (5, 0) else "install a newer NVIDIA driver on the host"
         raise DeviceError(chosen.reason, builds, f"{way}; `make train-cpu` trains on the CPU")
     return chosen.word
 
 
-def admitted(hardware: Hardware, wanted: gpus.Wanted) -> Hardware:
+def admitted(hardware: Hardware, wanted: gpu_selection.Wanted) -> Hardware:
     """The facts with only those GPUs that the job uses, all of them fit for training.
 
     Args:
@@ -58,11 +57,11 @@ def admitted(hardware: Hardware, wanted: gpus.Wanted) -> Hardware:
             "training needs torch",
             "`make train-cpu JOB=...` trains in the image; `make setup` installs torch here",
         )
-    machine = gpus.used(hardware, wanted)
-    if machine.gpu is None and machine.image in image.BUILDS and wanted != "none":
+    machine = gpu_selection.used(hardware, wanted)
+    if machine.gpu is None and machine.image in image_selection.BUILDS and wanted != "none":
         raise _nothing_mounted(machine)
     for gpu in machine.gpus:
-        gpus.refuse_full(gpu)
+        gpu_selection.refuse_full(gpu)
     _refuse_build(machine, hardware.torch, hardware.torch.architectures)
     return machine
 
@@ -136,8 +135,8 @@ def _refuse_build(hardware: Hardware, torch: Torch, architectures: Sequence[str]
         chip = f"{gpu.name} (capability {gpu.capability[0]}.{gpu.capability[1]}, driver {gpu.driver})"
         if torch.cuda is None:
             raise _other_build(hardware, f"{chip} is here, and {name} has no code for any GPU")
-        oldest = image.DRIVERS.get(int(torch.cuda.split(".")[0]), 0)
-        if image.driver_major(gpu) < oldest:
+        oldest = image_selection.DRIVERS.get(int(torch.cuda.split(".")[0]), 0)
+        if image_selection.driver_major(gpu) < oldest:
             raise _other_build(hardware, f"{chip}: the driver is too old for {name}, which needs {oldest} or newer")
         if architectures and not covers(gpu.capability, architectures):
             raise _other_build(hardware, f"{chip}: {name} has no code for this chip, only for {_told(architectures)}")
@@ -145,10 +144,10 @@ def _refuse_build(hardware: Hardware, torch: Torch, architectures: Sequence[str]
 
 def _other_build(hardware: Hardware, given: str) -> DeviceError:
     """The refusal of a torch, with the image or the version that would do."""
-    chosen = image.choose(hardware)
+    chosen = image_selection.choose(hardware)
     if chosen.word is None:
         return DeviceError(given, chosen.reason, f"install a newer driver where that helps; {_ON_CPU}")
-    build = image.BUILDS[chosen.word]
+    build = image_selection.BUILDS[chosen.word]
     if hardware.image:
         return DeviceError(
             given,

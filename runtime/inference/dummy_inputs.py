@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.data import stateless_random as draws
+from runtime.data import stateless_random
 from runtime.data.dataset import Inputs
 from runtime.errors import CheckpointError
 
@@ -18,7 +18,7 @@ def inputs(preprocessing: dict[str, Any], samples: int, seed: int) -> Inputs:
     Raises:
         CheckpointError: if this version does not know such data.
     """
-    drawn = draws.generator(seed, "example", samples)
+    drawn = stateless_random.generator(seed, "example", samples)
     match preprocessing.get("kind"):
         case "images":
             side = preprocessing["image_size"]

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import DataError
-from runtime.hardware import device_check as guard
-from runtime.inference import thread_limits as threads
+from runtime.hardware import device_check
+from runtime.inference import thread_limits
 from runtime.report.confusion import Confusion, confusions
-from runtime.system import spreadsheet_cells as cells
+from runtime.system import spreadsheet_cells
 from runtime.system.files import read_json, storage_error, write_json
-from runtime.tracking.live import pass_progress as pace
+from runtime.tracking.live import pass_progress
 
 if TYPE_CHECKING:
     from runtime.data.dataset import Dataset
@@ -47,13 +47,13 @@ def judge(request: Request) -> int:
     """
     # Loading torch and reading the data take minutes where these are large.
     print(f"evaluate: reading model and {'data' if request.data else 'validation data'}", file=sys.stderr, flush=True)
-    machine = threads.limit()
+    machine = thread_limits.limit()
     import torch
 
-    from runtime.models import saved_model as artifact
+    from runtime.models import saved_model
 
-    trained = artifact.load(request.run, consent=request.run_code)
-    device = torch.device(guard.device(machine, threads.tell))
+    trained = saved_model.load(request.run, consent=request.run_code)
+    device = torch.device(device_check.device(machine, thread_limits.tell))
     if request.data is None:
         tally = _validation(request, trained, device)
         source, over = "validation data of the run", "validation/"
@@ -72,22 +72,22 @@ def judge(request: Request) -> int:
 def _validation(request: Request, trained: Artifact, device: Any) -> Tally:
     """The validation data, read again as the job says, with the job's loss."""
     from runtime.data.custom import user_code
-    from runtime.inference import forward as inference
-    from runtime.job import custom as own
-    from runtime.models import code_consent as consent
+    from runtime.inference import forward
+    from runtime.job import custom as custom_job
+    from runtime.models import code_consent
     from runtime.training import losses
     from runtime.training.evaluation.metrics import Tally
 
     job = stored_job(request.run)
-    if any(own.parts(job)):
+    if any(custom_job.parts(job)):
         # A run folder that came from elsewhere may name any code in job.yaml and any folder in state.json.
-        user_code.at(job.folder, consent.agreed(trained.folder, consent=request.run_code))
+        user_code.at(job.folder, code_consent.agreed(trained.folder, consent=request.run_code))
     data = _read(request.run, job)
     _check_same(data, trained)
     train = job.train
     goal = losses.objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
     tally = Tally(data.heads, goal)
-    found = inference.outputs(trained.network, data.heads, data.validation, data.prepare, device)
+    found = forward.outputs(trained.network, data.heads, data.validation, data.prepare, device)
     _count(tally, found, data.validation.targets)
     return tally
 
@@ -95,10 +95,10 @@ def _validation(request: Request, trained: Artifact, device: Any) -> Tally:
 def _read(run: Path, job: Job) -> Dataset:
     """The data of the run, of which only what the run began with has anything to say about it."""
     from runtime.data.load import load
-    from runtime.training import recorded_inputs as inputs
+    from runtime.training import recorded_inputs
 
-    settled = inputs.stored(run)
-    return inputs.unchanged(job, run, settled, _changed) if settled else load(job)
+    settled = recorded_inputs.stored(run)
+    return recorded_inputs.unchanged(job, run, settled, _changed) if settled else load(job)
 
 
 def _changed(what: str) -> DataError:
@@ -111,15 +111,15 @@ def _changed(what: str) -> DataError:
 
 def _new(path: Path, trained: Artifact, device: Any) -> Tally:
     """New data; without a loss, which may hang on class weights of the training data."""
-    from runtime.data import load_new as new
-    from runtime.inference import forward as inference
+    from runtime.data import load_new
+    from runtime.inference import forward
     from runtime.training.evaluation.metrics import Tally
 
-    data = new.read([path], trained.preprocessing, trained.heads, labelled=True)
+    data = load_new.read([path], trained.preprocessing, trained.heads, labelled=True)
     for note in data.notes:
         print(f"data: {note}", file=sys.stderr, flush=True)
     tally = Tally(trained.heads, None)
-    found = inference.outputs(trained.network, trained.heads, data.split, data.prepare, device)
+    found = forward.outputs(trained.network, trained.heads, data.split, data.prepare, device)
     _count(tally, found, data.split.targets)
     return tally
 
@@ -129,14 +129,14 @@ def _count(tally: Tally, batches: Any, targets: Mapping[str, Any]) -> None:
 
     total = len(next(iter(targets.values())))
     print(f"evaluate: {total:,} samples", file=sys.stderr, flush=True)
-    for ids, outputs in pace.told(batches, total, "evaluate"):
+    for ids, outputs in pass_progress.told(batches, total, "evaluate"):
         index = torch.from_numpy(ids)
         tally.add(outputs, {name: y[index] for name, y in targets.items()})
 
 
 def stored_job(run: Path) -> Job:
     """The run's spec, with paths relative to where the spec lay that it was started from."""
-    from runtime.job_spec import load as spec
+    from runtime.job_spec import load as job_spec
 
     written = run / "job.yaml"
     if not written.is_file():
@@ -147,7 +147,7 @@ def stored_job(run: Path) -> Job:
         )
     source = (read_json(run / "state.json") or {}).get("source", "")
     try:
-        return spec.load(written, folder=Path(source).parent)
+        return job_spec.load(written, folder=Path(source).parent)
     except DataError as error:
         raise DataError(error.given, error.possible, f"{error.action}; or name other data: --data PATH") from None
 
@@ -194,7 +194,7 @@ def _show(source: str, metrics: Mapping[str, float], counts: list[Confusion]) ->
 
 
 def _write(folder: Path, data: dict[str, Any], counts: list[Confusion]) -> None:
-    from runtime.report.render import png as picture
+    from runtime.report.render import png
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ def _write(folder: Path, data: dict[str, Any], counts: list[Confusion]) -> None:
         for confusion in counts:
             stem = folder / (f"confusion-{_safe(confusion.head)}" if confusion.head else "confusion")
             _table(confusion, stem.with_name(f"{stem.name}.csv"))
-            picture.confusion(confusion, stem.with_name(f"{stem.name}.png"))
+            png.confusion(confusion, stem.with_name(f"{stem.name}.png"))
     except OSError as error:
         raise storage_error(folder, error) from None
 
@@ -216,5 +216,7 @@ def _table(confusion: Confusion, path: Path) -> None:
     """Truth by row, prediction by column."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(cells.row(["truth", *confusion.classes]))
-        writer.writerows(cells.row([name, *row]) for name, row in zip(confusion.classes, confusion.matrix, strict=True))
+        writer.writerow(spreadsheet_cells.row(["truth", *confusion.classes]))
+        writer.writerows(
+            spreadsheet_cells.row([name, *row]) for name, row in zip(confusion.classes, confusion.matrix, strict=True)
+        )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import CheckpointError, DeviceError
-from runtime.inference import thread_limits as threads
+from runtime.inference import thread_limits
 from runtime.system.files import storage_error, write_json
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ def export(request: Request) -> int:
         StorageError: if the output cannot be written.
     """
     _check_packages()
-    threads.limit()
+    thread_limits.limit()
     from runtime.inference import onnx_file
-    from runtime.models import saved_model as artifact
+    from runtime.models import saved_model
 
-    trained = artifact.load(request.run, consent=request.run_code)
+    trained = saved_model.load(request.run, consent=request.run_code)
     output = request.output or request.run / "model.onnx"
     first, *others = _examples(trained, request.data)
     names = onnx_file.input_names(trained.network, len(first)), [name or "output" for name in trained.heads]
@@ -91,14 +91,14 @@ def _check_packages() -> None:
 
 def _examples(trained: Artifact, data: Path | None) -> list[Inputs]:
     """Prepared inputs of several batch sizes; texts of several lengths too."""
-    from runtime.data import load_new as new
-    from runtime.inference import dummy_inputs as example
+    from runtime.data import load_new
+    from runtime.inference import dummy_inputs
 
     if data is None:
-        return [example.inputs(trained.preprocessing, count, seed=count) for count in (TRACED, *TRIED)]
+        return [dummy_inputs.inputs(trained.preprocessing, count, seed=count) for count in (TRACED, *TRIED)]
     import numpy as np
 
-    read = new.read([data], trained.preprocessing, trained.heads, labelled=False)
+    read = load_new.read([data], trained.preprocessing, trained.heads, labelled=False)
     found, start = [], 0
     for count in (TRACED, *TRIED):
         ids = np.arange(start, start + count, dtype=np.int64) % len(read.split)

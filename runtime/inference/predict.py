@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from runtime.errors import StorageError
-from runtime.hardware import device_check as guard
-from runtime.inference import thread_limits as threads
-from runtime.system import spreadsheet_cells as cells
-from runtime.tracking.live import pass_progress as pace
+from runtime.hardware import device_check
+from runtime.inference import thread_limits
+from runtime.system import spreadsheet_cells
+from runtime.tracking.live import pass_progress
 
 if TYPE_CHECKING:
     from runtime.inference.predictions import Answer
@@ -58,25 +58,24 @@ def predict(request: Request) -> int:
         DataError: if no sample can be read.
         StorageError: if the output cannot be written.
     """
-    machine = threads.limit()
+    machine = thread_limits.limit()
     import torch
 
-    from runtime.data import load_new as new
-    from runtime.inference import forward as inference
-    from runtime.inference import predictions as answers
-    from runtime.models import saved_model as artifact
+    from runtime.data import load_new
+    from runtime.inference import forward, predictions
+    from runtime.models import saved_model
 
-    trained = artifact.load(request.run, consent=request.run_code)
-    data = new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False)
+    trained = saved_model.load(request.run, consent=request.run_code)
+    data = load_new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False)
     for note in data.notes:
         print(f"data: {note}", file=sys.stderr, flush=True)
     started = time.monotonic()
-    device = torch.device(guard.device(machine, threads.tell))
-    batches = inference.outputs(trained.network, trained.heads, data.split, data.prepare, device)
+    device = torch.device(device_check.device(machine, thread_limits.tell))
+    batches = forward.outputs(trained.network, trained.heads, data.split, data.prepare, device)
     among = request.output is None and (sys.stdout.isatty() or bool(os.environ.get(TERMINAL)))
     if not among:
-        batches = pace.told(batches, len(data.split), "predict")
-    found = answers.of(batches, trained.heads, data.split, every=request.probabilities)
+        batches = pass_progress.told(batches, len(data.split), "predict")
+    found = predictions.of(batches, trained.heads, data.split, every=request.probabilities)
     with _sink(request.output) as file:
         (_csv if request.form == "csv" else _lines)(found, file)
     seconds = time.monotonic() - started
@@ -120,8 +119,8 @@ def _csv(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
     for number, (title, answer) in enumerate(found):
         columns = dict(_cells(answer))
         if number == 0:
-            writer.writerow(cells.row(["sample", *columns]))
-        writer.writerow(cells.row([title, *columns.values()]))
+            writer.writerow(spreadsheet_cells.row(["sample", *columns]))
+        writer.writerow(spreadsheet_cells.row([title, *columns.values()]))
 
 
 def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, Any]]:
@@ -132,4 +131,9 @@ def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, Any]]:
             if isinstance(value, dict):
                 yield from ((f"{name}.{inner}", share) for inner, share in value.items())
             else:
-                yield name, SEVERAL.join(str(cells.cell(each)) for each in value) if isinstance(value, list) else value
+                yield (
+                    name,
+                    SEVERAL.join(str(spreadsheet_cells.cell(each)) for each in value)
+                    if isinstance(value, list)
+                    else value,
+                )

@@ -6,8 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from runtime.hardware import device_check as guard
-from runtime.hardware import gpu_selection as gpus
+from runtime.hardware import device_check, gpu_selection
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.optimizations import cpu_threads
@@ -15,8 +14,8 @@ from runtime.optimizations import cpu_threads
 
 def limit() -> Hardware:
     """Keep this process within what the container may use; returns what that is. Call it before torch is imported."""
-    machine = guard.usable(detect(Path()), tell)
-    os.environ.update(gpus.environment(machine))
+    machine = device_check.usable(detect(Path()), tell)
+    os.environ.update(gpu_selection.environment(machine))
     os.environ.update(cpu_threads.environment(machine, cpu_threads.threads_of(machine)))
     return machine
 

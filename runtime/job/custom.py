@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from runtime.errors import Problem
-from runtime.job import user_files as source
+from runtime.job import user_files
 from runtime.job.column_names import Column, different
 from runtime.job.job import Job
 from runtime.job.model import OwnModel
@@ -123,7 +123,7 @@ class CustomJob(OwnTask):
     train: OwnTrain = Field(OwnTrain(), description="how to train")
 
 
-def parts(job: Job) -> Iterator[tuple[tuple[str, ...], source.Own, tuple[str, ...]]]:
+def parts(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.Own, tuple[str, ...]]]:
     """Each part of a job that is the person's own: its key, the part, and what its factory gets by itself."""
     model: Any = getattr(job, "model", None)
     if isinstance(model, OwnModel):
@@ -137,8 +137,8 @@ def parts(job: Job) -> Iterator[tuple[tuple[str, ...], source.Own, tuple[str, ..
 def problems(job: Job) -> Iterator[Problem]:
     """What is wrong with the person's own files; none of them is run."""
     for key, part, offered in parts(job):
-        yield from source.problems(job, key, part, offered)
+        yield from user_files.problems(job, key, part, offered)
     if isinstance(job, CustomJob) and job.data.reader is not None:
-        found = source.functions(job, ("data",), job.data.file)
+        found = user_files.functions(job, ("data",), job.data.file)
         if not isinstance(found, Problem) and job.data.reader not in found and "*" not in found:
-            yield source.unknown(job, ("data", "reader"), job.data.reader, job.data.file, found)
+            yield user_files.unknown(job, ("data", "reader"), job.data.reader, job.data.file, found)

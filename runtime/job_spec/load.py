@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 from runtime import optimizations
 from runtime.errors import DataError, Problem, SpecError, nearest
 from runtime.job import JOBS, Document, Job, dotted
-from runtime.job import custom as own
+from runtime.job import custom as custom_job
 from runtime.job.document import read
 from runtime.job.formatting import printable, shown
 from runtime.job.train import Plateau, Sgd
@@ -223,7 +223,7 @@ def _recipe(content: bytes) -> str:
 
 
 def _check_paths(job: Job, recipe: str) -> None:
-    if found := list(own.problems(job)):
+    if found := list(custom_job.problems(job)):
         raise SpecError(sorted(found, key=_line))
     lost = [
         f"{job.document.place(key)}: {dotted(key)}: {shown(path)} {wrong}"

@@ -19,16 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import Busy, DeviceError, SpecError
-from runtime.hardware import device_check as guard
-from runtime.hardware import gpu_selection as gpus
-from runtime.hardware import image_selection as image
+from runtime.hardware import device_check, gpu_selection, image_selection
 from runtime.hardware.detect import detect
 from runtime.job import Job
 from runtime.job_spec import load as spec
-from runtime.launch import container_limits as allowance
-from runtime.launch import docker_engine as engine
-from runtime.launch import follow_container, mounts, network
-from runtime.launch import nvidia_toolkit as toolkit
+from runtime.launch import container_limits, docker_engine, follow_container, mounts, network, nvidia_toolkit
 from runtime.launch import project as checkout
 from runtime.launch.project import PROJECT
 
@@ -57,18 +52,20 @@ def launch(request: Request) -> int:
     """
     job = spec.load(request.spec, request.assignments)
     word = _word(request, job)
-    client = engine.connect()
-    if isinstance(client, engine.Absent):
+    client = docker_engine.connect()
+    if isinstance(client, docker_engine.Absent):
         print(f"no Docker engine ({client.why}): training natively, limits are not enforced; to use one: {client.cure}")
         return _native(request, job, word)
     override = _override(request, job)
     online, line = network.told(job, asked=request.network)
     print(line, flush=True)
-    variables = allowance.variables(client.info(), job, gpu=word != "cpu") | allowance.owner(PROJECT, tell=True)
+    variables = container_limits.variables(client.info(), job, gpu=word != "cpu") | container_limits.owner(
+        PROJECT, tell=True
+    )
     variables["DRIVETRAIN_NETWORK"] = "bridge" if online else "none"
     if word != "cpu":
-        variables |= toolkit.find(client.info()).variables()
-    engine.build_if_missing(client, word)
+        variables |= nvidia_toolkit.find(client.info()).variables()
+    docker_engine.build_if_missing(client, word)
     return follow_container.follow(_start(client, override, job, word, variables))
 
 
@@ -78,9 +75,9 @@ def _word(request: Request, job: Job) -> str:
         return "cpu"
     if job.limits.gpus == "none":
         raise SpecError("--device gpu, and limits.gpus is none in the job", "one of them", "`make train-cpu`")
-    machine = gpus.used(detect(Path("runs")), job.limits.gpus)
-    word = guard.launchable(machine)
-    print(f"image {word}: {image.choose(machine).reason}")
+    machine = gpu_selection.used(detect(Path("runs")), job.limits.gpus)
+    word = device_check.launchable(machine)
+    print(f"image {word}: {image_selection.choose(machine).reason}")
     if machine.gpu_note:
         print(f"gpu: {machine.gpu_note}")
     return word
@@ -132,7 +129,7 @@ def _start(client: Any, override: dict[str, Any], job: Job, word: str, variables
     if done.returncode or not found:
         for container in _containers(client, project, "prepare"):
             print(container.logs().decode(errors="replace"), end="", file=sys.stderr)
-        raise toolkit.refused(done.stderr) or DeviceError(
+        raise nvidia_toolkit.refused(done.stderr) or DeviceError(
             f"the container could not be started:\n{done.stderr.strip()[-2000:]}",
             "see the engine's own words above",
             "`docker compose config` shows what was asked of it",

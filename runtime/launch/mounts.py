@@ -16,7 +16,7 @@ from pathlib import Path
 
 from runtime.errors import SpecError
 from runtime.job import Job, dotted
-from runtime.job import custom as own
+from runtime.job import custom as custom_job
 from runtime.job.job import ImageJob
 from runtime.launch.project import PROJECT
 
@@ -77,7 +77,7 @@ def of_job(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]:
         if isinstance(job, ImageJob) and given.suffix.lower() in MANIFESTS and not given.is_relative_to(PROJECT):
             blame, given = f"{blame}: {text} names files in its folder", given.parent
         named.append((blame, given))
-    for key, part, _ in own.parts(job):
+    for key, part, _ in custom_job.parts(job):
         where = Path(os.path.abspath(job.folder / part.file)).parent
         blame = f"{job.document.place((*key, 'file'))}: {dotted((*key, 'file'))}: {part.file!r} may import what lies beside it"
         named.append((blame, where))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from runtime.job import Job
-from runtime.job import custom as own
+from runtime.job import custom as custom_job
 
 
 def need(job: Job) -> str | None:
@@ -31,5 +31,5 @@ def told(job: Job, *, asked: bool = False) -> tuple[bool, str]:
         return True, f"network: yes, for {found}"
     if asked:
         return True, "network: yes, --network was given"
-    more = "; --network gives your own code one" if any(own.parts(job)) else ""
+    more = "; --network gives your own code one" if any(custom_job.parts(job)) else ""
     return False, f"network: none, nothing in the job names an address{more}"

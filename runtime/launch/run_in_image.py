@@ -49,12 +49,10 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         DeviceError: if no engine answers, or the image cannot be built.
         SpecError: if the spec is invalid, or names what is not mounted.
     """
-    from runtime.launch import container_limits as allowance
-    from runtime.launch import docker_engine as engine
-    from runtime.launch import network
+    from runtime.launch import container_limits, docker_engine, network
 
-    client = engine.connect()
-    if isinstance(client, engine.Absent):
+    client = docker_engine.connect()
+    if isinstance(client, docker_engine.Absent):
         raise DeviceError(
             f"`{given.command}` needs torch, which is not installed here, and no Docker engine answers: {client.why}",
             "torch in the local environment, or an engine",
@@ -67,11 +65,11 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
             seen += mounts.of_job(path, job, PROJECT)
             if given.command in WITH_JOB:
                 online |= network.told(job)[0]
-                limits = limits or allowance.variables(client.info(), job)
+                limits = limits or container_limits.variables(client.info(), job)
         if online:
             print("network: yes, for what the job asks for at the hub or at an address")
-        engine.build_if_missing(client, "cpu")
-        owner = allowance.owner(PROJECT) if given.command != "sample" else {}
+        docker_engine.build_if_missing(client, "cpu")
+        owner = container_limits.owner(PROJECT) if given.command != "sample" else {}
     user = owner.get("DRIVETRAIN_UID", str(os.getuid())), owner.get("DRIVETRAIN_GID", str(os.getgid()))
     _check_output(getattr(given, "output", None), int(user[0]))
     return _wait(line(arguments, workdir, user, limits, mounts.together(iter(seen)), network=online))
@@ -189,15 +187,15 @@ def _workdir(here: Path) -> Path:
 def _jobs(given: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
     """The specs whose data the command reads: that of the command line, or the one that a run was trained with."""
     if given.command in WITH_JOB:
-        from runtime.job_spec import load as spec
+        from runtime.job_spec import load as job_spec
 
         against = [given.against] if getattr(given, "against", None) else []
         for more in ([], *against):
-            yield given.job, spec.load(given.job, [*given.set, *more])
+            yield given.job, job_spec.load(given.job, [*given.set, *more])
     elif given.command == "evaluate" and given.data is None and (given.run / "job.yaml").is_file():
-        from runtime.inference import evaluate as judge
+        from runtime.inference import evaluate as evaluating
 
-        yield given.run / "job.yaml", judge.stored_job(given.run)
+        yield given.run / "job.yaml", evaluating.stored_job(given.run)
 
 
 def _named(given: argparse.Namespace) -> Iterator[Path]:

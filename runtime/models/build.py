@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.data import stateless_random as draws
+from runtime.data import stateless_random
 from runtime.data.custom import user_code
 from runtime.data.custom.user_code import Code
 from runtime.data.dataset import Dataset
@@ -22,14 +22,8 @@ from runtime.job.series import CnnLstm, SeriesJob
 from runtime.job.tables import Mlp, TableJob
 from runtime.job.text import TextEncoder, TextJob, TextPretrained
 from runtime.models.freeze import freeze
-from runtime.models.networks import cnn as images
-from runtime.models.networks import cnn_lstm as series
-from runtime.models.networks import hf_vision as vision
-from runtime.models.networks import mlp as tables
-from runtime.models.networks import text_encoder as texts
-from runtime.models.networks import timm_vision as timm_images
-from runtime.models.networks import user_network as own
-from runtime.pretrained import families as family
+from runtime.models.networks import cnn, cnn_lstm, hf_vision, mlp, text_encoder, timm_vision, user_network
+from runtime.pretrained import families
 from runtime.pretrained import folder as pretrained
 
 
@@ -48,12 +42,12 @@ class Model:
 
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "images": images.build,
-    "vision": vision.build,
-    "timm": timm_images.build,
-    "texts": texts.build,
-    "series": series.build,
-    "tables": tables.build,
+    "images": cnn.build,
+    "vision": hf_vision.build,
+    "timm": timm_vision.build,
+    "texts": text_encoder.build,
+    "series": cnn_lstm.build,
+    "tables": mlp.build,
 }
 
 
@@ -69,10 +63,10 @@ def build(job: Job, dataset: Dataset) -> Model:
 
 
 def _network(job: Job, dataset: Dataset) -> Model:
-    torch.manual_seed(draws.key(job.train.seed, "weights"))
+    torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
     spec: Any = getattr(job, "model", None)
     if isinstance(spec, OwnModel):
-        module, arguments = own.made(job, spec, dataset)
+        module, arguments = user_network.made(job, spec, dataset)
         return Model(module, "own", arguments, spec.freeze, user_code.at(job.folder))
     if isinstance(job, ImageJob):
         return _image_network(job, dataset)
@@ -92,7 +86,7 @@ def _image_network(job: ImageJob, dataset: Dataset) -> Model:
     assert not isinstance(spec, OwnModel)
     if isinstance(spec, ImagePretrained):
         found = pretrained.find(job, spec.name)
-        network = vision.from_folder(job, found, classes, channels, size, spec.dropout)
+        network = hf_vision.from_folder(job, found, classes, channels, size, spec.dropout)
         arguments = {
             "config": found.config.to_dict(),
             "classes": classes,
@@ -109,10 +103,10 @@ def _image_network(job: ImageJob, dataset: Dataset) -> Model:
         "dropout": spec.dropout,
     }
     if isinstance(spec, ImageTimm):
-        return Model(timm_images.from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
+        return Model(timm_vision.from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
     assert isinstance(spec, ImageNetwork)
     arguments |= {"width": spec.width, "stem": spec.stem}
-    return Model(images.build(**arguments), "images", arguments, spec.freeze)
+    return Model(cnn.build(**arguments), "images", arguments, spec.freeze)
 
 
 def _text_network(job: TextJob, dataset: Dataset) -> Model:
@@ -121,7 +115,7 @@ def _text_network(job: TextJob, dataset: Dataset) -> Model:
     if isinstance(spec, TextPretrained):
         return _pretrained_text_network(spec, pretrained.find(job, spec.name), outputs, dataset)
     assert isinstance(spec, TextEncoder)
-    config = family.bert(
+    config = families.bert(
         vocabulary=dataset.preprocessing["vocabulary"],
         pad=dataset.preprocessing["tokenizer"]["pad"],
         longest=dataset.preprocessing["max_length"],
@@ -131,16 +125,16 @@ def _text_network(job: TextJob, dataset: Dataset) -> Model:
         dropout=spec.dropout,
     )
     arguments: dict[str, Any] = {"config": config, "outputs": outputs, "pooling": spec.pooling, "dropout": spec.dropout}
-    return Model(texts.build(**arguments), "texts", arguments, spec.freeze)
+    return Model(text_encoder.build(**arguments), "texts", arguments, spec.freeze)
 
 
 def _pretrained_text_network(
     spec: TextPretrained, found: pretrained.Pretrained, outputs: dict[str, int], dataset: Dataset
 ) -> Model:
-    pooling = family.pooling(found.config) if spec.pooling == "auto" else spec.pooling
-    dropout = family.dropout(found.config) if spec.dropout is None else spec.dropout
-    network = texts.TextNetwork(found.network(), outputs, pooling, dropout)
-    texts.probe(network, found, dataset.preprocessing["max_length"])
+    pooling = families.pooling(found.config) if spec.pooling == "auto" else spec.pooling
+    dropout = families.dropout(found.config) if spec.dropout is None else spec.dropout
+    network = text_encoder.TextNetwork(found.network(), outputs, pooling, dropout)
+    text_encoder.probe(network, found, dataset.preprocessing["max_length"])
     arguments = {"config": found.config.to_dict(), "outputs": outputs, "pooling": pooling, "dropout": dropout}
     return Model(network, "texts", arguments, spec.freeze)
 
@@ -164,7 +158,7 @@ def _series_network(job: SeriesJob, dataset: Dataset) -> Model:
         "bidirectional": spec.bidirectional,
         "dropout": spec.dropout,
     }
-    return Model(series.build(**arguments), "series", arguments, spec.freeze)
+    return Model(cnn_lstm.build(**arguments), "series", arguments, spec.freeze)
 
 
 def _table_network(job: TableJob, dataset: Dataset) -> Model:
@@ -178,4 +172,4 @@ def _table_network(job: TableJob, dataset: Dataset) -> Model:
         "embedding": spec.embedding,
         "dropout": spec.dropout,
     }
-    return Model(tables.build(**arguments), "tables", arguments, spec.freeze)
+    return Model(mlp.build(**arguments), "tables", arguments, spec.freeze)

@@ -22,9 +22,9 @@ from torch import nn
 
 from runtime.data.dataset import Dataset, Inputs, Prepare, Split, Targets, Together, as_it_is
 from runtime.data.stateless_random import Ids
-from runtime.models import frozen_split as division
+from runtime.models import frozen_split
 from runtime.models.frozen_split import Division, Saving
-from runtime.system import torch_errors as memory
+from runtime.system import torch_errors
 from runtime.system.files import reserve
 
 if TYPE_CHECKING:
@@ -109,10 +109,10 @@ class Activations:
         try:
             return self.rows.put(ids, self.compute(ids))
         except (MemoryError, RuntimeError) as error:
-            if not memory.is_exhausted(error):
+            if not torch_errors.is_exhausted(error):
                 raise
             if len(ids) == 1:
-                raise memory.one_sample(error) from None
+                raise torch_errors.one_sample(error) from None
         for half in np.array_split(ids, 2):
             self._put(half)
 
@@ -122,8 +122,8 @@ def saving(dataset: Dataset, model: nn.Module) -> Saving | None:
     if isinstance(dataset.train, Together) or not hasattr(model, "divided"):
         return None
     inputs = sample(dataset)
-    found = division.of(model, inputs)
-    return division.saving(model, found, inputs) if found else None
+    found = frozen_split.of(model, inputs)
+    return frozen_split.saving(model, found, inputs) if found else None
 
 
 def total(dataset: Dataset, saving: Saving) -> int:
@@ -143,9 +143,9 @@ def keep(run: Run, place: str) -> None:
         StorageError: if the disk has no room for the file.
     """
     data, inputs = run.dataset, tuple(x.to(run.device) for x in sample(run.dataset))
-    found = division.of(run.model, inputs)
+    found = frozen_split.of(run.model, inputs)
     assert found is not None, "refused where there is no frozen prefix"
-    with division.evaluating(run.model), torch.no_grad():
+    with frozen_split.evaluating(run.model), torch.no_grad():
         shown = found.prefix(*inputs)
     # What the tuner has computed under the same settings serves the run too: the dataset is the same object.
     key = f"{run.step.memory_format} {run.plan.value('precision')} {run.plan.value('prefix_precision')}"

@@ -12,7 +12,7 @@ from torch import nn
 
 from runtime.job.workload import flop
 from runtime.models.build import Model
-from runtime.models.networks import cnn as images
+from runtime.models.networks import cnn
 
 _LESS = 0.5
 """The other stem is told where it takes no more than this share of the operations."""
@@ -21,34 +21,34 @@ _LESS = 0.5
 def note(network: Model) -> str | None:
     """What a sample costs in training, and for a ResNet which stem it has and why; None for other networks."""
     module, given = network.module, network.arguments
-    if not isinstance(module, images.SmallCnn | images.ResNet):
+    if not isinstance(module, cnn.SmallCnn | cnn.ResNet):
         return None
     side = given["image_size"]
     ours = f"{flop(3 * forward(module, side))} a sample in training"
-    if isinstance(module, images.SmallCnn):
+    if isinstance(module, cnn.SmallCnn):
         return f"{given['name']}, {ours}"
     small = isinstance(module.stem[-1], nn.ReLU)
     kind = "small" if small else "large"
     if given["stem"] != "auto":
         return f"{given['name']} with the {kind} stem, as the job asks, {ours}"
-    bound = images.SMALL_IMAGE
+    bound = cnn.SMALL_IMAGE
     why = f"as image_size {side} is {'at most' if small else 'more than'} {bound}"
     return f"{given['name']} with the {kind} stem, {why}, {ours}{_other(module, given) if small else ''}"
 
 
-def _other(module: images.ResNet, given: dict[str, Any]) -> str:
+def _other(module: cnn.ResNet, given: dict[str, Any]) -> str:
     """What the large stem would take, which looks at a sixteenth of the pixels."""
     with torch.random.fork_rng(devices=[]):
-        stem = images.stem(given["channels"], given["width"] or 64, small=False)
+        stem = cnn.stem(given["channels"], given["width"] or 64, small=False)
     theirs, ours = forward(module, given["image_size"], stem), forward(module, given["image_size"])
     if theirs > _LESS * ours:
         return ""
     return f"; {flop(3 * theirs)} with model: {{name: {given['name']}, stem: large}}, which learns otherwise"
 
 
-def forward(module: images.SmallCnn | images.ResNet, side: int, stem: nn.Module | None = None) -> int:
+def forward(module: cnn.SmallCnn | cnn.ResNet, side: int, stem: nn.Module | None = None) -> int:
     """Operations of a forward pass for a square image of `side` pixels, with another stem if one is given."""
-    parts = [module.features] if isinstance(module, images.SmallCnn) else [stem or module.stem, module.stages]
+    parts = [module.features] if isinstance(module, cnn.SmallCnn) else [stem or module.stem, module.stages]
     count = 2 * module.classifier.in_features * module.classifier.out_features
     for part in parts:
         more, side = _through(part, side)
@@ -64,7 +64,7 @@ def _through(module: nn.Module, side: int) -> tuple[int, int]:
             more, side = _through(part, side)
             count += more
         return count, side
-    if isinstance(module, images.BasicBlock | images.Bottleneck):
+    if isinstance(module, cnn.BasicBlock | cnn.Bottleneck):
         (main, after), (short, _) = _through(module.main, side), _through(module.shortcut, side)
         return main + short, after
     if isinstance(module, nn.Conv2d):

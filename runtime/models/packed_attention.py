@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runtime.data.text import length_buckets as pieces
+from runtime.data.text import length_buckets
 from runtime.data.to_device import onto
 from runtime.models.frozen_split import CLOSE, evaluating, tensors
 
@@ -59,7 +59,7 @@ def row(mask: Tensor) -> Row:
     """The row of texts with this mask, (N, tokens)."""
     lengths, width = mask.sum(dim=1).cpu().numpy(), mask.shape[1]
     index, groups, start = [], [], 0
-    for texts in pieces.pieces(lengths, len(lengths), GROUP):
+    for texts in length_buckets.pieces(lengths, len(lengths), GROUP):
         longest, end = int(lengths[texts].max()), start + int(lengths[texts].sum())
         if longest == 0:
             break  # the rest is empty, too: they come by length

@@ -20,10 +20,9 @@ from torch import Tensor, nn
 import runtime
 from runtime.data.dataset import Head, head
 from runtime.errors import CheckpointError, DrivetrainError
-from runtime.models import code_consent as consent
-from runtime.models import safetensors_file as weights
+from runtime.models import code_consent, safetensors_file
 from runtime.models.build import BUILDERS
-from runtime.models.networks import user_network as own
+from runtime.models.networks import user_network
 from runtime.system.files import read_json, storage_error, sync_folder, write_json
 from runtime.training.checkpoints.final_weights import Chosen
 from runtime.training.run import Run
@@ -72,7 +71,7 @@ def write(run: Run, chosen: Chosen) -> Path:
     if code is None:
         return _commit(run.folder / "model", groups, config, {})
     folder = _commit(run.folder / "model", groups, config | {"code": code.digests()}, code.sources)
-    if why := consent.keep(folder / CONFIG):
+    if why := code_consent.keep(folder / CONFIG):
         print(
             f"model: it cannot be kept that its code is yours, since {why}: predict, evaluate and export will ask for "
             "--run-code",
@@ -89,7 +88,7 @@ def _commit(
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
         for stem, tensors in groups.items():
-            weights.write(beside / f"{stem}.safetensors", tensors)
+            safetensors_file.write(beside / f"{stem}.safetensors", tensors)
         for name, content in code.items():
             (beside / "code" / name).parent.mkdir(parents=True, exist_ok=True)
             (beside / "code" / name).write_bytes(content)
@@ -186,13 +185,13 @@ def _own(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
         not isinstance(config["arguments"].get(key), kind) for key, kind in wanted.items()
     ):
         _refuse(folder, f"{CONFIG} does not say which code the network is built from")
-    return own.rebuilt(folder, config["code"], config["arguments"], consent=consent)
+    return user_network.rebuilt(folder, config["code"], config["arguments"], consent=consent)
 
 
 def _fill(network: nn.Module, folder: Path) -> None:
     """Load the weights, each of which has to be there in the right shape."""
     try:
-        stored = weights.read(folder / WEIGHTS)
+        stored = safetensors_file.read(folder / WEIGHTS)
     except (OSError, ValueError) as error:
         _refuse(folder, f"{WEIGHTS} cannot be read: {error}")
     wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}

@@ -57,6 +57,6 @@ def apply(run: Any, value: Value) -> None:
 
 def seen(run: Any) -> Value:
     """What the variable says in this process."""
-    from runtime.system import library_variables as variables
+    from runtime.system import library_variables
 
-    return run.device.type == "cuda" and SETTING in variables.allocator()
+    return run.device.type == "cuda" and SETTING in library_variables.allocator()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from runtime.distributed import local_processes as processes
+from runtime.distributed import local_processes
 from runtime.optimizations import Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Values = Annotated[int, Field(ge=1)] | Literal["off"]
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """The CPU budget, or the physical cores behind it if hyperthreads share them."""
     cpu, threads = hardware.cpu, threads_of(hardware)
-    together = processes.wanted(job, hardware)
+    together = local_processes.wanted(job, hardware)
     if together > 1:
         return Choice(max(1, threads // together), f"{threads} shared by {together} processes")
     if threads < cpu.budget:

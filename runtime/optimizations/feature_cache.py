@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from runtime.distributed import local_processes as processes
+from runtime.distributed import local_processes
 from runtime.hardware.facts import size
 from runtime.optimizations import Choice, Effect, Stage, Value
 
@@ -85,7 +85,7 @@ def _no_room(job: Job, hardware: Hardware, workload: Workload) -> str | None:
     if not workload.prefix:
         return "no frozen part of this network can be computed apart, before everything that is trained"
     if _place(job, hardware, workload.prefix_bytes) is None:
-        free, together = hardware.storage.runs_free, processes.wanted(job, hardware)
+        free, together = hardware.storage.runs_free, local_processes.wanted(job, hardware)
         each = f" in each of {together} processes" if together > 1 else ""
         return (
             f"the outputs of {workload.prefix} take {size(workload.prefix_bytes)}{each}, more than a quarter of the free "
@@ -96,7 +96,7 @@ def _no_room(job: Job, hardware: Hardware, workload: Workload) -> str | None:
 
 def _place(job: Job, hardware: Hardware, needed: int) -> str | None:
     """Where so many bytes of outputs go, kept by every process: `memory`, `disk`, or nowhere."""
-    needed *= processes.wanted(job, hardware)
+    needed *= local_processes.wanted(job, hardware)
     if needed * SHARE <= hardware.memory.available:
         return "memory"
     return "disk" if needed * SHARE <= (hardware.storage.runs_free or 0) else None
@@ -109,13 +109,13 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 def apply(run: Any, value: Value) -> None:
     """Put the activations in the place of the samples, and the rest in the place of the network."""
-    from runtime.models import feature_cache as prefix
+    from runtime.models import feature_cache
 
-    saving = prefix.saving(run.dataset, run.model)
+    saving = feature_cache.saving(run.dataset, run.model)
     assert saving is not None, "refused where nothing can be computed apart"
-    place = _place(run.job, run.hardware, prefix.total(run.dataset, saving))
+    place = _place(run.job, run.hardware, feature_cache.total(run.dataset, saving))
     assert place is not None, "refused where there is no room"
-    prefix.keep(run, place)
+    feature_cache.keep(run, place)
 
 
 def seen(run: Any) -> Value:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from runtime.hardware import gpu_selection as gpus
+from runtime.hardware import gpu_selection
 from runtime.hardware.facts import size
 from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache, gradient_checkpointing
 
@@ -51,7 +51,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     return Choice(
         True,
         f"{workload.samples:,} samples take {size(taken(workload))} of "
-        f"{size(gpus.room(hardware.gpu, job.limits.gpu_memory))}",
+        f"{size(gpu_selection.room(hardware.gpu, job.limits.gpu_memory))}",
     )
 
 
@@ -76,7 +76,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "a dataset of your own may draw something new each time it is asked"
     if feature_cache.choose(job, hardware, workload).value:
         return "feature_cache puts what the frozen part gives in the place of the samples"
-    room = gpus.room(hardware.gpu, job.limits.gpu_memory)
+    room = gpu_selection.room(hardware.gpu, job.limits.gpu_memory)
     if taken(workload) * SHARE > room:
         return f"the samples take {size(taken(workload))}, more than a quarter of the {size(room)} that may be used"
     return None
@@ -101,12 +101,12 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 def apply(run: Any, value: Value) -> None:
     """Put the copy on the GPU in the place of the samples; if it does not fit after all, say so and go on without."""
     from runtime.data.loader.gpu_resident import reside
-    from runtime.system import torch_errors as memory
+    from runtime.system import torch_errors
 
     try:
         run.dataset = reside(run.dataset, run.device, AT_ONCE, _workers(run.hardware))
     except (MemoryError, RuntimeError) as error:
-        if not memory.is_exhausted(error):
+        if not torch_errors.is_exhausted(error):
             raise
         run.dataset.kept.pop("resident", None)
         run.events.add("gpu_resident_data", f"samples stay on the host: {str(error).splitlines()[0][:160]}")

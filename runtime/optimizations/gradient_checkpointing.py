@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from runtime.hardware import gpu_selection as gpus
+from runtime.hardware import gpu_selection
 from runtime.hardware.facts import size
 from runtime.optimizations import Choice, Effect, Stage, Value
 
@@ -68,7 +68,7 @@ def room(job: Job, hardware: Hardware) -> int:
     free, whole = hardware.memory.available, hardware.memory.limit or hardware.memory.host
     if hardware.gpu:
         asked = job.limits.gpu_memory
-        free, whole = gpus.room(hardware.gpu, asked), gpus.allowed(hardware.gpu, asked)
+        free, whole = gpu_selection.room(hardware.gpu, asked), gpu_selection.allowed(hardware.gpu, asked)
     return max(0, free - TORCH - whole // 10)
 
 
@@ -86,13 +86,13 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 def apply(run: Any, value: Value) -> None:
     """Let the blocks keep their inputs only."""
-    from runtime.models import recompute as blocks
+    from runtime.models import recompute
 
-    blocks.recompute(run.model)
+    recompute.recompute(run.model)
 
 
 def seen(run: Any) -> Value:
     """Whether the blocks keep their inputs only."""
-    from runtime.models import recompute as blocks
+    from runtime.models import recompute
 
-    return blocks.recomputes(run.model)
+    return recompute.recomputes(run.model)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from runtime.distributed import local_processes as processes
+from runtime.distributed import local_processes
 from runtime.optimizations import Choice, Effect, Stage, Value, gpu_resident_data
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(0, "gpu_resident_data gathers batches on the GPU")
     if workload is not None and workload.decoded:
         return Choice(0, "the data is in memory: a batch is one gather")
-    together = processes.wanted(job, hardware)
+    together = local_processes.wanted(job, hardware)
     workers = max(0, min(MOST, hardware.cpu.budget // together - 1))
     shm = hardware.storage.shm
     room = _room(job, shm, workload)

@@ -103,15 +103,15 @@ def apply(run: Any, value: Value) -> None:
     """Let the step cut its batches by length, or into rows that go through the network packed."""
     from functools import partial
 
-    from runtime.data.text import length_buckets as pieces
+    from runtime.data.text import length_buckets
 
     if value == PACKED:
-        run.step.cut = partial(pieces.rows, tokens=ROW)
+        run.step.cut = partial(length_buckets.rows, tokens=ROW)
         rest = getattr(run.step.plain, "__self__", run.step.plain)
         if run.replaced is None or rest is not run.model:
             run.step.plain = run.step.forward = rest.packed
     else:
-        run.step.cut = partial(pieces.cut, tokens=int(value))
+        run.step.cut = partial(length_buckets.cut, tokens=int(value))
 
 
 def seen(run: Any) -> Value:

@@ -13,7 +13,7 @@ from typing import Any
 
 from runtime import optimizations
 from runtime.errors import Problem, SpecError
-from runtime.hardware import gpu_selection as gpus
+from runtime.hardware import gpu_selection
 from runtime.hardware import image_selection as image
 from runtime.hardware.facts import Hardware, size
 from runtime.job import Job
@@ -64,7 +64,7 @@ class Plan:
 
     def environment(self, hardware: Hardware) -> dict[str, str]:
         """The variables that must stand before the trainer starts; preloads are joined."""
-        merged = gpus.environment(hardware)
+        merged = gpu_selection.environment(hardware)
         for optimization in optimizations.every():
             for key, value in optimization.environment(hardware, self.value(optimization.name)).items():
                 merged[key] = f"{merged[key]}:{value}" if key == "LD_PRELOAD" and key in merged else value
@@ -173,7 +173,7 @@ def _notes(job: Job, hardware: Hardware, word: str | None) -> Iterable[str]:
     if limits.gpu_memory is not None and hardware.gpu is None:
         yield f"limits.gpu_memory: {limits.gpu_memory} does nothing without a GPU"
     elif limits.gpu_memory is not None and hardware.gpu is not None:
-        may = gpus.allowed(hardware.gpu, limits.gpu_memory)
+        may = gpu_selection.allowed(hardware.gpu, limits.gpu_memory)
         yield f"limits.gpu_memory: tensors may take {size(may)} of {size(hardware.gpu.memory)}"
     if hardware.gpu is None and hardware.image in image.BUILDS and job.limits.gpus != "none":
         yield f"image: {hardware.image} is built for a GPU and sees none, so `train` would refuse to start"

@@ -21,7 +21,7 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
-from runtime.data.custom import load as own
+from runtime.data.custom import load as custom
 from runtime.data.custom.user_loss import OwnTerms
 from runtime.data.dataset import Dataset
 from runtime.data.load import check_loss
@@ -31,25 +31,18 @@ from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.embedded import CallersData, CallersJob, CallersModel
 from runtime.job.model import Freeze
-from runtime.models import dry_run as trial
-from runtime.models import fast_dropout as dropout
-from runtime.models import strided_convolution as strided
+from runtime.models import dry_run, fast_dropout, strided_convolution
 from runtime.models.build import Model
-from runtime.plan import effective_plan as in_force
+from runtime.plan import effective_plan, show_plan
 from runtime.plan import plan as plans
-from runtime.plan import show_plan as shown
-from runtime.supervisor import embedded_call as call
-from runtime.supervisor import host_process as callers
-from runtime.supervisor import run_folder as folders
-from runtime.supervisor import trainer_process as trainer
+from runtime.supervisor import embedded_call, host_process, run_folder, trainer_process
 from runtime.system.files import read_json, write_json
 from runtime.system.signals import Interrupted, Signals, stopping
-from runtime.training import buffers
-from runtime.training import effective_settings as seen
-from runtime.training import run as running
+from runtime.training import buffers, effective_settings
+from runtime.training import run as runs
 from runtime.training.phase_timer import Clock
 from runtime.training.progress import say
-from runtime.tuning import tuner as tune
+from runtime.tuning import tuner
 from runtime.tuning.memory.micro_batch import Fitting
 
 Setting = bool | int | float | str
@@ -117,7 +110,7 @@ def train(
     """
     caller = sys._getframe(1)
     data = {"targets": targets} | ({} if names is None else {"names": list(names)})
-    how = settings | ({} if loss is None else {"loss": call.loss_of(loss)})
+    how = settings | ({} if loss is None else {"loss": embedded_call.loss_of(loss)})
     written = {
         "name": name,
         "task": "python",
@@ -128,7 +121,7 @@ def train(
         "limits": dict(limits or {}),
     }
     source = caller.f_code.co_filename
-    job = call.spec_of(written, f"{Path(source).name}:{caller.f_lineno}:1")
+    job = embedded_call.spec_of(written, f"{Path(source).name}:{caller.f_lineno}:1")
     with _silent() if quiet else contextlib.nullcontext():
         return _listening(job, model, (train_data, validation_data), loss, Path(runs), new, source)
 
@@ -143,7 +136,7 @@ def _listening(
     job: CallersJob, model: nn.Module, data: tuple[Any, Any], loss: Any, runs: Path, new: bool, source: str
 ) -> Result:
     """Check that all goes together, and train while signals are heard; the process is then as it was."""
-    with callers.as_found(), callers.listening() as signals:
+    with host_process.as_found(), host_process.listening() as signals:
         try:
             with stopping():
                 job, dataset = _tried(job, model, data, loss)
@@ -153,8 +146,8 @@ def _listening(
             raise Stopped(stop.given, stop.possible, "call runtime.train again with the same name to go on") from None
         finally:
             if isinstance(model, nn.Module):  # else the mistake has been told
-                dropout.as_before(model)
-                strided.as_before(model)
+                fast_dropout.as_before(model)
+                strided_convolution.as_before(model)
 
 
 def _tried(job: CallersJob, model: nn.Module, parts: tuple[Any, Any], loss: Any) -> tuple[CallersJob, Dataset]:
@@ -165,17 +158,17 @@ def _tried(job: CallersJob, model: nn.Module, parts: tuple[Any, Any], loss: Any)
 
     if not isinstance(model, nn.Module):
         raise refuse(f"model is {type(model).__name__}", "a torch.nn.Module", "give an instance of your network")
-    if copies := trial.wrapper(model):
+    if copies := dry_run.wrapper(model):
         raise refuse(
             f"model is a {copies}",
             "the network itself, in one process on one GPU",
             "give model.module; `drivetrain train` with limits: {gpus: all} starts a process for each GPU",
         )
     terms = OwnTerms(loss, "loss", refuse) if job.has_own_loss() else None
-    dataset = own.dataset(job, parts, ("train_data", "validation_data"), job.data.targets, job.data.names, terms)
+    dataset = custom.dataset(job, parts, ("train_data", "validation_data"), job.data.targets, job.data.names, terms)
     check_loss(job, dataset)
     buffers.unshare(model)
-    trial.check(model, dataset, "the model", refuse)
+    dry_run.check(model, dataset, "the model", refuse)
     for note in dataset.notes:
         say(f"data: {note}")
     data = CallersData(
@@ -193,7 +186,7 @@ def _trained(
     job: Job, network: Model, dataset: Dataset, signals: Signals, runs: Path, new: bool, source: str
 ) -> Result:
     """Train in the run folder of the job, with the records that a supervisor keeps."""
-    machine = callers.machine(detect(runs), job)
+    machine = host_process.machine(detect(runs), job)
     place = _opened(runs, job, new)
     state: dict[str, Any] = {
         "status": "running",
@@ -208,7 +201,7 @@ def _trained(
         write_json(place.path / "hardware.json", machine.to_json())
         write_json(place.path / "state.json", state)
         say(f"run {place.path} {'goes on' if place.resumes else 'starts'}")
-        reason = trainer.conduct(_assembled(job, machine, place, dataset, network, signals))
+        reason = trainer_process.conduct(_assembled(job, machine, place, dataset, network, signals))
         state |= {"status": "done", "exit_code": 0}
     except (Stopped, Interrupted):
         state |= {"status": "stopped", "exit_code": Stopped.exit_code}
@@ -224,32 +217,32 @@ def _trained(
     return _result(place.path, network.module, reason)
 
 
-def _opened(runs: Path, job: Job, new: bool) -> folders.RunFolder:
+def _opened(runs: Path, job: Job, new: bool) -> run_folder.RunFolder:
     try:
-        return folders.open_run(runs, job, new=new)
+        return run_folder.open_run(runs, job, new=new)
     except CheckpointError as error:
         raise CheckpointError(error.given, error.possible, error.action.replace("--new", "new=True")) from None
 
 
 def _assembled(
-    job: Job, machine: Hardware, place: folders.RunFolder, dataset: Dataset, network: Model, signals: Signals
-) -> running.Run:
+    job: Job, machine: Hardware, place: run_folder.RunFolder, dataset: Dataset, network: Model, signals: Signals
+) -> runs.Run:
     """The run under a plan that this process can have."""
-    facts, clock = running.workload(dataset, network.module), Clock()
+    facts, clock = runs.workload(dataset, network.module), Clock()
     before = place.path / "plan.json"
-    stored = in_force.plan_of(place.path) if place.resumes and before.exists() else None
+    stored = effective_plan.plan_of(place.path) if place.resumes and before.exists() else None
     plan = plans.resolve(job, machine, facts, replay=plans.replayed(stored) if stored else {})
-    plan = callers.as_started(plans.carried(plan, stored) if stored else plan, machine)
+    plan = host_process.as_started(plans.carried(plan, stored) if stored else plan, machine)
     if stored is None:
         found = Fitting(job, machine, plan, dataset, network, facts, place.path, signals, say).measured()
         if found:
-            plan = callers.as_started(plans.resolve(job, machine, facts, measured=found), machine)
-        found |= tune.measured(job, machine, plan, dataset, network, place.path, signals, say)
+            plan = host_process.as_started(plans.resolve(job, machine, facts, measured=found), machine)
+        found |= tuner.measured(job, machine, plan, dataset, network, place.path, signals, say)
         if found:
-            plan = callers.as_started(plans.resolve(job, machine, facts, measured=found), machine)
-    shown.show(plan, job, machine, before, stored)
-    run = running.assemble(job, machine, plan, place.path, dataset, network, signals, clock)
-    seen.record(run, say)
+            plan = host_process.as_started(plans.resolve(job, machine, facts, measured=found), machine)
+    show_plan.show(plan, job, machine, before, stored)
+    run = runs.assemble(job, machine, plan, place.path, dataset, network, signals, clock)
+    effective_settings.record(run, say)
     return run
 
 

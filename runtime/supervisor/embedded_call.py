@@ -9,7 +9,7 @@ from typing import Any
 from runtime.errors import Problem, SpecError
 from runtime.job.document import Document
 from runtime.job.embedded import CallersJob
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.tuning import batch_size
 
 OPTIMIZER = 'optimizer={"name": "adamw", "lr": 0.001}'
@@ -37,7 +37,7 @@ def spec_of(written: dict[str, Any], place: str) -> CallersJob:
 
     document = Document("runtime.train", written, places((), written))
     try:
-        job = spec.check(document, CallersJob)
+        job = job_spec.check(document, CallersJob)
         batch_size.fixed(job, "runtime.train")
     except SpecError as error:
         # The caller wrote `epochs=3`, not `train: {epochs: 3}`.

@@ -18,15 +18,14 @@ import torch
 
 from runtime import optimizations
 from runtime.errors import DeviceError
-from runtime.hardware import device_check as guard
+from runtime.hardware import device_check
 from runtime.hardware.facts import Gpu, Hardware
 from runtime.job import Job
 from runtime.optimizations import Effect, Stage
 from runtime.plan.plan import Plan, written
-from runtime.system import library_variables as variables
-from runtime.system import torch_settings
+from runtime.system import library_variables, torch_settings
 from runtime.system.signals import WATCHED, Signals
-from runtime.training import compiled_forward as compiling
+from runtime.training import compiled_forward
 
 
 class CallersSignals(Signals):
@@ -74,7 +73,7 @@ def as_found() -> Iterator[None]:
             random.setstate(drawn[0])
             np.random.set_state(drawn[1])
             torch.set_num_threads(threads)
-            compiling.undo()
+            compiled_forward.undo()
             if hasattr(_compiler(), "deterministic"):
                 _compiler().deterministic = compiler
 
@@ -87,16 +86,16 @@ def machine(here: Hardware, job: Job) -> Hardware:
     """
     wanted, first = job.limits.gpus, _first(here)
     if wanted == "none" or first is None:
-        found = guard.admitted(here, wanted)
+        found = device_check.admitted(here, wanted)
     elif isinstance(wanted, str) or list(wanted) == [first.index]:
-        found = guard.admitted(here, [first.index])
+        found = device_check.admitted(here, [first.index])
     else:
         raise DeviceError(
             f"limits.gpus is {list(wanted)}, and this process computes on GPU {first.index} ({first.name})",
             "the first GPU that CUDA shows to this process",
             "start it with another one: CUDA_VISIBLE_DEVICES=UUID, which nvidia-smi -L lists",
         )
-    guard.check(found)
+    device_check.check(found)
     return found
 
 
@@ -118,7 +117,7 @@ def as_started(plan: Plan, hardware: Hardware) -> Plan:
         row = rows[optimization.name]
         environment = optimization.environment(hardware, row.value)
         if optimization.stage is not Stage.PROCESS:
-            os.environ.update(variables.merged(os.environ, environment))
+            os.environ.update(library_variables.merged(os.environ, environment))
         elif "LD_PRELOAD" in environment and (now := optimization.seen(None)) != row.value:
             why = f"{written(row.value)} would have to be there before the process starts, as under `drivetrain train`"
             effect = str(Effect.EXACT) if now == optimization.off else row.effect

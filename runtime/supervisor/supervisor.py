@@ -17,27 +17,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runtime.distributed import local_processes as processes
+from runtime.distributed import local_processes
 from runtime.errors import OutOfMemory, PeerError, Replanned, Stopped
-from runtime.hardware import cgroup
-from runtime.hardware import device_check as guard
+from runtime.hardware import cgroup, device_check
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware, size
 from runtime.job import Job
 from runtime.job_spec import load as spec
-from runtime.plan import effective_plan as in_force
-from runtime.plan import evidence
+from runtime.plan import effective_plan, evidence, show_plan
 from runtime.plan import plan as plans
-from runtime.plan import show_plan as shown
-from runtime.supervisor import run_folder as folders
-from runtime.system import exit_codes as killed
-from runtime.system import signals
+from runtime.supervisor import run_folder
+from runtime.system import exit_codes, signals
 from runtime.system.exit_codes import KILLED
 from runtime.system.files import read_json, write_json
 from runtime.tracking.event_log import Events
-from runtime.tuning import batch_size
-from runtime.tuning import child_process as children
-from runtime.tuning import kernel_crash as crash
+from runtime.tuning import batch_size, child_process, kernel_crash
 
 STATUS = {0: "done", 75: "stopped"}
 STOPPED_REPORT = 4.0
@@ -66,16 +60,16 @@ def train(request: Request) -> int:
     """
     signals.stop_early()
     job = spec.load(request.spec, request.assignments)
-    machine = guard.admitted(detect(request.runs), job.limits.gpus)
-    processes.check(job, machine)
-    asked = in_force.Asked(request.plain, plans.replayed(plans.load(request.plan)) if request.plan else None)
-    run = folders.open_run(request.runs, job, new=request.new)
+    machine = device_check.admitted(detect(request.runs), job.limits.gpus)
+    local_processes.check(job, machine)
+    asked = effective_plan.Asked(request.plain, plans.replayed(plans.load(request.plan)) if request.plan else None)
+    run = run_folder.open_run(request.runs, job, new=request.new)
     if job.train.batch_size == "auto":
         code, request = _sized(request, job, machine, run)
         if code:
             return code
         job = spec.load(request.spec, request.assignments)
-    stored = in_force.plan_of(run.path) if run.resumes and in_force.begun(run.path) else None
+    stored = effective_plan.plan_of(run.path) if run.resumes and effective_plan.begun(run.path) else None
     if stored:
         asked = asked.resumed(run.path, run.state(), stored)
     # A resumed run keeps its plan: other threads or layouts would mean other bits.
@@ -83,22 +77,22 @@ def train(request: Request) -> int:
     plan = plans.resolve(job, machine, plain=asked.plain, replay=replay, measured=evidence.started(machine, job))
     if stored:
         plan = plans.carried(plan, stored)
-    shown.show(plan, job, machine, run.path / "plan.json", stored)
+    show_plan.show(plan, job, machine, run.path / "plan.json", stored)
     return _run(request, job, machine, plan, run, asked)
 
 
-def _sized(request: Request, job: Job, machine: Hardware, run: folders.RunFolder) -> tuple[int, Request]:
+def _sized(request: Request, job: Job, machine: Hardware, run: run_folder.RunFolder) -> tuple[int, Request]:
     """The request with a number for `train.batch_size: auto`, measured once for a run; and an exit code."""
     path = run.path / batch_size.FILE
     found = read_json(path)
     if found is None:
-        if processes.wanted(job, machine) > 1:
+        if local_processes.wanted(job, machine) > 1:
             batch_size.fixed(job, "a run of several processes")
         plan = plans.resolve(job, machine, plain=request.plain)
         print("batch_size: measured, since train.batch_size is auto", flush=True)
         with tempfile.TemporaryDirectory(prefix="batch-") as scratch:
             sets = [*request.assignments, f"train.batch_size={batch_size.FIRST}"]
-            code = children.measure(
+            code = child_process.measure(
                 "runtime.tuning.processes.batch_size", Path(scratch), request.spec, sets, plan, machine, [str(path)]
             )
         signals.stop_early()
@@ -111,7 +105,12 @@ def _sized(request: Request, job: Job, machine: Hardware, run: folders.RunFolder
 
 
 def _run(
-    request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder, asked: in_force.Asked
+    request: Request,
+    job: Job,
+    machine: Hardware,
+    plan: plans.Plan,
+    run: run_folder.RunFolder,
+    asked: effective_plan.Asked,
 ) -> int:
     state: dict[str, Any] = {
         "status": "running",
@@ -128,7 +127,7 @@ def _run(
     write_json(run.path / "state.json", state)
     print(f"run {run.path} {'goes on' if run.resumes else 'starts'}", flush=True)
     code = _attempts(request, job, machine, plan, run)
-    crash.tidy(run.path)
+    kernel_crash.tidy(run.path)
     state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
     write_json(run.path / "state.json", state)
     if (run.path / "metrics.jsonl").exists() and code not in signals.AT_ONCE:
@@ -136,42 +135,44 @@ def _run(
     return code
 
 
-def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: folders.RunFolder) -> int:
+def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: run_folder.RunFolder) -> int:
     """Run the trainer; after a kill for memory again, from its last checkpoint, with half the micro-batch.
 
     After a death inside a kernel once more with everything off.
     """
     words: list[str] = []
-    count = processes.wanted(job, machine)
+    count = local_processes.wanted(job, machine)
     with signals.forwarding() as forward:
         while True:
             write_json(run.path / "plan.json", plan.to_json())
             before = cgroup.oom_kills(Path("/"))
             code = _trainers(request, count, plan.environment(machine), forward, run, words)
             # The first plan is not what was trained with: the trainer has settled it, and may have measured.
-            plan = in_force.plan_of(run.path)
+            plan = effective_plan.plan_of(run.path)
             if code == Replanned.exit_code:
                 words = ["--measured"]
                 continue
             crashed = code in signals.CRASHES and not forward.sent
             if not crashed and not (code in (KILLED, PeerError.exit_code) and _killed(before)):
                 if code == KILLED:
-                    print(killed.meaning("the trainer"), file=sys.stderr, flush=True)
+                    print(exit_codes.meaning("the trainer"), file=sys.stderr, flush=True)
                 return code
-            kind, why = ("crash", crash.told(run.path, code)) if crashed else ("memory", _at_the_limit(machine))
-            if not words and not in_force.begun(run.path) and evidence.measures(job):
+            kind, why = ("crash", kernel_crash.told(run.path, code)) if crashed else ("memory", _at_the_limit(machine))
+            if not words and not effective_plan.begun(run.path) and evidence.measures(job):
                 Events(run.path).add(kind, f"{why} before its first step; again without measuring")
                 words = ["--measured"]
                 continue
-            again = crash.without(plan, why) if crashed else plans.smaller(plan, -(-job.train.batch // count), why)
+            again = (
+                kernel_crash.without(plan, why) if crashed else plans.smaller(plan, -(-job.train.batch // count), why)
+            )
             if again is None:
-                error = crash.hopeless(why) if crashed else _too_large(why)
+                error = kernel_crash.hopeless(why) if crashed else _too_large(why)
                 print(error, file=sys.stderr)
                 return error.exit_code
             then = "again from its last checkpoint"
             Events(run.path).add(
                 kind,
-                f"{why}; {crash.consequence(plan, then)}"
+                f"{why}; {kernel_crash.consequence(plan, then)}"
                 if crashed
                 else f"{why}; {then} with optimize.micro_batch {again.value('micro_batch')}, train.batch_size as it is",
             )
@@ -202,17 +203,19 @@ def _trainers(
     count: int,
     environment: dict[str, str],
     forward: signals.Forward,
-    run: folders.RunFolder,
+    run: run_folder.RunFolder,
     words: Sequence[str] = (),
 ) -> int:
     """Run the trainer, with those that train beside it; the leader's exit code."""
 
     def start(folder: Path, more: dict[str, str], log: int) -> subprocess.Popen[bytes]:
         with signals.waiting():
-            return children.started([*_command(request, folder), *words], environment | more, output=log)
+            return child_process.started([*_command(request, folder), *words], environment | more, output=log)
 
-    with processes.followers(count, run.path, start) as (more, others):
-        return children.child([*_command(request, run.path), *words], environment | more, forward, [run.lock], others)
+    with local_processes.followers(count, run.path, start) as (more, others):
+        return child_process.child(
+            [*_command(request, run.path), *words], environment | more, forward, [run.lock], others
+        )
 
 
 def _command(request: Request, folder: Path) -> list[str]:

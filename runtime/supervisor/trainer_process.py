@@ -11,22 +11,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from runtime.distributed import local_processes as processes
+from runtime.distributed import local_processes
 from runtime.errors import DrivetrainError, Replanned, Stopped
-from runtime.hardware import device_check as guard
+from runtime.hardware import device_check
 from runtime.hardware import facts as hardware
 from runtime.job import Job
 from runtime.job.values import duration_seconds
-from runtime.job_spec import load as spec
-from runtime.plan import final_plan as final
+from runtime.job_spec import load as job_spec
+from runtime.plan import final_plan
 from runtime.plan import plan as plans
-from runtime.supervisor import preemption as notice
-from runtime.system import timeout as deadline
+from runtime.supervisor import preemption
+from runtime.system import timeout
 from runtime.system.files import read_json, write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import Clock, since_start
-from runtime.tuning import kernel_crash as crash
-from runtime.tuning import process_settings as apart
+from runtime.tuning import kernel_crash, process_settings
 
 
 def main() -> int:
@@ -38,12 +37,17 @@ def main() -> int:
     arguments.add_argument("--trace", action="store_true")
     arguments.add_argument("--measured", action="store_true")
     given = arguments.parse_args()
-    crash.listen(given.run)
+    kernel_crash.listen(given.run)
     try:
         with stopping(), ending():
-            signals, source = Signals(), apart.Source(given.spec, given.set)
+            signals, source = Signals(), process_settings.Source(given.spec, given.set)
             return train(
-                given.run, spec.load(given.spec, given.set), signals, source, trace=given.trace, settled=given.measured
+                given.run,
+                job_spec.load(given.spec, given.set),
+                signals,
+                source,
+                trace=given.trace,
+                settled=given.measured,
             )
     except Replanned:
         return Replanned.exit_code
@@ -53,23 +57,29 @@ def main() -> int:
 
 
 def train(
-    folder: Path, job: Job, signals: Signals, source: apart.Source, *, trace: bool = False, settled: bool = False
+    folder: Path,
+    job: Job,
+    signals: Signals,
+    source: process_settings.Source,
+    *,
+    trace: bool = False,
+    settled: bool = False,
 ) -> int:
     """Assemble and train one run; returns 0, or raises what ended it."""
     clock = Clock()
     with clock.phase("import"):
-        from runtime.models import saved_model as artifact  # noqa: F401
+        from runtime.models import saved_model  # noqa: F401
         from runtime.models.networks.user_network import guarded
-        from runtime.system import gpu_errors as lost
+        from runtime.system import gpu_errors
         from runtime.tracking import monitor  # noqa: F401
         from runtime.training import loop  # noqa: F401
     clock.phases["import"] = since_start()
-    leads = os.environ.get(processes.NUMBER, "0") == "0"
+    leads = os.environ.get(local_processes.NUMBER, "0") == "0"
     try:
-        with guarded(job), notice.watched(job.checkpoint.notice if leads else None, folder):
+        with guarded(job), preemption.watched(job.checkpoint.notice if leads else None, folder):
             conduct(assembled(folder, job, signals, clock, source, settled=settled), trace=trace)
     except RuntimeError as error:
-        raise lost.meaning(error) from None
+        raise gpu_errors.meaning(error) from None
     return 0
 
 
@@ -79,11 +89,11 @@ def conduct(run: Any, *, trace: bool = False) -> str:
     Raises:
         Stopped: on a signal, after a checkpoint if there is progress.
     """
-    from runtime.models import saved_model as artifact
+    from runtime.models import saved_model
     from runtime.tracking.monitor import Monitor
-    from runtime.training import effective_settings as seen
-    from runtime.training.checkpoints import final_weights as chosen
-    from runtime.training.evaluation import worst_mistakes as mistakes
+    from runtime.training import effective_settings
+    from runtime.training.checkpoints import final_weights
+    from runtime.training.evaluation import worst_mistakes
     from runtime.training.progress import Progress, say
 
     folder = run.folder
@@ -103,10 +113,10 @@ def conduct(run: Any, *, trace: bool = False) -> str:
             try:
                 with stopping():
                     saver.final()
-                    best = chosen.weights(run)
-                    artifact.write(run, best)
-                    mistakes.write(run, best.confusion)
-                    seen.record_changes(run, say)
+                    best = final_weights.weights(run)
+                    saved_model.write(run, best)
+                    worst_mistakes.write(run, best.confusion)
+                    effective_settings.record_changes(run, say)
             except Stopped as stop:
                 raise _stopped(run, saver, stop) from None
         finally:
@@ -142,12 +152,11 @@ def _fitted(run: Any, saver: Any, progress: Any) -> str:
 
 def _begun(run: Any, *, trace: bool) -> Any:
     """The run at its last checkpoint or at its first step, its records open; returns who saves."""
-    from runtime.tracking import tensorboard_images as showcase
+    from runtime.tracking import tensorboard_images
     from runtime.tracking.metrics_log import Metrics
-    from runtime.training import agreement
-    from runtime.training import recorded_inputs as inputs
+    from runtime.training import agreement, recorded_inputs
     from runtime.training.checkpoints import resume
-    from runtime.training.profiling import step_phases as stopwatch
+    from runtime.training.profiling import step_phases
     from runtime.training.profiling.profiler import Tracer
     from runtime.training.progress import say
     from runtime.training.saver import Onlooker, Saver
@@ -156,7 +165,7 @@ def _begun(run: Any, *, trace: bool) -> Any:
     for line in passed:
         say(line)
     if run.ranks.leads:
-        inputs.begin(run, say, resumes=loaded is not None)
+        recorded_inputs.begin(run, say, resumes=loaded is not None)
     if loaded:
         run.restore(loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
@@ -168,14 +177,14 @@ def _begun(run: Any, *, trace: bool) -> Any:
         tell=lambda text: run.events.add("tensorboard", text, run.counters.step),
     )
     if run.ranks.leads:
-        showcase.begin(run)
+        tensorboard_images.begin(run)
     saver = Saver(run) if run.ranks.leads else Onlooker(run)
     if not loaded:
         # A full or read-only disk shows now and not after an epoch; and there is always something to go back to.
         saver.final()
     saver.foresee()
     run.tracer = Tracer(run) if trace and run.ranks.leads else None
-    stopwatch.install(run)
+    step_phases.install(run)
     return saver
 
 
@@ -184,7 +193,7 @@ def assembled(
     job: Job,
     signals: Signals,
     clock: Clock,
-    source: apart.Source | None = None,
+    source: process_settings.Source | None = None,
     *,
     settled: bool = False,
 ) -> Any:
@@ -195,34 +204,34 @@ def assembled(
     Raises:
         Replanned: if another process is needed, for the plan that the folder now holds.
     """
-    from runtime.training import effective_settings as seen
+    from runtime.training import effective_settings
     from runtime.training import run as runs
     from runtime.training.checkpoints import checkpoint
     from runtime.training.progress import say
-    from runtime.tuning import tuner as tune
+    from runtime.tuning import tuner
 
     fitting = prepared(folder, job, signals, clock)
     machine, dataset, network, plan = fitting.hardware, fitting.dataset, fitting.network, fitting.plan
     stored = plans.load(folder / "plan.json")
-    if processes.wanted(job, machine) > 1:
+    if local_processes.wanted(job, machine) > 1:
         say("tune: off, since several processes train together; nor is micro_batch searched")
     elif not settled and not checkpoint.steps(folder / "checkpoints"):
         with clock.phase("tune"):
             fits = fitting.measured()
             if fits:
-                plan = final.settle(job, machine, stored, fitting.facts, say, fits)
-            found = tune.measured(job, machine, plan, dataset, network, folder, signals, say, source)
+                plan = final_plan.settle(job, machine, stored, fitting.facts, say, fits)
+            found = tuner.measured(job, machine, plan, dataset, network, folder, signals, say, source)
         if found:
-            plan = final.settle(job, machine, stored, fitting.facts, say, found | fits)
-        other = any(plan.value(name) != stored.value(name) for name in apart.names())
-        if source and (other or deadline.broken_off()):
+            plan = final_plan.settle(job, machine, stored, fitting.facts, say, found | fits)
+        other = any(plan.value(name) != stored.value(name) for name in process_settings.names())
+        if source and (other or timeout.broken_off()):
             write_json(folder / "plan.json", plan.to_json())
             raise Replanned("what was measured needs another process, or has left this one in disorder")
     run = runs.assemble(job, machine, plan, folder, dataset, network, signals, clock)
     if run.ranks.count > 1:
         alone = ", each normalizes its own part of a batch" * fitting.facts.has("BatchNorm")
         say(f"processes: {run.ranks.count} train together, each on its part of every batch{alone}")
-    seen.record(run, say)
+    effective_settings.record(run, say)
     return run
 
 
@@ -232,16 +241,16 @@ def prepared(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     from runtime.models import operations
     from runtime.models.build import build
     from runtime.optimizations import gradient_checkpointing
-    from runtime.training import recorded_inputs as inputs
+    from runtime.training import recorded_inputs
     from runtime.training import run as runs
     from runtime.training.progress import say
-    from runtime.tuning.memory import activation_bytes as activations
+    from runtime.tuning.memory import activation_bytes
     from runtime.tuning.memory.micro_batch import Fitting
 
     machine = hardware.from_json(read_json(folder / "hardware.json"))
-    guard.check(machine)
+    device_check.check(machine)
     with clock.phase("data"):
-        dataset = inputs.read(job, folder)
+        dataset = recorded_inputs.read(job, folder)
     for note in dataset.notes:
         say(f"data: {note}")
     network = build(job, dataset)
@@ -251,8 +260,8 @@ def prepared(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
         user_code.remember(folder, network.code)
     facts = runs.workload(dataset, network.module)
     if gradient_checkpointing.doubtful(job, machine, facts):
-        facts = activations.counted(facts, network.module, dataset)
-    plan = final.settle(job, machine, plans.load(folder / "plan.json"), facts, say)
+        facts = activation_bytes.counted(facts, network.module, dataset)
+    plan = final_plan.settle(job, machine, plans.load(folder / "plan.json"), facts, say)
     return Fitting(job, machine, plan, dataset, network, facts, folder, signals, say)
 
 
@@ -274,12 +283,11 @@ def _stopped(run: Any, saver: Any, stop: Stopped) -> Stopped:
 
 def _result(run: Any, best: Any, reason: str, peak: int, watching: dict[str, float]) -> dict[str, Any]:
     from runtime.models import operations
-    from runtime.training.profiling import efficiency
-    from runtime.training.profiling import step_phases as stopwatch
+    from runtime.training.profiling import efficiency, step_phases
 
     spent = run.clock.phases
     seconds = run.counters.seconds + run.clock.seconds
-    training = max(1e-9, sum(spent.get(name, 0.0) for name in (*stopwatch.PARTS, "input")))
+    training = max(1e-9, sum(spent.get(name, 0.0) for name in (*step_phases.PARTS, "input")))
     return {
         "steps": run.counters.step,
         "epochs": run.counters.epoch,

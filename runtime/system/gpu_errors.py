@@ -6,7 +6,7 @@ A checkpoint is never made after one: what the device holds cannot be trusted. T
 from __future__ import annotations
 
 from runtime.errors import DeviceError, PeerError
-from runtime.system import torch_errors as memory
+from runtime.system import torch_errors
 
 WORDS = ("CUDA error", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED")
 PEERS = ("NCCL error", "NCCL communicator was aborted", "ProcessGroupNCCL", "Gloo connectFullMesh")
@@ -23,7 +23,7 @@ def meaning(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
             "run the same command again: it goes on from its last checkpoint; "
             "ranks/*/log.txt in the run folder says more",
         )
-    if memory.is_exhausted(error) or not any(word in text for word in WORDS):
+    if torch_errors.is_exhausted(error) or not any(word in text for word in WORDS):
         return error
     return DeviceError(
         f"the GPU has failed: {text.splitlines()[0][:200]}",

@@ -20,8 +20,7 @@ import torch
 
 from runtime.hardware.cgroup_usage import OwnGroup
 from runtime.hardware.facts import Gpu
-from runtime.system import cpu_starvation as starved
-from runtime.system import process_tree as family
+from runtime.system import cpu_starvation, process_tree
 from runtime.tracking.gpu_sensors import Sensors
 from runtime.training.run import Run
 
@@ -89,7 +88,7 @@ class Monitor:
             self.spent = time.thread_time()
 
     def _sample(self) -> Sample:
-        rss = family.resident()
+        rss = process_tree.resident()
         self.peak = max(self.peak, rss)
         limit, used = self.group.memory()
         return {
@@ -99,8 +98,8 @@ class Monitor:
             "memory_limit": limit,
             "cpu_percent": self.process.cpu_percent(),
             "throttled_seconds": self.group.throttled(),
-            "waited_seconds": starved.waited(family.members()),
-            "stolen_seconds": starved.stolen(),
+            "waited_seconds": cpu_starvation.waited(process_tree.members()),
+            "stolen_seconds": cpu_starvation.stolen(),
             **self.sensors.read(),
             **self.progress(),
         }

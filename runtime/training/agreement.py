@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runtime.distributed.ranks import Ranks
 from runtime.errors import Stopped
-from runtime.system import torch_errors as memory
+from runtime.system import torch_errors
 from runtime.system.signals import Interrupted
 from runtime.system.torch_errors import HalfUpdated
 from runtime.training.checkpoints import checkpoint
@@ -54,7 +54,7 @@ def settle(ranks: Ranks, trouble: BaseException | None = None) -> None:
 def _gravity(trouble: BaseException | None) -> int:
     if trouble is None:
         return 0
-    if memory.is_exhausted(trouble):
+    if torch_errors.is_exhausted(trouble):
         return 1
     return next(place for place, (kind, _) in enumerate(KINDS, 1) if isinstance(trouble, kind))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from runtime.system import torch_errors as memory
+from runtime.system import torch_errors
 
 if TYPE_CHECKING:
     from runtime.training.step import Step
@@ -47,7 +47,7 @@ def forward(step: Step, *, graphs: bool) -> Callable[..., Any]:
         except failures:
             raise
         except RuntimeError as error:
-            if memory.is_exhausted(error):
+            if torch_errors.is_exhausted(error):
                 raise
             found = compiled(*inputs)  # an error of the network itself shows here again
             step.graphs = False

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_info
 
 from runtime import optimizations
 from runtime.hardware.facts import Hardware, size
-from runtime.models import strided_convolution as strided
+from runtime.models import strided_convolution
 from runtime.system import torch_settings
 from runtime.system.files import write_json
 from runtime.training.run import Run
@@ -48,7 +48,7 @@ def record(run: Run, say: Callable[[str], None]) -> None:
     total = sum(p.numel() for p in run.model.parameters())
     trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     say(f"model: {trained:,} of {total:,} parameters are trained")
-    if names := strided.rewritten(run.model):
+    if names := strided_convolution.rewritten(run.model):
         run.events.add(
             "convolution",
             f"{', '.join(names)}: stride 1 over every n-th pixel, since oneDNN's gradient of a "

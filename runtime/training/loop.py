@@ -17,7 +17,7 @@ from typing import Any
 from runtime.data.dataset import Batch
 from runtime.errors import Stopped
 from runtime.system.torch_errors import HalfUpdated
-from runtime.tracking import tensorboard_images as showcase
+from runtime.tracking import tensorboard_images
 from runtime.training import agreement
 from runtime.training.evaluation.validation import evaluate
 from runtime.training.nonfinite import Collapsed, NotFinite
@@ -177,7 +177,7 @@ def _record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: di
         best = run.watch.update(run.last, counters.step, counters.epoch)
         assert run.metrics is not None
         run.metrics.write(counters.step, counters.epoch, run.last)
-        run.metrics.board.put(counters.step, showcase.confusions(confusion))
+        run.metrics.board.put(counters.step, tensorboard_images.confusions(confusion))
         if best:
             saver.best({"metrics": run.last, "confusion": confusion})
         progress.evaluation(run, best)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from runtime import optimizations
-from runtime.data import stateless_random as draws
+from runtime.data import stateless_random
 from runtime.data.dataset import Batch, Dataset
 from runtime.data.loader.batches import Batches
 from runtime.data.mixup import mix, mixes
@@ -23,19 +23,14 @@ from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.values import duration_seconds
 from runtime.job.workload import Workload
-from runtime.models import feature_cache as prefix
-from runtime.models import packed_attention as packed
-from runtime.models import recompute as blocks
-from runtime.models import strided_convolution as strided
+from runtime.models import feature_cache, packed_attention, recompute, strided_convolution
 from runtime.models.build import Model
 from runtime.models.freeze import freeze
 from runtime.plan.plan import Plan
 from runtime.system.signals import Signals
 from runtime.tracking.event_log import Events
 from runtime.tracking.metrics_log import Metrics
-from runtime.training import identical_ranks as alike
-from runtime.training import losses, optimizer
-from runtime.training import torch_setup as fresh
+from runtime.training import identical_ranks, losses, optimizer, torch_setup
 from runtime.training.best_metric import Watch
 from runtime.training.checkpoints import checkpoint, resume
 from runtime.training.ema import Ema
@@ -152,7 +147,7 @@ class Run:
     def step_seed(self) -> int:
         """Where this step's dropout starts: a function of (seed, step), so there is no generator state to lose."""
         where = (self.counters.step, self.ranks.number) if self.ranks.number else (self.counters.step,)
-        return draws.key(self.job.train.seed, "step", *where)
+        return stateless_random.key(self.job.train.seed, "step", *where)
 
     def state(self) -> dict[str, Any]:
         """Everything beside tensors that is needed to go on."""
@@ -217,14 +212,14 @@ def assemble(
     """Put a run together and apply the plan to it."""
     device = torch.device(f"cuda:{os.environ.get(NUMBER, 0)}" if hardware.gpu else "cpu")
     ranks = joined(device)
-    fresh.begin(job, hardware, device)
+    torch_setup.begin(job, hardware, device)
     model = network.module.to(device)
     identity = resume.identity(hardware, dataset)
-    alike.check(ranks, job, dataset, model, identity["data"])
+    identical_ranks.check(ranks, job, dataset, model, identity["data"])
     # Code of the user's own may draw first weights from what no seed of ours reaches.
     ranks.lead([*model.parameters(), *model.buffers()])
     if device.type == "cpu":
-        strided.rewrite(model)
+        strided_convolution.rewrite(model)
     frozen = freeze(model, network.freeze, job)
     made = optimizer.build(job.train.optimizer, model)
     goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights, dataset.loss)
@@ -275,7 +270,7 @@ def workload(dataset: Dataset, model: nn.Module) -> Workload:
         if not list(module.children()) or "Attention" in type(module).__name__:
             kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
     inputs = dataset.train.gather(torch.arange(1).numpy())
-    saving = prefix.saving(dataset, model)
+    saving = feature_cache.saving(dataset, model)
     return Workload(
         layers=kinds,
         parameters=sum(p.numel() for p in model.parameters()),
@@ -283,12 +278,12 @@ def workload(dataset: Dataset, model: nn.Module) -> Workload:
         sample_bytes=sum(x[0].numel() * x.element_size() for x in inputs),
         samples=len(dataset.train) + len(dataset.validation),
         decoded=dataset.decoded,
-        blocks=len(blocks.repeated(model)),
+        blocks=len(recompute.repeated(model)),
         ragged=hasattr(dataset.train, "lengths"),
-        token_bytes=packed.token_bytes(model),
+        token_bytes=packed_attention.token_bytes(model),
         prefix=saving.name if saving else "",
         prefix_ragged=saving.ragged if saving else False,
-        prefix_bytes=prefix.total(dataset, saving) if saving else 0,
+        prefix_bytes=feature_cache.total(dataset, saving) if saving else 0,
         prefix_share=saving.share if saving else 0.0,
         prefix_work=saving.work if saving else 0.0,
     )

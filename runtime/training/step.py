@@ -17,10 +17,8 @@ from torch import Tensor, nn
 
 from runtime.data.dataset import Batch, Inputs
 from runtime.distributed.ranks import ALONE
-from runtime.system import torch_compat as compat
-from runtime.system import torch_errors as memory
-from runtime.training import agreement
-from runtime.training import compiled_forward as compiling
+from runtime.system import torch_compat, torch_errors
+from runtime.training import agreement, compiled_forward
 from runtime.training.buffers import Buffers
 from runtime.training.grad_scaler import Scaler
 from runtime.training.losses import Objective
@@ -105,17 +103,17 @@ class Step:
                 break
             assert trouble is not None, "who has no gradients says why"
             self._rewind()
-            if not memory.is_exhausted(trouble):
+            if not torch_errors.is_exhausted(trouble):
                 raise trouble
             self._halve(int(max(row[0] for row in self.ranks.everyone([len(batch)]))), trouble)
         try:
             return self._update(self._together(*own))
         except (MemoryError, RuntimeError) as error:
-            if not memory.is_exhausted(error):
+            if not torch_errors.is_exhausted(error):
                 raise
             self._rewind()
             self._halve(len(batch), error)
-            raise memory.HalfUpdated("memory ran out in the middle of an update") from None
+            raise torch_errors.HalfUpdated("memory ran out in the middle of an update") from None
 
     def _tried(
         self, batch: Batch, over: dict[str, Tensor], seed: int
@@ -129,7 +127,7 @@ class Step:
         except KeyboardInterrupt as why:
             return None, why
         except (MemoryError, RuntimeError) as error:
-            if not memory.is_exhausted(error):
+            if not torch_errors.is_exhausted(error):
                 raise
             return None, error.with_traceback(None)
 
@@ -184,7 +182,7 @@ class Step:
     def _halve(self, size: int, error: BaseException) -> None:
         tried = min(self.micro_batch or size, size)
         if tried == 1:
-            raise memory.one_sample(error) from None
+            raise torch_errors.one_sample(error) from None
         self.micro_batch = tried // 2
         self.tell(f"memory ran out with {tried} samples at a time; going on with {self.micro_batch}, same batch size")
 
@@ -201,7 +199,7 @@ class Step:
     def _casts_kept(self) -> Iterator[None]:
         """The outermost autocast keeps the weights it has cast: here for all parts, and off but for the forward pass."""
         several = self.micro_batch is not None or self.cut is not Batch.split
-        if self.dtype is None or not several or not compat.casts_keep_gradients():
+        if self.dtype is None or not several or not torch_compat.casts_keep_gradients():
             yield
             return
         with self._cast(), torch.autocast(self.device.type, enabled=False):
@@ -222,4 +220,4 @@ class Step:
     def compile(self, *, graphs: bool = False) -> None:
         """Compile the forward pass; if the compiler fails, go on without, loudly and once."""
         self.graphs = graphs
-        self.forward = compiling.forward(self, graphs=graphs)
+        self.forward = compiled_forward.forward(self, graphs=graphs)

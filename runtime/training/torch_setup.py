@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from runtime.hardware import gpu_selection as gpus
+from runtime.hardware import gpu_selection
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.system import torch_settings
@@ -15,5 +15,5 @@ def begin(job: Job, hardware: Hardware, device: torch.device) -> None:
     torch_settings.reset()
     torch.set_deterministic_debug_mode("warn" if job.train.deterministic else "default")
     if hardware.gpu and job.limits.gpu_memory is not None:
-        allowed = gpus.allowed(hardware.gpu, job.limits.gpu_memory)
+        allowed = gpu_selection.allowed(hardware.gpu, job.limits.gpu_memory)
         torch.cuda.set_per_process_memory_fraction(allowed / hardware.gpu.memory, device)

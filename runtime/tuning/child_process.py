@@ -9,14 +9,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.distributed import local_processes as processes
+from runtime.distributed import local_processes
 from runtime.errors import Stopped
 from runtime.hardware.facts import Hardware
 from runtime.plan.plan import Plan
-from runtime.system import library_variables as variables
-from runtime.system import signals
+from runtime.system import library_variables, signals
 from runtime.system.files import write_json
-from runtime.tuning import kernel_crash as crash
+from runtime.tuning import kernel_crash
 
 
 def child(
@@ -32,7 +31,7 @@ def child(
             return Stopped.exit_code
         leader = started(command, environment, locks)
         forward.children = [leader, *others]
-    code = processes.wait(leader, others)
+    code = local_processes.wait(leader, others)
     return 128 - code if code < 0 else code
 
 
@@ -54,7 +53,7 @@ def started(
 
 def surroundings(environment: dict[str, str]) -> dict[str, str]:
     """The variables of a child: ours, a plan's where we have none that says otherwise, and where our packages are."""
-    given = variables.merged(os.environ, environment)
+    given = library_variables.merged(os.environ, environment)
     return {**os.environ, **given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
@@ -87,14 +86,14 @@ def measure(
         code = child(command, plan.environment(machine), forward)
         if code not in signals.CRASHES or forward.sent:
             return code
-        why = crash.told(folder, code, module)
-        again = crash.without(plan, why)
+        why = kernel_crash.told(folder, code, module)
+        again = kernel_crash.without(plan, why)
         if again:
-            print(f"crash: {why}; {crash.consequence(plan, 'measured again')}", flush=True)
+            print(f"crash: {why}; {kernel_crash.consequence(plan, 'measured again')}", flush=True)
             write_json(folder / "plan.json", again.to_json())
             code = child(command, again.environment(machine), forward)
     if code not in signals.CRASHES:
         return code
-    error = crash.hopeless(why)
+    error = kernel_crash.hopeless(why)
     print(error, file=sys.stderr)
     return error.exit_code

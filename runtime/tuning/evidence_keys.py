@@ -22,7 +22,7 @@ from runtime.models.build import Model
 from runtime.plan import evidence
 from runtime.plan.evidence import Measured
 from runtime.training.run import workload
-from runtime.tuning import process_settings as apart
+from runtime.tuning import process_settings
 
 LOOKED_AT = 64
 """Samples whose content counts: the scale of data shows in any of them."""
@@ -76,7 +76,7 @@ def keep(
         found: the verdicts.
         say: is told if they cannot be kept.
     """
-    started = {key: row for key, row in found.items() if key in apart.names()}
+    started = {key: row for key, row in found.items() if key in process_settings.names()}
     try:
         for name in filter(None, names):
             evidence.store(hardware, name, found)

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import SpecError
-from runtime.hardware import device_check as guard
+from runtime.hardware import device_check
 from runtime.hardware.detect import detect
 from runtime.job_spec import load as spec
 from runtime.plan import plan as plans
 from runtime.plan.plan_table import console, render
 from runtime.system import signals
 from runtime.system.files import make_folder
-from runtime.tuning import batch_size
-from runtime.tuning import child_process as children
+from runtime.tuning import batch_size, child_process
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,10 @@ def find_lr(request: Request) -> int:
     batch_size.fixed(job, "find-lr")
     output = request.output or Path("runs") / f"find-lr-{job.name}"
     make_folder(output)
-    machine = guard.admitted(detect(output), job.limits.gpus)
+    machine = device_check.admitted(detect(output), job.limits.gpus)
     plan = plans.resolve(job, machine)
     console().print(render(plan, job, machine))
     words = (repr(request.lowest), repr(request.highest), str(request.steps))
-    return children.measure(
+    return child_process.measure(
         "runtime.tuning.processes.lr_range", output, request.spec, request.assignments, plan, machine, words
     )

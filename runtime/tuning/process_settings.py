@@ -29,7 +29,7 @@ from runtime.tuning.bench.variant import Failed, Side, Workshop
 from runtime.tuning.paired_timing import compare
 
 if TYPE_CHECKING:
-    from runtime.tuning import variants as arms
+    from runtime.tuning import variants
 
 FROM = 30.0
 """Seconds of budget from which children are worth starting."""
@@ -122,7 +122,7 @@ def _all(
     say: Callable[[str], None],
     found: dict[str, Measured],
 ) -> None:
-    from runtime.tuning import variants as arms
+    from runtime.tuning import variants
 
     start = time.monotonic()
     incumbent = shop.side(plan, patience=end - start)
@@ -132,7 +132,7 @@ def _all(
         if left < 1.5 * standing:
             say(f"tune: {name} {written(value)} not measured, the budget is spent")
             continue
-        challenger = arms.changed(plan, name, value)
+        challenger = variants.changed(plan, name, value)
         side, verdict = _verdict(shop, incumbent, challenger, optimization, total, end)
         text, before = f"{written(value)} {verdict.text}", found.get(name)
         if verdict.wins:
@@ -146,7 +146,7 @@ def _all(
 
 def _verdict(
     shop: Workshop, incumbent: Side, plan: Plan, optimization: Optimization, total: float, end: float
-) -> tuple[Side | None, arms.Verdict]:
+) -> tuple[Side | None, variants.Verdict]:
     """A challenger in its child against the incumbent in its own; both draw the same numbers."""
     from runtime.tuning import variants as arms
 

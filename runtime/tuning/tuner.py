@@ -29,15 +29,11 @@ from runtime.optimizations import Effect, Optimization, Stage, Value
 from runtime.plan import evidence
 from runtime.plan.evidence import Measured
 from runtime.plan.plan import LEARNED, OPEN, Plan, written
-from runtime.system import timeout as deadline
+from runtime.system import timeout
 from runtime.system.signals import Signals
 from runtime.training.phase_timer import Clock, since_start
 from runtime.training.run import Run, assemble, workload
-from runtime.tuning import evidence_keys as remembered
-from runtime.tuning import process_settings as apart
-from runtime.tuning import time_budget as budget
-from runtime.tuning import variants as arms
-from runtime.tuning import vetted_plans as vetted
+from runtime.tuning import evidence_keys, process_settings, time_budget, variants, vetted_plans
 from runtime.tuning.paired_timing import BLOCK, compare
 from runtime.tuning.time_budget import Budget
 from runtime.tuning.tuner_state import Contest
@@ -76,7 +72,7 @@ class Tuner:
         dataset: Dataset,
         network: Model,
         say: Callable[[str], None],
-        source: apart.Source | None = None,
+        source: process_settings.Source | None = None,
     ) -> None:
         self.made, self.dataset, self.network, self.say, self.source = made, dataset, network, say, source
         self.initial = copy.deepcopy(network.module.state_dict())
@@ -128,7 +124,7 @@ class Tuner:
             contests.append(Contest(made.plan, self.arm(made.plan)))
             return contests[0].incumbent
 
-        limit = budget.planned(begin, made.total_steps, seconds, self.say)
+        limit = time_budget.planned(begin, made.total_steps, seconds, self.say)
         if limit is None:
             return {}
         (contest,) = contests
@@ -139,17 +135,17 @@ class Tuner:
 
     def _all(self, contest: Contest, limit: Budget) -> None:
         """One value after the other, while the budget lasts; then what takes a process of its own."""
-        made, rivals = self.made, list[apart.Rival]()
-        if self.source and limit.seconds >= apart.FROM:
-            rivals = apart.contested(made.job, made.hardware, made.plan)
+        made, rivals = self.made, list[process_settings.Rival]()
+        if self.source and limit.seconds >= process_settings.FROM:
+            rivals = process_settings.contested(made.job, made.hardware, made.plan)
         share = OWN if rivals else 1.0
-        vetted.defaults(self, contest, time.monotonic() + COMPARED * limit.left())
+        vetted_plans.defaults(self, contest, time.monotonic() + COMPARED * limit.left())
         late = set[str]()
-        while not deadline.broken_off() and (case := self._next(contest)) is not None:
+        while not timeout.broken_off() and (case := self._next(contest)) is not None:
             part = share if case[0].stage is not Stage.COMPILE else 1.0
             self._measure(contest, *case, limit.step, limit.left(part), late)
         if rivals and self.source:
-            contest.found |= apart.measured(
+            contest.found |= process_settings.measured(
                 self.source, made.hardware, contest.plan, rivals, limit.total, limit.left(), self.say, self.standing
             )
 
@@ -157,7 +153,7 @@ class Tuner:
         self, contest: Contest, optimization: Optimization, value: Value, step: float, left: float, late: set[str]
     ) -> None:
         """One value against the incumbent, if there is time."""
-        challenger = arms.changed(contest.plan, optimization.name, value)
+        challenger = variants.changed(contest.plan, optimization.name, value)
         compiles = challenger.value("compile") is not False
         compiling = min(QUICKEST, self.compiling) if self.source else self.compiling
         if left < max(4 * BLOCK, 10 * step, compiling if compiles else 0.0):
@@ -194,8 +190,8 @@ class Tuner:
         Raises:
             Slow: if they are not known by `until`.
         """
-        off = arms.all_off(plan, quiet)
-        off = arms.changed(off, "packed_dropout", False) if plan.value("compile") is not False else off
+        off = variants.all_off(plan, quiet)
+        off = variants.changed(off, "packed_dropout", False) if plan.value("compile") is not False else off
         key = quiet, tuple(off.value(one.name) for one in optimizations.every() if one.redraws)
         if key not in self.plain:
             arm = self.arm(off)
@@ -206,10 +202,10 @@ class Tuner:
     def _bounded(self, plan: Plan, seconds: float) -> contextlib.AbstractContextManager[None]:
         """Around steps in which a compiler may work, if another process can take over where it is broken off."""
         compiles = plan.value("compile") is not False
-        return deadline.within(seconds) if self.source and compiles else contextlib.nullcontext()
+        return timeout.within(seconds) if self.source and compiles else contextlib.nullcontext()
 
     def _verdict(self, optimization: Optimization, incumbent: Arm, plan: Plan, step: float, left: float) -> Verdict:
-        quiet = arms.redraws(optimization, plan, self.facts, self.made.device.type == "cuda")
+        quiet = variants.redraws(optimization, plan, self.facts, self.made.device.type == "cuda")
         begun = time.monotonic()
         try:
             reference, start = self.reference(quiet, plan, begun + COMPARED * left), time.monotonic()
@@ -218,22 +214,22 @@ class Tuner:
             challenger.until = start + COMPARED * left
             with self._bounded(plan, COMPARED * left):
                 numbers = challenger.numbers(quiet)
-        except (arms.Slow, deadline.Late) as late:
+        except (variants.Slow, timeout.Late) as late:
             return Verdict(False, str(late))
         first = time.monotonic() - start
-        wrong = arms.differs(numbers, reference, arms.tolerance(plan))
+        wrong = variants.differs(numbers, reference, variants.tolerance(plan))
         if wrong:
             return Verdict(False, f"vetoed: {wrong}")
-        cost = max(0.0, first - (arms.CHECKED + 1) * step) if optimization.stage is Stage.COMPILE else 0.0
+        cost = max(0.0, first - (variants.CHECKED + 1) * step) if optimization.stage is Stage.COMPILE else 0.0
         self.compiling = min(self.compiling, 2 * cost) if cost else self.compiling
         for side in (incumbent, challenger):
             side.batches = self._batches(side.run)
         try:
             with self._bounded(plan, max(1.0, left - first)):
                 pair = compare(incumbent.steps, challenger.steps, step, (left - first) / 3)
-        except deadline.Late as late:
+        except timeout.Late as late:
             return Verdict(False, str(late))
-        return arms.judged(pair, cost, self.made.total_steps * step)
+        return variants.judged(pair, cost, self.made.total_steps * step)
 
 
 def measured(
@@ -245,7 +241,7 @@ def measured(
     folder: Path,
     signals: Signals,
     say: Callable[[str], None],
-    source: apart.Source | None = None,
+    source: process_settings.Source | None = None,
 ) -> dict[str, Measured]:
     """What is known of the contested decisions: from the cache, else measured now if that is worth it.
 
@@ -256,20 +252,20 @@ def measured(
     open_ = [row.name for row in plan.decisions if row.source in OPEN]
     if mode == "off" or not open_:
         return {}
-    name = remembered.speed(job, hardware, dataset, network, source is not None)
+    name = evidence_keys.speed(job, hardware, dataset, network, source is not None)
     known = evidence.load(hardware, name)
-    names = name, remembered.numbers(name, job, dataset, network) if known else None
+    names = name, evidence_keys.numbers(name, job, dataset, network) if known else None
     if names[1] and (sure := evidence.load(hardware, names[1])):
         say(f"tune: measured before, on {next(iter(sure.values())).date}; nothing to measure again")
         return sure
     copied = replace(network, module=copy.deepcopy(network.module))
     made = assemble(job, hardware, plan, folder, dataset, copied, signals, Clock())
     tuner = Tuner(made, dataset, network, say, source)
-    found = vetted.again(tuner, known) if known else {}
+    found = vetted_plans.again(tuner, known) if known else {}
     if not found:
-        whole = budget.predicted(tuner.arm(plan), made.total_steps)[1] if mode == "full" else 0.0
-        found = tuner.tune(max(FULL, budget.SHARE * whole) if mode == "full" else None)
+        whole = time_budget.predicted(tuner.arm(plan), made.total_steps)[1] if mode == "full" else 0.0
+        found = tuner.tune(max(FULL, time_budget.SHARE * whole) if mode == "full" else None)
     if found:
-        names = name, names[1] or remembered.numbers(name, job, dataset, network)
-        remembered.keep(job, hardware, names, found, say)
+        names = name, names[1] or evidence_keys.numbers(name, job, dataset, network)
+        evidence_keys.keep(job, hardware, names, found, say)
     return found

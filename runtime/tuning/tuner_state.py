@@ -8,7 +8,7 @@ from runtime.optimizations import Value
 from runtime.plan import evidence
 from runtime.plan.evidence import Measured
 from runtime.plan.plan import Plan, written
-from runtime.tuning import variants as arms
+from runtime.tuning import variants
 from runtime.tuning.variants import Arm, Verdict
 
 PROMISING = ("precision", "channels_last", "unpadding", "micro_batch", "compile")
@@ -33,7 +33,7 @@ class Contest:
         if not seen:
             return True
         ratio, plan = seen[-1]
-        beside = arms.changed(plan, name, self.plan.value(name))
+        beside = variants.changed(plan, name, self.plan.value(name))
         return (
             len(seen) == 1
             and ratio > HOPELESS
@@ -47,7 +47,7 @@ class Contest:
         self.tried.setdefault((name, value), []).append((verdict.ratio, self.plan))
         if verdict.wins:
             old = self.plan.value(name)
-            self.plan = arms.changed(self.plan, name, value)
+            self.plan = variants.changed(self.plan, name, value)
             self.tried.setdefault((name, old), []).append((1 / verdict.ratio, self.plan))
         kept = self.plan.value(name)
         self.found[name] = Measured(kept, f"{before.text}; {text}" if before else text, evidence.today())

@@ -12,7 +12,7 @@ from runtime.optimizations import Effect, Optimization, Stage
 from runtime.plan import evidence
 from runtime.plan.evidence import Measured
 from runtime.plan.plan import OPEN, Plan, written
-from runtime.tuning import variants as arms
+from runtime.tuning import variants
 from runtime.tuning.tuner_state import Contest
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def again(tuner: Tuner, known: Mapping[str, Measured]) -> dict[str, Measured]:
         return {}
     plan = tuner.made.plan
     for name, row in known.items():
-        plan = arms.changed(plan, name, row.value)
+        plan = variants.changed(plan, name, row.value)
     wrong = wrong_numbers(tuner, plan)
     tuner.say(f"{before}; {f'with these its numbers are wrong ({wrong}); measured again' if wrong else 'loss ok'}")
     return {} if wrong else dict(known)
@@ -44,13 +44,13 @@ def defaults(tuner: Tuner, contest: Contest, until: float) -> None:
     """
     try:
         wrong = wrong_numbers(tuner, contest.plan, until)
-    except arms.Slow as slow:
+    except variants.Slow as slow:
         tuner.say(f"tune: our own choices {slow}")
         return
     if wrong is None:
         return
     suspects = _suspects(contest.plan)
-    without = {one.name: arms.changed(contest.plan, one.name, one.off) for one in suspects}
+    without = {one.name: variants.changed(contest.plan, one.name, one.off) for one in suspects}
     alone = next((one for one in suspects if wrong_numbers(tuner, without[one.name]) is None), None)
     if alone is None and (still := wrong_numbers(tuner, _all_off(contest.plan, suspects))):
         tuner.say(f"warning: what the job asks for computes other numbers: {still}")
@@ -60,7 +60,7 @@ def defaults(tuner: Tuner, contest: Contest, until: float) -> None:
         text = f"{written(value)} vetoed: {wrong}"
         contest.tried[(one.name, value)] = [(0.0, contest.plan)]
         contest.found[one.name] = Measured(one.off, text, evidence.today())
-        contest.plan = arms.changed(contest.plan, one.name, one.off)
+        contest.plan = variants.changed(contest.plan, one.name, one.off)
         tuner.say(f"tune: {one.name} {text}")
     contest.incumbent = tuner.arm(contest.plan)
 
@@ -73,15 +73,15 @@ def wrong_numbers(tuner: Tuner, plan: Plan, until: float = math.inf) -> str | No
     """
     on_gpu = tuner.made.device.type == "cuda"
     used = [one for one in optimizations.every() if plan.value(one.name) != one.off]
-    quiet = any(arms.redraws(one, plan, tuner.facts, on_gpu) for one in used)
+    quiet = any(variants.redraws(one, plan, tuner.facts, on_gpu) for one in used)
     reference, arm = tuner.reference(quiet, plan, until), tuner.arm(plan)
     arm.until = until
-    return arms.differs(arm.numbers(quiet), reference, arms.tolerance(plan))
+    return variants.differs(arm.numbers(quiet), reference, variants.tolerance(plan))
 
 
 def _all_off(plan: Plan, these: list[Optimization]) -> Plan:
     for one in these:
-        plan = arms.changed(plan, one.name, one.off)
+        plan = variants.changed(plan, one.name, one.off)
     return plan
 
 

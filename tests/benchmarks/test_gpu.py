@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from runtime.hardware import facts as hardware
+from runtime.hardware import facts
 from tests import tiny
 from tests.paths import ROOT
 
-H200 = hardware.load(ROOT / "tests" / "machines" / "h200.json")
+H200 = facts.load(ROOT / "tests" / "machines" / "h200.json")
 
 
 def test_tried_out(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.data import mixup as mixing
+from runtime.data import mixup
 from runtime.data.dataset import Batch, Head
 from runtime.data.mixup import mix, mixed, rectangle
 from runtime.job.data import Cutmix, Mixup
@@ -122,8 +122,8 @@ def test_share_of_steps_that_are_mixed(kind: Any, probability: float) -> None:
 
 def test_of_both_one_is_picked_by_a_fair_coin(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    real = mixing.rectangle
-    monkeypatch.setattr(mixing, "rectangle", lambda *given: (calls.append("cutmix"), real(*given))[1])
+    real = mixup.rectangle
+    monkeypatch.setattr(mixup, "rectangle", lambda *given: (calls.append("cutmix"), real(*given))[1])
     mixed_steps = 0
     for step in range(1000):
         y = mixed((images(),), {"": labels()}, HEADS, 0, step, Mixup(probability=0.5), Cutmix(probability=1.0))[1][""]

@@ -9,7 +9,7 @@ import pytest
 from docs.generate import reference
 from docs.generate.reference import _type
 from runtime import optimizations
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from tests.paths import DOCS
 
 
@@ -21,7 +21,7 @@ def test_the_page_is_the_one_that_is_made_now(page: str) -> None:
 
 def test_every_field_of_the_spec_has_its_meaning() -> None:
     page = reference.spec_page()
-    assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == set(spec.schema()["$defs"])
+    assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == set(job_spec.schema()["$defs"])
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
     dumb = [row[0] for row in rows if len(row) == 4 and not row[3].removesuffix(" |").strip()]
     assert dumb == []

@@ -28,35 +28,34 @@ PAUSE = 0.5
 def main() -> int:
     if sys.argv[1] == "trainer":
         return trainer(sys.argv[2:])
-    from runtime.cli import main as cli
-    from runtime.supervisor import supervisor as supervise
+    from runtime.cli import main
+    from runtime.supervisor import supervisor
 
-    plain = supervise._command
+    plain = supervisor._command
 
     def command(*given: Any) -> list[str]:
         words = plain(*given)
         assert words[1:3] == ["-m", "runtime.supervisor.trainer_process"]
         return [words[0], "-m", "tests.faults.driver", "trainer", *words[3:]]
 
-    supervise._command = command
+    supervisor._command = command
     install("runtime.supervisor.supervisor")
-    return cli.main()
+    return main.main()
 
 
 def trainer(arguments: list[str]) -> int:
-    from runtime.supervisor import preemption as notice
-    from runtime.supervisor import trainer_process as trainer
+    from runtime.supervisor import preemption, trainer_process
     from runtime.training import loop
-    from runtime.training.evaluation import metrics as tally  # noqa: F401
-    from runtime.tuning import tuner as tune
+    from runtime.training.evaluation import metrics  # noqa: F401
+    from runtime.tuning import tuner
 
-    notice.EVERY = 0.05
-    tune.FULL, tune.COMPILING = 2.0, 10**9
+    preemption.EVERY = 0.05
+    tuner.FULL, tuner.COMPILING = 2.0, 10**9
     sys.argv[:] = ["trainer", *arguments]
     if path := os.environ.get("LEDGER"):
         loop._advance = witnessed(loop._advance, Path(path))
     install("")
-    return trainer.main()
+    return trainer_process.main()
 
 
 def install(only: str) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import StorageError
-from runtime.supervisor import trainer_process as trainer
-from runtime.training import saver as saving
+from runtime.supervisor import trainer_process
+from runtime.training import saver
 from runtime.training.checkpoints import checkpoint
 from tests import tiny
 from tests.faults import trained
@@ -57,7 +57,7 @@ def conduct(folder: Path) -> None:
     job = tiny.job(train="ema: 0.5")
     often = job.checkpoint.model_copy(update={"every": "3 steps"})
     made = tiny.assembled(folder, job.model_copy(update={"checkpoint": often}))
-    trainer.conduct(made)
+    trainer_process.conduct(made)
 
 
 def end(folder: Path) -> dict[str, bytes]:
@@ -69,7 +69,7 @@ def end(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed save is tried again after the next step."""
-    monkeypatch.setattr(saving, "RETRY_AFTER", 0.0)
+    monkeypatch.setattr(saver, "RETRY_AFTER", 0.0)
 
 
 def test_an_error_at_each_write_of_a_whole_run(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime.data.images import npz_images as arrays
+from runtime.data.images import npz_images
 from runtime.errors import CheckpointError, DataError, DrivetrainError
-from runtime.models import saved_model as artifact
+from runtime.models import saved_model
 from runtime.system.files import read_json, sha256, write_json
 from runtime.training.checkpoints import checkpoint
 from tests import tiny
@@ -238,7 +238,7 @@ def test_weights_of_a_model_folder(tmp_path: Path, watched: Watcher, case: str) 
     (folder / "model.safetensors").write_bytes(WEIGHTS[case](tmp_path / "canary"))
     before = peak()
     with watched(tmp_path), pytest.raises(DrivetrainError):
-        artifact.load(folder)
+        saved_model.load(folder)
     assert peak() - before < MOST
     assert not (tmp_path / "canary").exists()
 
@@ -249,7 +249,7 @@ def model_folder(folder: Path) -> Path:
     path.mkdir()
     safetensors.torch.save_file(dict(made.model.state_dict()), path / "model.safetensors")
     config = {
-        "format": artifact.FORMAT,
+        "format": saved_model.FORMAT,
         "task": "image-classification",
         "builder": made.network.builder,
         "arguments": made.network.arguments,
@@ -264,7 +264,7 @@ def model_folder(folder: Path) -> Path:
 def test_the_model_folder_is_good_before_it_is_made_bad(tmp_path: Path, watched: Watcher) -> None:
     folder = model_folder(tmp_path)
     with watched(tmp_path):
-        assert artifact.load(folder).task == "image-classification"
+        assert saved_model.load(folder).task == "image-classification"
 
 
 BUILDERS: dict[str, dict[str, Any]] = {
@@ -295,7 +295,7 @@ def test_the_configuration_of_a_model_folder(tmp_path: Path, watched: Watcher, c
     )
     before = peak()
     with watched(tmp_path), pytest.raises(CheckpointError):
-        artifact.load(folder)
+        saved_model.load(folder)
     assert peak() - before < MOST
     assert not (tmp_path / "canary").exists()
 
@@ -338,7 +338,7 @@ def test_archives_of_arrays(tmp_path: Path, watched: Watcher, case: str) -> None
             file.writestr(name, content)
     before = peak()
     with watched(tmp_path), pytest.raises(DataError) as caught:
-        arrays.read(tmp_path / "images.npz", "data.train")
+        npz_images.read(tmp_path / "images.npz", "data.train")
     assert "data.train" in str(caught.value)
     assert peak() - before < MOST
     assert [path.name for path in tmp_path.iterdir()] == ["images.npz"]

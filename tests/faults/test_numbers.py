@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 
 from runtime.errors import NumericsError
-from runtime.models import safetensors_file as weights
+from runtime.models import safetensors_file
 from runtime.tracking.metrics_log import Metrics
 from runtime.training import loop, run
 from runtime.training.checkpoints import checkpoint
@@ -109,14 +109,14 @@ def shot(folder: Path, draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> 
 def check(numbers: range, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Runs by number; how many ended how. Every file of weights is looked at when it is written, and once more at the end."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    plain, written = weights.write, [0]
+    plain, written = safetensors_file.write, [0]
 
     def write(path: Path, tensors: checkpoint.Tensors) -> None:
         assert all(torch.isfinite(value.float()).all() for value in tensors.values()), path
         written[0] += 1
         plain(path, tensors)
 
-    monkeypatch.setattr(weights, "write", write)
+    monkeypatch.setattr(safetensors_file, "write", write)
     endings: dict[str, int] = {}
     for number in numbers:
         place = folder / str(number)

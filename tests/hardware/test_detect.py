@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hardware import facts as hardware
+from runtime.hardware import facts
 from runtime.hardware.detect import detect
 from tests.recorded import plant, write
 
@@ -88,7 +88,7 @@ def test_this_machine_as_the_json_file_gives_it_back(tmp_path: Path) -> None:
     assert 0 < found.memory.available <= found.memory.host
     file = tmp_path / "machine.json"
     file.write_text(json.dumps(found.to_json()))
-    assert hardware.load(file) == found
+    assert facts.load(file) == found
 
 
 def test_detect_loads_no_torch_and_no_nvml_without_a_driver(tmp_path: Path) -> None:

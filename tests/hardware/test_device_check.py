@@ -11,15 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.errors import DeviceError
-from runtime.hardware import device_check as guard
-from runtime.hardware import facts as hardware
-from runtime.hardware import gpu_selection as gpus
-from runtime.hardware import image_selection as image
+from runtime.hardware import device_check, facts, gpu_selection, image_selection
 from runtime.hardware.facts import Gpu, Hardware, Torch
 from runtime.hardware.software import read_architectures
-from runtime.inference import thread_limits as threads
+from runtime.inference import thread_limits
 from runtime.job.document import parse
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.plan import plan
 from tests.paths import ROOT
 
@@ -34,7 +31,7 @@ CPU = Torch(version="2.13.0+cpu", cuda=None)
 
 
 def machine(name: str, torch: Torch | None = None, word: str | None = None) -> Hardware:
-    return replace(hardware.load(ROOT / f"tests/machines/{name}.json"), torch=torch, image=word)
+    return replace(facts.load(ROOT / f"tests/machines/{name}.json"), torch=torch, image=word)
 
 
 def card(
@@ -98,15 +95,15 @@ GTX = card(1, "GTX 1080", (6, 1), 8)
         ),
     ],
 )
-def test_limits_gpus(wanted: gpus.Wanted, cards: list[Gpu], expected: list[int], note: str | None) -> None:
-    made = gpus.used(with_gpus(*cards), wanted)
+def test_limits_gpus(wanted: gpu_selection.Wanted, cards: list[Gpu], expected: list[int], note: str | None) -> None:
+    made = gpu_selection.used(with_gpus(*cards), wanted)
     assert [gpu.index for gpu in made.gpus] == expected
     assert made.gpu_note == note
 
 
 def test_the_plan_says_which_are_used() -> None:
-    job = spec.check(parse("name: a\ntask: image-classification\ndata: {train: x}\n", "job.yaml"))
-    made = plan.resolve(job, gpus.used(with_gpus(replace(GTX, index=0), card(1)), "auto"))
+    job = job_spec.check(parse("name: a\ntask: image-classification\ndata: {train: x}\n", "job.yaml"))
+    made = plan.resolve(job, gpu_selection.used(with_gpus(replace(GTX, index=0), card(1)), "auto"))
     assert [note for note in made.notes if note.startswith("gpu: 2 GPUs of 2 kinds: GPU 1 (RTX 3060) is used")]
     assert made.value("precision") == "bf16"
 
@@ -121,7 +118,7 @@ def test_the_plan_says_which_are_used() -> None:
 )
 def test_a_number_that_is_not_here(cards: tuple[Gpu, ...], trouble: str | None, possible: str) -> None:
     with pytest.raises(DeviceError) as caught:
-        gpus.used(with_gpus(*cards, trouble=trouble), [0, 7] if cards else [7])
+        gpu_selection.used(with_gpus(*cards, trouble=trouble), [0, 7] if cards else [7])
     assert caught.value.lines() == [
         "limits.gpus: GPU 7 is not here",
         f"  possible: GPUs that can be used here: {possible}",
@@ -130,15 +127,18 @@ def test_a_number_that_is_not_here(cards: tuple[Gpu, ...], trouble: str | None, 
 
 
 def test_cuda_counts_as_we_do() -> None:
-    chosen = gpus.used(with_gpus(card(0), GTX, card(2)), [2, 0])
+    chosen = gpu_selection.used(with_gpus(card(0), GTX, card(2)), [2, 0])
     same = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    assert gpus.environment(chosen) == same | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2,0"}
-    assert gpus.environment(with_gpus(card(0, "A100 MIG 1g.5gb", mig=True))) == same
-    assert gpus.environment(with_gpus()) == {}
+    assert gpu_selection.environment(chosen) == same | {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "2,0",
+    }
+    assert gpu_selection.environment(with_gpus(card(0, "A100 MIG 1g.5gb", mig=True))) == same
+    assert gpu_selection.environment(with_gpus()) == {}
 
 
 def test_the_cpu_image_leaves_a_gpu_alone_and_says_so() -> None:
-    made = guard.admitted(with_gpus(card(0), word="cpu"), "auto")
+    made = device_check.admitted(with_gpus(card(0), word="cpu"), "auto")
     assert made.gpus == ()
     assert made.gpu_note == "this is the CPU image, so GPU 0 (RTX 3060) stays unused; `make train-gpu` would use it"
 
@@ -173,7 +173,7 @@ def test_the_cpu_image_leaves_a_gpu_alone_and_says_so() -> None:
 def test_code_runs_on_later_chips_of_its_major_version(
     capability: tuple[int, int], architectures: tuple[str, ...], expected: bool
 ) -> None:
-    assert guard.covers(capability, architectures) is expected
+    assert device_check.covers(capability, architectures) is expected
 
 
 # Machine, torch, image word; what was given, what is possible, what to do.
@@ -230,25 +230,25 @@ def test_a_torch_without_code_for_the_chip(
     name: str, torch: Torch, word: str | None, given: str, possible: str, action: str
 ) -> None:
     with pytest.raises(DeviceError) as caught:
-        guard.admitted(machine(name, torch, word), "auto")
+        device_check.admitted(machine(name, torch, word), "auto")
     assert (caught.value.given, caught.value.possible, caught.value.action) == (given, possible, action)
     assert caught.value.exit_code == 9
-    assert guard.admitted(machine(name, torch, word), "none").gpus == ()
+    assert device_check.admitted(machine(name, torch, word), "none").gpus == ()
 
 
 def test_a_driver_that_nothing_runs_on_names_the_driver() -> None:
     old = replace(machine("t4", LEGACY), gpus=(card(0, "Tesla T4", (7, 5), 15, driver="470.1"),))
     with pytest.raises(DeviceError, match="which needs 525 or newer") as caught:
-        guard.admitted(old, "auto")
+        device_check.admitted(old, "auto")
     assert caught.value.action == "install a newer driver where that helps; `limits: {gpus: none}` trains on the CPU"
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("tests/machines/*.json")), ids=lambda path: str(path.stem))
 def test_the_torch_of_the_chosen_image_is_admitted(path: Path) -> None:
-    here = hardware.load(path)
-    word = image.choose(here).word
+    here = facts.load(path)
+    word = image_selection.choose(here).word
     torch = {"cpu": CPU, "ampere": AMPERE, "legacy": LEGACY}[str(word)]
-    assert guard.admitted(replace(here, torch=torch, image=word), "auto").gpus == here.gpus
+    assert device_check.admitted(replace(here, torch=torch, image=word), "auto").gpus == here.gpus
 
 
 @pytest.mark.parametrize(
@@ -265,22 +265,25 @@ def test_a_gpu_image_without_a_gpu(trouble: str | None, cause: str) -> None:
     here = replace(with_gpus(trouble=trouble, word="legacy"), torch=LEGACY)
     for wanted in ("auto", "all"):
         with pytest.raises(DeviceError) as caught:
-            guard.admitted(here, wanted)
+            device_check.admitted(here, wanted)
         assert caught.value.given == f"the image legacy is built for a GPU and sees none{cause}"
         assert "`docker run --gpus all`" in caught.value.possible
         assert "compose/legacy.yaml" in caught.value.possible
         assert caught.value.exit_code == 9
-    assert guard.admitted(here, "none").gpus == ()
+    assert device_check.admitted(here, "none").gpus == ()
 
 
 def test_no_torch_at_all() -> None:
     with pytest.raises(DeviceError, match="no torch is installed here"):
-        guard.admitted(machine("t4"), "auto")
+        device_check.admitted(machine("t4"), "auto")
 
 
 def test_a_full_gpu() -> None:
     full = card(0, free=100 << 20)
-    for refuse in (lambda: guard.admitted(with_gpus(full), "auto"), lambda: guard.launchable(with_gpus(full))):
+    for refuse in (
+        lambda: device_check.admitted(with_gpus(full), "auto"),
+        lambda: device_check.launchable(with_gpus(full)),
+    ):
         with pytest.raises(DeviceError) as caught:
             refuse()
         assert caught.value.given == "GPU 0 (RTX 3060) has 100 MiB of 12.0 GiB left"
@@ -297,18 +300,18 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, torch: Torch, count: int) -> None
 def test_the_trainer_asks_the_torch_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch, replace(AMPERE, cuda="12.8"), 1)
     with pytest.raises(DeviceError, match=r"has no code for this chip, only for 7\.5"):
-        guard.check(machine("gtx1080", LEGACY))
+        device_check.check(machine("gtx1080", LEGACY))
     fake_cuda(monkeypatch, LEGACY, 0)
     with pytest.raises(DeviceError, match="the driver lists 1 GPU for this run, CUDA finds 0"):
-        guard.check(machine("gtx1080", LEGACY))
+        device_check.check(machine("gtx1080", LEGACY))
     fake_cuda(monkeypatch, LEGACY, 1)
-    guard.check(machine("gtx1080", LEGACY))
+    device_check.check(machine("gtx1080", LEGACY))
     fake_cuda(monkeypatch, CPU, 0)
-    guard.check(machine("laptop", CPU))
+    device_check.check(machine("laptop", CPU))
 
 
 def test_the_builds_are_those_of_the_images() -> None:
-    for word, build in image.BUILDS.items():
+    for word, build in image_selection.BUILDS.items():
         lock = (ROOT / f"docker/requirements-{word}.txt").read_text()
         assert f"\ntorch=={build.torch} \\\n" in lock
         runtime = r"nvidia-cuda-runtime(?:-cu12)?==" + re.escape(build.cuda)
@@ -342,37 +345,37 @@ def test_what_needs_no_gpu_goes_on_without_one_that_cannot_be_used() -> None:
     """As `predict` and `evaluate` do on a host with a GPU and a torch for CPUs."""
     said = list[str]()
     here = machine("rtx3060-driver580", CPU)
-    assert guard.usable(here, said.append).gpus == ()
+    assert device_check.usable(here, said.append).gpus == ()
     assert said == [
         "warning: NVIDIA GeForce RTX 3060 (capability 8.6, driver 580.95.05) is here, and torch 2.13.0+cpu "
         "(CPU build) has no code for any GPU; computing on the CPU"
     ]
     said.clear()
-    assert guard.usable(machine("rtx3060-driver580", AMPERE), said.append).gpu is not None
+    assert device_check.usable(machine("rtx3060-driver580", AMPERE), said.append).gpu is not None
     assert said == []
 
 
 def test_what_needs_no_gpu_goes_on_where_cuda_does_not_answer() -> None:
     said = list[str]()
-    assert guard.device(machine("rtx3060-driver580", AMPERE), said.append) == "cpu"  # this torch is for CPUs
+    assert device_check.device(machine("rtx3060-driver580", AMPERE), said.append) == "cpu"  # this torch is for CPUs
     assert said[0].startswith("warning: NVIDIA GeForce RTX 3060")
-    assert guard.device(machine("vm-2core-cgroup1"), said.append) == "cpu"
+    assert device_check.device(machine("vm-2core-cgroup1"), said.append) == "cpu"
     assert len(said) == 1
 
 
 def test_gpus_are_named_so_that_every_order_agrees() -> None:
     cards = [replace(card(index), uuid=f"GPU-{index}a") for index in (2, 0)]
-    assert gpus.environment(with_gpus(*cards))["CUDA_VISIBLE_DEVICES"] == "GPU-2a,GPU-0a"
+    assert gpu_selection.environment(with_gpus(*cards))["CUDA_VISIBLE_DEVICES"] == "GPU-2a,GPU-0a"
     older = with_gpus(cards[0], card(1))
-    assert gpus.environment(older)["CUDA_VISIBLE_DEVICES"] == "2,1"
+    assert gpu_selection.environment(older)["CUDA_VISIBLE_DEVICES"] == "2,1"
 
 
 def test_predict_and_evaluate_compute_on_the_cpu_where_torch_has_no_code_for_the_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(threads, "detect", lambda runs: machine("rtx3060-driver580", CPU))
-    monkeypatch.setattr(threads, "os", SimpleNamespace(environ=dict[str, str]()))
-    here = threads.limit()
+    monkeypatch.setattr(thread_limits, "detect", lambda runs: machine("rtx3060-driver580", CPU))
+    monkeypatch.setattr(thread_limits, "os", SimpleNamespace(environ=dict[str, str]()))
+    here = thread_limits.limit()
     assert here.gpus == ()
-    assert guard.device(here, threads.tell) == "cpu"
+    assert device_check.device(here, thread_limits.tell) == "cpu"
     assert capsys.readouterr().err.endswith("has no code for any GPU; computing on the CPU\n")

@@ -13,13 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime.cli import main as cli
-from runtime.inference import export, onnx_file
-from runtime.inference import thread_limits as threads
-from runtime.models.networks import cnn as images
-from runtime.models.networks import cnn_lstm as series
-from runtime.models.networks import mlp as tables
-from runtime.models.networks import text_encoder as texts
+from runtime.cli import main
+from runtime.inference import export, onnx_file, thread_limits
+from runtime.models.networks import cnn, cnn_lstm, mlp, text_encoder
 from runtime.training.run import Run
 from tests.trained import CASES, seen, trained
 
@@ -39,7 +35,7 @@ BERT = {
 
 @pytest.fixture(autouse=True)
 def same_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "limit", lambda: None)
+    monkeypatch.setattr(thread_limits, "limit", lambda: None)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +54,7 @@ def test_the_file_gives_what_validation_computed(run: Run, tmp_path: Path, capsy
     """Onnxruntime alone, on texts of other lengths and batches of other sizes than those it was made with."""
     alone, file = tmp_path / "model", tmp_path / "out" / "net.onnx"
     shutil.copytree(run.folder / "model", alone)
-    assert cli.main(["export", str(alone), "--output", str(file)]) == 0
+    assert main.main(["export", str(alone), "--output", str(file)]) == 0
     out = capsys.readouterr().out
     assert "with 1 and 5 made-up samples, outputs differ from the network's by" in out
     wanted, split = seen(run), run.dataset.validation
@@ -76,23 +72,23 @@ def test_the_file_gives_what_validation_computed(run: Run, tmp_path: Path, capsy
 
 NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "small-cnn": (
-        lambda: images.build("small-cnn", channels=1, classes=3, image_size=12, width=4, dropout=0.1),
+        lambda: cnn.build("small-cnn", channels=1, classes=3, image_size=12, width=4, dropout=0.1),
         {"kind": "images", "image_size": 12, "channels": 1},
     ),
     "resnet50": (
-        lambda: images.build("resnet50", channels=3, classes=3, image_size=40, width=4, stem="large"),
+        lambda: cnn.build("resnet50", channels=3, classes=3, image_size=40, width=4, stem="large"),
         {"kind": "images", "image_size": 40, "channels": 3},
     ),
     "deep two-way lstm": (
-        lambda: series.build(channels=3, outputs=2, lstm_hidden=5, lstm_layers=2, bidirectional=True),
+        lambda: cnn_lstm.build(channels=3, outputs=2, lstm_hidden=5, lstm_layers=2, bidirectional=True),
         {"kind": "series", "length": 12, "channels": 3},
     ),
     "encoder, cls": (
-        lambda: texts.build(config=BERT, outputs={"a": 3, "b": 2}, pooling="cls", dropout=0.1),
+        lambda: text_encoder.build(config=BERT, outputs={"a": 3, "b": 2}, pooling="cls", dropout=0.1),
         {"kind": "texts", "max_length": 20, "vocabulary": 60},
     ),
     "mlp": (
-        lambda: tables.build(numbers=2, categories=[3, 4], outputs=2, hidden=[6]),
+        lambda: mlp.build(numbers=2, categories=[3, 4], outputs=2, hidden=[6]),
         {
             "kind": "table",
             "numeric": [{"name": n, "mean": 0.0, "std": 1.0, "median": 0.0, "missing": False} for n in "xy"],
@@ -106,7 +102,7 @@ NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_built_in_network_exports(name: str, tmp_path: Path) -> None:
-    from runtime.inference import dummy_inputs as example
+    from runtime.inference import dummy_inputs
 
     build, preprocessing = NETWORKS[name]
     torch.manual_seed(0)
@@ -114,13 +110,13 @@ def test_every_built_in_network_exports(name: str, tmp_path: Path) -> None:
     with torch.no_grad():  # away from outputs near zero, and from the statistics that BatchNorm starts with
         for name_of, parameter in module.named_parameters():
             parameter.mul_(30 if name_of.startswith(("classifier", "heads")) else 1)
-        module.train()(*example.inputs(preprocessing, 16, 1))
+        module.train()(*dummy_inputs.inputs(preprocessing, 16, 1))
     module.eval()
-    first = example.inputs(preprocessing, 3, 0)
+    first = dummy_inputs.inputs(preprocessing, 3, 0)
     network = onnx_file.Flat(module, ("a", "b") if name == "encoder, cls" else ("",))
     names = onnx_file.input_names(module, len(first)), ["a", "b"] if name == "encoder, cls" else ["output"]
     onnx_file.write(network, first, names, preprocessing.get("max_length"), tmp_path / "n.onnx")
-    others = [example.inputs(preprocessing, count, seed) for seed, count in enumerate((1, 2, 7))]
+    others = [dummy_inputs.inputs(preprocessing, count, seed) for seed, count in enumerate((1, 2, 7))]
     assert onnx_file.difference(network, tmp_path / "n.onnx", others) <= 1e-4
     assert max(float(x.detach().abs().max()) for x in network(*others[2])) > 0.1
 
@@ -154,7 +150,7 @@ def test_a_file_that_computes_something_else_is_not_kept(
 
     monkeypatch.setattr(onnx_file, "write", wrong)
     data = str(run.folder.parent / "held.csv")
-    assert cli.main(["export", str(run.folder), "--output", str(tmp_path / "m.onnx"), "--data", data]) == 4
+    assert main.main(["export", str(run.folder), "--output", str(tmp_path / "m.onnx"), "--data", data]) == 4
     assert "m.onnx would differ by 0.01" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -164,7 +160,7 @@ def test_missing_packages_are_named(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda n: None if n.startswith("onnx") else find(n))
-    assert cli.main(["export", str(run.folder)]) == 9
+    assert main.main(["export", str(run.folder)]) == 9
     error = capsys.readouterr().err
     assert "onnx, onnxscript, onnxruntime are not installed here" in error
     assert "`make setup`, or pip install onnx onnxscript onnxruntime, here" in error

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.cli import main as cli
-from runtime.inference import predictions as answers
-from runtime.models import saved_model as artifact
+from runtime.cli import main
+from runtime.inference import predictions
+from runtime.models import saved_model
 from runtime.training.run import Run
 from tests.paths import ROOT
 from tests.trained import CASES, seen, trained
@@ -52,7 +52,7 @@ def held(run: Run) -> list[Path]:
 
 
 def predicted(model: Path, inputs: list[Path], output: Path, *options: str) -> list[dict[str, Any]]:
-    code = cli.main(["predict", str(model), *map(str, inputs), "--format", "jsonl", "--output", str(output), *options])
+    code = main.main(["predict", str(model), *map(str, inputs), "--format", "jsonl", "--output", str(output), *options])
     assert code == 0
     return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
 
@@ -67,19 +67,19 @@ def test_predictions_are_those_of_validation(run: Run, tmp_path: Path) -> None:
     for name, head in run.dataset.heads.items():
         found = [row["heads"][name] if name else row for row in rows]
         if head.classes:
-            wanted = answers.probabilities(head, outputs[name])
+            wanted = predictions.probabilities(head, outputs[name])
             got = torch.tensor([[row["probabilities"][c] for c in head.classes] for row in found])
             assert float((got - wanted).abs().max()) <= 1e-6
             assert got.std() > 1e-4, "all the same would prove nothing"
         else:
-            wanted = answers.numbers(head, outputs[name])
+            wanted = predictions.numbers(head, outputs[name])
             got = torch.tensor([list(row["prediction"].values()) for row in found], dtype=torch.float64)
             torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_an_evaluation_is_that_of_training(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without data it reads the validation data again and gives every metric, the loss too."""
-    assert cli.main(["evaluate", str(run.folder), "--output", str(tmp_path / "out")]) == 0
+    assert main.main(["evaluate", str(run.folder), "--output", str(tmp_path / "out")]) == 0
     stored = json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]
     assert stored == pytest.approx(run.last, rel=1e-5, abs=1e-6)
     shown, told = capsys.readouterr()
@@ -100,14 +100,14 @@ def test_an_evaluation_of_new_data_needs_the_model_alone(run: Run, tmp_path: Pat
     alone = tmp_path / "elsewhere"
     shutil.copytree(run.folder / "model", alone)
     files = sorted(run.folder.parent.glob("held*"))
-    assert cli.main(["evaluate", str(alone), "--data", str(files[0]), "--output", str(tmp_path / "out")]) == 0
+    assert main.main(["evaluate", str(alone), "--data", str(files[0]), "--output", str(tmp_path / "out")]) == 0
     stored = json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]
     wanted = {name.removeprefix("validation/"): value for name, value in run.last.items() if not name.endswith("loss")}
     assert stored == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
 
 def test_the_average_is_used_and_the_raw_weights_lie_beside(run: Run) -> None:
-    loaded = artifact.load(run.folder)
+    loaded = saved_model.load(run.folder)
     assert run.ema
     state = loaded.network.state_dict()
     assert all(torch.equal(state[name], value) for name, value in run.ema.average.items() if name in state)
@@ -154,7 +154,7 @@ def test_csv_from_the_command_line_in_a_process_of_its_own(images: Run, tmp_path
 
 def test_several_labels_share_a_cell(labels: Run, tmp_path: Path) -> None:
     data, output = labels.folder.parent / "held.csv", tmp_path / "out.csv"
-    assert cli.main(["predict", str(labels.folder), str(data), "--output", str(output)]) == 0
+    assert main.main(["predict", str(labels.folder), str(data), "--output", str(output)]) == 0
     rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
     shares = seen(labels)[""].sigmoid()
     for row, share in zip(rows, shares, strict=True):
@@ -197,14 +197,14 @@ def test_inputs_that_cannot_be_used(
     (tmp_path / "empty").mkdir()
     np.savez(tmp_path / "one.npz", images=np.zeros((2, 16, 16, 3), np.uint8))
     np.savez(tmp_path / "bright.npz", images=np.ones((2, 16, 16, 3), np.float32))
-    assert cli.main(["predict", str(images.folder), *(str(tmp_path / name) for name in inputs)]) == code
+    assert main.main(["predict", str(images.folder), *(str(tmp_path / name) for name in inputs)]) == code
     error = capsys.readouterr().err
     assert all(part in error for part in parts), error
 
 
 def test_labels_that_training_did_not_have(images: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(images.folder.parent / "held" / "a", tmp_path / "new" / "zebra")
-    assert cli.main(["evaluate", str(images.folder), "--data", str(tmp_path / "new")]) == 3
+    assert main.main(["evaluate", str(images.folder), "--data", str(tmp_path / "new")]) == 3
     error = capsys.readouterr().err
     assert 'classes that the training data does not have: "zebra"' in error
     assert not (images.folder / "evaluation").exists()
@@ -212,7 +212,7 @@ def test_labels_that_training_did_not_have(images: Run, tmp_path: Path, capsys: 
 
 def test_a_file_has_no_label(images: Run, capsys: pytest.CaptureFixture[str]) -> None:
     file = images.folder.parent / "held" / "a" / "0.jpg"
-    assert cli.main(["evaluate", str(images.folder), "--data", str(file)]) == 3
+    assert main.main(["evaluate", str(images.folder), "--data", str(file)]) == 3
     assert "is a file without a label" in capsys.readouterr().err
 
 
@@ -220,7 +220,7 @@ def test_a_model_alone_does_not_know_its_validation_data(
     images: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(images.folder / "model", tmp_path / "m")
-    assert cli.main(["evaluate", str(tmp_path / "m")]) == 3
+    assert main.main(["evaluate", str(tmp_path / "m")]) == 3
     assert "has no job.yaml, so its validation data is not known" in capsys.readouterr().err
 
 
@@ -229,17 +229,17 @@ def test_data_that_changed_since_training(home: Path, capsys: pytest.CaptureFixt
     done = trained(CASES["image arrays"], home / "changed")
     raw = np.load(done.folder.parent / "train.npz")
     np.savez(done.folder.parent / "train.npz", images=raw["images"] * 2, labels=raw["labels"])
-    assert cli.main(["evaluate", str(done.folder)]) == 3
+    assert main.main(["evaluate", str(done.folder)]) == 3
     error = capsys.readouterr().err
     assert "the data has changed since training: low, high" in error
     (done.folder.parent / "train.npz").unlink()
-    assert cli.main(["evaluate", str(done.folder)]) == 3
+    assert main.main(["evaluate", str(done.folder)]) == 3
     assert "or name other data: --data PATH" in capsys.readouterr().err
 
 
 def test_an_output_that_cannot_be_written(images: Run, capsys: pytest.CaptureFixture[str]) -> None:
     data = str(images.folder.parent / "held")
-    assert cli.main(["predict", str(images.folder), data, "--output", "/proc/none/out.csv"]) == 7
+    assert main.main(["predict", str(images.folder), data, "--output", "/proc/none/out.csv"]) == 7
     assert "name another one with --output" in capsys.readouterr().err
 
 
@@ -298,7 +298,7 @@ def test_a_damaged_model_folder_is_refused(
     model = tmp_path / "model"
     shutil.copytree(images.folder / "model", model)
     damage(kind, model)
-    assert cli.main(["predict", str(model), str(images.folder.parent / "held")]) == 4
+    assert main.main(["predict", str(model), str(images.folder.parent / "held")]) == 4
     error = capsys.readouterr().err
     assert part in error
     assert "  possible: " in error
@@ -307,7 +307,7 @@ def test_a_damaged_model_folder_is_refused(
 
 def test_a_run_that_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "state.json").write_text('{"status": "stopped"}')
-    assert cli.main(["predict", str(tmp_path), str(tmp_path)]) == 4
+    assert main.main(["predict", str(tmp_path), str(tmp_path)]) == 4
     assert "has no trained model: the run is stopped" in capsys.readouterr().err
 
 

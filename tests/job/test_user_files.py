@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import SpecError
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from tests.own_job import LOSS, MODEL, job, write
 from tests.paths import ROOT
 
@@ -208,10 +208,10 @@ def test_a_link_that_leads_out_of_the_folder(tmp_path: Path) -> None:
     path = write(inside, train="loss: {file: link.py}")
     (inside / "link.py").symlink_to(outside)
     with pytest.raises(SpecError, match=r"'link\.py' leads to .*/outside\.py"):
-        spec.load(path)
+        job_spec.load(path)
     (inside / "link.py").unlink()
     (inside / "link.py").symlink_to(inside / "my_loss.py")
-    assert spec.load(path).name == "tiny"
+    assert job_spec.load(path).name == "tiny"
 
 
 @pytest.mark.parametrize(

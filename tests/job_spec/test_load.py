@@ -17,7 +17,7 @@ from runtime.job import JOBS, Job, dump
 from runtime.job.document import parse
 from runtime.job.job import ImageJob
 from runtime.job.train import Adam, CrossEntropy, OneCycle, Sgd
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from tests import examples
 from tests.job_spec.bad_keys import KEYS
 from tests.job_spec.bad_values import VALUES
@@ -56,7 +56,7 @@ GOOD = [
 
 
 def checked(text: str) -> Job:
-    return spec.check(parse(Row(text, "", "", "", "").spec(), "job.yaml"))
+    return job_spec.check(parse(Row(text, "", "", "", "").spec(), "job.yaml"))
 
 
 def image_job(text: str) -> ImageJob:
@@ -68,7 +68,7 @@ def image_job(text: str) -> ImageJob:
 @pytest.fixture(scope="module")
 def validator() -> Any:
     """Checks data against the JSON schema."""
-    schema = spec.schema()
+    schema = job_spec.schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 
@@ -76,7 +76,7 @@ def validator() -> Any:
 @pytest.mark.parametrize("text", GOOD)
 def test_a_good_spec_comes_back_from_its_dump(text: str) -> None:
     job = checked(text)
-    again = spec.check(parse(dump(job.dumped()), "job.yaml"))
+    again = job_spec.check(parse(dump(job.dumped()), "job.yaml"))
     assert again.model_dump() == job.model_dump()
     assert dump(again.dumped()) == dump(job.dumped())
 
@@ -145,7 +145,7 @@ def test_paths_are_found_beside_the_job_then_in_the_working_folder(
     monkeypatch.chdir(home)
     monkeypatch.setenv("HOME", str(tmp_path))
     (jobs / "job.yaml").write_text("name: a\ntask: image-classification\ndata: {train: both, validation: there}\n")
-    job = spec.load(jobs / "job.yaml")
+    job = job_spec.load(jobs / "job.yaml")
     assert job.folder == jobs
     assert job.resolve("both") == jobs / "both"
     assert job.resolve("there") == Path("there")
@@ -157,7 +157,7 @@ def test_paths_are_found_beside_the_job_then_in_the_working_folder(
 def test_assignments_go_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "job.yaml").write_text(SPEC + "train: {optimizer: sgd, epochs: 9}\n")
-    job = spec.load(
+    job = job_spec.load(
         tmp_path / "job.yaml",
         [
             "train.epochs=3",
@@ -190,7 +190,7 @@ def test_what_the_machine_refuses_names_the_place_in_the_spec(
 @pytest.mark.parametrize("path", examples.JOBS, ids=lambda path: path.stem)
 def test_the_examples_are_valid_and_editors_find_the_schema(path: Path, validator: Any) -> None:
     document = parse(path.read_bytes(), path.name)
-    assert spec.check(document).task in JOBS
+    assert job_spec.check(document).task in JOBS
     validator.validate(document.data)
     first, _, _ = path.read_text().partition("\n")
     named = first.removeprefix("# yaml-language-server: $schema=")
@@ -219,7 +219,7 @@ def test_the_schema_is_the_one_in_docs(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_the_schema_explains_every_setting() -> None:
-    schema = spec.schema()
+    schema = job_spec.schema()
     forms = [schema, *schema["$defs"].values()]
     bare = [
         f"{form.get('title')}.{name}"
@@ -272,7 +272,7 @@ def test_every_key_that_a_synonym_leads_to_is_there() -> None:
     from runtime.job import JOBS
     from runtime.job_spec.validation_errors import _ELSEWHERE, _there
 
-    kinds = [spec._typed(kind) for kind in JOBS.values()]
+    kinds = [job_spec._typed(kind) for kind in JOBS.values()]
     assert [home for home in _ELSEWHERE if not any(_there(kind, home) for kind in kinds)] == []
     words = [word for line in _ELSEWHERE.values() for word in line.split()]
     assert len(set(words)) == len(words)

@@ -20,8 +20,8 @@ import torch
 import yaml
 
 from runtime.errors import DataError, NumericsError, SpecError
-from runtime.job_spec import load as spec
-from runtime.models import saved_model as artifact
+from runtime.job_spec import load as job_spec
+from runtime.models import saved_model
 from tests import own_job
 from tests.supervisor.test_custom_runs import trained
 
@@ -194,7 +194,7 @@ def outcome(folder: Path, seed: int) -> str:
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(drawn(folder, seed), sort_keys=False))
     try:
-        spec.load(path)
+        job_spec.load(path)
     except (SpecError, DataError):
         return "refused"
     try:
@@ -210,7 +210,7 @@ def outcome(folder: Path, seed: int) -> str:
     assert losses, seed
     assert all(math.isfinite(value) for value in losses), f"seed {seed}: {losses}\n{path.read_text()}"
     assert not any(row.get("skipped") for row in rows), seed
-    artifact.load(made)
+    saved_model.load(made)
     return "trained"
 
 

@@ -17,19 +17,14 @@ from typing import Any
 import pynvml
 import pytest
 
-from runtime.cli import main as cli
+from runtime.cli import main
 from runtime.errors import Busy, DeviceError, DrivetrainError, SpecError
 from runtime.hardware import detect
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.document import parse
-from runtime.job_spec import load as spec
-from runtime.launch import container as launch
-from runtime.launch import container_limits as allowance
-from runtime.launch import docker_engine as engine
-from runtime.launch import follow_container
-from runtime.launch import nvidia_toolkit as toolkit
-from runtime.launch import project as checkout
+from runtime.job_spec import load as job_spec
+from runtime.launch import container, container_limits, docker_engine, follow_container, nvidia_toolkit, project
 from tests.hardware.test_nvidia import A100, GIB, GTX, LOADED, PCI, RTX, T4, Card, Nvml
 from tests.paths import ROOT
 from tests.recorded import write
@@ -39,7 +34,7 @@ HOST = {"NCPU": 16, "MemTotal": 64 * GIB, "Runtimes": {"runc": {}, "nvidia": {}}
 
 
 def job(limits: str = "{}") -> Job:
-    return spec.check(parse(f"{TEXT}limits: {limits}\n", "job.yaml"))
+    return job_spec.check(parse(f"{TEXT}limits: {limits}\n", "job.yaml"))
 
 
 def word(
@@ -51,8 +46,8 @@ def word(
 ) -> str:
     """The image that a host with this NVML gets."""
     here = detect.detect(root, root, environ=environ or {}, mask={0}, nvml=nvml)
-    monkeypatch.setattr(launch, "detect", lambda runs: here)
-    return launch._word(launch.Request(Path("job.yaml"), device="gpu"), job(limits))
+    monkeypatch.setattr(container, "detect", lambda runs: here)
+    return container._word(container.Request(Path("job.yaml"), device="gpu"), job(limits))
 
 
 FULL = replace(RTX, memory=GIB + (100 << 20))  # the stand-in leaves all but 1 GiB free
@@ -189,9 +184,9 @@ CDI = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]}
 @pytest.mark.parametrize(
     ("info", "programs", "expected"),
     [
-        ({"Runtimes": {"runc": {}, "nvidia": {}}}, (), toolkit.Toolkit("nvidia", "all")),
-        ({"Runtimes": {"runc": {}}}, ("nvidia-container-runtime-hook",), toolkit.Toolkit("nvidia", "all")),
-        (CDI, ("nvidia-ctk",), toolkit.Toolkit("cdi", "nvidia.com/gpu=all")),
+        ({"Runtimes": {"runc": {}, "nvidia": {}}}, (), nvidia_toolkit.Toolkit("nvidia", "all")),
+        ({"Runtimes": {"runc": {}}}, ("nvidia-container-runtime-hook",), nvidia_toolkit.Toolkit("nvidia", "all")),
+        (CDI, ("nvidia-ctk",), nvidia_toolkit.Toolkit("cdi", "nvidia.com/gpu=all")),
         (
             {"Runtimes": None, "DiscoveredDevices": None},
             ("nvidia-ctk",),
@@ -201,16 +196,16 @@ CDI = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]}
     ],
 )
 def test_the_container_toolkit(
-    info: dict[str, Any], programs: tuple[str, ...], expected: toolkit.Toolkit | str
+    info: dict[str, Any], programs: tuple[str, ...], expected: nvidia_toolkit.Toolkit | str
 ) -> None:
     def which(name: str) -> str | None:
         return f"/usr/bin/{name}" if name in programs else None
 
-    if isinstance(expected, toolkit.Toolkit):
-        assert toolkit.find(info, which) == expected
+    if isinstance(expected, nvidia_toolkit.Toolkit):
+        assert nvidia_toolkit.find(info, which) == expected
         return
     with pytest.raises(DeviceError) as caught:
-        toolkit.find(info, which)
+        nvidia_toolkit.find(info, which)
     assert caught.value.given == f"the Docker engine cannot hand a GPU to a container: {expected}"
     assert caught.value.action.endswith(CONFIGURE)
     assert caught.value.exit_code == 9
@@ -230,13 +225,13 @@ def test_the_container_toolkit(
     ],
 )
 def test_the_engines_words_are_explained(words: str, given: str) -> None:
-    found = toolkit.refused(words)
+    found = nvidia_toolkit.refused(words)
     assert found is not None
     assert found.given.startswith(given)
 
 
 def test_other_words_are_left_to_the_engine() -> None:
-    assert toolkit.refused("no space left on device") is None
+    assert nvidia_toolkit.refused("no space left on device") is None
 
 
 @pytest.mark.parametrize(
@@ -267,11 +262,11 @@ def test_other_words_are_left_to_the_engine() -> None:
     ],
 )
 def test_the_share_of_the_host(limits: str, gpu: bool, expected: dict[str, str]) -> None:
-    assert allowance.variables(HOST, job(limits), gpu=gpu) == expected
+    assert container_limits.variables(HOST, job(limits), gpu=gpu) == expected
 
 
 def test_a_small_host_keeps_half_of_its_memory_and_its_only_cpu_is_shared() -> None:
-    assert allowance.variables({"NCPU": 1, "MemTotal": 3 * GIB}, job(), gpu=True) == {
+    assert container_limits.variables({"NCPU": 1, "MemTotal": 3 * GIB}, job(), gpu=True) == {
         "DRIVETRAIN_GPU_CPUS": "1",
         "DRIVETRAIN_GPU_MEMORY": "1536m",
         "DRIVETRAIN_RESERVATION": str(GIB),
@@ -284,11 +279,11 @@ def test_a_missing_toolkit_ends_the_launch_with_9(monkeypatch: pytest.MonkeyPatc
             return {**HOST, "Runtimes": {"runc": {}}}
 
     here = detect.detect(tmp_path, tmp_path, environ={}, mask={0}, nvml=Nvml([RTX], "580.95.05"))
-    monkeypatch.setattr(launch, "detect", lambda runs: here)
-    monkeypatch.setattr(engine, "connect", Engine)
-    monkeypatch.setattr(toolkit.find, "__defaults__", (lambda name: None,))
+    monkeypatch.setattr(container, "detect", lambda runs: here)
+    monkeypatch.setattr(docker_engine, "connect", Engine)
+    monkeypatch.setattr(nvidia_toolkit.find, "__defaults__", (lambda name: None,))
     with pytest.raises(DrivetrainError, match="the NVIDIA container toolkit is missing") as caught:
-        launch.launch(launch.Request(ROOT / "jobs/digits.yaml", device="gpu"))
+        container.launch(container.Request(ROOT / "jobs/digits.yaml", device="gpu"))
     assert caught.value.exit_code == 9
 
 
@@ -306,17 +301,19 @@ def test_native_training_on_the_cpu_says_so(
 ) -> None:
     started: list[list[str]] = []
     machine: Hardware = detect.detect(tmp_path, tmp_path, environ={}, mask={0}, nvml=Nvml([RTX]) if here else None)
-    monkeypatch.setattr(launch, "detect", lambda runs: machine)
-    monkeypatch.setattr(launch.os, "execv", lambda program, command: started.append(command))
-    launch._native(launch.Request(Path("job.yaml"), device=device), job(limits), "cpu" if device == "cpu" else "ampere")
+    monkeypatch.setattr(container, "detect", lambda runs: machine)
+    monkeypatch.setattr(container.os, "execv", lambda program, command: started.append(command))
+    container._native(
+        container.Request(Path("job.yaml"), device=device), job(limits), "cpu" if device == "cpu" else "ampere"
+    )
     assert started[0][1:] == ["-m", "runtime", "train", "job.yaml", *added]
 
 
 def test_options_of_train_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[launch.Request] = []
-    monkeypatch.setattr(launch, "launch", lambda request: asked.append(request) or 0)
-    assert cli.main(["launch", "job.yaml", "--trace", "--plain", "--set", "train.epochs=2"]) == 0
-    words = launch._override(asked[0], job())["services"]["trainer"]["command"]
+    asked: list[container.Request] = []
+    monkeypatch.setattr(container, "launch", lambda request: asked.append(request) or 0)
+    assert main.main(["launch", "job.yaml", "--trace", "--plain", "--set", "train.epochs=2"]) == 0
+    words = container._override(asked[0], job())["services"]["trainer"]["command"]
     assert words[2:] == ["--set", "train.epochs=2", "--plain", "--trace"]
 
 
@@ -413,8 +410,8 @@ def configured(environment: dict[str, str]) -> tuple[dict[str, Any], dict[str, A
 def test_no_registry_is_asked_for_our_images(word: str) -> None:
     """`drivetrain/cpu` belongs to whoever registers that name; `localhost/` is this machine, and nothing is pulled."""
     text = (ROOT / "compose" / f"{word}.yaml").read_text()
-    assert f"image: {checkout.image(word)}" in text
-    assert checkout.image(word).startswith("localhost/")
+    assert f"image: {project.image(word)}" in text
+    assert project.image(word).startswith("localhost/")
     assert "pull_policy: never" in text
     if not (ROOT / ".git").exists():
         return
@@ -435,18 +432,18 @@ def test_no_registry_is_asked_for_our_images(word: str) -> None:
 
 def test_containers_are_named_by_user_and_checkout(tmp_path: Path) -> None:
     """Two users in folders of the same name, and two checkouts of one user, took each other's containers."""
-    names = {checkout.name(tmp_path / folder, uid) for folder in ("a", "b") for uid in (1000, 1001)}
+    names = {project.name(tmp_path / folder, uid) for folder in ("a", "b") for uid in (1000, 1001)}
     assert len(names) == 4
     assert all(re.fullmatch(r"drivetrain-[0-9a-f]{8}", name) for name in names)
     done = subprocess.run([ROOT / "scripts" / "project-name"], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == checkout.name()
+    assert done.stdout.strip() == project.name()
 
 
 def test_a_job_that_is_training_is_not_a_matter_of_storage() -> None:
     running = SimpleNamespace(status="running", name="drivetrain-1-a-trainer-1")
     client = SimpleNamespace(containers=SimpleNamespace(list=lambda **_: [running]))
     with pytest.raises(Busy, match="drivetrain-1-a-trainer-1 is already training this job") as caught:
-        launch._refuse_if_running(client, "drivetrain-1-a")
+        container._refuse_if_running(client, "drivetrain-1-a")
     assert caught.value.exit_code == 11
 
 
@@ -471,15 +468,17 @@ def test_a_job_that_is_training_is_not_a_matter_of_storage() -> None:
     ],
 )
 def test_why_no_engine_can_be_used(words: str, why: str, cure: str) -> None:
-    assert engine.absent(words) == engine.Absent(why, cure)
+    assert docker_engine.absent(words) == docker_engine.Absent(why, cure)
 
 
 def test_without_permission_the_cure_is_the_group(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(engine, "connect", lambda: engine.absent("PermissionError(13, 'Permission denied')"))
-    monkeypatch.setattr(launch, "_native", lambda *_: 0)
-    assert cli.main(["launch", str(ROOT / "jobs" / "digits.yaml")]) == 0
+    monkeypatch.setattr(
+        docker_engine, "connect", lambda: docker_engine.absent("PermissionError(13, 'Permission denied')")
+    )
+    monkeypatch.setattr(container, "_native", lambda *_: 0)
+    assert main.main(["launch", str(ROOT / "jobs" / "digits.yaml")]) == 0
     told = capsys.readouterr().out
     assert "no Docker engine (one is here, but this user may not use it): training natively" in told
     assert "sudo usermod -aG docker $USER" in told
@@ -529,14 +528,14 @@ def test_a_signal_is_handed_on_by_its_own_name(monkeypatch: pytest.MonkeyPatch, 
 def test_root_is_told_once_whose_the_files_will_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(allowance.os, "getuid", lambda: 0)
+    monkeypatch.setattr(container_limits.os, "getuid", lambda: 0)
     project: Any = SimpleNamespace(stat=lambda: SimpleNamespace(st_uid=0, st_gid=0))
-    monkeypatch.setattr(allowance, "_has_runs_of", lambda uid, project: False)
-    allowance.owner(project, tell=True)
+    monkeypatch.setattr(container_limits, "_has_runs_of", lambda uid, project: False)
+    container_limits.owner(project, tell=True)
     assert "started by root" in capsys.readouterr().out
-    allowance.owner(project)
+    container_limits.owner(project)
     assert capsys.readouterr().out == ""
     monkeypatch.undo()
-    assert not allowance._has_runs_of(os.getuid(), tmp_path)
+    assert not container_limits._has_runs_of(os.getuid(), tmp_path)
     (tmp_path / "runs" / "a-001").mkdir(parents=True)
-    assert allowance._has_runs_of(os.getuid(), tmp_path)
+    assert container_limits._has_runs_of(os.getuid(), tmp_path)

@@ -11,9 +11,8 @@ import pytest
 
 from runtime.errors import SpecError
 from runtime.job import Job
-from runtime.job_spec import load as spec
-from runtime.launch import container as launch
-from runtime.launch import mounts, network
+from runtime.job_spec import load as job_spec
+from runtime.launch import container, mounts, network
 from tests import own_job
 from tests.paths import ROOT
 
@@ -28,7 +27,7 @@ def written(folder: Path, text: str = IMAGES) -> Path:
 
 def mounted(path: Path) -> list[str]:
     """Sources that lie where they are."""
-    found = mounts.of_job(path, spec.load(path))
+    found = mounts.of_job(path, job_spec.load(path))
     assert all(mount.source == mount.target for mount in found)
     return [str(mount.source) for mount in found]
 
@@ -84,7 +83,7 @@ def test_a_manifest_of_images_brings_its_folder(tmp_path: Path) -> None:
 
 def refused(path: Path) -> str:
     with pytest.raises(SpecError) as caught:
-        mounts.of_job(path, spec.load(path))
+        mounts.of_job(path, job_spec.load(path))
     assert len(str(caught.value).splitlines()) == 3
     assert caught.value.exit_code == 2
     return str(caught.value)
@@ -158,7 +157,7 @@ def test_a_spec_in_a_home_alone_is_fine(tmp_path: Path, monkeypatch: pytest.Monk
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "project"
     (folder / "jobs").mkdir(parents=True)
-    for module in (mounts, launch):
+    for module in (mounts, container):
         monkeypatch.setattr(module, "PROJECT", folder)
     monkeypatch.chdir(folder)
     return folder
@@ -180,7 +179,7 @@ def test_a_link_that_leads_out_of_the_project(
     (project / "jobs" / "photos").symlink_to(link(tmp_path))
     (project / "jobs" / "job.yaml").write_text(IMAGES)
     path = Path("jobs/job.yaml")
-    assert mounts.of_job(path, spec.load(path)) == [mounts.Mount(tmp_path / "far", target(tmp_path))]
+    assert mounts.of_job(path, job_spec.load(path)) == [mounts.Mount(tmp_path / "far", target(tmp_path))]
 
 
 def test_a_link_inside_a_data_folder_is_not_followed(tmp_path: Path) -> None:
@@ -227,7 +226,7 @@ def test_a_path_that_leads_out_of_the_project(project: Path, tmp_path: Path) -> 
     told = refused(Path("jobs/job.yaml"))
     assert "data.train: '../../far' leads out of the project or of a link by `..`" in told
     assert f"do:       write {tmp_path}/far" in told
-    assert [mount.source for mount in mounts.of_job(path, spec.load(path), project)] == [tmp_path / "far"]
+    assert [mount.source for mount in mounts.of_job(path, job_spec.load(path), project)] == [tmp_path / "far"]
 
 
 def test_a_path_that_leads_out_of_a_link(tmp_path: Path) -> None:
@@ -246,23 +245,23 @@ def test_a_spec_that_is_a_link_into_the_project(project: Path, tmp_path: Path) -
     (tmp_path / "photos").mkdir()
     path = tmp_path / "job.yaml"
     path.symlink_to(project / "jobs" / "job.yaml")
-    service = launch._override(launch.Request(path), spec.load(path))["services"]["trainer"]
+    service = container._override(container.Request(path), job_spec.load(path))["services"]["trainer"]
     assert service["command"] == ["train", str(path)]
     (tmp_path / "alias").symlink_to(project)
-    assert launch._inside(tmp_path / "alias" / "jobs" / "job.yaml") == "jobs/job.yaml"
+    assert container._inside(tmp_path / "alias" / "jobs" / "job.yaml") == "jobs/job.yaml"
 
 
 def test_compose_reads_what_it_is_given() -> None:
     """Go's YAML knows no pairs of surrogates, and no control characters that are not escaped."""
-    text = launch._yaml({"a": ["/data/\N{GRINNING FACE}", 'b"\\\n\x7f\N{LATIN SMALL LETTER E WITH ACUTE}']})
+    text = container._yaml({"a": ["/data/\N{GRINNING FACE}", 'b"\\\n\x7f\N{LATIN SMALL LETTER E WITH ACUTE}']})
     assert text == r'{"a": ["/data/\U0001f600", "b\"\\\n\U0000007f\U000000e9"]}'
 
 
 def test_what_compose_would_replace_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "a$HOME: b").mkdir()
     path = written(tmp_path / "a$HOME: b")
-    request = launch.Request(path, ("name=b",))
-    service = launch._override(request, spec.load(path))["services"]["trainer"]
+    request = container.Request(path, ("name=b",))
+    service = container._override(request, job_spec.load(path))["services"]["trainer"]
     assert service["command"][1] == str(path).replace("$", "$$")
     assert service["volumes"][0] == {
         "type": "bind",
@@ -289,7 +288,7 @@ def test_what_compose_would_replace_is_left_as_it_is(tmp_path: Path) -> None:
     ],
 )
 def test_a_network_is_for_what_the_job_names(tmp_path: Path, text: str, expected: str) -> None:
-    job: Job = spec.load(written(tmp_path, IMAGES + text))
+    job: Job = job_spec.load(written(tmp_path, IMAGES + text))
     assert network.told(job) == (expected.startswith("network: yes"), expected)
     assert network.told(job, asked=True)[0]
 

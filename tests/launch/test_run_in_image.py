@@ -10,20 +10,17 @@ from typing import Any
 
 import pytest
 
-from runtime.cli import main as cli
+from runtime.cli import main
 from runtime.errors import DeviceError, SpecError, StorageError
-from runtime.launch import container as launch
-from runtime.launch import container_limits as allowance
-from runtime.launch import docker_engine as engine
-from runtime.launch import run_in_image as inside
+from runtime.launch import container, container_limits, docker_engine, run_in_image
 from runtime.supervisor import named_run
 
-HERE = inside.PROJECT
+HERE = run_in_image.PROJECT
 
 
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside, "find_spec", lambda name: None)
+    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
     monkeypatch.setattr(
         named_run, "existing", lambda path: path
     )  # runs are looked for in tests/supervisor/test_named_run.py
@@ -43,8 +40,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> list[list[str]]:
         found.append(line)
         return subprocess.CompletedProcess(line, 3)
 
-    monkeypatch.setattr(engine, "connect", Engine)
-    monkeypatch.setattr(engine, "build_if_missing", lambda client, word: None)
+    monkeypatch.setattr(docker_engine, "connect", Engine)
+    monkeypatch.setattr(docker_engine, "build_if_missing", lambda client, word: None)
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.chdir(HERE)
     return found
@@ -55,21 +52,21 @@ def after(line: list[str], option: str) -> list[str]:
 
 
 def test_only_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> None:
-    assert {command for command in cli.COMMANDS if inside.wanted(command)} == set(inside.COMMANDS)
+    assert {command for command in main.COMMANDS if run_in_image.wanted(command)} == set(run_in_image.COMMANDS)
     monkeypatch.setenv("DRIVETRAIN_IMAGE", "cpu")
-    assert not inside.wanted("predict")
+    assert not run_in_image.wanted("predict")
     monkeypatch.delenv("DRIVETRAIN_IMAGE")
-    monkeypatch.setattr(inside, "find_spec", lambda name: object())
-    assert not inside.wanted("predict")
+    monkeypatch.setattr(run_in_image, "find_spec", lambda name: object())
+    assert not run_in_image.wanted("predict")
 
 
 def test_a_prediction_in_the_image(
     ran: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its exit code is ours; the project is where it is, other paths that are named can be read, all else is closed."""
-    monkeypatch.setattr(allowance, "SECURE_UID", os.getuid())
+    monkeypatch.setattr(container_limits, "SECURE_UID", os.getuid())
     words = ["predict", "runs/parts-001", str(tmp_path), "--output", "answers.csv"]
-    assert cli.main(words) == 3
+    assert main.main(words) == 3
     (line,) = ran
     assert line[:3] == ["docker", "run", "--rm"]
     assert line[-len(words) :] == words
@@ -98,7 +95,7 @@ def test_a_job_brings_its_limits_and_its_folder(ran: list[list[str]], tmp_path: 
     (tmp_path / "photos").mkdir()
     spec = tmp_path / "job.yaml"
     spec.write_text("name: a\ntask: image-classification\ndata: {train: photos}\nlimits: {cpus: 1, memory: 2g}\n")
-    cli.main(["find-lr", str(spec), "--set", "limits.shm=64m"])
+    main.main(["find-lr", str(spec), "--set", "limits.shm=64m"])
     (line,) = ran
     assert [after(line, key) for key in ("--cpus", "--memory", "--shm-size")] == [["1"], ["2g"], ["64m"]]
     seen = [mount for mount in after(line, "--mount") if str(tmp_path) in mount]
@@ -121,7 +118,7 @@ def test_a_network_only_for_what_the_job_names(
     spec.write_text(
         f"name: a\ntask: text-classification\ndata: {{train: texts.csv, text: text, labels: label}}\nmodel: {model}\n"
     )
-    cli.main(["memory", str(spec)])
+    main.main(["memory", str(spec)])
     (line,) = ran
     assert after(line, "--network") == network
 
@@ -133,9 +130,9 @@ def test_evaluate_mounts_the_data_that_the_run_was_trained_on(ran: list[list[str
     run.mkdir()
     (run / "job.yaml").write_text(f"name: a\ntask: image-classification\ndata: {{train: {data}}}\n")
     mounted = f"type=bind,source={data},target={data},readonly"
-    cli.main(["evaluate", str(run)])
-    cli.main(["evaluate", str(run), "--data", str(run)])
-    cli.main(["predict", str(run), str(run)])
+    main.main(["evaluate", str(run)])
+    main.main(["evaluate", str(run), "--data", str(run)])
+    main.main(["predict", str(run), str(run)])
     assert [mounted in after(line, "--mount") for line in ran] == [True, False, False]
 
 
@@ -144,12 +141,12 @@ def test_a_manifest_of_images_brings_its_folder(ran: list[list[str]], tmp_path: 
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "list.csv").write_text("path\na.png\n")
     (tmp_path / "run" / "config.json").write_text('{"task": "image-classification"}')
-    cli.main(["predict", str(tmp_path / "run"), str(tmp_path / "new" / "list.csv")])
+    main.main(["predict", str(tmp_path / "run"), str(tmp_path / "new" / "list.csv")])
     assert f"type=bind,source={tmp_path / 'new'},target={tmp_path / 'new'},readonly" in after(ran[0], "--mount")
 
 
 def test_a_home_is_not_mounted_for_a_command(ran: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["predict", "runs", str(Path.home())]) == SpecError.exit_code
+    assert main.main(["predict", "runs", str(Path.home())]) == SpecError.exit_code
     assert "is not mounted: it" in capsys.readouterr().err
     assert ran == []
 
@@ -158,13 +155,13 @@ def test_training_goes_to_the_image_too(
     no_torch: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After `make train-cpu` alone `drivetrain train` said that torch is missing."""
-    asked: list[launch.Request] = []
-    monkeypatch.setattr(launch, "launch", lambda request: asked.append(request) or 5)
+    asked: list[container.Request] = []
+    monkeypatch.setattr(container, "launch", lambda request: asked.append(request) or 5)
     monkeypatch.chdir(HERE)
-    assert cli.main(["train", "jobs/digits.yaml", "--new", "--set", "train.epochs=1"]) == 5
-    assert asked == [launch.Request(Path("jobs/digits.yaml"), ("train.epochs=1",), "cpu", ("--new",))]
+    assert main.main(["train", "jobs/digits.yaml", "--new", "--set", "train.epochs=1"]) == 5
+    assert asked == [container.Request(Path("jobs/digits.yaml"), ("train.epochs=1",), "cpu", ("--new",))]
     assert "torch is in the image alone: training there" in capsys.readouterr().out
-    assert cli.main(["train", "jobs/digits.yaml", "--runs", "elsewhere"]) == DeviceError.exit_code
+    assert main.main(["train", "jobs/digits.yaml", "--runs", "elsewhere"]) == DeviceError.exit_code
     assert "`make setup`, which installs torch here" in capsys.readouterr().err
     assert len(asked) == 1
 
@@ -173,14 +170,14 @@ def test_outside_of_the_project(
     ran: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["report", "runs/parts-001"]) == DeviceError.exit_code
+    assert main.main(["report", "runs/parts-001"]) == DeviceError.exit_code
     assert f"cd {HERE}, or `make setup`" in capsys.readouterr().err
     assert ran == []
 
 
 def test_no_engine_either(monkeypatch: pytest.MonkeyPatch, no_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(engine, "connect", lambda: engine.Absent("none is running"))
-    assert cli.main(["compare", "runs/a-001", "runs/a-002"]) == DeviceError.exit_code
+    monkeypatch.setattr(docker_engine, "connect", lambda: docker_engine.Absent("none is running"))
+    assert main.main(["compare", "runs/a-001", "runs/a-002"]) == DeviceError.exit_code
     told = capsys.readouterr().err
     assert "`compare` needs torch, which is not installed here, and no Docker engine answers: none is running" in told
     assert "`make setup`, or `make engine`" in told
@@ -190,19 +187,21 @@ def test_an_output_that_the_container_cannot_write(
     ran: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Root got exit 7 from inside, without a word about whose folder it was."""
-    monkeypatch.setattr(allowance, "owner", lambda project: {"DRIVETRAIN_UID": "54321", "DRIVETRAIN_GID": "54321"})
+    monkeypatch.setattr(
+        container_limits, "owner", lambda project: {"DRIVETRAIN_UID": "54321", "DRIVETRAIN_GID": "54321"}
+    )
     words = ["predict", "runs", str(tmp_path), "--output"]
-    assert cli.main([*words, str(tmp_path / "answers.csv")]) == StorageError.exit_code
+    assert main.main([*words, str(tmp_path / "answers.csv")]) == StorageError.exit_code
     told = capsys.readouterr().err
     assert f"{tmp_path} belongs to uid {os.getuid()}, and for root the container runs as uid 54321" in told
     assert "--output runs/answers.csv" in told
     assert ran == []
     tmp_path.chmod(0o777)
-    assert cli.main([*words, str(tmp_path / "answers.csv")]) == 3
+    assert main.main([*words, str(tmp_path / "answers.csv")]) == 3
 
 
 def test_a_path_is_one_cell_of_the_engines_row(tmp_path: Path) -> None:
     odd = tmp_path / 'a, "b"\nc\rd: $e'
-    row = inside._bind(odd, odd)
+    row = run_in_image._bind(odd, odd)
     assert next(csv.reader([row])) == ["type=bind", f"source={odd}", f"target={odd}"]
-    assert inside._bind(Path("/a"), Path("/b\nc")) == 'type=bind,source=/a,"target=/b\nc"'
+    assert run_in_image._bind(Path("/a"), Path("/b\nc")) == 'type=bind,source=/a,"target=/b\nc"'

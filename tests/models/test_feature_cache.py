@@ -15,7 +15,7 @@ import torch
 from runtime.data.load import load
 from runtime.job import Job
 from runtime.job.workload import Workload
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.models import feature_cache as prefix
 from runtime.models.build import build
 from runtime.optimizations import Value, feature_cache, prefix_precision
@@ -26,7 +26,7 @@ from runtime.training.evaluation.validation import evaluate
 from runtime.training.evaluation.worst_mistakes import FILE
 from runtime.training.phase_timer import Clock
 from tests import reports, tiny
-from tests.supervisor import test_supervisor as test_train
+from tests.supervisor import test_supervisor
 
 FROZEN = "freeze: {embeddings: true, layers: 1}}"
 ENCODER = f"{reports.ENCODER[:-1]}, dropout: 0.1, "
@@ -66,7 +66,7 @@ def job(folder: Path, name: str, more: str = "") -> Job:
     images, labels = torch.randn(80, 3, 16, 16).add(1).numpy(), torch.arange(80).remainder(3).numpy()
     np.savez(folder / "a.npz", images=images, labels=labels)
     (folder / "job.yaml").write_text(IMAGES.format(model=model) + more)
-    return spec.load(folder / "job.yaml")
+    return job_spec.load(folder / "job.yaml")
 
 
 def made(folder: Path, asked: Job, on: bool, settings: dict[str, Value] | None = None) -> run.Run:
@@ -226,10 +226,12 @@ def test_changing_inputs_and_one_epoch() -> None:
     text = tiny.TEXT.format(epochs=3, train="", model=f", {frozen}").replace(
         "train: x}", "train: x, augment: {mixup: {}}}"
     )
-    asked = spec.check(tiny.parse(text, "tiny.yaml"))
+    asked = job_spec.check(tiny.parse(text, "tiny.yaml"))
     assert "data.augment.mixup changes the inputs" in str(feature_cache.refuse(asked, tiny.machine(), ENCODED, True))
-    with pytest.raises(spec.SpecError, match=r"data\.augment\.mixup changes the inputs"):
-        plan.resolve(spec.check(tiny.parse(text + "optimize: {feature_cache: true}\n", "tiny.yaml")), tiny.machine())
+    with pytest.raises(job_spec.SpecError, match=r"data\.augment\.mixup changes the inputs"):
+        plan.resolve(
+            job_spec.check(tiny.parse(text + "optimize: {feature_cache: true}\n", "tiny.yaml")), tiny.machine()
+        )
     once = tiny.job(train="steps: 3", model=frozen)
     short = once.model_copy(update={"train": once.train.model_copy(update={"epochs": 1})})
     assert feature_cache.choose(short, tiny.machine(), ENCODED).reason == "one epoch computes nothing twice"
@@ -252,7 +254,7 @@ def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Pat
     reports.write(tmp_path, 300)
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
-    done = test_train.train(path)
+    done = test_supervisor.train(path)
     assert done.returncode == 0, done.stderr
     row = next(
         r
@@ -261,17 +263,17 @@ def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Pat
     )
     assert (row["value"], row["source"]) == (True, "choice")
     assert row["reason"].startswith("the embeddings and 2 of 3 layers computed once, not in each of 6 epochs: saves ")
-    slow = subprocess.Popen(test_train.command(path), cwd=test_train.ROOT, stdout=subprocess.DEVNULL)
+    slow = subprocess.Popen(test_supervisor.command(path), cwd=test_supervisor.ROOT, stdout=subprocess.DEVNULL)
     run_folder = tmp_path / "runs/tiny-002"
-    test_train.wait_for(lambda: len(list((run_folder / "checkpoints").glob("step-*"))) > 1)
+    test_supervisor.wait_for(lambda: len(list((run_folder / "checkpoints").glob("step-*"))) > 1)
     slow.kill()
     slow.wait()
-    resumed = test_train.train(path)
+    resumed = test_supervisor.train(path)
     assert resumed.returncode == 0, resumed.stderr
     assert "goes on" in resumed.stdout
     assert "computed once for" in resumed.stdout
-    assert test_train.same(tmp_path / "runs/tiny-001", run_folder)
-    assert test_train.rows(tmp_path / "runs/tiny-001") == test_train.rows(run_folder)
+    assert test_supervisor.same(tmp_path / "runs/tiny-001", run_folder)
+    assert test_supervisor.rows(tmp_path / "runs/tiny-001") == test_supervisor.rows(run_folder)
 
 
 LARGE = replace(ENCODED, prefix_work=1e5)
@@ -315,7 +317,7 @@ def test_in_bf16_the_activations_are_near_those_in_fp32(tmp_path: Path, name: st
 
 def test_the_report_shows_pictures_and_not_activations(tmp_path: Path) -> None:
     job(tmp_path, "resnet18", "optimize: {cpu_threads: 1, feature_cache: true}\n")
-    done = test_train.train(tmp_path / "job.yaml")
+    done = test_supervisor.train(tmp_path / "job.yaml")
     assert done.returncode == 0, done.stderr
     assert "not shown" not in done.stdout + done.stderr
     mistakes = json.loads((tmp_path / "runs/cached-001" / FILE).read_text())

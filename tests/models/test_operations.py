@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from runtime.job.model import Freeze
 from runtime.models import operations
 from runtime.models.build import Model
-from runtime.models.networks import cnn as images
+from runtime.models.networks import cnn
 from runtime.report.sections.advice import STEM
 
 
@@ -27,7 +27,7 @@ def network(name: str, **more: Any) -> Model:
         "stem": "auto",
     }
     arguments |= more
-    return Model(images.build(**arguments), "images", arguments, Freeze())
+    return Model(cnn.build(**arguments), "images", arguments, Freeze())
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def network(name: str, **more: Any) -> Model:
 )
 def test_operations_are_those_that_torch_counts(name: str, side: int, stem: str) -> None:
     module = network(name, image_size=side, stem=stem, width=16).module.eval()
-    assert isinstance(module, images.ResNet | images.SmallCnn)
+    assert isinstance(module, cnn.ResNet | cnn.SmallCnn)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         module(torch.zeros(1, 3, side, side))
     assert operations.forward(module, side) == counter.get_total_flops()

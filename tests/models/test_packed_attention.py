@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runtime.models import packed_attention as packed
-from runtime.models import recompute as blocks
+from runtime.models import packed_attention, recompute
 from runtime.models.fast_dropout import DropoutFromBits
-from runtime.models.networks import text_encoder as texts
+from runtime.models.networks import text_encoder
 from tests import reports
 
 LENGTHS = [3, 40, 7, 7, 1, 25]
@@ -21,11 +20,11 @@ FAMILIES |= {"electra": reports.SIZES | {"embedding_size": 16}, "electra that wi
 RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
 
 
-def network(family: str = "bert", pooling: str = "mean", dropout: float = 0.0) -> texts.TextNetwork:
+def network(family: str = "bert", pooling: str = "mean", dropout: float = 0.0) -> text_encoder.TextNetwork:
     torch.manual_seed(0)
     config = {"model_type": family.split()[0], "vocab_size": 50, **FAMILIES[family], **dict.fromkeys(RATES, dropout)}
-    made = texts.build(config=config, outputs={"one": 3, "two": 2}, pooling=pooling, dropout=dropout)
-    assert isinstance(made, texts.TextNetwork)
+    made = text_encoder.build(config=config, outputs={"one": 3, "two": 2}, pooling=pooling, dropout=dropout)
+    assert isinstance(made, text_encoder.TextNetwork)
     return made.train()
 
 
@@ -51,7 +50,7 @@ def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], off: float = 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("lengths", [LENGTHS, [5, 5], [9], [60] * 12])
-@pytest.mark.parametrize("family", packed.KINDS)
+@pytest.mark.parametrize("family", packed_attention.KINDS)
 def test_outputs_and_gradients_are_those_of_padded_texts(family: str, lengths: list[int], pooling: str) -> None:
     made, given = network(family, pooling), batch(lengths)
     padded = learned(made, made, given)
@@ -72,23 +71,23 @@ def test_frozen_layers_below_do_not_matter() -> None:
 
 @pytest.mark.parametrize("family", ["albert", "t5", "electra that widens"])
 def test_what_cannot_be_packed_is_found_out(family: str) -> None:
-    assert packed.token_bytes(network(family)) == 0
-    assert packed.token_bytes(nn.Linear(2, 2)) == 0
+    assert packed_attention.token_bytes(network(family)) == 0
+    assert packed_attention.token_bytes(nn.Linear(2, 2)) == 0
 
 
 def test_an_encoder_that_computes_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert packed.token_bytes(network()) > 0
-    monkeypatch.setattr(packed, "_taken", lambda rows, index: rows[index.flip(0)])
-    assert packed.token_bytes(network()) == 0
+    assert packed_attention.token_bytes(network()) > 0
+    monkeypatch.setattr(packed_attention, "_taken", lambda rows, index: rows[index.flip(0)])
+    assert packed_attention.token_bytes(network()) == 0
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_decoder_is_found_out(family: str) -> None:
     """Its tokens see only those before them, which the words of a trial must be able to show."""
     made = network(family)
-    assert packed.token_bytes(made) > 0
+    assert packed_attention.token_bytes(made) > 0
     made.encoder.config.is_decoder = True  # type: ignore[union-attr]
-    assert packed.token_bytes(made) == 0
+    assert packed_attention.token_bytes(made) == 0
 
 
 def test_a_text_without_tokens_does_not_matter() -> None:
@@ -103,7 +102,7 @@ def test_the_trial_leaves_nothing_behind() -> None:
     made = network(dropout=0.5)
     made.heads.eval()
     state = torch.get_rng_state()
-    packed.token_bytes(made)
+    packed_attention.token_bytes(made)
     assert torch.equal(torch.get_rng_state(), state)
     assert made.encoder.training
     assert not made.heads.training
@@ -123,11 +122,11 @@ def test_bytes_of_a_token() -> None:
         made.packed(*batch([32] * 64))
     held = sum(x.untyped_storage().nbytes() for key, x in kept.items() if key not in own)
     # Attention keeps the square of each text beside, which is what the short texts of the trial have little of.
-    assert 0.4 < packed.token_bytes(made) / (held / 2048) < 1.1
+    assert 0.4 < packed_attention.token_bytes(made) / (held / 2048) < 1.1
 
 
 def test_a_row() -> None:
-    found = packed.row(batch([2, 4, 4])[1])
+    found = packed_attention.row(batch([2, 4, 4])[1])
     assert found.index.tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 0, 1]
     assert found.size == 64
     (group,) = found.groups
@@ -135,13 +134,13 @@ def test_a_row() -> None:
     assert group.index.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert group.real is not None
     assert group.real[:, 0, 0].tolist() == [[True] * 4, [True] * 4, [True, True, False, False]]
-    assert packed.row(batch([4] * 40)[1]).groups[0].real is None
+    assert packed_attention.row(batch([4] * 40)[1]).groups[0].real is None
 
 
 def test_recomputed_layers_are_the_same() -> None:
     given = batch()
     plain, again = network(dropout=0.3), network(dropout=0.3)
-    blocks.recompute(again)
+    recompute.recompute(again)
     one, other = (learned(made, made.packed, given) for made in (plain, again))
     assert torch.equal(one[0], other[0])
     assert torch.equal(one[1], other[1])
@@ -162,7 +161,7 @@ def test_dropout_of_attention_has_the_mean_of_none(kind: Any, real: list[list[bo
     module.dropout = kind(0.25)
     query, key, value = (torch.randn(2, 200, 5, 8) for _ in range(3))
     wanted = functional.scaled_dot_product_attention(query, key, value, group)
-    drawn = torch.stack([packed._dropping(module, query, key, value, group, 0.25, None) for _ in range(400)])
+    drawn = torch.stack([packed_attention._dropping(module, query, key, value, group, 0.25, None) for _ in range(400)])
     assert not torch.equal(drawn[0], drawn[1])
     spread = drawn.std(dim=0) / 20
     assert float(((drawn.mean(dim=0) - wanted) / spread.clamp(min=1e-6)).abs().mean()) < 1.0

@@ -14,18 +14,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.errors import SpecError
-from runtime.hardware import facts as hardware
+from runtime.hardware import facts
 from runtime.job.document import parse
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.models import recompute as blocks
-from runtime.models.networks import cnn as images
-from runtime.models.networks import cnn_lstm as series
-from runtime.models.networks import mlp as tables
-from runtime.models.networks import text_encoder as texts
+from runtime.models.networks import cnn, cnn_lstm, mlp, text_encoder
 from runtime.plan import plan
-from runtime.training import effective_settings as seen
-from runtime.training import run
-from runtime.tuning import variants as arms
+from runtime.training import effective_settings, run
+from runtime.tuning import variants
 from tests import tiny
 from tests.paths import MACHINES
 
@@ -45,13 +41,13 @@ ENCODER = {
 
 def encoder() -> tuple[nn.Module, tuple[Tensor, ...]]:
     torch.manual_seed(0)
-    network = texts.build(config=ENCODER, outputs={"": 3}, pooling="mean", dropout=0.1)
+    network = text_encoder.build(config=ENCODER, outputs={"": 3}, pooling="mean", dropout=0.1)
     return network, (torch.randint(0, 50, (4, 64)), torch.ones(4, 64, dtype=torch.int64))
 
 
 def resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
     torch.manual_seed(0)
-    network = images.build("resnet18", channels=3, classes=3, image_size=32, width=8, dropout=0.2)
+    network = cnn.build("resnet18", channels=3, classes=3, image_size=32, width=8, dropout=0.2)
     return network, (torch.randn(4, 3, 64, 64),)
 
 
@@ -194,11 +190,14 @@ def test_evaluation_is_left_alone() -> None:
     [
         (encoder()[0], 4),
         (resnet()[0], 8),
-        (images.build("resnet50", channels=1, classes=2, image_size=32, width=4), 16),
-        (images.build("small-cnn", channels=1, classes=2, image_size=8, width=4), 0),
-        (series.build(channels=3, outputs=3, cnn_channels=(6, 6), lstm_hidden=7), 0),
-        (tables.build(numbers=4, categories=[3], outputs=2, hidden=[9, 9], embedding=4, dropout=0.1), 0),
-        (texts.build(config={**ENCODER, "num_hidden_layers": 1}, outputs={"": 2}, pooling="cls", dropout=0.0), 0),
+        (cnn.build("resnet50", channels=1, classes=2, image_size=32, width=4), 16),
+        (cnn.build("small-cnn", channels=1, classes=2, image_size=8, width=4), 0),
+        (cnn_lstm.build(channels=3, outputs=3, cnn_channels=(6, 6), lstm_hidden=7), 0),
+        (mlp.build(numbers=4, categories=[3], outputs=2, hidden=[9, 9], embedding=4, dropout=0.1), 0),
+        (
+            text_encoder.build(config={**ENCODER, "num_hidden_layers": 1}, outputs={"": 2}, pooling="cls", dropout=0.0),
+            0,
+        ),
     ],
 )
 def test_what_counts_as_a_block(network: nn.Module, count: int) -> None:
@@ -219,10 +218,10 @@ def test_a_run_trains_to_the_same_bits(tmp_path: Path) -> None:
     for value in (False, True):
         made = tiny.assembled(
             tmp_path,
-            spec.check(parse(RESNET, "tiny.yaml")),
+            job_spec.check(parse(RESNET, "tiny.yaml")),
             settings={"gradient_checkpointing": value, "micro_batch": 8},
         )
-        assert seen.seen(made)["gradient_checkpointing"]["seen"] is value
+        assert effective_settings.seen(made)["gradient_checkpointing"]["seen"] is value
         found.append((tiny.losses(made, 5), made.model.state_dict()))
     (losses, weights), (others, twins) = found
     assert losses == others
@@ -238,7 +237,7 @@ def test_refused_without_blocks(tmp_path: Path) -> None:
 
 
 def test_compile_is_refused_beside_it() -> None:
-    machine = hardware.load(MACHINES / "a100.json")
+    machine = facts.load(MACHINES / "a100.json")
     job = tiny.job(optimize="gradient_checkpointing: true, compile: true")
     with pytest.raises(SpecError, match="blocks run outside of compiled code"):
         plan.resolve(job, machine)
@@ -250,6 +249,6 @@ def test_a_comparison_without_dropout_still_recomputes() -> None:
     """Else its peak of memory would be that of a network that keeps everything."""
     network, _ = encoder()
     blocks.recompute(network)
-    arms.hush(types.SimpleNamespace(model=network))  # type: ignore[arg-type]
+    variants.hush(types.SimpleNamespace(model=network))  # type: ignore[arg-type]
     training = {type(module).__mro__[1].__name__ for module in network.modules() if module.training}
     assert training == {"Recomputed"}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import CheckpointError
-from runtime.models import safetensors_file as weights
+from runtime.models import safetensors_file
 
 
 def mixed() -> dict[str, Tensor]:
@@ -41,7 +41,7 @@ def mixed() -> dict[str, Tensor]:
 
 
 def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
-    weights.write(tmp_path / "a.safetensors", mixed())
+    safetensors_file.write(tmp_path / "a.safetensors", mixed())
     found = safetensors.torch.load_file(tmp_path / "a.safetensors")
     assert found.keys() == mixed().keys()
     for name, value in mixed().items():
@@ -50,7 +50,7 @@ def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
             found[name].view(torch.uint8) if value.ndim else found[name],
             value.detach().contiguous().view(torch.uint8) if value.ndim else value,
         ), name
-    assert weights.read(tmp_path / "a.safetensors").keys() == found.keys()
+    assert safetensors_file.read(tmp_path / "a.safetensors").keys() == found.keys()
     assert stat.S_IMODE((tmp_path / "a.safetensors").stat().st_mode) == 0o666 & ~_umask()
 
 
@@ -62,20 +62,20 @@ def _umask() -> int:
 
 def test_the_same_bytes_as_the_library(tmp_path: Path) -> None:
     plain = {"b": torch.randn(3, 4), "a": torch.randn(5), "count": torch.tensor(7), "half": torch.randn(3).half()}
-    weights.write(tmp_path / "ours", plain)
+    safetensors_file.write(tmp_path / "ours", plain)
     assert (tmp_path / "ours").read_bytes() == safetensors.torch.save(plain)
 
 
 def test_a_type_that_the_format_has_not(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="wave is of type complex128"):
-        weights.write(tmp_path / "a", {"wave": torch.zeros(2, dtype=torch.complex128)})
+        safetensors_file.write(tmp_path / "a", {"wave": torch.zeros(2, dtype=torch.complex128)})
 
 
 def test_no_copy_of_the_file_is_made(tmp_path: Path) -> None:
     """Of 64 MiB in tensors of 4: the library held all of them once more."""
     tensors = {f"{number}": torch.ones(1 << 20) for number in range(16)}
     tensors["0"] = torch.ones(1024, 1024).t()  # has to be copied to be written
-    weights.write(tmp_path / "warm", {"a": torch.ones(3)})
+    safetensors_file.write(tmp_path / "warm", {"a": torch.ones(3)})
     base, peak, done = _resident(), [0], threading.Event()
 
     def watch() -> None:
@@ -84,7 +84,7 @@ def test_no_copy_of_the_file_is_made(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=watch)
     thread.start()
-    weights.write(tmp_path / "a", tensors)
+    safetensors_file.write(tmp_path / "a", tensors)
     done.set()
     thread.join()
     assert (tmp_path / "a").stat().st_size > 64 << 20

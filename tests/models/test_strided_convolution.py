@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import runtime
-from runtime.models import strided_convolution as strided
-from runtime.supervisor import embedded as library
+from runtime.models import strided_convolution
+from runtime.supervisor import embedded
 from tests import heap
 from tests.convolutions import answers, cases
 
@@ -37,8 +37,8 @@ def test_the_same_numbers() -> None:
         nn.ConvTranspose2d(5, 3, 1, 2, output_padding=1),
     ).double()
     changed = copy.deepcopy(network)
-    strided.rewrite(changed)
-    assert strided.rewritten(changed) == ["0", "1", "2"]
+    strided_convolution.rewrite(changed)
+    assert strided_convolution.rewritten(changed) == ["0", "1", "2"]
     x = torch.randn(2, 2, 5, 7).double()
     assert torch.allclose(changed(x), network(x), atol=1e-12)
     assert torch.allclose(changed[0](input=x), network[0](x), atol=1e-12)
@@ -64,8 +64,8 @@ def test_the_same_numbers() -> None:
     ],
 )
 def test_what_torch_computes_rightly_stays(module: nn.Module) -> None:
-    strided.rewrite(module)
-    assert strided.rewritten(module) == []
+    strided_convolution.rewrite(module)
+    assert strided_convolution.rewritten(module) == []
 
 
 class ByItself(nn.Module):
@@ -82,7 +82,7 @@ class ByItself(nn.Module):
 def test_settings_stay_for_who_reads_them() -> None:
     network, x = ByItself(), torch.randn(1, 4, 8, 8)
     before = network(x)
-    strided.rewrite(network)
+    strided_convolution.rewrite(network)
     assert network.conv.stride == (2, 2)
     assert torch.equal(network(x), before)
 
@@ -91,7 +91,7 @@ def test_compiled_and_in_bf16() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 1, 2), nn.ConvTranspose2d(4, 3, 1, 2, output_padding=1))
     x = torch.randn(1, 3, 6, 6)
     before = network(x)
-    strided.rewrite(network)
+    strided_convolution.rewrite(network)
     assert torch.allclose(torch.compile(network)(x), before, atol=1e-6)
     with torch.autocast("cpu", torch.bfloat16):
         assert network(x).dtype == torch.bfloat16
@@ -102,12 +102,12 @@ def test_as_before() -> None:
     known = [set(vars(module)) for module in network]
     x = torch.randn(1, 3, 6, 6)
     before = network(x)
-    strided.rewrite(network)
-    strided.rewrite(network)
+    strided_convolution.rewrite(network)
+    strided_convolution.rewrite(network)
     copied = copy.deepcopy(network)
     assert copied[1].forward.args[0] is copied[1]
-    strided.as_before(network)
-    assert strided.rewritten(network) == []
+    strided_convolution.as_before(network)
+    assert strided_convolution.rewritten(network) == []
     assert [set(vars(module)) for module in network] == known
     assert network[0].stride == network[1].stride == (2, 2)
     assert torch.equal(network(x), before)
@@ -139,10 +139,10 @@ def test_a_narrow_resnet_trains_and_says_what_was_changed(tmp_path: Path) -> Non
 
 
 def test_a_network_of_a_program_is_handed_back_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_report", lambda run: None)
+    monkeypatch.setattr(embedded, "_report", lambda run: None)
     network = nn.Sequential(nn.Conv2d(3, 4, 1, 2), nn.Flatten(), nn.Linear(64, 2))
     data = torch.randn(32, 3, 8, 8), torch.arange(32) % 2
     runtime.train(network, data, data, epochs=1, batch_size=8, runs=tmp_path, optimize={"measure": "off"})
     assert "convolution" in (tmp_path / "library-001" / "events.jsonl").read_text()
     assert network[0].stride == (2, 2)
-    assert strided.rewritten(network) == []
+    assert strided_convolution.rewritten(network) == []

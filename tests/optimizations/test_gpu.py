@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from runtime.errors import SpecError
-from runtime.hardware import facts as hardware
-from runtime.hardware import gpu_selection as gpus
+from runtime.hardware import facts, gpu_selection
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.document import parse
 from runtime.job.workload import Workload
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.optimizations import allocator_segments, attention, cudnn_benchmark, gpu_resident_data
 from runtime.plan import plan
-from runtime.training import torch_setup as fresh
+from runtime.training import torch_setup
 from runtime.training.step import Step
 from tests import tiny
 from tests.paths import MACHINES
@@ -36,13 +35,13 @@ BERT = Workload(
 
 
 def machine(name: str) -> Hardware:
-    return hardware.load(MACHINES / f"{name}.json")
+    return facts.load(MACHINES / f"{name}.json")
 
 
 def job(task: str = "image-classification", **parts: str) -> Job:
     data = "{train: x, text: a, labels: b}" if task.startswith("text") else "{train: x}"
     rows = "".join(f"{key}: {{{value}}}\n" for key, value in parts.items())
-    return spec.check(parse(f"name: a\ntask: {task}\ndata: {data}\n{rows}", "job.yaml"))
+    return job_spec.check(parse(f"name: a\ntask: {task}\ndata: {data}\n{rows}", "job.yaml"))
 
 
 FREE = {"train": "deterministic: false"}
@@ -146,7 +145,7 @@ def test_refusals(where: str, task: str, asked: str, expected: str) -> None:
 def test_the_allocator_is_set_before_the_trainer_starts() -> None:
     here = machine("a100")
     assert plan.resolve(job(), here).environment(here)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert plan.resolve(job(), here, plain=True).environment(here) == gpus.environment(here)
+    assert plan.resolve(job(), here, plain=True).environment(here) == gpu_selection.environment(here)
     assert allocator_segments.environment(here, False) == {}
 
 
@@ -165,13 +164,13 @@ def test_cuda_graphs_ask_for_compile_and_are_measured_for_small_networks() -> No
 )
 def test_the_memory_of_a_gpu_that_a_job_allows(asked: Any, expected: int) -> None:
     gpu = machine("gtx1080").gpus[0]
-    assert gpus.allowed(gpu, asked) == expected
-    assert gpus.room(gpu, asked) == min(expected, gpu.free)
+    assert gpu_selection.allowed(gpu, asked) == expected
+    assert gpu_selection.room(gpu, asked) == min(expected, gpu.free)
 
 
 def test_a_dataset_that_may_draw_at_random_stays_on_the_host() -> None:
     text = "name: a\ntask: custom\ndata: {file: data.py}\nmodel: {file: net.py}\n"
-    asked = spec.check(parse(text, "job.yaml"))
+    asked = job_spec.check(parse(text, "job.yaml"))
     assert gpu_resident_data.choose(asked, machine("h200"), CNN).value is True
     choice = gpu_resident_data.choose(asked, machine("h200"), FILES)
     assert (choice.value, choice.reason) == (
@@ -203,8 +202,8 @@ def test_the_allocator_is_told_its_share(monkeypatch: pytest.MonkeyPatch) -> Non
     told: list[tuple[float, torch.device]] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: told.append(given))
     device = torch.device("cuda:0")
-    fresh.begin(job(), machine("gtx1080"), device)
-    fresh.begin(job(limits="gpu_memory: 2g"), machine("gtx1080"), device)
+    torch_setup.begin(job(), machine("gtx1080"), device)
+    torch_setup.begin(job(limits="gpu_memory: 2g"), machine("gtx1080"), device)
     assert told == [(0.25, device)]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime.data.dataset import Batch
-from runtime.data.text import length_buckets as pieces
+from runtime.data.text import length_buckets
 from runtime.job.workload import Workload
 from runtime.optimizations import Effect, unpadding
 from runtime.training import run
@@ -37,9 +37,11 @@ STILL = f"{reports.ENCODER[:-1]}, dropout: 0.0"
 )
 def test_pieces(lengths: list[int], most: int, tokens: int, expected: list[list[int]]) -> None:
     sizes = np.array(lengths)
-    found = pieces.pieces(sizes, most, tokens)
+    found = length_buckets.pieces(sizes, most, tokens)
     assert [part.tolist() for part in found] == expected
-    assert pieces.computed(sizes, most, tokens) == sum(len(rows) * max(lengths[r] for r in rows) for rows in expected)
+    assert length_buckets.computed(sizes, most, tokens) == sum(
+        len(rows) * max(lengths[r] for r in rows) for rows in expected
+    )
 
 
 def gradient(done: run.Run, size: int = 24) -> tuple[Outcome, torch.Tensor]:
@@ -151,7 +153,7 @@ def test_it_is_chosen_for_texts_on_a_cpu(
     if task == "compiled":
         asked = asked.model_copy(update={"optimize": {"compile": True}})
     name = "t4" if gpu else "vm-2core-cgroup1"
-    here = tiny.hardware.load(MACHINES / f"{name}.json")
+    here = tiny.facts.load(MACHINES / f"{name}.json")
     choice = unpadding.choose(asked, here, facts)
     assert choice.value == value
     assert reason in choice.reason

@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from runtime.distributed import local_processes as processes
+from runtime.distributed import local_processes
 from runtime.errors import Replanned
 from runtime.hardware import cgroup
 from runtime.models.build import build
-from runtime.plan import effective_plan as in_force
-from runtime.plan import final_plan as final
-from runtime.plan import plan
-from runtime.supervisor import supervisor as supervise
+from runtime.plan import effective_plan, final_plan, plan
+from runtime.supervisor import supervisor
 from runtime.system import signals
 from runtime.system.files import read_json, write_json
 from runtime.training.checkpoints import resume
@@ -80,11 +78,11 @@ def folder(tmp_path: Path) -> Path:
 
 def attempted(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: str = "") -> int:
     machine, job = tiny.machine(), tiny.job(optimize=optimize)
-    monkeypatch.setattr(supervise, "_trainers", trainers)
+    monkeypatch.setattr(supervisor, "_trainers", trainers)
     monkeypatch.setattr(cgroup, "oom_kills", lambda root: trainers.kills)
-    run = supervise.folders.RunFolder(trainers.run, False, -1)
-    request = supervise.Request(trainers.run.parent / "tiny.yaml")
-    return supervise._attempts(request, job, machine, plan.resolve(job, machine), run)
+    run = supervisor.run_folder.RunFolder(trainers.run, False, -1)
+    request = supervisor.Request(trainers.run.parent / "tiny.yaml")
+    return supervisor._attempts(request, job, machine, plan.resolve(job, machine), run)
 
 
 def row(of: plan.Plan, name: str) -> plan.Decision:
@@ -102,7 +100,7 @@ def test_after_a_kill_for_memory_the_settled_plan_goes_on(folder: Path, monkeypa
 
 
 def test_several_processes_halve_the_part_that_each_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "wanted", lambda job, machine: 4)  # of 16 samples each computes 4
+    monkeypatch.setattr(local_processes, "wanted", lambda job, machine: 4)  # of 16 samples each computes 4
     trainers = Trainers(folder, KILLED, KILLED, 0)
     assert attempted(trainers, monkeypatch) == 0
     assert [given.value("micro_batch") for given in trainers.plans] == ["off", 2, 1]
@@ -154,7 +152,7 @@ def test_the_plan_in_force_knows_what_a_checkpoint_has_learned(folder: Path) -> 
     for step, left in ((9, 8), (10, 2)):
         (folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
         write_json(folder / "checkpoints" / f"step-{step}" / "state.json", {"micro_batch": left})
-    known = row(in_force.plan_of(folder), "micro_batch")
+    known = row(effective_plan.plan_of(folder), "micro_batch")
     assert (known.value, known.source) == (2, "memory")
     assert known.reason == "memory ran out with more than 2 samples at a time"
     assert read_json(folder / "plan.json")["seen"] == {}
@@ -164,7 +162,7 @@ def test_a_micro_batch_that_the_job_names_and_memory_has_halved_is_told_as_it_is
     job, machine, data, said = tiny.job(optimize="micro_batch: 16"), tiny.machine(), tiny.dataset(), list[str]()
     smaller = plan.smaller(plan.resolve(job, machine), 16, "killed")
     assert smaller is not None
-    settled = final.settle(job, machine, smaller, workload(data, build(job, data).module), said.append)
+    settled = final_plan.settle(job, machine, smaller, workload(data, build(job, data).module), said.append)
     assert settled.value("micro_batch") == 8
     assert not [line for line in said if "micro_batch is" in line]
 

@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from runtime.errors import SpecError
-from runtime.hardware import facts as hardware
+from runtime.hardware import facts
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.document import parse
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.plan import plan
 from runtime.plan.plan_table import render, render_changes
 from tests.paths import MACHINES
@@ -25,11 +25,11 @@ TEXT = "name: a\ntask: image-classification\ndata: {train: x}\n"
 
 
 def job(text: str = "") -> Job:
-    return spec.check(parse(TEXT + text, "job.yaml"))
+    return job_spec.check(parse(TEXT + text, "job.yaml"))
 
 
 def machine(name: str = "vm-2core-cgroup1") -> Hardware:
-    return hardware.load(MACHINES / f"{name}.json")
+    return facts.load(MACHINES / f"{name}.json")
 
 
 # Per machine: image, precision, compile, threads follow from shared facts on chips and drivers.

@@ -15,8 +15,7 @@ import safetensors.torch
 import torch
 
 from runtime.errors import DataError
-from runtime.pretrained import convert
-from runtime.pretrained import unpickle_process as unpickle
+from runtime.pretrained import convert, unpickle_process
 from tests.paths import ROOT
 
 A, B = torch.arange(6.0).view(2, 3), torch.ones(3)
@@ -55,7 +54,7 @@ def test_a_training_checkpoint(tmp_path: Path) -> None:
     ],
 )
 def test_names(data: dict[str, Any], names: set[str], left_out: list[str]) -> None:
-    found, left = unpickle.named(data)
+    found, left = unpickle_process.named(data)
     assert (set(found), left) == (names, left_out)
 
 
@@ -71,13 +70,13 @@ def test_names(data: dict[str, Any], names: set[str], left_out: list[str]) -> No
 )
 def test_what_is_no_network(data: Any, words: str) -> None:
     with pytest.raises(DataError, match=words) as caught:
-        unpickle.named(data)
+        unpickle_process.named(data)
     assert "torch.save(model.state_dict(), FILE)" in caught.value.action
 
 
 def test_tensors_of_other_kinds() -> None:
     with pytest.raises(DataError, match=r"a is a tensor of another kind: .*sparse"):
-        unpickle._apart(torch, "a", A.to_sparse())
+        unpickle_process._apart(torch, "a", A.to_sparse())
 
 
 class Calls:
@@ -115,7 +114,7 @@ def test_nothing_is_run(tmp_path: Path, case: str, zipped: bool) -> None:
     else:
         torch.save(payload, file, _use_new_zipfile_serialization=zipped)
     with pytest.raises(DataError) as caught:
-        unpickle._read(torch, file)
+        unpickle_process._read(torch, file)
     assert not canary.exists()
     assert "run" in caught.value.given
     assert "weights_only" not in str(caught.value)
@@ -139,7 +138,7 @@ def test_a_malicious_file_is_refused_from_end_to_end(tmp_path: Path) -> None:
 def test_files_that_are_no_checkpoints(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.bin").write_bytes(content)
     with pytest.raises(DataError) as caught:
-        unpickle.named(unpickle._read(torch, tmp_path / "model.bin"))
+        unpickle_process.named(unpickle_process._read(torch, tmp_path / "model.bin"))
     assert caught.value.possible
     assert caught.value.action
 

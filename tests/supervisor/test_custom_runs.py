@@ -10,23 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.cli import main as cli
-from runtime.data import load_new as new
+from runtime.cli import main
+from runtime.data import load_new
 from runtime.data.custom import user_code
 from runtime.data.load import load
 from runtime.errors import CheckpointError, DataError, SpecError
-from runtime.inference import dummy_inputs as example
-from runtime.inference import forward as inference
-from runtime.inference import predictions as answers
+from runtime.inference import dummy_inputs, forward, predictions
 from runtime.job import Job
-from runtime.job_spec import load as spec
-from runtime.models import code_consent as consent
-from runtime.models import saved_model as artifact
+from runtime.job_spec import load as job_spec
+from runtime.models import code_consent, saved_model
 from runtime.plan import plan
-from runtime.supervisor import run_folder as folder
-from runtime.supervisor import trainer_process as trainer
+from runtime.supervisor import run_folder, trainer_process
 from runtime.system.files import write_json
-from runtime.tuning import process_settings as apart
+from runtime.tuning import process_settings
 from tests.own_job import DATA, LOSS, MODEL, write
 from tests.tiny import Quiet, machine
 
@@ -46,13 +42,13 @@ FILES = {
 
 def trained(path: Path, *assignments: str) -> Path:
     """The folder of a run that was trained in this process."""
-    made: Job = spec.load(path, assignments)
-    place = folder.open_run(path.parent / "runs", made)
+    made: Job = job_spec.load(path, assignments)
+    place = run_folder.open_run(path.parent / "runs", made)
     here = machine()
     write_json(place.path / "hardware.json", here.to_json())
     write_json(place.path / "plan.json", plan.resolve(made, here).to_json())
     write_json(place.path / "state.json", {"status": "running", "source": str(path)})
-    assert trainer.train(place.path, made, Quiet(), apart.Source(path, assignments)) == 0
+    assert trainer_process.train(place.path, made, Quiet(), process_settings.Source(path, assignments)) == 0
     write_json(place.path / "state.json", {"status": "done", "source": str(path)})
     return place.path
 
@@ -80,9 +76,9 @@ def test_the_code_is_stored_with_its_digests(run: Path) -> None:
 
 
 def test_the_model_predicts_what_validation_computed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = artifact.load(run)
+    made = saved_model.load(run)
     assert f"running the model's own code: my_model.py in {run}/model/code" in capsys.readouterr().err
-    data = load(spec.load(run.parent.parent / "job.yaml"))
+    data = load(job_spec.load(run.parent.parent / "job.yaml"))
     ids = np.arange(len(data.validation))
     with torch.inference_mode():
         guess = made.network(*data.prepare(data.validation.gather(ids), ids, None)).argmax(dim=1)
@@ -91,42 +87,42 @@ def test_the_model_predicts_what_validation_computed(run: Path, capsys: pytest.C
 
 
 def test_new_samples_by_the_reader_in_the_model_folder(run: Path, tmp_path: Path) -> None:
-    made = artifact.load(run)
+    made = saved_model.load(run)
     np.savetxt(tmp_path / "a.txt", np.arange(12.0).reshape(3, 4))
-    found = new.read([tmp_path / "a.txt"], made.preprocessing, made.heads, labelled=False)
+    found = load_new.read([tmp_path / "a.txt"], made.preprocessing, made.heads, labelled=False)
     assert found.split.gather(np.array([2]))[0].tolist() == [[8, 9, 10, 11]]
     assert found.prepare(found.split.gather(np.arange(3)), np.arange(3), None)[0].dtype == torch.float32
     with pytest.raises(DataError, match=r"read\(\) in my_data\.py: the samples have no targets"):
-        new.read([tmp_path / "a.txt"], made.preprocessing, made.heads, labelled=True)
+        load_new.read([tmp_path / "a.txt"], made.preprocessing, made.heads, labelled=True)
     (tmp_path / "a.txt").write_text("one two\n")
     with pytest.raises(DataError, match=r"read\(\) in my_data\.py raised ValueError: could not convert") as raised:
-        new.read([tmp_path / "a.txt"], made.preprocessing, made.heads, labelled=False)
+        load_new.read([tmp_path / "a.txt"], made.preprocessing, made.heads, labelled=False)
     assert "    my_data.py:12: in read: return torch.from_numpy" in str(raised.value)
 
 
 def test_new_targets_have_to_be_those_of_training(tmp_path: Path) -> None:
     run = trained(write(tmp_path, FILES, train="steps: 2"))
-    made = artifact.load(run)
+    made = saved_model.load(run)
     np.savez(tmp_path / "new.npz", inputs=np.zeros((3, 4)), targets=np.array([0, 1, 2]))
     with pytest.raises(DataError, match="targets go from 0 to 2\n  possible: targets from 0 to 1, as in training"):
-        new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=True)
+        load_new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=True)
     np.savez(tmp_path / "new.npz", inputs=np.zeros((3, 4, 1)), targets=np.array([0, 1, 1]))
     with pytest.raises(DataError, match=r"inputs have the shapes \(4, 1\)\n  possible: as in training: \(4,\)"):
-        new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=True)
+        load_new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=True)
     np.savez(tmp_path / "new.npz", images=np.zeros((3, 4)))
     with pytest.raises(DataError, match="has no inputs, targets, it has images"):
-        new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=True)
+        load_new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=True)
 
 
 def test_a_model_elsewhere_needs_consent_and_is_then_the_same(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "model", tmp_path / "model")
     with pytest.raises(CheckpointError) as raised:
-        artifact.load(tmp_path / "model")
+        saved_model.load(tmp_path / "model")
     assert "runs code of its own when it is used: my_data.py, my_loss.py, my_model.py, parts/layers.py" in str(
         raised.value
     )
     assert "agree with --run-code" in str(raised.value)
-    one, two = artifact.load(run).network, artifact.load(tmp_path / "model", consent=True).network
+    one, two = saved_model.load(run).network, saved_model.load(tmp_path / "model", consent=True).network
     x = torch.randn(5, 4)
     assert torch.equal(one(x), two(x))
 
@@ -139,7 +135,7 @@ def test_a_downloaded_run_folder_runs_no_code_without_consent(
     shutil.copytree(run, tmp_path / "x-001")
     (tmp_path / "a.npz").touch()
     for command in (["evaluate"], ["predict", str(tmp_path / "a.npz")], ["export"]):
-        assert cli.main([command[0], str(tmp_path / "x-001"), *command[1:]]) == CheckpointError.exit_code
+        assert main.main([command[0], str(tmp_path / "x-001"), *command[1:]]) == CheckpointError.exit_code
         told = capsys.readouterr().err
         assert "runs code of its own when it is used: my_data.py" in told
         assert "agree with --run-code" in told
@@ -155,37 +151,37 @@ def test_evaluate_runs_no_code_that_the_run_folder_only_points_to(
     bomb = f"open({str(tmp_path / 'exploded')!r}, 'w')\n"
     (tmp_path / "evil" / "my_data.py").write_text(bomb + FILES["my_data.py"])
     write_json(tmp_path / "x-001" / "state.json", {"status": "done", "source": str(tmp_path / "evil" / "job.yaml")})
-    assert cli.main(["evaluate", str(tmp_path / "x-001")]) == CheckpointError.exit_code
+    assert main.main(["evaluate", str(tmp_path / "x-001")]) == CheckpointError.exit_code
     assert "my_data.py has SHA-256" in capsys.readouterr().err
     assert not (tmp_path / "exploded").exists()
     (tmp_path / "evil" / "my_data.py").write_bytes((run.parent.parent / "my_data.py").read_bytes())
-    assert cli.main(["evaluate", str(tmp_path / "x-001")]) == 0
+    assert main.main(["evaluate", str(tmp_path / "x-001")]) == 0
 
 
 def test_consent_is_for_what_is_called_too(run: Path, tmp_path: Path) -> None:
     """The same code with another function or other arguments is not what was trained here."""
     shutil.copytree(run, tmp_path / "x-001")
-    artifact.load(tmp_path / "x-001")
+    saved_model.load(tmp_path / "x-001")
     config = json.loads((tmp_path / "x-001" / "model" / "config.json").read_text())
     config["arguments"]["arguments"]["width"] = 7
     (tmp_path / "x-001" / "model" / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="agree with --run-code"):
-        artifact.load(tmp_path / "x-001")
+        saved_model.load(tmp_path / "x-001")
 
 
 def test_consent_counts_only_in_a_folder_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    assert not consent.given(tmp_path / "config.json", environ)
-    assert consent.keep(tmp_path / "config.json", environ) is None
-    assert consent.given(tmp_path / "config.json", environ)
-    place = consent.folder(environ)
+    assert not code_consent.given(tmp_path / "config.json", environ)
+    assert code_consent.keep(tmp_path / "config.json", environ) is None
+    assert code_consent.given(tmp_path / "config.json", environ)
+    place = code_consent.folder(environ)
     assert place is not None
     assert place.stat().st_mode & 0o777 == 0o700
     place.chmod(0o777)
-    assert not consent.given(tmp_path / "config.json", environ)
-    assert consent.keep(tmp_path / "config.json", environ) == f"{place} can be written by other users"
-    assert consent.keep(tmp_path / "config.json", {}) == "neither XDG_STATE_HOME nor HOME is set"
+    assert not code_consent.given(tmp_path / "config.json", environ)
+    assert code_consent.keep(tmp_path / "config.json", environ) == f"{place} can be written by other users"
+    assert code_consent.keep(tmp_path / "config.json", {}) == "neither XDG_STATE_HOME nor HOME is set"
 
 
 @pytest.mark.parametrize("change", ["changed", "added", "bytecode"])
@@ -210,10 +206,10 @@ def test_only_the_recorded_code_is_run(change: str, run: Path, tmp_path: Path) -
         )
         (code / "my_model.py").write_text(good)
     if change == "bytecode":
-        artifact.load(place)
+        saved_model.load(place)
     else:
         with pytest.raises(CheckpointError, match=r"has SHA-256 .*, (expected|which is not recorded)"):
-            artifact.load(place)
+            saved_model.load(place)
     assert not (tmp_path / "exploded").exists()
 
 
@@ -225,9 +221,9 @@ def test_code_outside_of_the_model_is_not_run(run: Path, tmp_path: Path) -> None
     config["arguments"]["file"] = "../../../evil.py"
     (place / "model" / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="agree with --run-code"):
-        artifact.load(place)
+        saved_model.load(place)
     with pytest.raises(CheckpointError, match="lies outside of"):
-        artifact.load(place, consent=True)
+        saved_model.load(place, consent=True)
 
 
 def test_an_unfinished_run_keeps_its_code(run: Path, tmp_path: Path) -> None:
@@ -262,12 +258,12 @@ def test_targets_that_only_the_persons_loss_understands(tmp_path: Path) -> None:
     found = json.loads((run / "result.json").read_text())
     assert list(found["best"]["metrics"]) == ["validation/loss"]
     assert found["confusion"] == {}
-    made = artifact.load(run)
-    inputs = example.inputs(made.preprocessing, 3, seed=0)
+    made = saved_model.load(run)
+    inputs = dummy_inputs.inputs(made.preprocessing, 3, seed=0)
     np.savez(tmp_path / "new.npz", inputs=inputs[0].numpy())
-    data = new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=False)
-    batches = inference.outputs(made.network, made.heads, data.split, data.prepare, torch.device("cpu"))
-    told = [answer[""]["prediction"] for _, answer in answers.of(batches, made.heads, data.split)]
+    data = load_new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=False)
+    batches = forward.outputs(made.network, made.heads, data.split, data.prepare, torch.device("cpu"))
+    told = [answer[""]["prediction"] for _, answer in predictions.of(batches, made.heads, data.split)]
     with torch.inference_mode():
         np.testing.assert_allclose(told, made.network(inputs[0]).numpy(), rtol=1e-6)
 

@@ -23,9 +23,9 @@ import runtime
 from runtime.errors import CheckpointError, DataError, SpecError, Stopped
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Libraries
-from runtime.models import saved_model as artifact
+from runtime.models import saved_model
 from runtime.plan.plan import load
-from runtime.supervisor import embedded as library
+from runtime.supervisor import embedded
 from tests.paths import ROOT
 
 torch.set_num_threads(1)
@@ -34,7 +34,7 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report takes a process of its own; the script at the end writes one."""
-    monkeypatch.setattr(library, "_report", lambda run: None)
+    monkeypatch.setattr(embedded, "_report", lambda run: None)
 
 
 def circle(samples: int, seed: int = 0) -> TensorDataset:
@@ -47,7 +47,7 @@ def network(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2))
 
 
-def train(folder: Path, model: nn.Module | None = None, data: Any = None, **settings: Any) -> library.Result:
+def train(folder: Path, model: nn.Module | None = None, data: Any = None, **settings: Any) -> embedded.Result:
     """A training of a second or less."""
     given: dict[str, Any] = {
         "epochs": 3,
@@ -92,7 +92,7 @@ def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
 def test_what_needs_a_start_of_its_own_is_a_line_in_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Libraries(iomp5="/lib/libiomp5.so", tcmalloc="/lib/libtcmalloc.so")
     machine = replace(detect(tmp_path), libraries=found)
-    monkeypatch.setattr(library, "detect", lambda runs: machine)
+    monkeypatch.setattr(embedded, "detect", lambda runs: machine)
     result = train(tmp_path, epochs=1, optimize={"cpu_threads": 1, "allocator": "tcmalloc"})
     rows = {row.name: row for row in load(result.folder / "plan.json").decisions}
     for name, wanted in (("openmp_runtime", "iomp5"), ("allocator", "tcmalloc")):
@@ -171,7 +171,7 @@ def test_an_unfinished_run_with_another_setting_is_refused(tmp_path: Path) -> No
 
 
 def test_training_in_a_thread_hears_no_signals_and_works(tmp_path: Path) -> None:
-    found: list[library.Result] = []
+    found: list[embedded.Result] = []
     thread = threading.Thread(target=lambda: found.append(train(tmp_path, epochs=1)))
     thread.start()
     thread.join()
@@ -240,7 +240,7 @@ def test_a_mistake_and_its_message(
 def test_a_model_of_a_program_cannot_be_rebuilt_without_it(tmp_path: Path) -> None:
     result = train(tmp_path, epochs=1)
     with pytest.raises(CheckpointError, match="handed over by a Python program, which alone can build it again"):
-        artifact.load(result.folder)
+        saved_model.load(result.folder)
 
 
 def test_facts_and_plan_alone_load_no_torch() -> None:

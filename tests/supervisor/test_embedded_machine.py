@@ -19,15 +19,14 @@ import runtime
 from runtime.errors import DeviceError, SpecError
 from runtime.hardware.detect import detect
 from runtime.plan.plan import load
-from runtime.supervisor import embedded as library
-from runtime.supervisor import host_process as callers
+from runtime.supervisor import embedded, host_process
 from tests import tiny
 from tests.hardware.test_device_check import CPU, card, machine, with_gpus
 from tests.paths import ROOT
 from tests.supervisor.test_embedded import circle, network
 
 
-def train(folder: Path, model: nn.Module | None = None, **more: Any) -> library.Result:
+def train(folder: Path, model: nn.Module | None = None, **more: Any) -> embedded.Result:
     given: dict[str, Any] = {"epochs": 1, "batch_size": 20} | more
     return runtime.train(model or network(), circle(40), circle(20, seed=1), runs=folder, **given)
 
@@ -42,18 +41,18 @@ def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
 def test_a_gpu_that_this_torch_cannot_use_is_refused_in_the_words_of_the_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "detect", lambda runs: machine("rtx3060-driver580", CPU))
+    monkeypatch.setattr(embedded, "detect", lambda runs: machine("rtx3060-driver580", CPU))
     with pytest.raises(DeviceError, match="has no code for any GPU"):
         train(tmp_path)
     assert not list(tmp_path.glob("library-*"))
     here = detect(tmp_path)
-    monkeypatch.setattr(library, "detect", lambda runs: replace(here, gpus=(card(0),), torch=CPU))
+    monkeypatch.setattr(embedded, "detect", lambda runs: replace(here, gpus=(card(0),), torch=CPU))
     assert train(tmp_path, limits={"gpus": "none"}).folder.name == "library-001"
 
 
 def test_threads_are_shared_with_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cards = (card(0), card(1))
-    assert len(callers.machine(_used(cards, monkeypatch), _job()).gpus) == 1
+    assert len(host_process.machine(_used(cards, monkeypatch), _job()).gpus) == 1
     said = refused(tmp_path, limits={"processes": 2})
     assert "limits.processes: is 2 in a call from Python, which is one process" in said
     for gpus in ("all", [0, 1]):
@@ -72,20 +71,20 @@ def _used(cards: Any, monkeypatch: pytest.MonkeyPatch, first: int = 0) -> Any:
     named = tuple(replace(each, uuid=f"GPU-{each.index}a") for each in cards)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"{first}a"))
-    monkeypatch.setattr(callers.guard, "check", lambda found: None)
+    monkeypatch.setattr(host_process.device_check, "check", lambda found: None)
     return with_gpus(*named)
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_gpu_is_the_one_that_cuda_shows_first(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     here = _used((card(0), card(1)), monkeypatch, first)
-    assert [gpu.index for gpu in callers.machine(here, _job()).gpus] == [first]
-    assert [gpu.index for gpu in callers.machine(here, _job([first])).gpus] == [first]  # type: ignore[arg-type]
+    assert [gpu.index for gpu in host_process.machine(here, _job()).gpus] == [first]
+    assert [gpu.index for gpu in host_process.machine(here, _job([first])).gpus] == [first]  # type: ignore[arg-type]
     with pytest.raises(
         DeviceError, match=rf"limits.gpus is \[{1 - first}\], and this process computes on GPU {first} "
     ):
-        callers.machine(here, _job([1 - first]))  # type: ignore[arg-type]
-    assert callers.machine(here, _job("none")).gpus == ()
+        host_process.machine(here, _job([1 - first]))  # type: ignore[arg-type]
+    assert host_process.machine(here, _job("none")).gpus == ()
 
 
 def test_micro_batch_auto_is_searched(
@@ -93,7 +92,7 @@ def test_micro_batch_auto_is_searched(
 ) -> None:
     here = detect(tmp_path)
     fresh = replace(here, storage=replace(here.storage, cache=str(tmp_path / "cache")))
-    monkeypatch.setattr(library, "detect", lambda runs: fresh)
+    monkeypatch.setattr(embedded, "detect", lambda runs: fresh)
     result = train(tmp_path, optimize={"micro_batch": "auto"})
     assert "fit: micro_batch " in capsys.readouterr().out
     row = next(row for row in load(result.folder / "plan.json").decisions if row.name == "micro_batch")

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import arguments
-from runtime.cli import main as cli
+from runtime.cli import arguments, main
 from runtime.errors import CheckpointError
 from runtime.supervisor import named_run
-from runtime.tracking.live import watch as watch_run
+from runtime.tracking.live import watch as watching
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def test_a_name_without_runs(runs: Path) -> None:
     "words", [["watch"], ["report"], ["evaluate"], ["predict", "x"], ["export"], ["compare", "runs/clip-001"]]
 )
 def test_the_nearest_is_offered(runs: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([words[0], "runs/clip-01", *words[1:]]) == CheckpointError.exit_code
+    assert main.main([words[0], "runs/clip-01", *words[1:]]) == CheckpointError.exit_code
     assert capsys.readouterr().err == (
         "runs/clip-01: there is no such folder\n"
         "  possible: runs here, newest first: clip-002, clip-001, parts-001\n"
@@ -48,14 +47,14 @@ def test_the_nearest_is_offered(runs: Path, words: list[str], capsys: pytest.Cap
 
 def test_watch_without_a_run_is_the_newest(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Path] = []
-    monkeypatch.setattr(watch_run, "watch", lambda run: seen.append(run) or 0)
-    assert cli.main(["watch"]) == 0
+    monkeypatch.setattr(watching, "watch", lambda run: seen.append(run) or 0)
+    assert main.main(["watch"]) == 0
     assert seen == [Path("runs/clip-002")]
 
 
 def test_without_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["watch"]) == CheckpointError.exit_code
+    assert main.main(["watch"]) == CheckpointError.exit_code
     assert f"no run was named, and there is none in {tmp_path}/runs" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="a run folder; there is none in"):
         named_run.existing(Path("runs/a-001"))
@@ -63,6 +62,6 @@ def test_without_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["--version"])
+        main.main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("drivetrain ")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from runtime.supervisor import preemption as notice
+from runtime.supervisor import preemption
 from runtime.supervisor.preemption import Post, Silent
 from runtime.system.signals import NOTICE, Interrupted, Signals
 from tests.faults import trained
@@ -34,7 +34,7 @@ class Provider:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 provider.asked.append(("GET", self.path, dict(self.headers)))
-                wants = provider.token and self.headers.get(notice.TOKEN) != provider.token
+                wants = provider.token and self.headers.get(preemption.TOKEN) != provider.token
                 self.reply(*((401, "") if wants else provider.answer))
 
             def do_PUT(self) -> None:
@@ -145,7 +145,7 @@ def test_nobody_there_and_no_http() -> None:
 
 
 def test_one_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notice, "PATIENCE", 0.1)
+    monkeypatch.setattr(preemption, "PATIENCE", 0.1)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -170,10 +170,10 @@ def events(folder: Path) -> list[str]:
 def test_trouble_is_told_once_and_the_notice_comes_all_the_same(
     provider: Provider, tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notice, "EVERY", 0.02)
+    monkeypatch.setattr(preemption, "EVERY", 0.02)
     provider.answer = (500, "")
     signals = Signals()
-    with notice.watched(provider.url, tmp_path):
+    with preemption.watched(provider.url, tmp_path):
         while len(provider.asked) < 4:
             time.sleep(0.01)
         provider.answer = (200, "TRUE")
@@ -190,7 +190,7 @@ def test_trouble_is_told_once_and_the_notice_comes_all_the_same(
 
 def test_none_starts_nothing(tmp_path: Path) -> None:
     before = threading.active_count()
-    with notice.watched(None, tmp_path):
+    with preemption.watched(None, tmp_path):
         assert threading.active_count() == before
 
 

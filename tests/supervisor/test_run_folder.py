@@ -10,8 +10,8 @@ import pytest
 
 from runtime.errors import Busy, CheckpointError
 from runtime.job import Job
-from runtime.job_spec import load as spec
-from runtime.supervisor import run_folder as folder
+from runtime.job_spec import load as job_spec
+from runtime.supervisor import run_folder
 
 TEXT = "name: a\ntask: image-classification\ndata: {train: data}\n"
 
@@ -19,10 +19,10 @@ TEXT = "name: a\ntask: image-classification\ndata: {train: data}\n"
 def job(tmp_path: Path, *assignments: str) -> Job:
     (tmp_path / "data").mkdir(exist_ok=True)
     (tmp_path / "job.yaml").write_text(TEXT)
-    return spec.load(tmp_path / "job.yaml", assignments)
+    return job_spec.load(tmp_path / "job.yaml", assignments)
 
 
-def end(run: folder.RunFolder, status: str) -> None:
+def end(run: run_folder.RunFolder, status: str) -> None:
     (run.path / "state.json").write_text(json.dumps({"status": status}))
     os.close(run.lock)
 
@@ -30,27 +30,27 @@ def end(run: folder.RunFolder, status: str) -> None:
 def test_numbers_go_up_when_runs_are_done(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     for expected in ("a-001", "a-002", "a-003"):
-        run = folder.open_run(runs, job(tmp_path))
+        run = run_folder.open_run(runs, job(tmp_path))
         assert (run.path.name, run.resumes) == (expected, False)
         end(run, "done")
 
 
 @pytest.mark.parametrize("status", ["running", "stopped", "failed"])
 def test_an_unfinished_run_goes_on(tmp_path: Path, status: str) -> None:
-    end(folder.open_run(tmp_path / "runs", job(tmp_path)), status)
-    run = folder.open_run(tmp_path / "runs", job(tmp_path))
+    end(run_folder.open_run(tmp_path / "runs", job(tmp_path)), status)
+    run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     assert (run.path.name, run.resumes) == ("a-001", True)
     os.close(run.lock)
-    run = folder.open_run(tmp_path / "runs", job(tmp_path), new=True)
+    run = run_folder.open_run(tmp_path / "runs", job(tmp_path), new=True)
     assert (run.path.name, run.resumes) == ("a-002", False)
 
 
 def test_a_changed_spec_is_refused_with_the_difference(tmp_path: Path) -> None:
-    run = folder.open_run(tmp_path / "runs", job(tmp_path))
+    run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "checkpoints").mkdir()
     end(run, "stopped")
     with pytest.raises(CheckpointError) as caught:
-        folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
+        run_folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
     text = str(caught.value)
     assert "a-001 is unfinished and was started with another spec" in text
     assert "-  epochs: 10" in text
@@ -60,13 +60,13 @@ def test_a_changed_spec_is_refused_with_the_difference(tmp_path: Path) -> None:
 
 def test_a_spec_may_be_mended_while_nothing_is_trained(tmp_path: Path) -> None:
     """As after exit 3: the same command again, and the folder is as a new one."""
-    run = folder.open_run(tmp_path / "runs", job(tmp_path))
+    run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "plan.json").write_text("{}")
     (run.path / "ranks" / "1").mkdir(parents=True)
     (run.path / "ranks" / "1" / "log.txt").write_text("")
     (run.path / ".tmp-step-1").mkdir()
     end(run, "failed")
-    again = folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
+    again = run_folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
     assert (again.path, again.resumes) == (run.path, False)
     assert sorted(path.name for path in run.path.iterdir()) == [".lock", "job.yaml"]
     assert "epochs: 3" in (run.path / "job.yaml").read_text()
@@ -74,24 +74,24 @@ def test_a_spec_may_be_mended_while_nothing_is_trained(tmp_path: Path) -> None:
 
 
 def test_a_run_from_before_a_key_was_there_goes_on(tmp_path: Path) -> None:
-    run = folder.open_run(tmp_path / "runs", job(tmp_path))
+    run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "checkpoints").mkdir()
     stored = (run.path / "job.yaml").read_text()
     assert stored.count("  path_column: path\n") == 1
     (run.path / "job.yaml").write_text(stored.replace("  path_column: path\n", ""))
     end(run, "stopped")
-    again = folder.open_run(tmp_path / "runs", job(tmp_path))
+    again = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     os.close(again.lock)
     assert (again.path, again.resumes) == (run.path, True)
 
 
 def test_files_of_the_users_own_stay(tmp_path: Path) -> None:
-    run = folder.open_run(tmp_path / "runs", job(tmp_path))
+    run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "notes.txt").write_text("learning rate too high")
     (run.path / "code").mkdir()
     (run.path / "code" / "mine.py").write_text("x = 1")
     end(run, "failed")
-    again = folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
+    again = run_folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
     os.close(again.lock)
     assert again.path == run.path
     assert (run.path / "notes.txt").read_text() == "learning rate too high"
@@ -102,7 +102,7 @@ def test_a_folder_of_the_users_own_is_no_run(tmp_path: Path) -> None:
     mine = tmp_path / "runs" / "a-001"
     mine.mkdir(parents=True)
     (mine / "results.csv").write_text("1")
-    run = folder.open_run(tmp_path / "runs", job(tmp_path))
+    run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     os.close(run.lock)
     assert (run.path.name, run.resumes) == ("a-002", False)
     assert [path.name for path in mine.iterdir()] == ["results.csv"]
@@ -112,24 +112,24 @@ def test_a_run_that_was_killed_at_its_start_goes_on(tmp_path: Path) -> None:
     begun = tmp_path / "runs" / "a-001"
     begun.mkdir(parents=True)
     (begun / ".job.yaml.17").write_text("na")
-    run = folder.open_run(tmp_path / "runs", job(tmp_path))
+    run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     os.close(run.lock)
     assert (run.path, run.resumes) == (begun, True)
 
 
 @pytest.mark.parametrize("assignment", ["limits.cpus=1", "checkpoint.every=epoch"])
 def test_limits_and_checkpoints_may_change(tmp_path: Path, assignment: str) -> None:
-    end(folder.open_run(tmp_path / "runs", job(tmp_path)), "stopped")
-    assert folder.open_run(tmp_path / "runs", job(tmp_path, assignment)).resumes
+    end(run_folder.open_run(tmp_path / "runs", job(tmp_path)), "stopped")
+    assert run_folder.open_run(tmp_path / "runs", job(tmp_path, assignment)).resumes
 
 
 def test_the_second_trainer_is_refused(tmp_path: Path) -> None:
-    folder.open_run(tmp_path / "runs", job(tmp_path))
+    run_folder.open_run(tmp_path / "runs", job(tmp_path))
     with pytest.raises(Busy, match="another process is training in this folder"):
-        folder.open_run(tmp_path / "runs", job(tmp_path))
+        run_folder.open_run(tmp_path / "runs", job(tmp_path))
 
 
 def test_names_that_start_alike_do_not_mix(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a-b-001").mkdir(parents=True)
     (tmp_path / "runs" / "a-x").mkdir()
-    assert folder.open_run(tmp_path / "runs", job(tmp_path)).path.name == "a-001"
+    assert run_folder.open_run(tmp_path / "runs", job(tmp_path)).path.name == "a-001"

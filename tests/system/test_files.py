@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.data.formats import jsonl_file as jsonlines
+from runtime.data.formats import jsonl_file
 from runtime.errors import DataError, SpecError
-from runtime.hardware import facts as hardware
+from runtime.hardware import facts
 from runtime.plan import plan
-from runtime.supervisor import preemption as notice
+from runtime.supervisor import preemption
 from runtime.system import files
-from runtime.tracking.live import run_reader as follow
+from runtime.tracking.live import run_reader
 from runtime.training.checkpoints import checkpoint
 
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -36,7 +36,7 @@ def test_a_file_is_not_whole(deep: Path) -> None:
 def test_a_row_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"a": 1}}\n{DEEP}\n{{"a": 2}}\n')
     assert list(files.read_lines(tmp_path / "a.jsonl")) == [{"a": 1}, {"a": 2}]
-    assert follow._row(DEEP.encode()) is None
+    assert run_reader._row(DEEP.encode()) is None
 
 
 def test_a_manifest_is_not_whole(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_manifest_is_not_whole(tmp_path: Path) -> None:
     assert checkpoint.verify(tmp_path) == f"{checkpoint.MANIFEST} is missing or not whole"
 
 
-@pytest.mark.parametrize("load", [plan.load, hardware.load])
+@pytest.mark.parametrize("load", [plan.load, facts.load])
 def test_a_file_that_was_named_is_refused(deep: Path, load: Callable[[Path], object]) -> None:
     with pytest.raises(SpecError, match="nested too deeply"):
         load(deep)
@@ -53,8 +53,8 @@ def test_a_file_that_was_named_is_refused(deep: Path, load: Callable[[Path], obj
 def test_a_line_of_data_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"a": 1}}\n{DEEP}\n')
     with pytest.raises(DataError, match=r"a\.jsonl line 2 is nested too deeply"):
-        jsonlines._check_lines(tmp_path / "a.jsonl", "data.train")
+        jsonl_file._check_lines(tmp_path / "a.jsonl", "data.train")
 
 
 def test_an_answer_that_cannot_be_read_is_a_notice() -> None:
-    assert notice._means_something(DEEP)
+    assert preemption._means_something(DEEP)

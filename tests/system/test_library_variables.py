@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from runtime.optimizations import allocator_segments
-from runtime.system import library_variables as variables
-from runtime.training import effective_settings as seen
-from runtime.tuning import child_process as children
+from runtime.system import library_variables
+from runtime.training import effective_settings
+from runtime.tuning import child_process
 
 OURS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
@@ -41,19 +41,19 @@ OURS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     ],
 )
 def test_settings_of_the_allocator_are_joined(found: dict[str, str], expected: dict[str, str]) -> None:
-    assert variables.merged(found, OURS) == expected
+    assert library_variables.merged(found, OURS) == expected
 
 
 def test_a_workspace_that_gives_the_same_bits_stays() -> None:
     ours = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    assert variables.merged({"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, ours) == {}
-    assert variables.merged({"CUBLAS_WORKSPACE_CONFIG": ":0:0"}, ours) == ours
+    assert library_variables.merged({"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, ours) == {}
+    assert library_variables.merged({"CUBLAS_WORKSPACE_CONFIG": ":0:0"}, ours) == ours
 
 
 def test_a_child_has_the_settings_of_its_person(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     monkeypatch.setenv("LD_PRELOAD", "theirs.so")
-    given = children.surroundings(OURS | {"LD_PRELOAD": "ours.so"})
+    given = child_process.surroundings(OURS | {"LD_PRELOAD": "ours.so"})
     assert given["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
     assert given["LD_PRELOAD"] == "ours.so:theirs.so"
 
@@ -64,4 +64,4 @@ def test_what_a_person_has_set_otherwise_is_seen(monkeypatch: pytest.MonkeyPatch
     assert allocator_segments.seen(on_gpu) is True
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")
     assert allocator_segments.seen(on_gpu) is False
-    assert "PYTORCH_ALLOC_CONF" in seen.CAUSES["allocator_segments"]
+    assert "PYTORCH_ALLOC_CONF" in effective_settings.CAUSES["allocator_segments"]

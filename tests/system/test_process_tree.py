@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from runtime.hardware.cgroup_usage import OwnGroup
-from runtime.system import process_tree as family
+from runtime.system import process_tree
 
 CODE = (
     "import subprocess, sys; data = bytearray(40 << 20); data[::4096] = b'x' * len(data[::4096]);"
@@ -37,20 +37,20 @@ def child() -> Iterator[tuple[int, int]]:
 @pytest.mark.parametrize("listed", [True, False])
 def test_all_below_are_members(child: tuple[int, int], listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not listed:
-        monkeypatch.setattr(family.os.path, "exists", lambda path: False)
-    assert {os.getpid(), *child} <= set(family.members())
+        monkeypatch.setattr(process_tree.os.path, "exists", lambda path: False)
+    assert {os.getpid(), *child} <= set(process_tree.members())
 
 
 def test_their_memory_is_counted(child: tuple[int, int]) -> None:
     own = psutil.Process().memory_info().rss
-    assert family.resident() > own + (40 << 20)
+    assert process_tree.resident() > own + (40 << 20)
 
 
 def test_who_has_ended_counts_nothing() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    assert family._resident(ended.pid) == 0
-    assert list(family._below(ended.pid)) == []
+    assert process_tree._resident(ended.pid) == 0
+    assert list(process_tree._below(ended.pid)) == []
 
 
 def test_a_group_that_is_looked_up_once_tells_the_same() -> None:

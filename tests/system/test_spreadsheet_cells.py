@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.inference import evaluate as judge
+from runtime.inference import evaluate as evaluating
 from runtime.inference import predict
 from runtime.report.confusion import Confusion
-from runtime.system import spreadsheet_cells as cells
+from runtime.system import spreadsheet_cells
 
 EVIL = "=cmd|' /C calc'!A0"
 
@@ -34,14 +34,14 @@ EVIL = "=cmd|' /C calc'!A0"
     ],
 )
 def test_a_formula_becomes_text(text: str) -> None:
-    assert cells.cell(text) == f"'{text}"
+    assert spreadsheet_cells.cell(text) == f"'{text}"
 
 
 @pytest.mark.parametrize(
     "value", [-1, -1.5, 0.25, None, "-1", "+2.5", "-1e-05", "-.5", "cat", "a=b", "", "1-2", "'quoted", " -1", " a"]
 )
 def test_everything_else_stays(value: object) -> None:
-    assert cells.cell(value) == value
+    assert spreadsheet_cells.cell(value) == value
 
 
 def written(answers: list[tuple[str, dict[str, predict.Answer]]]) -> list[list[str]]:
@@ -74,6 +74,6 @@ def test_json_lines_hold_everything_as_it_is() -> None:
 
 
 def test_the_confusion_matrix(tmp_path: Path) -> None:
-    judge._table(Confusion("", (EVIL, "-1"), ((1, 2), (3, 4))), tmp_path / "confusion.csv")
+    evaluating._table(Confusion("", (EVIL, "-1"), ((1, 2), (3, 4))), tmp_path / "confusion.csv")
     rows = list(csv.reader((tmp_path / "confusion.csv").read_text().splitlines()))
     assert rows == [["truth", f"'{EVIL}", "-1"], [f"'{EVIL}", "1", "2"], ["-1", "3", "4"]]

@@ -14,11 +14,11 @@ from torch import nn
 from torch.backends import cuda, cudnn
 
 import runtime
-from runtime.inference import forward as inference
+from runtime.inference import forward
 from runtime.optimizations import precision
-from runtime.supervisor import host_process as callers
+from runtime.supervisor import host_process
 from runtime.system import torch_settings
-from runtime.training import effective_settings as seen
+from runtime.training import effective_settings
 from runtime.training.step import Step
 from tests import tiny
 
@@ -75,7 +75,7 @@ def test_bf16_lets_every_fp32_kernel_use_tf32_and_older_switches_can_still_be_re
 def test_where_only_some_kernels_use_tf32_it_is_seen(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     cudnn.allow_tf32 = True  # a network's own code
-    assert seen.seen(made)["precision"] | {"cause": None} == {
+    assert effective_settings.seen(made)["precision"] | {"cause": None} == {
         "asked": "fp32",
         "seen": "mixed",
         "same": False,
@@ -124,7 +124,7 @@ def test_a_caller_who_has_set_only_newer_switches_gets_these_back() -> None:
     cuda.matmul.fp32_precision = "tf32"  # its older switch now says otherwise, and torch refuses to read that
     before = torch_settings.state()
     assert "float32_matmul_precision" not in before
-    with callers.as_found():
+    with host_process.as_found():
         torch_settings.reset()
         assert torch_settings.tf32() is False
     assert {name: value for name, value in torch_settings.state().items() if name in before} == before
@@ -140,13 +140,13 @@ def test_prediction_computes_in_fp32(tmp_path: Path) -> None:
             found.append(torch_settings.tf32())
             return images.flatten(1)[:, :3]
 
-    list(inference.outputs(Watching(), data.heads, data.validation, data.prepare, torch.device("cpu")))
+    list(forward.outputs(Watching(), data.heads, data.validation, data.prepare, torch.device("cpu")))
     assert found == [False]
     assert cudnn.allow_tf32
 
 
 def test_what_torch_is_set_to_is_in_the_record(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
-    seen.record(made, lambda line: None)
+    effective_settings.record(made, lambda line: None)
     written = json.loads((tmp_path / "plan.json").read_text())["seen"]["libraries"]["torch settings"]
     assert {"float32_matmul_precision: highest", "cudnn allow_tf32: False"} <= set(written.split("; "))

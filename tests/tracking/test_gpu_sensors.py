@@ -13,8 +13,8 @@ import pytest
 
 from runtime.hardware.facts import Gpu
 from runtime.job.document import parse
-from runtime.job_spec import load as spec
-from runtime.report import write as report
+from runtime.job_spec import load as job_spec
+from runtime.report import write as reports
 from runtime.report.log_series import collect
 from runtime.report.sections.body import curves_section
 from runtime.report.sections.machine import time_section
@@ -151,7 +151,7 @@ def test_the_report_shows_them() -> None:
         }
         for n in range(4)
     ]
-    section = time_section(collect(rows, "seconds"), report.summarize(report.Record("a")), None)
+    section = time_section(collect(rows, "seconds"), reports.summarize(reports.Record("a")), None)
     assert section is not None
     titles = [block.title for block in section.blocks if hasattr(block, "title")]
     assert titles == [
@@ -170,7 +170,9 @@ def test_the_report_shows_them() -> None:
 
 
 def test_the_interval_is_a_key_of_the_spec() -> None:
-    job = spec.check(parse("name: a\ntask: image-classification\ndata: {train: x}\nmonitor: {every: 0.2s}\n", "a.yaml"))
+    job = job_spec.check(
+        parse("name: a\ntask: image-classification\ndata: {train: x}\nmonitor: {every: 0.2s}\n", "a.yaml")
+    )
     assert job.monitor.every == "0.2s"
 
 

@@ -15,8 +15,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from runtime.errors import StorageError
-from runtime.supervisor import trainer_process as trainer
-from runtime.tracking import tensorboard_images as showcase
+from runtime.supervisor import trainer_process
+from runtime.tracking import tensorboard_images
 from runtime.tracking.metrics_log import Metrics
 from runtime.tracking.monitor import Monitor
 from runtime.tracking.tensorboard import Board
@@ -62,7 +62,7 @@ def test_a_run_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeyp
     made = tiny.assembled(tmp_path, tiny.job())
     monkeypatch.setattr(checkpoint, "save", full)
     with pytest.raises(StorageError):
-        trainer.conduct(made)
+        trainer_process.conduct(made)
     left = [thread.name for thread in threading.enumerate() if thread not in before]
     assert [name for name in left if name in ("tensorboard", "monitor")] == []
 
@@ -110,7 +110,7 @@ def test_a_batch_that_cannot_be_shown_is_an_event(tmp_path: Path, capsys: pytest
         raise ValueError("no such picture")
 
     made.dataset.prepare = broken  # type: ignore[assignment]
-    showcase.begin(made)
+    tensorboard_images.begin(made)
     made.metrics.close()
     assert "the first batch is not shown: no such picture" in capsys.readouterr().out
     assert read(tmp_path / "tensorboard").Tags()["tensors"] == ["plan"]
@@ -122,7 +122,7 @@ def test_showing_the_batch_changes_no_bit(tmp_path: Path) -> None:
         made = tiny.assembled(tmp_path, tiny.job(train="ema: 0.9"))
         if shown:
             made.metrics = Metrics(tmp_path)
-            showcase.begin(made)
+            tensorboard_images.begin(made)
             made.metrics.close()
         found.append(tiny.losses(made, 6))
     assert found[0] == found[1]
@@ -133,7 +133,7 @@ def test_images_come_back_in_their_colours(channels: int) -> None:
     """Four flat images; scaled by mean and deviation, shown as they were."""
     values = torch.tensor([0.0, 0.25, 0.5, 1.0]).view(4, 1, 1, 1).expand(4, channels, 8, 8)
     mean, std = [0.5] * channels, [0.25] * channels
-    drawn = showcase.grid((values - 0.5) / 0.25, mean, std)
+    drawn = tensorboard_images.grid((values - 0.5) / 0.25, mean, std)
     sheet = Image.open(io.BytesIO(drawn.png))
     shown = [sheet.getpixel((number * 100 + 50, 50)) for number in range(4)]
     assert shown == [(round(v), round(v), round(v)) for v in (0, 63, 127, 255)]
@@ -143,7 +143,7 @@ def test_images_come_back_in_their_colours(channels: int) -> None:
 def test_a_confusion_is_drawn_for_few_classes_and_many(classes: int) -> None:
     names = [f"a class with a long name {i}" for i in range(classes)]
     matrix = [[9 * (i == j) + (j == 0) for j in range(classes)] for i in range(classes)]
-    drawn = showcase.confusion(names, matrix)
+    drawn = tensorboard_images.confusion(names, matrix)
     sheet = Image.open(io.BytesIO(drawn.png))
     assert sheet.size == (drawn.width, drawn.height)
     assert max(sheet.size) < 2100

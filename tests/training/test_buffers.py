@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from runtime.data.dataset import Batch, Head
 from runtime.errors import SpecError
-from runtime.models import saved_model as artifact
+from runtime.models import saved_model
 from runtime.training.buffers import Buffers, unshare
 from runtime.training.losses import objective
 from runtime.training.step import Step
@@ -210,4 +210,4 @@ def test_an_own_network_with_a_buffer_whose_elements_share_memory(tmp_path: Path
         "from torch", "import torch\nfrom torch"
     )
     made = trained(write(tmp_path, {"my_model.py": code}))
-    assert artifact.load(made / "model").network.get_buffer("mask").tolist() == [1.0] * 4
+    assert saved_model.load(made / "model").network.get_buffer("mask").tolist() == [1.0] * 4

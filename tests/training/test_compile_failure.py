@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.optimizations import compile as optimizations_compile
-from runtime.optimizations import cuda_graphs
+from runtime.optimizations import compile, cuda_graphs
 from runtime.tracking.metrics_log import Metrics
-from runtime.training import compiled_forward as compiling
-from runtime.training import loop, run
+from runtime.training import compiled_forward, loop, run
 from runtime.training.saver import Saver
 from tests import reports, tiny
 from tests.training.test_nonfinite import Still
@@ -89,7 +87,7 @@ def test_recorded_kernels_that_fail_leave_compiled_ones(tmp_path: Path, monkeypa
         "accessing tensor output of CUDAGraphs that has been overwritten"
     )
     assert stub.calls.count("recorded") == 1
-    assert (cuda_graphs.seen(made), optimizations_compile.seen(made)) == (False, True)
+    assert (cuda_graphs.seen(made), compile.seen(made)) == (False, True)
 
 
 def test_an_evaluation_is_not_recorded_beside_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +125,7 @@ class Restless(torch.nn.Module):
 def test_a_compiler_that_has_given_up_is_told_and_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch itself stops after eight shapes without a word, and the plan would say `true` to the end."""
     torch.compiler.reset()
-    monkeypatch.setattr(compiling, "MOST", 3)
+    monkeypatch.setattr(compiled_forward, "MOST", 3)
     real, told = torch.compile, list[str]()
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: real(network, backend="eager"))
     made = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True})
@@ -141,8 +139,8 @@ def test_a_compiler_that_has_given_up_is_told_and_seen(tmp_path: Path, monkeypat
         "compile failed, training goes on without it: it was compiled anew 3 times, "
         "for shapes or modes that come and go"
     ]
-    assert optimizations_compile.seen(made) is False
-    compiling.undo()
+    assert compile.seen(made) is False
+    compiled_forward.undo()
     torch.compiler.reset()
 
 
@@ -167,6 +165,6 @@ def test_texts_of_many_lengths_stay_compiled(tmp_path: Path, monkeypatch: pytest
                     made.step.outputs(tuple(x[:count, :length] for x in given))
     assert told == []
     limit = torch._dynamo.config.recompile_limit
-    compiling.undo()
+    compiled_forward.undo()
     torch.compiler.reset()
     assert (limit, torch._dynamo.config.recompile_limit) == (32, 8)

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import torch
 
-from runtime.supervisor import trainer_process as trainer
-from runtime.training import effective_settings as seen
-from runtime.training import run
+from runtime.supervisor import trainer_process
+from runtime.training import effective_settings, run
 from tests import tiny
 
 
 def begun(folder: Path) -> tuple[run.Run, list[str]]:
     made, said = tiny.assembled(folder, tiny.job(), settings={"channels_last": True}), list[str]()
-    seen.record(made, said.append)
+    effective_settings.record(made, said.append)
     assert not [line for line in said if "warning" in line]
     return made, said
 
@@ -28,7 +27,7 @@ def written(folder: Path) -> tuple[bool, str | None]:
 def test_what_holds_to_the_end_is_told_once(tmp_path: Path) -> None:
     made, said = begun(tmp_path)
     told = len(said)
-    seen.record_changes(made, said.append)
+    effective_settings.record_changes(made, said.append)
     assert len(said) == told
     assert written(tmp_path) == (True, None)
 
@@ -36,6 +35,6 @@ def test_what_holds_to_the_end_is_told_once(tmp_path: Path) -> None:
 def test_what_a_network_takes_back_while_it_trains_is_told_at_the_end(tmp_path: Path) -> None:
     made, _ = begun(tmp_path)
     made.model.register_forward_hook(lambda *_: made.model.to(memory_format=torch.contiguous_format) and None)
-    trainer.conduct(made)
+    trainer_process.conduct(made)
     assert written(tmp_path) == (False, "the network or torch did not take the setting")
     assert json.loads((tmp_path / "plan.json").read_text())["seen"]["libraries"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.data import mixup as mixing
+from runtime.data import mixup
 from runtime.data.dataset import Batch
 from runtime.data.images.augment import Augment
 from runtime.data.images.preprocess import Preparer
@@ -103,7 +103,7 @@ def test_a_batch_is_prepared_and_mixed_without_waiting(gpu: Watched) -> None:
     here = batch().to(DEVICE)
     (pixels,) = preparer(here.inputs, here.ids, 0)
     for option in ({"mixup": Mixup()}, {"cutmix": Cutmix()}):
-        (mixed,), soft = mixing.mixed((pixels,), here.targets, tiny.dataset(classes=CLASSES).heads, 0, 0, **option)  # type: ignore[arg-type]
+        (mixed,), soft = mixup.mixed((pixels,), here.targets, tiny.dataset(classes=CLASSES).heads, 0, 0, **option)  # type: ignore[arg-type]
         assert (mixed.shape, soft[""].shape) == ((12, 3, 8, 8), (12, CLASSES))
     assert gpu.copies > 10
     assert gpu.waits == []

@@ -16,17 +16,16 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.cli import main as cli
+from runtime.cli import main
 from runtime.data.series import windows
 from runtime.data.tables import features
 from runtime.errors import CheckpointError, DataError, SpecError, Stopped
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.plan import plan
-from runtime.supervisor import embedded as library
-from runtime.supervisor import trainer_process as trainer
+from runtime.supervisor import embedded, trainer_process
 from runtime.system.files import write_json
 from runtime.system.signals import Interrupted
-from runtime.training import recorded_inputs as inputs
+from runtime.training import recorded_inputs
 from runtime.training.phase_timer import Clock
 from runtime.training.run import Run
 from tests import own_job, reports, tiny
@@ -127,11 +126,11 @@ class Stopping(tiny.Quiet):
 
 def attempt(folder: Path, steps: int = 10**9) -> None:
     """Train the job of a folder in its run folder, from the last checkpoint to the end or to a step."""
-    job, home = spec.load(folder / "job.yaml"), folder / "run"
+    job, home = job_spec.load(folder / "job.yaml"), folder / "run"
     signals = Stopping(steps)
-    made: Run = trainer.assembled(home, job, signals, Clock(), settled=True)
+    made: Run = trainer_process.assembled(home, job, signals, Clock(), settled=True)
     signals.run = made
-    trainer.conduct(made)
+    trainer_process.conduct(made)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +170,7 @@ def write(folder: Path, text: str) -> None:
         f"name: t\n{text.replace('PLACE', str(folder))}"
         "train: {batch_size: 8, epochs: 3}\noptimize: {cpu_threads: 1}\n"
     )
-    job, here = spec.load(folder / "job.yaml"), tiny.machine()
+    job, here = job_spec.load(folder / "job.yaml"), tiny.machine()
     write_json(folder / "run" / "hardware.json", here.to_json())
     write_json(folder / "run" / "plan.json", plan.resolve(job, here, plain=True).to_json())
 
@@ -394,7 +393,7 @@ def test_a_damaged_record_is_not_taken_for_that_of_an_older_version(
     head = {"name": "", "classes": ["a", "b"]}
     write_json(tmp_path / "data.json", {"files": {}, "arrays": {}})
     write_json(tmp_path / "preprocessing.json", {"heads": [head], "preprocessing": {}})
-    found = inputs.stored(tmp_path)
+    found = recorded_inputs.stored(tmp_path)
     assert found is not None
     assert found.heads[""].classes == ("a", "b")
     if text is None:
@@ -402,7 +401,7 @@ def test_a_damaged_record_is_not_taken_for_that_of_an_older_version(
     else:
         (tmp_path / name).write_text(text)
     with pytest.raises(CheckpointError, match=rf"/{name} is gone or damaged"):
-        inputs.stored(tmp_path)
+        recorded_inputs.stored(tmp_path)
 
 
 def test_files_that_nobody_touched_are_not_read_again(
@@ -470,17 +469,17 @@ def test_an_evaluation_of_other_data_is_refused(
     shutil.copy(folder / "job.yaml", job)
     write_json(folder / "run" / "state.json", {"status": "done", "source": str(folder / "job.yaml")})
     touched(folder)
-    assert cli.main(["evaluate", str(folder / "run")]) == 0
+    assert main.main(["evaluate", str(folder / "run")]) == 0
     # The same classes, categories and scales, and other rows in the validation part.
     edited("train.csv", shuffled)(folder)
-    assert cli.main(["evaluate", str(folder / "run")]) == 3
+    assert main.main(["evaluate", str(folder / "run")]) == 3
     told = capsys.readouterr().err
     assert "the data has changed since training" in told
     assert "train.csv has other content (data.train)" in told
 
 
 def test_arrays_of_a_program(tmp_path: Path) -> None:
-    def train(stop: bool, shift: float = 0.0) -> library.Result:
+    def train(stop: bool, shift: float = 0.0) -> embedded.Result:
         torch.manual_seed(0)
         network = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0))
@@ -494,7 +493,7 @@ def test_arrays_of_a_program(tmp_path: Path) -> None:
             return torch.nn.functional.cross_entropy(outputs, targets)
 
         asked: list[int] = []
-        return library.train(
+        return embedded.train(
             network,
             (x, y),
             (x[:20], y[:20]),

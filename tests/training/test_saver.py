@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from runtime.errors import StorageError
-from runtime.models import safetensors_file as weights
+from runtime.models import safetensors_file
 from runtime.tracking.metrics_log import Metrics
 from runtime.training import saver as saving
 from runtime.training.checkpoints import checkpoint
@@ -66,7 +66,7 @@ def test_a_full_disk_is_an_event_and_saving_goes_on_when_there_is_room(
     kept = saver(tmp_path)
     kept.kind = "epoch"
     kept.final()
-    real, full = weights.write, [True]
+    real, full = safetensors_file.write, [True]
 
     def write(path: Path, tensors: checkpoint.Tensors) -> None:
         if full[0]:
@@ -74,7 +74,7 @@ def test_a_full_disk_is_an_event_and_saving_goes_on_when_there_is_room(
             raise FULL
         real(path, tensors)
 
-    monkeypatch.setattr(weights, "write", write)
+    monkeypatch.setattr(safetensors_file, "write", write)
     kept.run.counters.step = 7
     kept.run.watch.update({"validation/accuracy": 1.0}, 7, 0)
     kept.best({"metrics": {}, "confusion": {}})

@@ -15,14 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from runtime.data.dataset import Batch, Head
 from runtime.data.load import load
 from runtime.job.train import CrossEntropy, Focal, Huber
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.models.build import build
-from runtime.models.networks import cnn_lstm as series
-from runtime.models.networks import mlp as tables
-from runtime.models.networks import text_encoder as texts
+from runtime.models.networks import cnn_lstm, mlp, text_encoder
 from runtime.optimizations import Effect
 from runtime.plan import plan
-from runtime.system import torch_compat as compat
+from runtime.system import torch_compat
 from runtime.training import losses, run
 from runtime.training.step import Step
 from tests.supervisor.test_supervisor import train
@@ -83,19 +81,21 @@ def _tokens(count: int) -> tuple[Tensor, Tensor]:
 NETWORKS: dict[str, tuple[Any, Any, Any, Any]] = {
     "conv": (Plain, lambda n: (_normal(n, 1, 8, 8),), {"": CLASSES}, CrossEntropy(name="cross-entropy")),
     "three heads": (
-        lambda: texts.build(config=BERT, outputs={n: h.outputs for n, h in HEADS.items()}, pooling="mean", dropout=0.0),
+        lambda: text_encoder.build(
+            config=BERT, outputs={n: h.outputs for n, h in HEADS.items()}, pooling="mean", dropout=0.0
+        ),
         _tokens,
         HEADS,
         CrossEntropy(name="cross-entropy", label_smoothing=0.1),
     ),
     "focal lstm": (
-        lambda: series.build(channels=3, outputs=3, cnn_channels=(6,), lstm_hidden=7, dropout=0.0),
+        lambda: cnn_lstm.build(channels=3, outputs=3, cnn_channels=(6,), lstm_hidden=7, dropout=0.0),
         lambda n: (_normal(n, 10, 3),),
         {"": CLASSES},
         Focal(name="focal", gamma=2.0, label_smoothing=0.1),
     ),
     "two numbers": (
-        lambda: tables.build(numbers=4, categories=[3], outputs=2, hidden=[9], dropout=0.0),
+        lambda: mlp.build(numbers=4, categories=[3], outputs=2, hidden=[9], dropout=0.0),
         lambda n: (_normal(n, 4), torch.arange(n).view(-1, 1) % 3),
         NUMBERS,
         Huber(name="huber", delta=0.5),
@@ -176,13 +176,13 @@ def test_parts_share_the_weights_that_autocast_has_cast(monkeypatch: pytest.Monk
         NETWORKS, "again", (Again, lambda n: (_normal(n, 6),), {"": CLASSES}, CrossEntropy(name="cross-entropy"))
     )
     casts: list[int] = []
-    kept = int(compat.casts_keep_gradients())
+    kept = int(torch_compat.casts_keep_gradients())
     real = Step._cast
     monkeypatch.setattr(Step, "_cast", lambda self: casts.append(1) or real(self))
     monkeypatch.setattr(Step, "__init__", _in_bf16(Step.__init__))
     shared = gradient("again", torch.float32, 16, 4, False)
     entered = len(casts)
-    monkeypatch.setattr(compat, "casts_keep_gradients", lambda: False)
+    monkeypatch.setattr(torch_compat, "casts_keep_gradients", lambda: False)
     apart = gradient("again", torch.float32, 16, 4, False)
     assert torch.equal(shared, apart)
     assert (shared != 0).float().mean() > 0.5
@@ -214,7 +214,7 @@ def test_with_batchnorm_parts_are_another_training(tmp_path: Path) -> None:
 def test_the_plan_tells_what_a_split_does(name: str, effect: Effect, tmp_path: Path) -> None:
     CASES[name].files(tmp_path)
     (tmp_path / "job.yaml").write_text(f"name: t\n{CASES[name].text}optimize: {{micro_batch: 4}}\n")
-    asked = spec.load(tmp_path / "job.yaml")
+    asked = job_spec.load(tmp_path / "job.yaml")
     data = load(asked)
     made = plan.resolve(asked, machine(), run.workload(data, build(asked, data).module))
     (row,) = [d for d in made.decisions if d.name == "micro_batch"]

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.data import stateless_random as draws
+from runtime.data import stateless_random
 from runtime.data.dataset import Batch
 from runtime.errors import Stopped
 from runtime.job import Job
 from runtime.job.data import Cutmix, ImageAugment, Mixup
-from runtime.supervisor import trainer_process as trainer
+from runtime.supervisor import trainer_process
 from runtime.tracking.metrics_log import Metrics
 from runtime.training import loop
 from runtime.training.ema import Ema
@@ -149,7 +149,7 @@ def test_the_loop_mixes_as_the_job_asks(tmp_path: Path, monkeypatch: pytest.Monk
     seen = batches_of(made, monkeypatch)
     assert len(seen) == 8
     for step, batch in enumerate(seen):
-        drawn = draws.generator(5, "mixup", step)
+        drawn = stateless_random.generator(5, "mixup", step)
         drawn.integers(1), drawn.random()
         share, partner = drawn.beta(0.4, 0.4), drawn.permutation(16)
         mine, theirs = batch.ids, batch.ids[partner]
@@ -173,7 +173,7 @@ def test_the_mixed_loss_is_that_of_both_labels(tmp_path: Path) -> None:
         outputs = made.model(*ready.inputs)
     scores = outputs.double().numpy()
     log_p = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-    drawn = draws.generator(0, "mixup", 0)
+    drawn = stateless_random.generator(0, "mixup", 0)
     drawn.integers(1), drawn.random()
     share, partner = drawn.beta(1.0, 1.0), drawn.permutation(16)
     labels = split.targets[""][:16].numpy()
@@ -263,13 +263,15 @@ def test_steps_stretch_the_schedule_and_not_the_epochs(tmp_path: Path) -> None:
 def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, asked("max_time: 1h"))
     stop = Stopped("max_time of 1h is spent")
-    assert trainer._stopped(made, None, stop).action == "run the same command again"
+    assert trainer_process._stopped(made, None, stop).action == "run the same command again"
     made.clock.start -= 3600
-    assert trainer._stopped(made, None, stop).action.startswith("raise train.max_time, which ended before")
+    assert trainer_process._stopped(made, None, stop).action.startswith("raise train.max_time, which ended before")
     made.counters = Counters(step=3, samples=48)
-    assert trainer._stopped(made, Saver(made), stop).action == "run the same command to go on from there"
+    assert trainer_process._stopped(made, Saver(made), stop).action == "run the same command to go on from there"
     made.samples_before = 48
-    assert trainer._stopped(made, Saver(made), stop).action.startswith("raise train.max_time, which ended before")
+    assert trainer_process._stopped(made, Saver(made), stop).action.startswith(
+        "raise train.max_time, which ended before"
+    )
 
 
 def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.distributed import local_processes as processes
+from runtime.distributed import local_processes
 from runtime.plan import plan
-from runtime.tuning import child_process as children
-from runtime.tuning import kernel_crash as crash
+from runtime.tuning import child_process, kernel_crash
 from runtime.tuning.bench.variant import Failed, Side
 from tests import tiny
 from tests.own_job import write
@@ -133,10 +132,10 @@ def test_every_such_signal(folder: Path, monkeypatch: pytest.MonkeyPatch, code: 
 def test_what_was_learned_from_a_crash_stays_in_a_resumed_run() -> None:
     job, machine = tiny.job(optimize="fused_optimizer: true"), tiny.machine()
     fresh = plan.resolve(job, machine)
-    stored = crash.without(fresh, "the trainer died")
+    stored = kernel_crash.without(fresh, "the trainer died")
     assert stored is not None
     assert plan.carried(fresh, stored).value("fused_optimizer") is False
-    assert crash.without(stored, "the trainer died") is None
+    assert kernel_crash.without(stored, "the trainer died") is None
 
 
 def ending(how: str, seconds: float = 0.0) -> subprocess.Popen[bytes]:
@@ -145,10 +144,10 @@ def ending(how: str, seconds: float = 0.0) -> subprocess.Popen[bytes]:
 
 
 def test_a_leader_that_we_end_does_not_hide_why_another_process_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "LAST_WORDS", 0.2)
+    monkeypatch.setattr(local_processes, "LAST_WORDS", 0.2)
     dead = ending("os.kill(os.getpid(), 11)")
     dead.wait()
-    assert processes.wait(ending("pass", 60.0), [dead]) == -signal.SIGSEGV
+    assert local_processes.wait(ending("pass", 60.0), [dead]) == -signal.SIGSEGV
 
 
 @pytest.mark.parametrize(
@@ -162,19 +161,20 @@ def test_a_leader_that_we_end_does_not_hide_why_another_process_died(monkeypatch
 def test_the_end_of_several_processes(leader: str, follower: str, code: int) -> None:
     dead = ending(follower)
     dead.wait()
-    assert processes.wait(ending(leader), [dead]) == code
+    assert local_processes.wait(ending(leader), [dead]) == code
 
 
 def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     ends = [SEGFAULT, 0, SEGFAULT, SEGFAULT]
     given: list[dict[str, str]] = []
     monkeypatch.setattr(
-        children, "child", lambda command, environment, forward: given.append(environment) or ends.pop(0)
+        child_process, "child", lambda command, environment, forward: given.append(environment) or ends.pop(0)
     )
     job, machine = tiny.job(optimize="channels_last: true"), tiny.machine()
     first = plan.resolve(job, machine)
     assert (
-        children.measure("runtime.tuning.processes.memory_profile", tmp_path, Path("x.yaml"), [], first, machine) == 0
+        child_process.measure("runtime.tuning.processes.memory_profile", tmp_path, Path("x.yaml"), [], first, machine)
+        == 0
     )
     assert (
         "crash: runtime.tuning.processes.memory_profile died of SIGSEGV inside a kernel; in force were "
@@ -182,7 +182,8 @@ def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     )
     assert plan.load(tmp_path / "plan.json").value("channels_last") is False
     assert (
-        children.measure("runtime.tuning.processes.memory_profile", tmp_path, Path("x.yaml"), [], first, machine) == 9
+        child_process.measure("runtime.tuning.processes.memory_profile", tmp_path, Path("x.yaml"), [], first, machine)
+        == 9
     )
     assert "with every optimization off" in capsys.readouterr().err
 

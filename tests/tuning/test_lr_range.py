@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.cli import main as cli
+from runtime.cli import main
 from runtime.errors import NumericsError
-from runtime.job_spec import load as spec
-from runtime.tuning.processes import lr_range as range_test
+from runtime.job_spec import load as job_spec
+from runtime.tuning.processes import lr_range
 from runtime.tuning.processes.lr_range import judged, sweep
 from tests import tiny
 from tests.paths import ROOT
@@ -116,7 +116,7 @@ def test_the_command_writes_picture_and_numbers_and_no_run(tmp_path: Path) -> No
     line = re.search(r"optimizer: \{name: sgd, lr: (\S+)\}", done.stdout)
     assert line, done.stdout
     assert float(line[1]) == stored["suggested"]
-    assert spec.load(job, [f"train.{line[0]}".replace(": ", "=", 1)]).train.optimizer.lr == stored["suggested"]
+    assert job_spec.load(job, [f"train.{line[0]}".replace(": ", "=", 1)]).train.optimizer.lr == stored["suggested"]
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_the_command_writes_picture_and_numbers_and_no_run(tmp_path: Path) -> No
     ],
 )
 def test_options_that_make_no_sense(options: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["find-lr", str(ROOT / "jobs" / "digits.yaml"), *options]) == 2
+    assert main.main(["find-lr", str(ROOT / "jobs" / "digits.yaml"), *options]) == 2
     assert expected in capsys.readouterr().err
 
 
 def test_what_is_said_when_nothing_falls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     flat = 2 + 0.1 * np.random.default_rng(1).standard_normal(100)
-    range_test.report(made, judged(RATES, flat, 100), tmp_path)
+    lr_range.report(made, judged(RATES, flat, 100), tmp_path)
     assert "no rate can be suggested: the loss falls on no stretch by more than its noise" in capsys.readouterr().out
     assert json.loads((tmp_path / "find-lr.json").read_text())["suggested"] is None

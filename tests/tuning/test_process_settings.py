@@ -20,12 +20,10 @@ import pytest
 from runtime.data.load import load
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware, Libraries
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.models.build import build
-from runtime.plan import effective_plan as in_force
-from runtime.plan import evidence, plan
-from runtime.tuning import evidence_keys as remembered
-from runtime.tuning import process_settings as apart
+from runtime.plan import effective_plan, evidence, plan
+from runtime.tuning import evidence_keys, process_settings
 from runtime.tuning.bench.block_timing import Block
 from runtime.tuning.bench.variant import Failed, Ready
 from tests import tiny
@@ -42,14 +40,14 @@ def machine() -> Hardware:
 
 def test_what_may_gain_most_comes_first_and_what_the_job_asks_for_is_not_contested() -> None:
     here = machine()
-    found = apart.contested(tiny.job(), here, plan.resolve(tiny.job(), here))
+    found = process_settings.contested(tiny.job(), here, plan.resolve(tiny.job(), here))
     assert [(o.name, value) for o, value in found] == [
         ("cpu_threads", 1),
         ("allocator", "off"),
         ("openmp_runtime", "off"),
     ]
     asked = tiny.job(optimize="cpu_threads: 2, allocator: off")
-    found = apart.contested(asked, here, plan.resolve(asked, here))
+    found = process_settings.contested(asked, here, plan.resolve(asked, here))
     assert [(o.name, value) for o, value in found] == [("openmp_runtime", "off")]
 
 
@@ -117,10 +115,12 @@ def test_children_of_known_speed(
     monkeypatch: pytest.MonkeyPatch, table: dict[str, Any], values: dict[str, object], text: str
 ) -> None:
     here, shop, said = machine(), Shop(table), list[str]()
-    monkeypatch.setattr(apart, "Workshop", shop)
+    monkeypatch.setattr(process_settings, "Workshop", shop)
     made = plan.resolve(tiny.job(), here)
-    rivals = apart.contested(tiny.job(), here, made)
-    found = apart.measured(apart.Source(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, said.append)
+    rivals = process_settings.contested(tiny.job(), here, made)
+    found = process_settings.measured(
+        process_settings.Source(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, said.append
+    )
     before = {name: made.value(name) for name in found}
     assert {name: row.value for name, row in found.items()} == before | values
     assert found["cpu_threads"].text.startswith(text)
@@ -130,13 +130,13 @@ def test_children_of_known_speed(
 def test_an_exact_setting_must_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     here = machine()
     near = [(loss * (1 + 1e-5), norm) for loss, norm in NUMBERS]
-    monkeypatch.setattr(apart, "Workshop", Shop({"cpu_threads 1": near, "allocator off": near}))
+    monkeypatch.setattr(process_settings, "Workshop", Shop({"cpu_threads 1": near, "allocator off": near}))
     made = plan.resolve(tiny.job(), here)
-    found = apart.measured(
-        apart.Source(Path("tiny.yaml")),
+    found = process_settings.measured(
+        process_settings.Source(Path("tiny.yaml")),
         here,
         made,
-        apart.contested(tiny.job(), here, made),
+        process_settings.contested(tiny.job(), here, made),
         3e3,
         60.0,
         lambda text: None,
@@ -158,13 +158,17 @@ def test_without_time_or_memory_no_child_is_started(
     monkeypatch: pytest.MonkeyPatch, seconds: float, standing: float, own: int, expected: str
 ) -> None:
     here, shop, said = machine(), Shop({}), list[str]()
-    monkeypatch.setattr(apart, "Workshop", shop)
+    monkeypatch.setattr(process_settings, "Workshop", shop)
     process = psutil.Process()
     memory = process.memory_info()._replace(rss=own)
-    monkeypatch.setattr(apart.psutil, "Process", lambda: type("P", (), {"memory_info": lambda self: memory})())
+    monkeypatch.setattr(
+        process_settings.psutil, "Process", lambda: type("P", (), {"memory_info": lambda self: memory})()
+    )
     made = plan.resolve(tiny.job(), here)
-    rivals = apart.contested(tiny.job(), here, made)
-    assert not apart.measured(apart.Source(Path("tiny.yaml")), here, made, rivals, 3e3, seconds, said.append, standing)
+    rivals = process_settings.contested(tiny.job(), here, made)
+    assert not process_settings.measured(
+        process_settings.Source(Path("tiny.yaml")), here, made, rivals, 3e3, seconds, said.append, standing
+    )
     assert expected in said[0]
     assert not shop.sides
 
@@ -206,9 +210,9 @@ needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU
 
 @needs_two
 def test_evidence_of_another_way_to_start_is_taken_by_a_new_process(job: Path) -> None:
-    asked, here = spec.load(job), detect(job.parent)
+    asked, here = job_spec.load(job), detect(job.parent)
     data = load(asked)
-    name = remembered.speed(asked, here, data, build(asked, data), True)
+    name = evidence_keys.speed(asked, here, data, build(asked, data), True)
     evidence.store(here, name, {"cpu_threads": evidence.Measured(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")})
     output, _ = started(job).communicate(timeout=120)
     assert "tune: measured before, on 2026-11-21" in output
@@ -222,7 +226,7 @@ def test_evidence_of_another_way_to_start_is_taken_by_a_new_process(job: Path) -
     # Known by the spec, the next run starts right away as it should; no torch is needed to know.
     evidence.store(here, evidence.early(here, asked), evidence.load(here, name))
     assert plan.resolve(asked, here, measured=evidence.started(here, asked)).value("cpu_threads") == 1
-    off = spec.load(job, ["optimize.measure=off"])
+    off = job_spec.load(job, ["optimize.measure=off"])
     assert not evidence.started(here, off)
 
 
@@ -242,7 +246,7 @@ def test_a_signal_ends_the_children_and_the_run_is_planned_anew(job: Path) -> No
     assert first.returncode == 75, output
     assert found
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in found)
-    assert not in_force.begun(job.parent / "runs" / "tiny-001")
+    assert not effective_plan.begun(job.parent / "runs" / "tiny-001")
 
 
 @needs_two

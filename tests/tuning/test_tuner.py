@@ -23,12 +23,11 @@ from runtime.data.load import load
 from runtime.hardware.facts import Hardware
 from runtime.models.build import build
 from runtime.plan import evidence, plan
-from runtime.system import timeout as deadline
+from runtime.system import timeout
 from runtime.training import run
 from runtime.training.phase_timer import Clock
-from runtime.tuning import paired_timing as pairs
+from runtime.tuning import paired_timing, variants
 from runtime.tuning import tuner as tune
-from runtime.tuning import variants as arms
 from tests import reports, tiny
 from tests.paths import ROOT
 
@@ -45,17 +44,19 @@ def test_known_delays_under_a_noisy_neighbour(seed: int, incumbent: float, chall
     draws = random.Random(seed)
     noise = [1 + 0.5 * (draws.random() < 0.3) + 0.05 * draws.random() for _ in range(100)]
     stream = itertools.cycle(noise)
-    pair = pairs.compare(side(incumbent, lambda: next(stream)), side(challenger, lambda: next(stream)), 0.1, 1e9)
-    assert arms.judged(pair, 0.0, 1e9).wins == (challenger < incumbent)
+    pair = paired_timing.compare(
+        side(incumbent, lambda: next(stream)), side(challenger, lambda: next(stream)), 0.1, 1e9
+    )
+    assert variants.judged(pair, 0.0, 1e9).wins == (challenger < incumbent)
 
 
 def test_the_calmest_pairs_count_whatever_their_ratio() -> None:
     taken = [(1.0, 1.0), (1.5, 1.0), (1.0, 1.4), (1.01, 1.0), (1.0, 1.02), (1.6, 1.6), (1.2, 1.0), (1.0, 1.01)]
-    assert sorted(pairs.calmest(taken)) == sorted([1.0, 1.01, 1.0 / 1.02, 1.0 / 1.01])
+    assert sorted(paired_timing.calmest(taken)) == sorted([1.0, 1.01, 1.0 / 1.02, 1.0 / 1.01])
 
 
 def test_clear_verdicts_are_taken_early() -> None:
-    pair = pairs.compare(side(0.1, lambda: 1.0), side(0.2, lambda: 1.0), 0.1, 1e9)
+    pair = paired_timing.compare(side(0.1, lambda: 1.0), side(0.2, lambda: 1.0), 0.1, 1e9)
     assert len(pair.ratios) == 4
     assert pair.spread() == "0.50x [0.50-0.50]"
 
@@ -71,7 +72,7 @@ def test_clear_verdicts_are_taken_early() -> None:
     ],
 )
 def test_numbers_count_before_speed(numbers: list[tuple[float, float]], expected: str | None) -> None:
-    found = arms.differs(numbers, [(1.0, 2.0), (0.9, 1.9)], 1e-3)
+    found = variants.differs(numbers, [(1.0, 2.0), (0.9, 1.9)], 1e-3)
     assert found is None if expected is None else expected in (found or "")
 
 
@@ -103,7 +104,7 @@ def test_off_measures_nothing(tmp_path: Path) -> None:
 
 
 def test_full_measures_and_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "BLOCK", 0.01)
+    monkeypatch.setattr(paired_timing, "BLOCK", 0.01)
     said: list[str] = []
     found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
     assert set(found) == {"channels_last"}
@@ -115,10 +116,10 @@ def test_full_measures_and_is_remembered(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "BLOCK", 0.01)
+    monkeypatch.setattr(paired_timing, "BLOCK", 0.01)
     real = tune.Tuner.arm
 
-    def wrong(self: tune.Tuner, made: plan.Plan) -> arms.Arm:
+    def wrong(self: tune.Tuner, made: plan.Plan) -> variants.Arm:
         arm = real(self, made)
         if made.value("channels_last") != self.made.plan.value("channels_last"):
             step = arm.run.step
@@ -126,7 +127,7 @@ def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pyte
         return arm
 
     monkeypatch.setattr(tune.Tuner, "arm", wrong)
-    monkeypatch.setattr(arms, "all_off", lambda made, quiet: arms.changed(made, "channels_last", True))
+    monkeypatch.setattr(variants, "all_off", lambda made, quiet: variants.changed(made, "channels_last", True))
     said: list[str] = []
     found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
     assert "vetoed: " in found["channels_last"].text
@@ -140,17 +141,17 @@ def test_what_is_compiled_is_compared_with_torchs_dropout(tmp_path: Path, monkey
     here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
     network = build(asked, data)
     first = plan.resolve(asked, here, run.workload(data, network.module))
-    first = arms.changed(first, "packed_dropout", True)
+    first = variants.changed(first, "packed_dropout", True)
     made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), Clock())
     tuner = tune.Tuner(made, data, network, lambda line: None)
     for compiled in (False, True, True, False):
-        tuner.reference(False, arms.changed(first, "compile", compiled))
+        tuner.reference(False, variants.changed(first, "compile", compiled))
     assert [one.value("packed_dropout") for one in seen] == [True, False]
 
 
 def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each draws dropout of its own: compared with the other's, one of them would be vetoed."""
-    monkeypatch.setattr(pairs, "BLOCK", 0.01)
+    monkeypatch.setattr(paired_timing, "BLOCK", 0.01)
     monkeypatch.chdir(tmp_path)
     reports.write(tmp_path)
     asked = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, dropout: 0.3}}")
@@ -162,11 +163,11 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
     tuner = tune.Tuner(made, data, network, lambda line: None)
     for value in (512, "off"):
         row = next(o for o in optimizations.every() if o.name == "unpadding")
-        verdict = tuner._verdict(row, tuner.arm(first), arms.changed(first, "unpadding", value), 0.01, 5.0)
+        verdict = tuner._verdict(row, tuner.arm(first), variants.changed(first, "unpadding", value), 0.01, 5.0)
         assert "loss ok" in verdict.text
-    parts = arms.changed(first, "unpadding", 512)
+    parts = variants.changed(first, "unpadding", 512)
     row = next(o for o in optimizations.every() if o.name == "fused_optimizer")
-    verdict = tuner._verdict(row, tuner.arm(parts), arms.changed(parts, "fused_optimizer", False), 0.01, 5.0)
+    verdict = tuner._verdict(row, tuner.arm(parts), variants.changed(parts, "fused_optimizer", False), 0.01, 5.0)
     assert "loss ok" in verdict.text
 
 
@@ -220,11 +221,11 @@ def test_a_compiler_that_takes_too_long_is_broken_off_and_another_process_trains
 
 
 def test_a_deadline_leaves_no_alarm_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline, "_broken", [])
+    monkeypatch.setattr(timeout, "_broken", [])
     before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(deadline.Late, match="not done within 0 s"), deadline.within(0.05):
+    with pytest.raises(timeout.Late, match="not done within 0 s"), timeout.within(0.05):
         time.sleep(5)
-    with deadline.within(60):
+    with timeout.within(60):
         pass
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) is before

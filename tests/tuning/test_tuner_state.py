@@ -16,16 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.hardware import facts as hardware
+from runtime.hardware import facts
 from runtime.models.build import build
 from runtime.optimizations import Value
 from runtime.plan import plan
 from runtime.training import run
 from runtime.training.phase_timer import Clock
-from runtime.tuning import paired_timing as pairs
-from runtime.tuning import time_budget as budget
+from runtime.tuning import paired_timing, time_budget, variants
 from runtime.tuning import tuner as tune
-from runtime.tuning import variants as arms
 from tests import tiny
 
 Cost = Callable[[plan.Plan], float]
@@ -49,12 +47,12 @@ class Known:
         return GOOD
 
 
-def machine(flags: tuple[str, ...] = FLAGS) -> hardware.Hardware:
+def machine(flags: tuple[str, ...] = FLAGS) -> facts.Hardware:
     here = tiny.machine()
     return replace(here, cpu=replace(here.cpu, flags=flags), compiler=None)
 
 
-def tuner(folder: Path, made: hardware.Hardware, cost: Cost, noise: Iterator[float], said: list[str]) -> tune.Tuner:
+def tuner(folder: Path, made: facts.Hardware, cost: Cost, noise: Iterator[float], said: list[str]) -> tune.Tuner:
     """A tuner whose arms take a time by their plan."""
     job, data = tiny.job(optimize=BIG), tiny.dataset()
     network = build(job, data)
@@ -179,11 +177,15 @@ def test_known_delays_beside_a_process_that_computes_without_a_pause(slower: boo
     neighbour.start()
     try:
         step = side(8)(20) / 20
-        pair = pairs.compare(side(8), side(10), step, 60.0) if slower else pairs.compare(side(10), side(8), step, 60.0)
+        pair = (
+            paired_timing.compare(side(8), side(10), step, 60.0)
+            if slower
+            else paired_timing.compare(side(10), side(8), step, 60.0)
+        )
     finally:
         neighbour.kill()
         neighbour.join()
-    assert arms.judged(pair, 0.0, 3600.0).wins is not slower
+    assert variants.judged(pair, 0.0, 3600.0).wins is not slower
 
 
 @pytest.mark.parametrize("slow", [1.0, 30.0])
@@ -195,7 +197,7 @@ def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
     """Whatever a step takes, and however slow a candidate is: 2 % of the run, and one step that was on its way."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    for module in (tune, budget, arms, pairs):
+    for module in (tune, time_budget, variants, paired_timing):
         monkeypatch.setattr(module, "time", clock)
 
     @dataclass
@@ -211,7 +213,7 @@ def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
             return 1.0, 1.0
 
         def numbers(self, quiet: bool) -> Any:
-            return arms.Arm.numbers(self, quiet)  # type: ignore[arg-type]
+            return variants.Arm.numbers(self, quiet)  # type: ignore[arg-type]
 
     cost, said = table(precision_bf16=slow, channels_last_false=slow), list[str]()
     made = tuner(tmp_path, machine(), cost, calm(), said)
@@ -225,10 +227,12 @@ def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
     monkeypatch.setattr(made, "arm", arm)
     found = made.tune(None)
     worst = seconds * max(1.0, slow)
-    if steps * seconds < budget.WORTH_FROM or steps * budget.SHARE < budget.FEWEST:
+    if steps * seconds < time_budget.WORTH_FROM or steps * time_budget.SHARE < time_budget.FEWEST:
         assert not found
         assert now[0] <= seconds
         assert "too short to measure anything" in said[-1]
     else:
-        assert now[0] <= budget.SHARE * steps * seconds + 2 * worst
-        assert said[-1].startswith(f"tune: took {now[0]:.0f} s of {budget.SHARE * steps * seconds:.0f} s, measured ")
+        assert now[0] <= time_budget.SHARE * steps * seconds + 2 * worst
+        assert said[-1].startswith(
+            f"tune: took {now[0]:.0f} s of {time_budget.SHARE * steps * seconds:.0f} s, measured "
+        )

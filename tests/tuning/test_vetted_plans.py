@@ -15,11 +15,8 @@ from runtime.models.build import build
 from runtime.plan import evidence, plan
 from runtime.training import run
 from runtime.training.phase_timer import Clock
-from runtime.tuning import evidence_keys as remembered
-from runtime.tuning import paired_timing as pairs
+from runtime.tuning import evidence_keys, paired_timing, variants, vetted_plans
 from runtime.tuning import tuner as tune
-from runtime.tuning import variants as arms
-from runtime.tuning import vetted_plans as vetted
 from runtime.tuning.tuner_state import Contest
 from tests import tiny
 from tests.tuning.test_tuner import machine
@@ -29,7 +26,7 @@ MEASURED = "measure: full, compile: false, precision: fp32"
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "BLOCK", 0.001)
+    monkeypatch.setattr(paired_timing, "BLOCK", 0.001)
     monkeypatch.setattr(tune, "FULL", 3.0)
 
 
@@ -51,7 +48,7 @@ def wrong_where(monkeypatch: pytest.MonkeyPatch, bad: object) -> None:
     """A network that computes something else in channels_last, or without it, for jobs or data that `bad` picks."""
     real = tune.Tuner.arm
 
-    def arm(self: tune.Tuner, made: plan.Plan) -> arms.Arm:
+    def arm(self: tune.Tuner, made: plan.Plan) -> variants.Arm:
         found = real(self, made)
         if bad(self, made):  # type: ignore[operator]
             step = found.run.step
@@ -66,7 +63,7 @@ def known(folder: Path, *, other: bool = False, text: str = "1.5x, loss ok") -> 
     asked, data = tiny.job(optimize=MEASURED), tiny.dataset()
     usual = plan.resolve(asked, machine(folder), run.workload(data, build(asked, data).module)).value("channels_last")
     row = evidence.Measured(bool(usual) is not other, text, "2026-11-21")
-    speeds = remembered.speed(asked, machine(folder), data, build(asked, data), False)
+    speeds = evidence_keys.speed(asked, machine(folder), data, build(asked, data), False)
     evidence.store(machine(folder), speeds, {"channels_last": row})
     return row
 
@@ -117,7 +114,7 @@ def test_what_is_right_for_one_job_is_not_taken_where_its_numbers_are_wrong(
 ) -> None:
     faster = known(tmp_path, other=True).value
     wrong_where(monkeypatch, lambda tuner, made: made.value("channels_last") == faster)
-    monkeypatch.setattr(arms, "all_off", lambda made, quiet: arms.changed(made, "channels_last", not faster))
+    monkeypatch.setattr(variants, "all_off", lambda made, quiet: variants.changed(made, "channels_last", not faster))
     found, said = measured(tmp_path, *other)
     assert "measured before, on 2026-11-21, with other data or settings; with these its numbers are wrong (" in said
     assert "channels_last" not in found or found["channels_last"].value is not faster
@@ -138,7 +135,7 @@ def contest(folder: Path, asked: Job, said: list[str]) -> Contest:
     made = run.assemble(asked, here, first, folder, data, network, tiny.Quiet(), Clock())
     tuner = tune.Tuner(made, data, network, said.append)
     found = Contest(first, tuner.arm(first))
-    vetted.defaults(tuner, found, math.inf)
+    vetted_plans.defaults(tuner, found, math.inf)
     return found
 
 
@@ -173,7 +170,7 @@ def test_what_we_would_do_is_checked_in_every_run_that_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked = list[Contest]()
-    monkeypatch.setattr(vetted, "defaults", lambda tuner, contest, until: checked.append(contest))
+    monkeypatch.setattr(vetted_plans, "defaults", lambda tuner, contest, until: checked.append(contest))
     measured(tmp_path, tiny.job(optimize=MEASURED))
     assert len(checked) == 1
 
@@ -184,8 +181,8 @@ def test_a_scale_of_fp16_that_begins_too_high_is_no_veto(tmp_path: Path) -> None
     made.train_mode()
     reference = tiny.assembled(tmp_path, asked)
     reference.train_mode()
-    steps = [arms.Arm(one, iter(list(one.batches.epoch(0)) * 2)).numbers(False) for one in (made, reference)]
-    assert arms.differs(steps[0], steps[1], arms.SHORT_FORMAT) is None
+    steps = [variants.Arm(one, iter(list(one.batches.epoch(0)) * 2)).numbers(False) for one in (made, reference)]
+    assert variants.differs(steps[0], steps[1], variants.SHORT_FORMAT) is None
     assert made.step.scaler.scale < 1e11
 
 
@@ -193,17 +190,17 @@ def test_what_changes_what_is_learned_stays_in_the_reference() -> None:
     """A job that asks for it gets it; else everything beside it would be vetoed."""
     made = plan.resolve(tiny.job(optimize="micro_batch: 8"), tiny.machine())
     rows = [replace(row, effect="training") if row.name == "micro_batch" else row for row in made.decisions]
-    assert arms.all_off(replace(made, decisions=tuple(rows)), True).value("micro_batch") == 8
-    assert arms.all_off(made, True).value("micro_batch") == "off"
+    assert variants.all_off(replace(made, decisions=tuple(rows)), True).value("micro_batch") == 8
+    assert variants.all_off(made, True).value("micro_batch") == "off"
 
 
 def test_what_a_job_is_known_by(tmp_path: Path) -> None:
     asked, data = tiny.job(), tiny.dataset()
     network = build(asked, data)
-    first = remembered.numbers("x", asked, data, network)
-    assert first == remembered.numbers("x", asked, data, network)
-    assert first != remembered.numbers("y", asked, data, network)
+    first = evidence_keys.numbers("x", asked, data, network)
+    assert first == evidence_keys.numbers("x", asked, data, network)
+    assert first != evidence_keys.numbers("y", asked, data, network)
     with torch.no_grad():
         next(network.module.parameters())[0] += 1
-    assert first != remembered.numbers("x", asked, data, network)
-    assert remembered.numbers("x", asked.model_copy(update={"task": "python"}), data, network) is None
+    assert first != evidence_keys.numbers("x", asked, data, network)
+    assert evidence_keys.numbers("x", asked.model_copy(update={"task": "python"}), data, network) is None

@@ -14,22 +14,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from runtime.cli.doctor import clock_and_port as surroundings
-from runtime.cli.doctor import disk as storage
-from runtime.cli.doctor import docker_engine as engine
-from runtime.cli.doctor import environment_variables as settings
-from runtime.cli.doctor import gpu, limits
+from runtime.cli.doctor import clock_and_port, disk, docker_engine, environment_variables, gpu, limits
 from runtime.cli.doctor.finding import EXIT, Check, Finding, Level, worst
 from runtime.cli.doctor.snapshot import Scene, gather
 from runtime.plan.plan_table import console
 
 CHECKS: tuple[Check, ...] = (
-    engine.check,
+    docker_engine.check,
     gpu.check,
     limits.check,
-    storage.check,
-    settings.check,
-    surroundings.check,
+    disk.check,
+    environment_variables.check,
+    clock_and_port.check,
 )
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from runtime.cli.doctor.docker_engine import numbers
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
 from runtime.cli.doctor.snapshot import Scene
-from runtime.hardware import image_selection as image
+from runtime.hardware import image_selection
 from runtime.hardware.facts import Gpu
 
 TOOLKIT = (((1, 16, 1), "CVE-2024-0132"), ((1, 17, 3), "CVE-2025-23359"), ((1, 17, 7), "CVE-2025-23266"))
@@ -30,11 +30,11 @@ def check(scene: Scene) -> Iterator[Finding]:
 
 def _driver(gpu: Gpu) -> Finding:
     version = numbers(gpu.driver)
-    if version[:1] < (image.LEGACY_DRIVER,):
+    if version[:1] < (image_selection.LEGACY_DRIVER,):
         return fail(
             "driver",
-            f"{gpu.driver}: no image runs on less than {image.LEGACY_DRIVER}",
-            f"install driver {image.AMPERE_DRIVER} from your distribution, and restart",
+            f"{gpu.driver}: no image runs on less than {image_selection.LEGACY_DRIVER}",
+            f"install driver {image_selection.AMPERE_DRIVER} from your distribution, and restart",
         )
     first = DRIVERS.get(version[0])
     if first and version < first:
@@ -43,11 +43,11 @@ def _driver(gpu: Gpu) -> Finding:
             f"{gpu.driver} has known holes (CVE-2025-23277)",
             f"update to {'.'.join(map(str, first))} or newer, and restart",
         )
-    if gpu.capability >= (8, 0) and version[0] < image.AMPERE_DRIVER:
+    if gpu.capability >= (8, 0) and version[0] < image_selection.AMPERE_DRIVER:
         return warn(
             "driver",
             f"{gpu.driver} keeps {gpu.name} on the older image",
-            f"driver {image.AMPERE_DRIVER} or newer allows the image `ampere`",
+            f"driver {image_selection.AMPERE_DRIVER} or newer allows the image `ampere`",
         )
     return ok("driver", gpu.driver)
 
@@ -80,7 +80,7 @@ def _toolkit(scene: Scene) -> Iterator[Finding]:
 
 def _match(scene: Scene) -> Iterator[Finding]:
     hardware = scene.hardware
-    wanted = image.choose(hardware)
+    wanted = image_selection.choose(hardware)
     if wanted.word is None:
         yield fail("gpu and image", wanted.reason, "train on the CPU, or on another machine")
     elif hardware.image and hardware.image != wanted.word:

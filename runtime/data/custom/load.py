@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.data.custom import target_kinds as kinds
-from runtime.data.custom import user_code
-from runtime.data.custom import user_loss as own_loss
+from runtime.data.custom import target_kinds, user_code, user_loss
 from runtime.data.custom.arrays import ArraySplit, described
 from runtime.data.custom.map_dataset import Items, opened
 from runtime.data.custom.user_errors import blamed
 from runtime.data.dataset import Dataset, Head, Inputs, New
-from runtime.data.formats import npz_file as npz
+from runtime.data.formats import npz_file
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 from runtime.job.custom import CustomJob, OwnTask
@@ -45,7 +43,7 @@ def load(job: CustomJob) -> Dataset:
         )
     reader = {"file": data.file, "function": data.reader, "arguments": data.arguments} if data.reader else None
     labels = tuple(f"data.file: {kind} data of {data.factory}() in {data.file}" for kind in ("training", "validation"))
-    return dataset(job, (found[0], found[1]), labels, data.targets, data.names, own_loss.load(job), reader)
+    return dataset(job, (found[0], found[1]), labels, data.targets, data.names, user_loss.load(job), reader)
 
 
 def dataset(
@@ -73,7 +71,7 @@ def dataset(
         SpecError: if the loss or a metric of the job does not go with the targets.
     """
     train, held = (opened(part, label, job.train.seed) for part, label in zip(parts, labels, strict=True))
-    head, kind = kinds.settle(job, train, held, targets, names)
+    head, kind = target_kinds.settle(job, train, held, targets, names)
     inputs = as_float32(train.gather(np.arange(1)), np.arange(1), None)
     shapes = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in inputs]
     stored = {"kind": "own", "inputs": shapes, "targets": kind, "reader": reader}
@@ -81,7 +79,7 @@ def dataset(
         f"{len(train):,} training and {len(held):,} validation samples",
         _goal(head, kind),
         *_way(train, names, kind),
-        *kinds.unseen(train, head),
+        *target_kinds.unseen(train, head),
     ]
     arrays = {
         name: part
@@ -148,10 +146,10 @@ def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping
             "give what the network was trained on",
         )
     kind = preprocessing["targets"]
-    most = kinds.highest(kind, len(heads[""].classes))
+    most = target_kinds.highest(kind, len(heads[""].classes))
     if labelled and most is not None and isinstance(split, ArraySplit):
         _check_targets(split, most)
-    split.settle(partial(kinds.converted, kind), most)
+    split.settle(partial(target_kinds.converted, kind), most)
     return New(split, as_float32)
 
 
@@ -178,7 +176,7 @@ def _npz(path: Path, keys: Sequence[str]) -> list[Any]:
                 raise DataError(
                     f"{path} has no {', '.join(lost)}, it has {', '.join(content)}", form, "rename the arrays"
                 )
-            return [npz.member(content, key) for key in keys]
+            return [npz_file.member(content, key) for key in keys]
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read: {error}", form, "write it with numpy.savez") from None
 

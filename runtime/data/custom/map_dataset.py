@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
-from runtime.data import stateless_random as draws
+from runtime.data import stateless_random
 from runtime.data.custom.arrays import FORMS, ArraySplit, arrays, described, empty
 from runtime.data.custom.user_errors import blamed
 from runtime.data.dataset import Inputs, Targets
@@ -111,7 +111,7 @@ class ItemSplit:
         return listed
 
     def _collated(self, ids: Ids) -> tuple[Inputs, Tensor | None]:
-        _seed(draws.key(self.seed, "items", self.name, ids.tobytes().hex()))
+        _seed(stateless_random.key(self.seed, "items", self.name, ids.tobytes().hex()))
         at = 0
         with blamed(lambda told: DataError(f"{self.name}: sample {at} raised {told}", "", "correct these lines")):
             items = [self.dataset[(at := index)] for index in ids.tolist()]

@@ -10,7 +10,7 @@ from runtime.data.custom.user_code import short_name
 from runtime.errors import DrivetrainError
 from runtime.job.formatting import printable
 from runtime.job.user_files import mistake
-from runtime.system import torch_errors as memory
+from runtime.system import torch_errors
 
 
 @contextlib.contextmanager
@@ -21,7 +21,7 @@ def blamed(refuse: Callable[[str], DrivetrainError]) -> Iterator[None]:
     except DrivetrainError:
         raise
     except (Exception, SystemExit) as error:
-        if memory.is_exhausted(error):
+        if torch_errors.is_exhausted(error):
             raise
         raise refuse(told(error)) from error
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.data.formats import text_encoding as encoding
+from runtime.data.formats import text_encoding
 from runtime.errors import DataError
 from runtime.job.formatting import printable
 
@@ -74,7 +74,7 @@ def _check_separator(path: Path, key: str) -> None:
         found = next((name for name, sign in SIGNS.items() if sign.encode() in header), "")
         if found:
             # What is converted next has to be readable.
-            encoding.check(path, key)
+            text_encoding.check(path, key)
             raise DataError(
                 f"{key}: the columns of {path} are separated by {found}",
                 "a .csv with commas, or a .tsv with tabs",
@@ -97,7 +97,7 @@ def _check_lengths(path: Path, key: str) -> None:
     from pyarrow import ArrowInvalid, csv
 
     # Rows of a wrong length are told with their text.
-    encoding.check(path, key)
+    text_encoding.check(path, key)
 
     wrong: list[str] = []
 

@@ -13,20 +13,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runtime.data.formats import csv_file as delimited
-from runtime.data.formats import jsonl_file as jsonlines
-from runtime.data.formats import parquet_file as parquet
-from runtime.data.formats import text_encoding as encoding
+from runtime.data.formats import csv_file, jsonl_file, parquet_file, text_encoding
 from runtime.data.labels import listed
 from runtime.errors import DataError, nearest
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 POSSIBLE = "a CSV or TSV in UTF-8 with a header, a JSONL with one object in each line, or a Parquet file"
 _KINDS: dict[str, ModuleType] = {
-    ".csv": delimited,
-    ".tsv": delimited,
-    ".jsonl": jsonlines,
-    ".parquet": parquet,
+    ".csv": csv_file,
+    ".tsv": csv_file,
+    ".jsonl": jsonl_file,
+    ".parquet": parquet_file,
 }
 
 
@@ -59,8 +56,8 @@ def read(
     kind = _kind(path, key)
     wanted = wanted or {}
     try:
-        if kind is not parquet:
-            encoding.check_mark(path, key)
+        if kind is not parquet_file:
+            text_encoding.check_mark(path, key)
         names = kind.names(path, key)
         _check_names(names, path, key)
         check_wanted(names, wanted, path)
@@ -70,12 +67,12 @@ def read(
         # Readers let text pass that is not UTF-8.
         table.validate(full=True)
     except _failures() as error:
-        if kind is not parquet:
-            encoding.check(path, key)
+        if kind is not parquet_file:
+            text_encoding.check(path, key)
         raise DataError(f"{key}: {path} cannot be read: {_reason(error)}", POSSIBLE, "write the file again") from None
-    if kind is not parquet and any("binary" in str(field.type) for field in table.schema):
+    if kind is not parquet_file and any("binary" in str(field.type) for field in table.schema):
         # So pyarrow calls text that is not UTF-8.
-        encoding.check(path, key)
+        text_encoding.check(path, key)
     if not len(table):
         raise DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
     return table

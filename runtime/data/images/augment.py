@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime.data import stateless_random as draws
-from runtime.data.images import color_ops as colour
+from runtime.data import stateless_random
+from runtime.data.images import color_ops
 from runtime.data.images.randaugment import randaugment
 from runtime.data.images.warp import Floats, cropped
 from runtime.data.stateless_random import Ids
@@ -73,7 +73,11 @@ def padded_crop(pixels: Tensor, drawn: Floats, padding: int, fill: Tensor) -> Te
 
 def jittered(pixels: Tensor, drawn: Floats, spec: ColorJitter) -> Tensor:
     """Brightness, contrast and saturation, each by a factor in [1 - x, 1 + x]; `drawn` has shape (N, 3)."""
-    changes = {colour.brightness: spec.brightness, colour.contrast: spec.contrast, colour.saturation: spec.saturation}
+    changes = {
+        color_ops.brightness: spec.brightness,
+        color_ops.contrast: spec.contrast,
+        color_ops.saturation: spec.saturation,
+    }
     for (change, most), number in zip(changes.items(), drawn.T, strict=True):
         if most:
             pixels = change(pixels, _column(1 + most * (2 * number - 1), pixels).to(pixels.dtype))
@@ -97,7 +101,7 @@ def erased(pixels: Tensor, drawn: Floats, spec: Erasing, fill: Tensor) -> Tensor
 
 
 def _draw(seed: int, epoch: int, ids: Ids, purpose: str, count: int) -> Floats:
-    return draws.uniform(seed, purpose, epoch, ids, count)
+    return stateless_random.uniform(seed, purpose, epoch, ids, count)
 
 
 def _column(values: Floats | npt.NDArray[np.bool_], like: Tensor) -> Tensor:

@@ -13,13 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime.data import labels, stratify
-from runtime.data import stateless_random as draws
+from runtime.data import labels, stateless_random, stratify
 from runtime.data.dataset import Dataset, Head, Inputs, Settled, Targets
-from runtime.data.images import decoded_cache as decoded
-from runtime.data.images import input_shape as geometry
-from runtime.data.images import npz_images as arrays
-from runtime.data.images import source
+from runtime.data.images import decoded_cache, input_shape, npz_images, source
 from runtime.data.images.augment import Augment
 from runtime.data.images.decoded_cache import Decoded
 from runtime.data.images.image_files import Files
@@ -30,7 +26,7 @@ from runtime.errors import DataError
 from runtime.hardware.disk_space import DECODED
 from runtime.hardware.facts import Storage
 from runtime.job.job import ImageJob
-from runtime.pretrained import image_input as vision
+from runtime.pretrained import image_input
 from runtime.pretrained.image_input import Expected
 
 _BECOMES = {
@@ -69,7 +65,7 @@ def load(job: ImageJob, settled: Settled | None = None) -> Dataset:
     """
     train = source.read(job.resolve(job.data.train), job.data, "data.train")
     classes = settled.heads[""].classes if settled else _classes(train)
-    wanted = vision.expected(job)
+    wanted = image_input.expected(job)
     size, channels, notes = _geometry(job, train, wanted)
     notes += _oblong(train, job.data.fit)
     if settled:
@@ -115,7 +111,7 @@ def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
         twin: ImageSplit = copy.copy(given)
         if isinstance(given.images, Files):
             if id(given.images) not in made:
-                made[id(given.images)] = decoded.kept(given.images, folder, (storage.cache_room or 0) // share)
+                made[id(given.images)] = decoded_cache.kept(given.images, folder, (storage.cache_room or 0) // share)
             twin.images = made[id(given.images)]
         return twin
 
@@ -145,7 +141,7 @@ def _geometry(job: ImageJob, train: Source, wanted: Expected | None) -> tuple[in
     """Size, channels, and the reasons as notes."""
     if wanted is not None:
         asked = wanted.size if job.data.image_size == "auto" and wanted.size else job.data.image_size
-        size, why = geometry.choose_size(asked, train.images.short_sides[train.rows], exact=False)
+        size, why = input_shape.choose_size(asked, train.images.short_sides[train.rows], exact=False)
         if asked != job.data.image_size:
             why = "the pretrained network was made for it"
         return (
@@ -154,9 +150,9 @@ def _geometry(job: ImageJob, train: Source, wanted: Expected | None) -> tuple[in
             [f"image_size {size}: {why}", f"channels {wanted.channels}: the network takes them"],
         )
     sides, grey = train.images.short_sides[train.rows], train.images.grey[train.rows]
-    exact = isinstance(train.images, arrays.Arrays)
-    size, why = geometry.choose_size(job.data.image_size, sides, exact)
-    channels, because = geometry.choose_channels(job.data.channels, bool(grey.all()))
+    exact = isinstance(train.images, npz_images.Arrays)
+    size, why = input_shape.choose_size(job.data.image_size, sides, exact)
+    channels, because = input_shape.choose_channels(job.data.channels, bool(grey.all()))
     return size, channels, [f"image_size {size}: {why}", f"channels {channels}: {because}"]
 
 
@@ -213,7 +209,7 @@ def _preparer(
     job: ImageJob, train: ImageSplit, classes: tuple[str, ...], wanted: Expected | None
 ) -> tuple[Preparer, list[str]]:
     """Statistics of the training images alone, or those that a pretrained network expects, and notes."""
-    chosen = draws.generator(job.train.seed, "statistics").permutation(len(train))[:MEASURED]
+    chosen = stateless_random.generator(job.train.seed, "statistics").permutation(len(train))[:MEASURED]
     (raw,) = train.gather(np.sort(chosen).astype(np.int64))
     low, high = _range(raw)
     mean, std = _statistics(raw, low, high)

@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data import bad_samples as bad
-from runtime.data import labels
+from runtime.data import bad_samples, labels
 from runtime.data.bad_samples import Bad
 from runtime.data.dataset import Head, New
-from runtime.data.formats import table_file as columns
-from runtime.data.images import class_folders, manifest
-from runtime.data.images import image_files as files
-from runtime.data.images import npz_images as arrays
+from runtime.data.formats import table_file
+from runtime.data.images import class_folders, image_files, manifest, npz_images
 from runtime.data.images.decode import EXTENSIONS
 from runtime.data.images.load import ImageSplit
 from runtime.data.images.npz_images import Arrays
@@ -62,7 +59,7 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
         found = _files(paths, preprocessing, labelled)
     unusable = [*found.absent, *found.broken.values()]
     total = len(found.images) + len(found.absent)
-    notes = [*found.notes, *bad.check(unusable, total, 1.0, KEY)]
+    notes = [*found.notes, *bad_samples.check(unusable, total, 1.0, KEY)]
     rows = np.setdiff1d(np.arange(len(found.images), dtype=np.int64), np.array(list(found.broken), np.int64))
     if not len(rows):
         raise DataError(
@@ -87,10 +84,10 @@ def _arrays(paths: Sequence[Path], preparer: Preparer, labelled: bool) -> _Found
             "give the .npz alone",
         )
     if labelled:
-        images, names, broken, notes = arrays.read(paths[0], KEY)
+        images, names, broken, notes = npz_images.read(paths[0], KEY)
     else:
         names = []
-        images, broken, notes = arrays.unlabelled(paths[0], KEY)
+        images, broken, notes = npz_images.unlabelled(paths[0], KEY)
     _check_range(images, preparer, paths[0])
     return _Found(images, names, broken, notes=notes)
 
@@ -111,7 +108,7 @@ def _files(paths: Sequence[Path], preprocessing: dict[str, Any], labelled: bool)
     absent: list[Bad] = []
     notes: list[str] = []
     for path in paths:
-        if path.suffix.lower() in columns.SUFFIXES and path.is_file():
+        if path.suffix.lower() in table_file.SUFFIXES and path.is_file():
             column = preprocessing["label_column"] if labelled else None
             rows = manifest.read(path, preprocessing["path_column"], column, KEY)
             names += [os.path.join(path.parent, name) for name in rows.names]
@@ -125,7 +122,7 @@ def _files(paths: Sequence[Path], preprocessing: dict[str, Any], labelled: bool)
             notes += listing.notes
         else:
             names += list(_inside(path)) if path.is_dir() else [str(path)]
-    found, broken = files.checked("", names)
+    found, broken = image_files.checked("", names)
     return _Found(found, given, broken, absent, notes)
 
 

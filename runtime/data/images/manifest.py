@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.data.bad_samples import Bad
-from runtime.data.formats import table_file as columns
+from runtime.data.formats import table_file
 from runtime.errors import DataError
 
 
@@ -29,7 +29,7 @@ def read(file: Path, path_column: str, label_column: str | None, key: str) -> Ro
         DataError: if the file is not a table with these columns; names `key`.
     """
     options = {path_column: "data.path_column"} | ({label_column: "data.label_column"} if label_column else {})
-    table = columns.read(file, key, wanted=options, only=True, text=options)
+    table = table_file.read(file, key, wanted=options, only=True, text=options)
     rows = Rows()
     for number, cells in enumerate(zip(*(_text(table, name, file, key) for name in options), strict=True), start=1):
         empty = [name for name, cell in zip(options, cells, strict=True) if not cell]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.data.bad_samples import Bad
-from runtime.data.formats import npz_file as npz
+from runtime.data.formats import npz_file
 from runtime.data.images.crop import square
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
@@ -102,7 +102,7 @@ def _arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArr
             if missing:
                 save = f"save {' and '.join(sorted(missing))} too: numpy.savez(..., images=x, labels=y)"
                 raise DataError(f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}", possible, save)
-            return {name: npz.member(file, name) for name in names}
+            return {name: npz_file.member(file, name) for name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise DataError(
             f"{key}: {path} cannot be read: {_reason(error)}",

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from runtime.data.images import color_ops as colour
+from runtime.data.images import color_ops
 from runtime.data.images.warp import Floats, identity, warped
 from runtime.data.to_device import onto
 
@@ -22,16 +22,16 @@ Names = npt.NDArray[np.str_]
 STRONGEST = 30
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 FACTORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "brightness": colour.brightness,
-    "contrast": colour.contrast,
-    "sharpness": colour.sharpness,
-    "color": colour.saturation,
+    "brightness": color_ops.brightness,
+    "contrast": color_ops.contrast,
+    "sharpness": color_ops.sharpness,
+    "color": color_ops.saturation,
 }
 LEVELS: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "posterize": lambda pixels, share: colour.posterize(pixels, 8 - round(4 * share)),
-    "solarize": lambda pixels, share: colour.solarize(pixels, 1 - share),
-    "autocontrast": lambda pixels, share: colour.autocontrast(pixels),
-    "equalize": lambda pixels, share: colour.equalize(pixels),
+    "posterize": lambda pixels, share: color_ops.posterize(pixels, 8 - round(4 * share)),
+    "solarize": lambda pixels, share: color_ops.solarize(pixels, 1 - share),
+    "autocontrast": lambda pixels, share: color_ops.autocontrast(pixels),
+    "equalize": lambda pixels, share: color_ops.equalize(pixels),
 }
 OPERATIONS = ("identity", *MOVES, *LEVELS, *FACTORS)
 """`color` is the last, so that grey images draw from all but it."""

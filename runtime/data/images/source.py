@@ -8,16 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.data import bad_samples as bad
-from runtime.data.formats import table_file as columns
-from runtime.data.images import class_folders, manifest
-from runtime.data.images import image_files as files
-from runtime.data.images import npz_images as arrays
+from runtime.data import bad_samples
+from runtime.data.formats import table_file
+from runtime.data.images import class_folders, image_files, manifest, npz_images
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 from runtime.job.data import ImageData
 
-Images = arrays.Arrays | files.Files
+Images = npz_images.Arrays | image_files.Files
 KINDS = (
     "a folder of class folders, a .csv, .tsv, .jsonl or .parquet with paths and labels, an .npz of images and labels"
 )
@@ -60,15 +58,15 @@ def read(path: Path, data: ImageData, key: str) -> Source:
         raise DataError(f"{key}: {path} does not exist", KINDS, "correct the path; it is relative to the job's folder")
     suffix = path.suffix.lower()
     if suffix == ".npz" and path.is_file():
-        images, labels, unusable, notes = arrays.read(path, key)
+        images, labels, unusable, notes = npz_images.read(path, key)
         return _checked(key, images, labels, unusable, [], notes, data)
     if path.is_dir():
         listing = class_folders.read(path, key)
-        found, broken = files.checked(str(path), listing.names)
+        found, broken = image_files.checked(str(path), listing.names)
         return _checked(key, found, listing.labels, broken, [], listing.notes, data)
-    if suffix in columns.SUFFIXES:
+    if suffix in table_file.SUFFIXES:
         rows = manifest.read(path, data.path_column, data.label_column, key)
-        found, broken = files.checked(os.path.dirname(path) or ".", rows.names)
+        found, broken = image_files.checked(os.path.dirname(path) or ".", rows.names)
         return _checked(key, found, rows.labels, broken, rows.bad, [], data)
     raise DataError(f"{key}: {path} is of no known kind", KINDS, "give one of these")
 
@@ -77,13 +75,13 @@ def _checked(
     key: str,
     images: Images,
     labels: list[str],
-    broken: dict[int, bad.Bad],
-    absent: list[bad.Bad],
+    broken: dict[int, bad_samples.Bad],
+    absent: list[bad_samples.Bad],
     notes: list[str],
     data: ImageData,
 ) -> Source:
     """The source without its bad samples: `broken` ones by row, and `absent` ones that never became rows."""
     unusable = [*absent, *broken.values()]
-    left_out = bad.check(unusable, len(images) + len(absent), data.bad_samples, key)
+    left_out = bad_samples.check(unusable, len(images) + len(absent), data.bad_samples, key)
     rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64))
     return Source(key, images, labels, rows, [*notes, *left_out])

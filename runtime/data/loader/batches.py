@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from runtime.data import stateless_random as draws
+from runtime.data import stateless_random
 from runtime.data.dataset import Batch, Split, Together
 from runtime.data.loader import workers as crews
 from runtime.data.loader.prefetch import ahead
@@ -44,7 +44,7 @@ class Batches:
 
     def order(self, epoch: int, start: int = 0) -> list[Ids]:
         """The sample ids of each batch of an epoch, from batch `start` on."""
-        ids = draws.permutation(self.seed, epoch, len(self.split))
+        ids = stateless_random.permutation(self.seed, epoch, len(self.split))
         return [ids[i : i + self.batch_size] for i in range(start * self.batch_size, len(ids), self.batch_size)]
 
     def size(self, batch: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from runtime.data import stateless_random as draws
+from runtime.data import stateless_random
 
 Plane = npt.NDArray[np.float32]
 """Shape (height, width)."""
@@ -41,7 +41,7 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
         name = list(PATTERNS)[number % len(PATTERNS)]
         path = folder / name / f"{name}-{number // len(PATTERNS):05}.jpg"
         path.parent.mkdir(exist_ok=True)
-        image = texture(name, draws.generator(seed, "sample", name, number))
+        image = texture(name, stateless_random.generator(seed, "sample", name, number))
         Image.fromarray(image).save(path, quality=QUALITY)
         paths.append(path)
     return paths

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data import stratify
-from runtime.data import target_columns as targets
+from runtime.data import stratify, target_columns
 from runtime.data.dataset import Dataset, Head, New, Settled, as_it_is
-from runtime.data.series import timeline, windows
-from runtime.data.series import window_split as cuts
+from runtime.data.series import timeline, window_split, windows
 from runtime.data.series.timeline import Layout
 from runtime.data.series.window_split import Cut
 from runtime.data.series.windows import Scale
@@ -35,7 +33,7 @@ def load(job: SeriesJob, settled: Settled | None = None) -> Dataset:
         kept, held, layout = _long(job, path, _layout(job, classes))
         stored = {"form": "long", **layout.to_json()}
     assert kept.goal is not None
-    head = settled.heads[""] if settled else targets.head(kept.goal, kept.marks, kept.marks, kept.key)
+    head = settled.heads[""] if settled else target_columns.head(kept.goal, kept.marks, kept.marks, kept.key)
     scale, constant = windows.fit(kept.fitting)
     if settled:
         scale = _scale(settled.preprocessing)
@@ -95,16 +93,18 @@ def _long(job: SeriesJob, path: Path, layout: Layout) -> tuple[Cut, Cut, Layout]
         own = timeline.read(
             job.resolve(data.validation), "data.validation", read.layout, data.bad_samples, labelled=True
         )
-        return cuts.whole(read, data.bad_samples), cuts.whole(own, data.bad_samples), read.layout
-    return *cuts.divided(read, data.validation, data.bad_samples), read.layout
+        return window_split.whole(read, data.bad_samples), window_split.whole(own, data.bad_samples), read.layout
+    return *window_split.divided(read, data.validation, data.bad_samples), read.layout
 
 
 def _arrays(job: SeriesJob, path: Path, classes: bool) -> tuple[Cut, Cut]:
     """Training and validation windows of arrays: two files, or one that is split by class or at random."""
     data = job.data
-    train = cuts.stacked(path, "data.train", classes, data.bad_samples, labelled=True)
+    train = window_split.stacked(path, "data.train", classes, data.bad_samples, labelled=True)
     if isinstance(data.validation, str):
-        own = cuts.stacked(job.resolve(data.validation), "data.validation", classes, data.bad_samples, labelled=True)
+        own = window_split.stacked(
+            job.resolve(data.validation), "data.validation", classes, data.bad_samples, labelled=True
+        )
         own.check_shape(train.length, train.values.shape[1])
         return train, own
     assert train.goal is not None
@@ -131,8 +131,8 @@ def _new(path: Path, preprocessing: Mapping[str, Any], labelled: bool) -> Cut:
             "give a file of that kind",
         )
     if arrays:
-        cut = cuts.stacked(path, str(path), preprocessing["classes"], None, labelled=labelled)
+        cut = window_split.stacked(path, str(path), preprocessing["classes"], None, labelled=labelled)
         cut.check_shape(preprocessing["length"], preprocessing["channels"])
         return cut
     layout = timeline.layout({name: preprocessing[name] for name in Layout.__dataclass_fields__})
-    return cuts.whole(timeline.read(path, str(path), layout, None, labelled=labelled), None)
+    return window_split.whole(timeline.read(path, str(path), layout, None, labelled=labelled), None)

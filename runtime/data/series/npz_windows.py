@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.data import bad_samples as bad
-from runtime.data import target_columns as targets
+from runtime.data import bad_samples, target_columns
 from runtime.data.bad_samples import Bad
-from runtime.data.formats import column_values as cells
-from runtime.data.formats import npz_file as npz
+from runtime.data.formats import column_values, npz_file
 from runtime.data.stateless_random import Ids
 from runtime.data.target_columns import Goal
 from runtime.errors import DataError
@@ -57,7 +55,7 @@ def read(path: Path, key: str, *, classes: bool, budget: float | None, labelled:
     reasons = dict.fromkeys(np.flatnonzero(~_finite(values)).tolist(), "NaN or infinity")
     reasons |= goal.bad if goal else {}
     found = [Bad(f"{path.name}[{row}]", reasons[row]) for row in sorted(reasons)]
-    notes = bad.check(found, len(values), 1.0 if budget is None else budget, key)
+    notes = bad_samples.check(found, len(values), 1.0 if budget is None else budget, key)
     keep = np.ones(len(values), np.bool_)
     keep[list(reasons)] = False
     if not keep.any():
@@ -75,7 +73,7 @@ def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray
                     FORM,
                     f"save {' and '.join(missing)} too: numpy.savez(..., x=x, y=y)",
                 )
-            return {name: npz.member(file, name) for name in names}
+            return {name: npz_file.member(file, name) for name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         reason = str(error) or "it is empty"
         if "pickle" in reason:
@@ -118,10 +116,10 @@ def _goal(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str
     if y.dtype.kind == "S":
         y = np.char.decode(y, "utf-8", "backslashreplace")
     table = pyarrow.table({name: pyarrow.array(column) for name, column in zip(names, y.T, strict=True)})
-    return targets.read(table, names, classes=classes, option=key, source=str(path))
+    return target_columns.read(table, names, classes=classes, option=key, source=str(path))
 
 
-def _finite(values: npt.NDArray[Any]) -> cells.Mask:
+def _finite(values: npt.NDArray[Any]) -> column_values.Mask:
     """Whether all numbers of a window can be used, shape (N,)."""
     if values.dtype.kind != "f":
         return np.ones(len(values), np.bool_)
@@ -129,5 +127,5 @@ def _finite(values: npt.NDArray[Any]) -> cells.Mask:
     with np.errstate(invalid="ignore", over="ignore"):
         sure = np.isfinite(values.sum(axis=(1, 2), dtype=np.float64))
     for row in np.flatnonzero(~sure):
-        sure[row] = bool((np.abs(values[row]) <= cells.LARGEST).all())
+        sure[row] = bool((np.abs(values[row]) <= column_values.LARGEST).all())
     return np.asarray(sure)

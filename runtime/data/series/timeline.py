@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data import bad_samples as bad
-from runtime.data import target_columns as targets
+from runtime.data import bad_samples, target_columns
 from runtime.data.bad_samples import Bad
-from runtime.data.formats import column_values as cells
-from runtime.data.formats import table_file as columns
+from runtime.data.formats import column_values, table_file
 from runtime.data.labels import listed
 from runtime.data.series import timestamps as clock
 from runtime.data.series.timestamps import Clock
@@ -56,7 +54,7 @@ class Timeline:
     key: str
     """The key of the spec that names the file, for messages."""
     layout: Layout
-    values: cells.Numbers
+    values: column_values.Numbers
     """Shape (rows, features), float64, all finite."""
     clock: Clock
     goal: Goal | None
@@ -86,7 +84,7 @@ def read(path: Path, key: str, layout: Layout, budget: float | None, *, labelled
     values, known, filled = _filled(table, layout, ticking, path, key, budget)
     goal = None
     if labelled:
-        goal = targets.read(
+        goal = target_columns.read(
             table.filter(known), layout.label, classes=layout.classes, option=option(key, "label"), source=str(path)
         )
     return Timeline(path, key, layout, values, ticking.kept(known), goal, [*notes, *more, *filled])
@@ -104,18 +102,18 @@ def _table(path: Path, key: str, layout: Layout, labelled: bool) -> Any:
     if layout.group:
         wanted[layout.group] = option(key, "group")
     text = [*(layout.label if layout.classes else ()), *([layout.group] if layout.group else ())]
-    return columns.read(path, key, wanted=wanted, only=bool(layout.features), text=text)
+    return table_file.read(path, key, wanted=wanted, only=bool(layout.features), text=text)
 
 
 def _with_features(table: Any, layout: Layout, path: Path, key: str) -> tuple[Layout, list[str]]:
     """The layout with the names of its features, and a note on columns that are none."""
     if layout.features:
         for name in layout.features:
-            cells.check_kind(table[name], name, option(key, "features"), str(path))
+            column_values.check_kind(table[name], name, option(key, "features"), str(path))
         return layout, []
     known = {layout.time, layout.group, *layout.label}
     others = [name for name in table.column_names if name not in known]
-    features = tuple(name for name in others if cells.kind(table[name]) == "number")
+    features = tuple(name for name in others if column_values.kind(table[name]) == "number")
     if not features:
         raise DataError(
             f"{option(key, 'features')}: {path} has no column of numbers beside time, group and label",
@@ -129,7 +127,7 @@ def _with_features(table: Any, layout: Layout, path: Path, key: str) -> tuple[La
 
 def _filled(
     table: Any, layout: Layout, ticking: Clock, path: Path, key: str, budget: float | None
-) -> tuple[cells.Numbers, cells.Mask, list[str]]:
+) -> tuple[column_values.Numbers, column_values.Mask, list[str]]:
     """Values of the rows whose features are known, which rows those are, and notes.
 
     A cell that is empty, infinite or no number takes the last value before it in the same series; rows before the
@@ -139,14 +137,14 @@ def _filled(
     known = np.ones(len(table), np.bool_)
     reasons: dict[int, list[str]] = {}
     for index, name in enumerate(layout.features):
-        column, _ = cells.numbers(table[name])
+        column, _ = column_values.numbers(table[name])
         with np.errstate(invalid="ignore"):
-            good = np.abs(column) <= cells.LARGEST
+            good = np.abs(column) <= column_values.LARGEST
         if good.all():
             values[:, index] = column
             continue
         for row in np.flatnonzero(~good).tolist():
-            cell = "empty" if table[name][row].as_py() is None else cells.shown(table[name], row)
+            cell = "empty" if table[name][row].as_py() is None else column_values.shown(table[name], row)
             reasons.setdefault(row, []).append(f"{name} is {cell}")
         last = np.maximum.accumulate(np.where(good, np.arange(len(good)), -1))
         reached = last >= ticking.begins()
@@ -162,10 +160,10 @@ def _filled(
 
 
 def _notes(
-    reasons: dict[int, list[str]], known: cells.Mask, ticking: Clock, path: Path, key: str, budget: float | None
+    reasons: dict[int, list[str]], known: column_values.Mask, ticking: Clock, path: Path, key: str, budget: float | None
 ) -> list[str]:
     found = [Bad(f"{path.name} row {ticking.rows[row] + 1}", "; ".join(reasons[row])) for row in sorted(reasons)]
-    bad.check(found, len(ticking), 1.0 if budget is None else budget, key)
+    bad_samples.check(found, len(ticking), 1.0 if budget is None else budget, key)
     if not found:
         return []
     shown = [f"filled: {one}" for one in found[:FEW]]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.data import bad_samples as bad
+from runtime.data import bad_samples
 from runtime.data.bad_samples import Bad
-from runtime.data.formats import column_values as cells
+from runtime.data.formats import column_values
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 
@@ -35,7 +35,7 @@ class Clock:
     def __len__(self) -> int:
         return len(self.times)
 
-    def kept(self, keep: cells.Mask) -> Clock:
+    def kept(self, keep: column_values.Mask) -> Clock:
         """Some of the rows."""
         return replace(self, times=self.times[keep], series=self.series[keep], rows=self.rows[keep])
 
@@ -43,7 +43,7 @@ class Clock:
         """For each row the first row of its series."""
         return np.maximum.accumulate(np.where(self.breaks(None), np.arange(len(self)), 0)).astype(np.int64)
 
-    def breaks(self, max_gap: float | None) -> cells.Mask:
+    def breaks(self, max_gap: float | None) -> column_values.Mask:
         """Where another series begins, or the time steps by more than `max_gap` seconds or units."""
         found = np.append(True, self.series[1:] != self.series[:-1])
         if max_gap is not None:
@@ -75,7 +75,7 @@ def read(
         for name, lost in missing
         for row in np.flatnonzero(lost).tolist()
     ]
-    notes = bad.check(found, len(table), 1.0 if budget is None else budget, key)
+    notes = bad_samples.check(found, len(table), 1.0 if budget is None else budget, key)
     keep = np.flatnonzero(present & grouped).astype(np.int64)
     if not len(keep):
         raise DataError(f"{key}: no row of {path} has a time", POSSIBLE, "mend the file")
@@ -87,7 +87,7 @@ def read(
     return clock, notes
 
 
-def _times(column: Any, name: str, path: Path, key: str) -> tuple[npt.NDArray[Any], cells.Mask, float]:
+def _times(column: Any, name: str, path: Path, key: str) -> tuple[npt.NDArray[Any], column_values.Mask, float]:
     """Times, where there is one, and ticks in a second."""
     from pyarrow import compute, int64, timestamp, types
 
@@ -96,11 +96,11 @@ def _times(column: Any, name: str, path: Path, key: str) -> tuple[npt.NDArray[An
         unit = "ns" if getattr(column.type, "unit", "") == "ns" else "us"
         ticks = compute.fill_null(compute.cast(compute.cast(column, timestamp(unit)), int64()), 0)
         return ticks.to_numpy(zero_copy_only=False), present, 1e9 if unit == "ns" else 1e6
-    if cells.kind(column) != "number" or types.is_boolean(column.type):
+    if column_values.kind(column) != "number" or types.is_boolean(column.type):
         raise _no_time(column, name, path, key)
     if types.is_integer(column.type):
         return compute.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64), present, 1.0
-    values, _ = cells.numbers(column)
+    values, _ = column_values.numbers(column)
     return np.nan_to_num(values), present & np.isfinite(values), 1.0
 
 
@@ -108,11 +108,11 @@ def _no_time(column: Any, name: str, path: Path, key: str) -> DataError:
     from pyarrow import compute
 
     shown = str(column.type)
-    if cells.kind(column) == "text":
-        trimmed = cells.texts(column)
+    if column_values.kind(column) == "text":
+        trimmed = column_values.texts(column)
         dated = compute.fill_null(compute.match_substring_regex(trimmed, _DATE), True)
         row = int((~dated.to_numpy(zero_copy_only=False)).argmax())
-        shown = f"text: row {row + 1} has {cells.shown(column, row)}"
+        shown = f"text: row {row + 1} has {column_values.shown(column, row)}"
     return DataError(
         f'{key}: time column "{name}" of {path} is {shown}',
         POSSIBLE,
@@ -120,10 +120,10 @@ def _no_time(column: Any, name: str, path: Path, key: str) -> DataError:
     )
 
 
-def _series(column: Any, name: str, path: Path, key: str) -> tuple[npt.NDArray[np.int64], cells.Mask]:
+def _series(column: Any, name: str, path: Path, key: str) -> tuple[npt.NDArray[np.int64], column_values.Mask]:
     """The number of each row's series, and where there is one."""
-    cells.check_kind(column, name, key, str(path), dates=True)
-    encoded = cells.texts(column).combine_chunks().dictionary_encode()
+    column_values.check_kind(column, name, key, str(path), dates=True)
+    encoded = column_values.texts(column).combine_chunks().dictionary_encode()
     present = encoded.is_valid().to_numpy(zero_copy_only=False)
     return encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64), present
 

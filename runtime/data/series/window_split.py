@@ -10,13 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from runtime.data import bad_samples as bad
-from runtime.data import target_columns as targets
+from runtime.data import bad_samples, target_columns
 from runtime.data.bad_samples import Bad
 from runtime.data.dataset import Head
-from runtime.data.formats import column_values as cells
-from runtime.data.series import npz_windows as stacks
-from runtime.data.series import windows
+from runtime.data.formats import column_values
+from runtime.data.series import npz_windows, windows
 from runtime.data.series.timeline import Timeline
 from runtime.data.series.windows import SeriesSplit
 from runtime.data.stateless_random import Ids
@@ -33,7 +31,7 @@ class Cut:
     """The key of the spec that names the file, for messages."""
     values: npt.NDArray[Any]
     """Shape (rows, channels), as in the file."""
-    fitted: cells.Mask
+    fitted: column_values.Mask
     """Rows from which mean and deviation may be taken."""
     starts: Ids
     """The first row of each window."""
@@ -62,7 +60,7 @@ class Cut:
 
     def split(self, values: Tensor, head: Head | None) -> SeriesSplit:
         """The windows with scaled values, and with targets if there is a head."""
-        made = {"": targets.tensor(self.goal, self.marks, head, self.key)} if head and self.goal else {}
+        made = {"": target_columns.tensor(self.goal, self.marks, head, self.key)} if head and self.goal else {}
         return SeriesSplit(
             values,
             self.starts,
@@ -140,7 +138,7 @@ def stacked(path: Path, key: str, classes: bool, budget: float | None, *, labell
     Raises:
         DataError: if it cannot be used.
     """
-    stack = stacks.read(path, key, classes=classes, budget=budget, labelled=labelled)
+    stack = npz_windows.read(path, key, classes=classes, budget=budget, labelled=labelled)
     length, channels = stack.values.shape[1:]
     values = stack.values.reshape(-1, channels)
     cut = Cut(
@@ -159,7 +157,9 @@ def stacked(path: Path, key: str, classes: bool, budget: float | None, *, labell
     return cut.taken(np.arange(len(stack.rows)))
 
 
-def _usable(line: Timeline, breaks: cells.Mask, part: cells.Mask, budget: float | None, name: str = "") -> Cut:
+def _usable(
+    line: Timeline, breaks: column_values.Mask, part: column_values.Mask, budget: float | None, name: str = ""
+) -> Cut:
     """Windows of one part of the rows, without those that have no label."""
     _check_length(line, breaks, part, name)
     length = line.layout.window
@@ -173,7 +173,7 @@ def _usable(line: Timeline, breaks: cells.Mask, part: cells.Mask, budget: float 
     found = [
         Bad(f"{file}, window that ends in row {rows[row] + 1}", reasons[row]) for row in last[without[last]].tolist()
     ]
-    notes = bad.check(found, len(starts), 1.0 if budget is None else budget, line.key)
+    notes = bad_samples.check(found, len(starts), 1.0 if budget is None else budget, line.key)
     good = ~without[last]
     if not good.any():
         raise DataError(
@@ -196,7 +196,9 @@ def _usable(line: Timeline, breaks: cells.Mask, part: cells.Mask, budget: float 
     )
 
 
-def _check_length(line: Timeline, breaks: cells.Mask, part: cells.Mask | None = None, name: str = "") -> None:
+def _check_length(
+    line: Timeline, breaks: column_values.Mask, part: column_values.Mask | None = None, name: str = ""
+) -> None:
     """Check that there is a window."""
     length = line.layout.window
     # A part that is left out breaks at every row.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data.formats import column_values as cells
+from runtime.data.formats import column_values
 from runtime.data.labels import listed
 from runtime.errors import DataError
 from runtime.job.tables import TableData
@@ -53,12 +53,12 @@ def roles(table: Any, data: TableData, source: str) -> Roles:
             continue
         column = table[name]
         if name in (data.numeric or ()):
-            cells.check_kind(column, name, "data.numeric", source)
+            column_values.check_kind(column, name, "data.numeric", source)
             found.numeric.append(name)
         elif name in (data.categorical or ()):
-            cells.check_kind(column, name, "data.categorical", source, dates=True)
+            column_values.check_kind(column, name, "data.categorical", source, dates=True)
             found.categorical.append(name)
-        elif cells.kind(column) == "text":
+        elif column_values.kind(column) == "text":
             _check_text(column, name, source)
             found.categorical.append(name)
         else:
@@ -77,11 +77,11 @@ def _check_text(column: Any, name: str, source: str) -> None:
     """Refuse text that is mostly numbers, and text that is different nearly everywhere."""
     from pyarrow import array, string
 
-    trimmed = cells.texts(column)
+    trimmed = column_values.texts(column)
     present = len(trimmed) - trimmed.null_count
-    found = cells.different(trimmed)
+    found = column_values.different(trimmed)
     # Most columns of text have few different ones, of which none is a number: that is soon seen.
-    if not np.isnan(cells.numbers(array(found, string()))[0]).all():
+    if not np.isnan(column_values.numbers(array(found, string()))[0]).all():
         _check_spoilt(column, name, source, present)
     if len(found) > max(FEW, present / 2):
         raise DataError(
@@ -93,13 +93,13 @@ def _check_text(column: Any, name: str, source: str) -> None:
 
 def _check_spoilt(column: Any, name: str, source: str, present: int) -> None:
     """Refuse text that is mostly numbers."""
-    values, strange = cells.numbers(column)
+    values, strange = column_values.numbers(column)
     if (~np.isnan(values)).sum() < MOSTLY * present:
         return
     spoilt, wrong = "are numbers written as text", int(strange.sum())
     if wrong:
         row = int(strange.argmax())
-        spoilt = f"are numbers but {wrong:,}: row {row + 1} has {cells.shown(column, row)}"
+        spoilt = f"are numbers but {wrong:,}: row {row + 1} has {column_values.shown(column, row)}"
     raise DataError(
         f'data.train: cells of column "{name}" of {source} {spoilt}',
         "numbers, or categories",
@@ -111,15 +111,15 @@ def _check_other(column: Any, name: str, source: str) -> None:
     """Refuse dates, lists and the like, and whole numbers that only count the rows."""
     from pyarrow import types
 
-    if cells.kind(column) == "time":
+    if column_values.kind(column) == "time":
         raise DataError(
             f'data.train: column "{name}" of {source} is a date ({column.type})',
             "numbers or categories",
             f"add {name} to data.ignore, or write what matters about it as numbers: age in days, month",
         )
-    cells.check_kind(column, name, "data.train", source)
+    column_values.check_kind(column, name, "data.train", source)
     if types.is_integer(column.type) and not column.null_count and len(column) > 2:
-        values, _ = cells.numbers(column)
+        values, _ = column_values.numbers(column)
         if (np.diff(values) == 1).all():
             raise DataError(
                 f'data.train: column "{name}" of {source} counts the rows',

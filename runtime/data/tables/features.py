@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from runtime.data.dataset import Inputs
-from runtime.data.formats import column_values as cells
+from runtime.data.formats import column_values
 from runtime.data.labels import class_names, listed
 from runtime.data.stateless_random import Ids
 from runtime.data.tables.column_roles import Roles
@@ -37,7 +37,7 @@ class Number:
     missing: bool
     """Whether a second number says where it is missing."""
 
-    def scaled(self, values: cells.Numbers) -> list[npt.NDArray[np.float32]]:
+    def scaled(self, values: column_values.Numbers) -> list[npt.NDArray[np.float32]]:
         """One or two rows of shape (N,)."""
         absent = np.isnan(values)
         filled = np.where(absent, self.median, values) if absent.any() else values
@@ -61,7 +61,7 @@ class Category:
 
     def places(self, column: Any) -> npt.NDArray[np.int32]:
         """Places of trimmed texts, shape (N,)."""
-        found = cells.positions(column, self.values)
+        found = column_values.positions(column, self.values)
         places = np.where(found >= 0, found + 1 + self.missing, 0).astype(np.int32)
         if self.missing and column.null_count:
             places[column.is_null().to_numpy(zero_copy_only=False)] = 1
@@ -92,8 +92,8 @@ class Features:
 
     def tensors(self, table: Any) -> Inputs:
         """A table's rows: numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
-        rows = (row for number in self.numbers for row in number.scaled(cells.numbers(table[number.name])[0]))
-        places = (category.places(cells.texts(table[category.name])) for category in self.categories)
+        rows = (row for number in self.numbers for row in number.scaled(column_values.numbers(table[number.name])[0]))
+        places = (category.places(column_values.texts(table[category.name])) for category in self.categories)
         shapes = ((rows, self.width, np.float32), (places, len(self.categories), np.int32))
         return tuple(_by_row(columns, count, len(table), kind) for columns, count, kind in shapes if count)
 
@@ -101,17 +101,17 @@ class Features:
         """What these rows have that the training rows did not: empty cells and categories."""
         found = []
         for number in self.numbers:
-            count = int(np.isnan(cells.numbers(table[number.name])[0]).sum())
+            count = int(np.isnan(column_values.numbers(table[number.name])[0]).sum())
             if count and not number.missing:
                 found.append(
                     f"{source}: {number.name} is empty in {count:,} rows and never in training: the median, "
                     f"{number.median:g}"
                 )
         for category in self.categories:
-            texts = cells.texts(table[category.name])
-            strange = set(cells.different(texts)) - set(category.values)
+            texts = column_values.texts(table[category.name])
+            strange = set(column_values.different(texts)) - set(category.values)
             if strange:
-                count = int((cells.positions(texts, category.values) < 0).sum()) - texts.null_count
+                count = int((column_values.positions(texts, category.values) < 0).sum()) - texts.null_count
                 found.append(
                     f"{source}: {category.name} has categories that training lacks, {count:,} rows count as "
                     f"unknown: {listed(sorted(strange), 5)}"
@@ -149,17 +149,17 @@ def fit(table: Any, roles: Roles, rows: Ids) -> tuple[Features, list[str]]:
     """
     numbers, categories, notes = [], [], []
     for name in roles.numeric:
-        number = _number(name, cells.numbers(table[name])[0][rows])
+        number = _number(name, column_values.numbers(table[name])[0][rows])
         numbers += [number] if number else []
         notes += [] if number else [f"{name} has one value in all training rows, so it is left out"]
     for name in roles.categorical:
-        category = _category(name, cells.texts(table[name]).take(rows))
+        category = _category(name, column_values.texts(table[name]).take(rows))
         categories += [category] if category else []
         notes += [] if category else [f"{name} has one value in all training rows, so it is left out"]
     return Features(tuple(numbers), tuple(categories)), notes
 
 
-def _number(name: str, values: cells.Numbers) -> Number | None:
+def _number(name: str, values: column_values.Numbers) -> Number | None:
     absent = np.isnan(values)
     missing = bool(absent.any())
     known = values[~absent] if missing else values
@@ -171,7 +171,7 @@ def _number(name: str, values: cells.Numbers) -> Number | None:
 
 
 def _category(name: str, column: Any) -> Category | None:
-    values, missing = class_names(cells.different(column)), bool(column.null_count)
+    values, missing = class_names(column_values.different(column)), bool(column.null_count)
     return Category(name, values, missing) if len(values) + missing > 1 and values else None
 
 

@@ -13,7 +13,7 @@ import torch
 from runtime.data import stratify
 from runtime.data import target_columns as targets
 from runtime.data.dataset import Dataset, Head, Inputs, New, Settled, Targets, as_it_is
-from runtime.data.formats import table_file as columns
+from runtime.data.formats import table_file
 from runtime.data.labels import listed
 from runtime.data.stateless_random import Ids
 from runtime.data.tables import features
@@ -140,7 +140,7 @@ def _table(path: Path, data: TableData, classes: bool) -> Any:
     """The training table with the columns that the job uses."""
     options = ("target", "features", "numeric", "categorical", "ignore")
     wanted = {name: f"data.{option}" for option in reversed(options) for name in getattr(data, option) or ()}
-    return columns.read(
+    return table_file.read(
         path,
         "data.train",
         wanted=wanted,
@@ -159,7 +159,7 @@ def _part(path: Path, key: str, fitted: Features, target: Sequence[str], classes
     """A file of its own, prepared as the training rows were; without a budget any number of rows may be left out."""
     text = [*(category.name for category in fitted.categories), *_classes(target, classes)]
     wanted = dict.fromkeys((*fitted.names, *target), key)
-    table = columns.read(path, key, wanted=wanted, only=True, text=text)
+    table = table_file.read(path, key, wanted=wanted, only=True, text=text)
     goal = targets.read(table, target, classes=classes, option=key, source=str(path)) if target else None
     rows, notes = usable(table, [number.name for number in fitted.numbers], goal, path, key, budget)
     return _Part(path, key, fitted.tensors(table), rows, goal, [*notes, *fitted.notes(taken(table, rows), path.name)])

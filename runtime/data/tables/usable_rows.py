@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data import bad_samples as bad
+from runtime.data import bad_samples
 from runtime.data.bad_samples import Bad
-from runtime.data.formats import column_values as cells
+from runtime.data.formats import column_values
 from runtime.data.stateless_random import Ids
 from runtime.data.target_columns import Goal
 from runtime.errors import DataError
@@ -52,16 +52,16 @@ def usable(
     """
     reasons: dict[int, list[str]] = {row: [reason] for row, reason in (goal.bad if goal else {}).items()}
     for name in numeric:
-        cells.check_kind(table[name], name, key, str(path))
-        values, strange = cells.numbers(table[name])
+        column_values.check_kind(table[name], name, key, str(path))
+        values, strange = column_values.numbers(table[name])
         with np.errstate(invalid="ignore"):
-            infinite = np.abs(values) > cells.LARGEST
+            infinite = np.abs(values) > column_values.LARGEST
         for row in np.flatnonzero(strange).tolist():
-            reasons.setdefault(row, []).append(f"{name} is {cells.shown(table[name], row)}, not a number")
+            reasons.setdefault(row, []).append(f"{name} is {column_values.shown(table[name], row)}, not a number")
         for row in np.flatnonzero(infinite).tolist():
             reasons.setdefault(row, []).append(f"{name} is infinite")
     found = [Bad(f"{path.name} row {row + 1}", "; ".join(reasons[row])) for row in sorted(reasons)]
-    notes = bad.check(found, len(table), 1.0 if budget is None else budget, key)
+    notes = bad_samples.check(found, len(table), 1.0 if budget is None else budget, key)
     if len(found) == len(table):
         raise DataError(f"{key}: no row of {path} can be used; {found[0]}", "one row or more", "mend the file")
     keep = np.ones(len(table), np.bool_)

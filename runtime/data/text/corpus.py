@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from runtime.data.bad_samples import Bad
-from runtime.data.formats import table_file as columns
+from runtime.data.formats import table_file
 from runtime.data.labels import listed
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
@@ -65,7 +65,7 @@ def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: s
     from pyarrow import compute
 
     wanted = {text: text_key, **labels}
-    table = columns.read(path, key, wanted=wanted, only=True, text=wanted)
+    table = table_file.read(path, key, wanted=wanted, only=True, text=wanted)
     for name, option in wanted.items():
         _check_type(table, name, option, path)
     trimmed = {name: compute.utf8_trim_whitespace(table[name]) for name in wanted}

@@ -10,18 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from runtime.data import bad_samples as bad
+from runtime.data import bad_samples
 from runtime.data.dataset import Dataset, Head, Inputs, New, Settled, Targets, as_it_is
 from runtime.data.stateless_random import Ids
-from runtime.data.text import corpus, tokenizer
-from runtime.data.text import max_length as lengths
-from runtime.data.text import split as parts
+from runtime.data.text import corpus, max_length, tokenizer
+from runtime.data.text import split as text_split
 from runtime.data.text.ragged import Ragged
 from runtime.data.text.split import Part
 from runtime.data.text.tokenizer import Tokenizer
 from runtime.errors import DataError, SpecError
 from runtime.job.text import TextEncoder, TextJob, TextPretrained
-from runtime.pretrained import families as family
+from runtime.pretrained import families
 from runtime.pretrained import folder as pretrained
 
 POOLED = {"cls": "first token", "mean": "mean over tokens"}
@@ -60,7 +59,7 @@ def load(job: TextJob, settled: Settled | None = None) -> Dataset:
         DataError: if they cannot be used.
         SpecError: if the job's network does not fit them.
     """
-    train, held, heads, notes = parts.read(job, settled.heads if settled else None)
+    train, held, heads, notes = text_split.read(job, settled.heads if settled else None)
     columns = train.texts, held.texts
     words, most, source = _tokenizer(job, columns[0], settled)
     encoded = [words.encode(texts) for texts in columns]
@@ -84,7 +83,7 @@ def load(job: TextJob, settled: Settled | None = None) -> Dataset:
         *why,
         *_unknown(words, splits[1].tokens),
         *_watched(job),
-        lengths.padding(splits[0].lengths, longest, job.train.batch, job.train.seed),
+        max_length.padding(splits[0].lengths, longest, job.train.batch, job.train.seed),
     ]
     return Dataset(splits[0], splits[1], heads, preprocessing, mixable=False, notes=notes)
 
@@ -93,10 +92,10 @@ def _tokenizer(job: TextJob, texts: Any, settled: Settled | None) -> tuple[Token
     """The tokenizer, the most tokens that the network sees (None: any number), and notes."""
     if isinstance(job.model, TextPretrained):
         found = pretrained.find(job, job.model.name)
-        how = family.pooling(found.config) if job.model.pooling == "auto" else job.model.pooling
+        how = families.pooling(found.config) if job.model.pooling == "auto" else job.model.pooling
         note = f"encoder {found.config.model_type} from {found.folder}; a text's vector is its {POOLED[how]}"
         words = _known(settled) if settled else tokenizer.of(found)
-        return words, family.longest(found.config), [note]
+        return words, families.longest(found.config), [note]
     size = job.model.vocabulary if isinstance(job.model, TextEncoder) else USUAL_VOCABULARY
     words = _known(settled) if settled else tokenizer.learn(texts, size)
     return words, None, [f"{words.vocabulary:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"]
@@ -122,7 +121,7 @@ def _length(job: TextJob, tokens: Ragged, most: int | None) -> tuple[int, list[s
                 )
             ]
         )
-    return lengths.choose(wanted, tokens.lengths, most)
+    return max_length.choose(wanted, tokens.lengths, most)
 
 
 def _watched(job: TextJob) -> list[str]:
@@ -156,9 +155,9 @@ def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping
     source = corpus.joined(
         [corpus.read(path, "data", preprocessing["text"], dict.fromkeys(columns, "data"), "data") for path in paths]
     )
-    notes = bad.check(source.bad, len(source) + len(source.bad), 1.0, "data")
+    notes = bad_samples.check(source.bad, len(source) + len(source.bad), 1.0, "data")
     if not len(source):
         raise DataError("\n    ".join(notes), "at least one row with a text", "check how the file was written")
     words = tokenizer.from_json(preprocessing["tokenizer"])
-    part = parts.whole(source, parts.indices(source, heads) if labelled else {})
+    part = text_split.whole(source, text_split.indices(source, heads) if labelled else {})
     return New(TextSplit(part, words.encode(part.texts), words.pad), as_it_is, notes)

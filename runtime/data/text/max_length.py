@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from runtime.data import stateless_random as draws
-from runtime.data.text import length_buckets as pieces
+from runtime.data import stateless_random
+from runtime.data.text import length_buckets
 from runtime.optimizations import unpadding
 
 BATCHES = 500
@@ -51,11 +51,11 @@ def _cut(lengths: Lengths, longest: int) -> str:
 
 def padding(lengths: Lengths, longest: int, batch_size: int, seed: int) -> str:
     """A note on the share of padding in the first epoch: to `max_length`, to the longest of each batch, and without."""
-    shuffled = lengths[draws.permutation(seed, 0, len(lengths))]
+    shuffled = lengths[stateless_random.permutation(seed, 0, len(lengths))]
     groups = [shuffled[i : i + batch_size] for i in range(0, len(lengths), batch_size)][:BATCHES]
     own = sum(int(group.sum()) for group in groups)
     filled = sum(len(group) * int(group.max()) for group in groups)
-    cut = sum(pieces.computed(group, batch_size, unpadding.TOKENS) for group in groups)
+    cut = sum(length_buckets.computed(group, batch_size, unpadding.TOKENS) for group in groups)
     return (
         f"padding: {1 - own / (sum(map(len, groups)) * longest):.0%} of a batch if filled up to max_length, "
         f"{1 - own / filled:.0%} as filled up to the longest of each batch, {1 - own / cut:.0%} if cut into parts of {unpadding.TOKENS} tokens, none if packed (optimize.unpadding)"

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.data import bad_samples as bad
-from runtime.data import labels, stratify
+from runtime.data import bad_samples, labels, stratify
 from runtime.data.dataset import Head
 from runtime.data.stateless_random import Ids
 from runtime.data.text import corpus
@@ -95,7 +94,7 @@ def indices(source: Corpus, heads: Mapping[str, Head]) -> Classes:
 def _usable(job: TextJob, path: str, key: str) -> tuple[Corpus, list[str]]:
     options = {column: f"data.labels.{column}" for column in job.data.labels}
     source = corpus.read(job.resolve(path), key, job.data.text, options, "data.text")
-    return source, bad.check(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
+    return source, bad_samples.check(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
 
 
 def _heads(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.models.frozen_split import Division
-from runtime.pretrained import families as family
+from runtime.pretrained import families
 from runtime.pretrained.folder import Pretrained, quiet
 
 
@@ -99,7 +99,7 @@ def from_folder(job: Job, found: Pretrained, classes: int, channels: int, size: 
     Raises:
         SpecError: if it cannot take such an image.
     """
-    backbone, pooling = found.network(), family.vision_pooling(found.config)
+    backbone, pooling = found.network(), families.vision_pooling(found.config)
     backbone.eval()
     try:
         with quiet(), torch.inference_mode():

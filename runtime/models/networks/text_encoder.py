@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime.models import encoder_tail as tail
-from runtime.models import packed_attention as packed
+from runtime.models import encoder_tail, packed_attention
 from runtime.models.frozen_split import Division
 from runtime.pretrained.folder import ENCODERS, Pretrained, quiet
 
@@ -54,8 +53,8 @@ class TextNetwork(nn.Module):
     def packed(self, ids: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
         """What `forward` gives, from layers that see the real tokens alone."""
         assert isinstance(self.layers, nn.ModuleList), "tried before, where the layers are counted"
-        upper = Upper(self, tail.tail(self.encoder, self.embeddings, self.layers, 0))
-        return upper.packed(tail.entering(self.encoder, self.layers[0], ids, mask), mask)
+        upper = Upper(self, encoder_tail.tail(self.encoder, self.embeddings, self.layers, 0))
+        return upper.packed(encoder_tail.entering(self.encoder, self.layers[0], ids, mask), mask)
 
     def divided(self, ids: Tensor, mask: Tensor) -> Division | None:
         """Frozen embeddings and layers before those that are trained; a frozen encoder is its vectors alone."""
@@ -66,13 +65,13 @@ class TextNetwork(nn.Module):
                 lambda ids, mask: (self.pooled(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask),),
                 self.outputs,
             )
-        count = tail.untrained(encoder, layers, ids, mask) if isinstance(layers, nn.ModuleList) else 0
+        count = encoder_tail.untrained(encoder, layers, ids, mask) if isinstance(layers, nn.ModuleList) else 0
         if not count or not isinstance(layers, nn.ModuleList) or count == len(layers):
             return None
         return Division(
             f"the embeddings and {count} of {len(layers)} layers",
-            lambda ids, mask: (tail.entering(encoder, layers[count], ids, mask), mask),
-            Upper(self, tail.tail(encoder, embeddings, layers, count)).padded,
+            lambda ids, mask: (encoder_tail.entering(encoder, layers[count], ids, mask), mask),
+            Upper(self, encoder_tail.tail(encoder, embeddings, layers, count)).padded,
         )
 
     @property
@@ -102,7 +101,7 @@ class Upper:
 
     def packed(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
         """The outputs, from the real tokens alone."""
-        return self._outputs(packed.through(self.layers, self.network.encoder.config, hidden, mask), mask)
+        return self._outputs(packed_attention.through(self.layers, self.network.encoder.config, hidden, mask), mask)
 
     def _outputs(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
         return self.network.outputs(self.network.pooled(hidden, mask))

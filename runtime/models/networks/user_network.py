@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from runtime.data import stateless_random as draws
+from runtime.data import stateless_random
 from runtime.data.custom import user_code
 from runtime.data.custom.arrays import described
 from runtime.data.custom.user_errors import blamed, own_lines, told
@@ -37,9 +37,9 @@ from runtime.job import Job
 from runtime.job.custom import parts
 from runtime.job.model import OwnModel
 from runtime.job.user_files import Own
-from runtime.models import dry_run as trial
+from runtime.models import dry_run
 from runtime.models.code_consent import stored
-from runtime.system import torch_errors as memory
+from runtime.system import torch_errors
 from runtime.training import buffers
 
 KEY = ("model", "file")
@@ -53,9 +53,9 @@ def made(job: Job, spec: OwnModel, dataset: Dataset) -> tuple[nn.Module, dict[st
         SpecError: if the person's code raises, or the network does not fit the data.
     """
     name = f"{spec.factory}() in {spec.file}"
-    first = trial.first(dataset, dataset.train)
+    first = dry_run.first(dataset, dataset.train)
     # Samples of the person's own may have drawn random numbers.
-    torch.manual_seed(draws.key(job.train.seed, "weights"))
+    torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
     with blamed(lambda told: SpecError([job.problem(KEY, f"{name} raised {told}", "", LINES)])):
         module, arguments = user_code.at(job.folder).call(
             spec.file, spec.factory, spec.arguments, _offered(dataset, first)
@@ -76,7 +76,7 @@ def made(job: Job, spec: OwnModel, dataset: Dataset) -> tuple[nn.Module, dict[st
             ]
         )
     buffers.unshare(module)
-    trial.check(module, dataset, f"the network of {name}", lambda *given: SpecError([job.problem(KEY, *given)]))
+    dry_run.check(module, dataset, f"the network of {name}", lambda *given: SpecError([job.problem(KEY, *given)]))
     kinds = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
     return module, {"file": spec.file, "factory": spec.factory, "arguments": arguments, "inputs": kinds}
 
@@ -136,7 +136,7 @@ def guarded(job: Job) -> Iterator[None]:
         raise
     except Exception as error:
         lines = own_lines(error)
-        if memory.is_exhausted(error) or not (lines or _inside(job, error)):
+        if torch_errors.is_exhausted(error) or not (lines or _inside(job, error)):
             raise
         key, part = _last(job, lines)
         given = f"{part.factory}() in {part.file} made what raised {told(error)}"

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import CheckpointError
-from runtime.models import safetensors_file as weights
+from runtime.models import safetensors_file
 from runtime.system.files import parse_json, read_json, sha256, storage_error, sync_folder, write_json, write_text
 
 FORMAT = 1
@@ -58,7 +58,7 @@ def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
         for stem, group in tensors.items():
-            weights.write(beside / f"{stem}.safetensors", group)
+            safetensors_file.write(beside / f"{stem}.safetensors", group)
         # Not write_json: infinity must come back as what it was.
         write_text(beside / "state.json", json.dumps(state, indent=1) + "\n")
         parts = sorted(beside.iterdir())
@@ -153,7 +153,7 @@ def load(path: Path) -> Loaded:
     if wrong is None:
         try:
             names = [name for name in _listed(path) if name.endswith(".safetensors")]
-            tensors = {name.removesuffix(".safetensors"): weights.read(path / name) for name in names}
+            tensors = {name.removesuffix(".safetensors"): safetensors_file.read(path / name) for name in names}
             state = parse_json((path / "state.json").read_text(encoding="utf-8"))
             if isinstance(state, dict):
                 return Loaded(path, tensors, state)

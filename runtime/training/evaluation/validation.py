@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from runtime.data.loader import batches
-from runtime.system import torch_errors as memory
+from runtime.system import torch_errors
 from runtime.training import agreement
 from runtime.training.evaluation.metrics import Tally
 from runtime.training.run import Run
@@ -57,10 +57,10 @@ def _fitting(run: Run) -> Tally:
         try:
             return _evaluate(run, size)
         except (MemoryError, RuntimeError) as error:
-            if not memory.is_exhausted(error):
+            if not torch_errors.is_exhausted(error):
                 raise
             if size == 1:
-                raise memory.one_sample(error) from None
+                raise torch_errors.one_sample(error) from None
         run.step.tell(f"memory ran out in the evaluation with {size} samples at a time; again with {size // 2}")
         size //= 2
 

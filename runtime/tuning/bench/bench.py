@@ -16,7 +16,7 @@ from pathlib import Path
 
 from runtime import optimizations
 from runtime.errors import SpecError
-from runtime.hardware import device_check as guard
+from runtime.hardware import device_check
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
@@ -24,9 +24,8 @@ from runtime.job_spec import load as spec
 from runtime.plan import plan as plans
 from runtime.system import signals
 from runtime.system.files import make_folder
-from runtime.tuning import batch_size
-from runtime.tuning import child_process as children
-from runtime.tuning.bench import results as show
+from runtime.tuning import batch_size, child_process
+from runtime.tuning.bench import results
 from runtime.tuning.bench.ablation import climb, steps_of
 from runtime.tuning.bench.variant import Workshop
 
@@ -62,7 +61,7 @@ def bench(request: Request) -> int:
         spec.load(request.spec, [*request.assignments, *request.against])
     output = request.output or Path("runs") / f"bench-{job.name}"
     make_folder(output)
-    machine = guard.admitted(detect(output), job.limits.gpus)
+    machine = device_check.admitted(detect(output), job.limits.gpus)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         return _measured(request, job, machine, output, Path(scratch))
 
@@ -75,8 +74,8 @@ def _measured(request: Request, job: Job, machine: Hardware, output: Path, scrat
     with Workshop(machine, scratch, request.spec, request.assignments) as shop:
         shop.quiet = _redrawn(plan)
         ladder = climb(plan, shop.side, request.rounds, tell, request.against)
-    show.write(ladder, plan, job, machine, request, output)
-    show.printed(ladder, plan, job, machine, output, as_json=request.json)
+    results.write(ladder, plan, job, machine, request, output)
+    results.printed(ladder, plan, job, machine, output, as_json=request.json)
     return 0
 
 
@@ -89,7 +88,7 @@ def _redrawn(plan: plans.Plan) -> bool:
 def _settled(request: Request, job: Job, machine: Hardware, scratch: Path) -> tuple[int, plans.Plan | None]:
     """The plan that `train` would use, settled by a child that knows model and data; None if the child fails."""
     first = plans.resolve(job, machine)
-    code = children.measure(
+    code = child_process.measure(
         "runtime.tuning.processes.final_plan", scratch, request.spec, request.assignments, first, machine
     )
     signals.stop_early()

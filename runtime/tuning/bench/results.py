@@ -106,11 +106,11 @@ def write(ladder: Ladder, plan: Plan, job: Job, machine: Hardware, asked: Asked,
     Raises:
         StorageError: if they cannot be written.
     """
-    from runtime.report.render import png as picture
+    from runtime.report.render import png
 
     try:
         write_json(folder / "bench.json", _data(ladder, plan, job, machine, asked))
-        picture.ladder(_bars(ladder), f"{job.name}: {machine_line(machine)}", folder / "bench.png")
+        png.ladder(_bars(ladder), f"{job.name}: {machine_line(machine)}", folder / "bench.png")
     except OSError as error:
         raise storage_error(folder, error) from None
 

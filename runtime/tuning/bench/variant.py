@@ -20,7 +20,7 @@ from runtime.hardware.facts import Hardware
 from runtime.plan.plan import Plan
 from runtime.system import signals
 from runtime.system.files import write_json
-from runtime.tuning import child_process as children
+from runtime.tuning import child_process
 from runtime.tuning.bench.block_timing import Block
 
 
@@ -147,7 +147,7 @@ class Workshop:
         with log.open("wb") as file:
             child = subprocess.Popen(
                 command,
-                env=children.surroundings(self._environment(plan)),
+                env=child_process.surroundings(self._environment(plan)),
                 stdin=subprocess.PIPE,
                 stderr=file,
                 stdout=subprocess.PIPE,

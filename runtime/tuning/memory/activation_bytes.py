@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from runtime.data.dataset import Dataset
 from runtime.data.loader.longest import longest
 from runtime.job.workload import Workload
-from runtime.models import recompute as blocks
+from runtime.models import recompute
 from runtime.tuning.memory import meter as gauge
 
 SAMPLES = 2
@@ -58,7 +58,7 @@ def counted(facts: Workload, network: nn.Module, dataset: Dataset) -> Workload:
     ceiling = meter.ceiling()
     guard = meter.guarded(lambda: ceiling, count.kept)
     try:
-        with torch.random.fork_rng(devices=[]), blocks.as_before(network), _watched(network, count), guard:
+        with torch.random.fork_rng(devices=[]), recompute.as_before(network), _watched(network, count), guard:
             count.own = {t.untyped_storage()._cdata for t in (*network.parameters(), *network.buffers())}
             network.train()(*inputs)
     except MemoryError:
@@ -82,7 +82,7 @@ def _watched(network: nn.Module, count: Count) -> Iterator[None]:
 
     handles = [
         h
-        for b in blocks.repeated(network)
+        for b in recompute.repeated(network)
         for h in (b.register_forward_pre_hook(enter), b.register_forward_hook(leave))
     ]
     try:

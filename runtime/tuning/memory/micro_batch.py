@@ -26,7 +26,7 @@ from runtime.plan.plan import OPEN, Plan, written
 from runtime.system.signals import Signals
 from runtime.training.phase_timer import Clock
 from runtime.training.run import assemble
-from runtime.tuning.memory import meter as gauge
+from runtime.tuning.memory import meter
 from runtime.tuning.memory.size_search import Found, Search
 
 FASTER = 1.05
@@ -134,8 +134,8 @@ class Fitting:
     def _source(self, name: str) -> str:
         return next(row.source for row in self.plan.decisions if row.name == name)
 
-    def _meter(self) -> gauge.Gauge:
-        return gauge.of(torch.device("cuda:0" if self.hardware.gpu else "cpu"))
+    def _meter(self) -> meter.Gauge:
+        return meter.of(torch.device("cuda:0" if self.hardware.gpu else "cpu"))
 
     def _still_fits(self, known: Mapping[str, Measured]) -> bool:
         meter = self._meter()

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.hardware import device_check as guard
+from runtime.hardware import device_check
 from runtime.hardware.detect import detect
 from runtime.job_spec import load as spec
 from runtime.plan import plan as plans
 from runtime.system import signals
 from runtime.system.files import make_folder
-from runtime.tuning import batch_size
-from runtime.tuning import child_process as children
+from runtime.tuning import batch_size, child_process
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,8 @@ def memory(request: Request) -> int:
     batch_size.fixed(job, "memory")
     output = request.output or Path("runs") / f"memory-{job.name}"
     make_folder(output)
-    machine = guard.admitted(detect(output), job.limits.gpus)
+    machine = device_check.admitted(detect(output), job.limits.gpus)
     plan = plans.resolve(job, machine)
-    return children.measure(
+    return child_process.measure(
         "runtime.tuning.processes.memory_profile", output, request.spec, request.assignments, plan, machine
     )

@@ -17,12 +17,12 @@ from runtime.data.dataset import Batch, Split
 from runtime.data.loader import batches
 from runtime.data.loader.longest import longest
 from runtime.errors import OutOfMemory
-from runtime.hardware import facts as hardware
+from runtime.hardware import facts
 from runtime.job.values import interval
 from runtime.system.torch_errors import HalfUpdated
 from runtime.training.evaluation.validation import usual_size
 from runtime.training.run import Run
-from runtime.tuning.memory import meter as gauge
+from runtime.tuning.memory import meter
 from runtime.tuning.memory.size_ladder import Ladder
 
 ROUNDS = 3
@@ -70,7 +70,7 @@ class Found:
     def tried_in_vain(self) -> str:
         """That nothing fits."""
         least = self.tries[0].size if self.tries else 1
-        return f"a micro-batch of {least} does not fit below {hardware.size(self.ceiling)}"
+        return f"a micro-batch of {least} does not fit below {facts.size(self.ceiling)}"
 
     def sizes(self) -> list[int]:
         """The sizes that fit, largest first."""
@@ -86,7 +86,7 @@ class Search:
     """
 
     def __init__(self, run: Run, least: int = 1) -> None:
-        self.run, self.least, self.gauge = run, least, gauge.of(run.device)
+        self.run, self.least, self.gauge = run, least, meter.of(run.device)
         run.step.tell = run.batches.tell = lambda text: None
         self.batch_size = min(run.job.train.batch, len(run.dataset.train))
         self.sized(self.batch_size)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import DrivetrainError, OutOfMemory
 from runtime.hardware.facts import size as readable
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.plan import evidence
-from runtime.supervisor import trainer_process as trainer
+from runtime.supervisor import trainer_process
 from runtime.system.files import write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import Clock
@@ -37,8 +37,8 @@ def main() -> int:
     given = arguments.parse_args()
     try:
         with stopping(), ending():
-            job = spec.load(given.spec, given.set)
-            fitting = trainer.prepared(given.folder, job, Signals(), Clock())
+            job = job_spec.load(given.spec, given.set)
+            fitting = trainer_process.prepared(given.folder, job, Signals(), Clock())
             search = fitting.search(fitting.plan.value("gradient_checkpointing") is True)
             speeds, ceiling = measured(search, batch_size.most(len(fitting.dataset.train)))
         best = batch_size.chosen(speeds)

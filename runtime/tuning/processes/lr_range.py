@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import DrivetrainError, NumericsError
-from runtime.job_spec import load as spec
-from runtime.supervisor import trainer_process as trainer
+from runtime.job_spec import load as job_spec
+from runtime.supervisor import trainer_process
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import Clock
@@ -64,7 +64,7 @@ def main() -> int:
     try:
         with stopping(), ending():
             signals = Signals()
-            run = trainer.assembled(given.folder, spec.load(given.spec, given.set), signals, Clock())
+            run = trainer_process.assembled(given.folder, job_spec.load(given.spec, given.set), signals, Clock())
             rates, losses = sweep(run, given.lowest, given.highest, given.steps)
         report(run, judged(rates, losses, given.steps), given.folder)
     except DrivetrainError as error:
@@ -147,7 +147,7 @@ def report(run: Run, found: Found, folder: Path) -> None:
     Raises:
         StorageError: if they cannot be written.
     """
-    from runtime.report.render import png as picture
+    from runtime.report.render import png
 
     name = run.job.train.optimizer.name
     print("\n".join(_table(found)))
@@ -167,7 +167,7 @@ def report(run: Run, found: Found, folder: Path) -> None:
     ]
     try:
         write_json(folder / "find-lr.json", {"optimizer": name, "suggested": found.suggested, "steps": rows})
-        picture.rates(
+        png.rates(
             found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), found.suggested, folder / "find-lr.png"
         )
     except OSError as error:

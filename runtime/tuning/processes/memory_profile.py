@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import DrivetrainError
 from runtime.hardware.facts import size
-from runtime.job_spec import load as spec
-from runtime.supervisor import trainer_process as trainer
+from runtime.job_spec import load as job_spec
+from runtime.supervisor import trainer_process
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import Clock
@@ -51,7 +51,7 @@ def main() -> int:
     given = arguments.parse_args()
     try:
         with stopping(), ending():
-            fitting = trainer.prepared(given.folder, spec.load(given.spec, given.set), Signals(), Clock())
+            fitting = trainer_process.prepared(given.folder, job_spec.load(given.spec, given.set), Signals(), Clock())
             ceiling, found = climbed(fitting)
         report(found, ceiling, given.folder)
     except DrivetrainError as error:
@@ -93,13 +93,13 @@ def report(rows: Sequence[Row], ceiling: int, folder: Path) -> None:
     Raises:
         StorageError: if they cannot be written.
     """
-    from runtime.report.render import png as picture
+    from runtime.report.render import png
 
     print("\n".join(_table(rows)))
     print(f"{size(ceiling)} may be used")
     try:
         write_json(folder / "memory.json", {"ceiling": ceiling, "rows": [vars(row) for row in rows]})
-        picture.peaks(
+        png.peaks(
             {
                 _name(on): [(r.micro_batch, r.predicted, r.measured) for r in rows if r.recomputed is on]
                 for on in sorted({row.recomputed for row in rows})

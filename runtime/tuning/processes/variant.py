@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import DrivetrainError
-from runtime.hardware import facts as hardware
-from runtime.job_spec import load as spec
+from runtime.hardware import facts
+from runtime.job_spec import load as job_spec
 from runtime.plan import plan as plans
-from runtime.system import cpu_starvation as starved
+from runtime.system import cpu_starvation
 from runtime.system.files import read_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import Clock
@@ -56,7 +56,7 @@ def main() -> int:
         with stopping(), ending():
             signals = Signals()
             serve(
-                stand(given.folder, plans.load(given.plan), spec.load(given.spec, given.set), signals),
+                stand(given.folder, plans.load(given.plan), job_spec.load(given.spec, given.set), signals),
                 answer,
                 given.quiet,
             )
@@ -76,7 +76,7 @@ def stand(folder: Path, plan: plans.Plan, job: Job, signals: Signals) -> Arm:
     from runtime.tuning.variants import Arm
 
     dataset = load(job)
-    machine = hardware.from_json(read_json(folder / "hardware.json"))
+    machine = facts.from_json(read_json(folder / "hardware.json"))
     run = runs.assemble(job, machine, plan, folder, dataset, build(job, dataset), signals, Clock())
     run.train_mode()
     epochs = itertools.count()
@@ -105,9 +105,9 @@ def serve(arm: Arm, answer: Callable[[dict[str, Any]], None], quiet: bool = Fals
     batch = len(run.dataset.train) / run.batches.per_epoch
     answer({"numbers": numbers, "first": first, "step": step, "batch": batch, "notes": notes, "peak": peak(run)})
     for line in sys.stdin:
-        before = starved.waited() or 0.0
+        before = cpu_starvation.waited() or 0.0
         seconds = arm.steps(int(line))
-        answer({"seconds": seconds, "waited": ((starved.waited() or 0.0) - before) / seconds, "peak": peak(run)})
+        answer({"seconds": seconds, "waited": ((cpu_starvation.waited() or 0.0) - before) / seconds, "peak": peak(run)})
 
 
 def peak(run: Any) -> int:

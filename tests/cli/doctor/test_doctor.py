@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from runtime.cli.doctor import docker_engine as engine
+from runtime.cli.doctor import docker_engine
 from runtime.cli.doctor.doctor import findings, render
 from runtime.cli.doctor.finding import EXIT, Finding, Level, worst
 from runtime.cli.doctor.snapshot import Scene, disk, port_taken, run
@@ -347,7 +347,7 @@ def test_real_commands_and_disks(tmp_path: Path) -> None:
     ],
 )
 def test_version_numbers(text: str, numbers: tuple[int, ...]) -> None:
-    assert engine.numbers(text) == numbers
+    assert docker_engine.numbers(text) == numbers
 
 
 def test_the_table_shows_every_line_with_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

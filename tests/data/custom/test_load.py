@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset, random_split
 
-from runtime.data.custom import load as own
+from runtime.data.custom import load as custom
 from runtime.data.custom.arrays import ArraySplit
 from runtime.data.custom.map_dataset import ItemSplit, opened
 from runtime.data.dataset import Head
@@ -162,5 +162,5 @@ def test_what_targets_are(targets: str, options: str, head: Head, shape: tuple[i
 
 def test_numbers_of_double_precision_become_single(tmp_path: Path) -> None:
     data = load(job(tmp_path, both("np.ones((6, 4)), np.arange(6) % 2")))
-    assert own.as_float32(data.train.gather(np.arange(2)), np.arange(2), None)[0].dtype == torch.float32
+    assert custom.as_float32(data.train.gather(np.arange(2)), np.arange(2), None)[0].dtype == torch.float32
     assert data.preprocessing["inputs"] == [{"shape": [4], "type": "float32"}]

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from runtime.data.formats import table_file as columns
+from runtime.data.formats import table_file
 from runtime.errors import DataError
 
 LATIN = "id,texto\n1,casa\n2,reparación\n".encode("latin-1")
@@ -42,20 +42,20 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
     ],
 )
 def test_read(tmp_path: Path, name: str, content: str | bytes, text: tuple[str, ...], expected: dict[str, Any]) -> None:
-    assert columns.read(written(tmp_path, name, content), "data.train", text=text).to_pydict() == expected
+    assert table_file.read(written(tmp_path, name, content), "data.train", text=text).to_pydict() == expected
 
 
 def test_parquet_with_categories_and_codes(tmp_path: Path) -> None:
     table = pyarrow.table({"a": pyarrow.array(["x", "y"]).dictionary_encode(), "b": [7, 8], "c": [True, False]})
     parquet.write_table(table, tmp_path / "a.parquet")
-    read = columns.read(tmp_path / "a.parquet", "data.train", text=("b", "c"))
+    read = table_file.read(tmp_path / "a.parquet", "data.train", text=("b", "c"))
     assert read.to_pydict() == {"a": ["x", "y"], "b": ["7", "8"], "c": ["true", "false"]}
 
 
 def test_only_wanted_columns_are_read_and_ignored_ones_are_not(tmp_path: Path) -> None:
     path = written(tmp_path, "a.csv", "a,b,c\n1,2,3\n")
-    assert columns.read(path, "k", wanted={"c": "data.target"}, only=True).column_names == ["c"]
-    assert columns.read(path, "k", leave=("b",)).column_names == ["a", "c"]
+    assert table_file.read(path, "k", wanted={"c": "data.target"}, only=True).column_names == ["c"]
+    assert table_file.read(path, "k", leave=("b",)).column_names == ["a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_bad_files(tmp_path: Path, name: str, content: str | bytes, parts: list[
     path = written(tmp_path, name, content)
     wanted = {"etiquetas": "data.target"} if name == "lacks.csv" else {}
     with pytest.raises(DataError) as error:
-        columns.read(path, "data.train", wanted=wanted)
+        table_file.read(path, "data.train", wanted=wanted)
     message = str(error.value)
     assert not [part for part in parts if part not in message], message
     assert "possible: " in message
@@ -130,15 +130,15 @@ def test_the_command_against_other_separators_is_one(tmp_path: Path, sign: str) 
     """As it stands in the message; commas and quotes of the cells stay theirs."""
     path = written(tmp_path, "its own.csv", f'\ufeffa{sign}b\n"one, ""two"""{sign}ñ\n')
     with pytest.raises(DataError) as error:
-        columns.read(path, "data.train")
+        table_file.read(path, "data.train")
     command = str(error.value).split("convert it: ")[1].rpartition("; numbers")[0]
     subprocess.run(shlex.split(command), check=True)
-    made = columns.read(tmp_path / "its own-commas.csv", "data.train")
+    made = table_file.read(tmp_path / "its own-commas.csv", "data.train")
     assert made.to_pydict() == {"a": ['one, "two"'], "b": ["ñ"]}
 
 
 def test_a_folder_and_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a folder"):
-        columns.read(tmp_path, "data.train")
+        table_file.read(tmp_path, "data.train")
     with pytest.raises(DataError, match="cannot be read: no such file"):
-        columns.read(tmp_path / "gone.csv", "data.train")
+        table_file.read(tmp_path / "gone.csv", "data.train")

@@ -11,8 +11,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from runtime.data.images import color_ops as colour
-from runtime.data.images import randaugment, warp
+from runtime.data.images import color_ops, randaugment, warp
 from runtime.data.images.augment import Augment, erased, padded_crop
 from runtime.data.images.preprocess import Preparer
 from runtime.job.data import Erasing, ImageAugment
@@ -201,10 +200,10 @@ def test_jitter_stays_within_its_factors() -> None:
 
 FACTORS = [0.1, 0.55, 1.0, 1.45, 1.9]
 ENHANCERS: dict[str, tuple[Callable[..., torch.Tensor], Any]] = {
-    "brightness": (colour.brightness, ImageEnhance.Brightness),
-    "contrast": (colour.contrast, ImageEnhance.Contrast),
-    "color": (colour.saturation, ImageEnhance.Color),
-    "sharpness": (colour.sharpness, ImageEnhance.Sharpness),
+    "brightness": (color_ops.brightness, ImageEnhance.Brightness),
+    "contrast": (color_ops.contrast, ImageEnhance.Contrast),
+    "color": (color_ops.saturation, ImageEnhance.Color),
+    "sharpness": (color_ops.sharpness, ImageEnhance.Sharpness),
 }
 
 
@@ -222,7 +221,7 @@ def test_enhancing_is_what_pillow_does(name: str, channels: int) -> None:
 def test_contrast_turns_around_the_mean() -> None:
     halves = torch.zeros(1, 3, 8, 8)
     halves[..., 4:] = 1
-    result = colour.contrast(halves, torch.tensor(0.1).view(1, 1, 1, 1))
+    result = color_ops.contrast(halves, torch.tensor(0.1).view(1, 1, 1, 1))
     assert result.unique().tolist() == pytest.approx([0.45, 0.55], abs=1e-6)
 
 
@@ -230,14 +229,14 @@ def test_contrast_turns_around_the_mean() -> None:
 @pytest.mark.parametrize("bits", [4, 5, 7, 8])
 def test_posterize_is_what_pillow_does(bits: int, channels: int) -> None:
     images = pictures(4, channels)
-    for image, found in zip(images, colour.posterize(images, bits), strict=True):
+    for image, found in zip(images, color_ops.posterize(images, bits), strict=True):
         assert torch.equal(found, closed(ImageOps.posterize(opened(image), bits)))
 
 
 @pytest.mark.parametrize("threshold", [0, 100, 255])
 def test_solarize_is_what_pillow_does(threshold: int) -> None:
     images = pictures(4)
-    for image, found in zip(images, colour.solarize(images, threshold / 255), strict=True):
+    for image, found in zip(images, color_ops.solarize(images, threshold / 255), strict=True):
         wanted = closed(ImageOps.solarize(opened(image), threshold))
         assert torch.allclose(found, wanted, atol=1e-6)
 
@@ -250,7 +249,7 @@ def test_equalize_is_what_pillow_does(channels: int) -> None:
     images[3] = 0.7
     images[4] = (images[4] > 0.5).float()
     images = (images * 255).round() / 255
-    for image, found in zip(images, colour.equalize(images), strict=True):
+    for image, found in zip(images, color_ops.equalize(images), strict=True):
         assert torch.allclose(found, closed(ImageOps.equalize(opened(image))), atol=1e-6)
 
 
@@ -260,7 +259,7 @@ def test_autocontrast_is_what_pillow_does(channels: int) -> None:
     images[1] = images[1] * 0.3 + 0.2
     images[2] = 0.25
     images = (images * 255).round() / 255
-    for image, found in zip(images, colour.autocontrast(images), strict=True):
+    for image, found in zip(images, color_ops.autocontrast(images), strict=True):
         assert float((found - closed(ImageOps.autocontrast(opened(image)))).abs().max()) <= 1.01 / 255
 
 

@@ -17,13 +17,11 @@ import torch
 from PIL import Image
 
 from runtime import optimizations
-from runtime.data.images import decode
-from runtime.data.images import decoded_cache as decoded
-from runtime.data.images import image_files as files
+from runtime.data.images import decode, decoded_cache, image_files
 from runtime.data.images.decoded_cache import Decoded
 from runtime.data.load import load
 from runtime.job.workload import Workload
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.models.build import build
 from runtime.optimizations import decode_cache
 from runtime.plan import plan
@@ -31,7 +29,7 @@ from runtime.training import run
 from runtime.training.evaluation.validation import evaluate
 from runtime.training.phase_timer import Clock
 from tests import tiny
-from tests.supervisor import test_supervisor as test_train
+from tests.supervisor import test_supervisor
 
 COUNT = 24
 ALL = np.arange(COUNT, dtype=np.int64)
@@ -47,18 +45,18 @@ def pictures(folder: Path) -> Path:
     return folder / "pictures"
 
 
-def listed(folder: Path, size: int = 12) -> files.Files:
+def listed(folder: Path, size: int = 12) -> image_files.Files:
     names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-    return files.checked(str(folder), names)[0].fitted(size, 3)
+    return image_files.checked(str(folder), names)[0].fitted(size, 3)
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> files.Files:
+def found(tmp_path: Path) -> image_files.Files:
     return listed(pictures(tmp_path))
 
 
-def kept(found: files.Files, folder: Path, room: int = 1 << 30) -> Decoded:
-    return decoded.kept(found, folder / "cache", room)
+def kept(found: image_files.Files, folder: Path, room: int = 1 << 30) -> Decoded:
+    return decoded_cache.kept(found, folder / "cache", room)
 
 
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -69,7 +67,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_same_pixels_and_each_file_once(
-    found: files.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: image_files.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, seen = found.gather(ALL), opened(monkeypatch)
     one = kept(found, tmp_path)
@@ -83,7 +81,7 @@ def test_the_same_pixels_and_each_file_once(
 
 @pytest.mark.parametrize("harm", ["half a row", "a mark before its row", "an empty mark"])
 def test_a_row_that_is_not_whole_is_decoded_again(
-    found: files.Files, tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch
+    found: image_files.Files, tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, first = found.gather(ALL), kept(found, tmp_path)
     first.gather(ALL)
@@ -100,7 +98,7 @@ def test_a_row_that_is_not_whole_is_decoded_again(
 
 
 @pytest.mark.parametrize("change", ["pixels", "pixels alone", "time", "size", "another file"])
-def test_changed_images_are_others(found: files.Files, tmp_path: Path, change: str) -> None:
+def test_changed_images_are_others(found: image_files.Files, tmp_path: Path, change: str) -> None:
     one, path = kept(found, tmp_path), Path(found.title(0))
     if change == "pixels":
         Image.new("RGB", (50, 50), "red").save(path)
@@ -142,11 +140,11 @@ print(hashlib.sha256(one.gather(np.arange(24)).numpy().tobytes()).hexdigest())
 
 def filling(folder: Path, pause: float) -> subprocess.Popen[str]:
     line = [sys.executable, "-c", FILL, str(folder), str(pause)]
-    return subprocess.Popen(line, cwd=test_train.ROOT, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(line, cwd=test_supervisor.ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def test_killed_while_it_is_filled_and_two_at_once(
-    found: files.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: image_files.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = filling(tmp_path, 0.2)
     assert killed.stdout is not None
@@ -156,14 +154,14 @@ def test_killed_while_it_is_filled_and_two_at_once(
     pair = [filling(tmp_path, 0.01) for _ in range(2)]
     ends = [one.communicate()[0].splitlines()[-1] for one in pair]
     wanted = found.gather(ALL)
-    digest = decoded.hashlib.sha256(wanted.numpy().tobytes()).hexdigest()
+    digest = decoded_cache.hashlib.sha256(wanted.numpy().tobytes()).hexdigest()
     assert ends == [digest, digest]
     seen = opened(monkeypatch)
     assert torch.equal(kept(found, tmp_path).gather(ALL), wanted)
     assert seen == []
 
 
-def test_what_is_longest_unused_gives_way_and_what_is_in_use_stays(found: files.Files, tmp_path: Path) -> None:
+def test_what_is_longest_unused_gives_way_and_what_is_in_use_stays(found: image_files.Files, tmp_path: Path) -> None:
     old = [kept(found.fitted(size, 3), tmp_path) for size in (8, 9, 10)]
     for age, one in enumerate(old):
         os.utime(one.path, (age, age))
@@ -190,7 +188,7 @@ optimize: {cpu_threads: 1, measure: off}
 
 def assembled(folder: Path, on: bool, cache: Path) -> run.Run:
     (folder / "job.yaml").write_text(JOB)
-    asked, here = spec.load(folder / "job.yaml"), tiny.machine()
+    asked, here = job_spec.load(folder / "job.yaml"), tiny.machine()
     here = replace(here, storage=replace(here.storage, cache=str(cache), cache_writable=True, cache_room=1 << 30))
     data = load(asked)
     network = build(asked, data)
@@ -230,10 +228,10 @@ def test_from_the_second_epoch_on_no_image_file_is_opened(tmp_path: Path) -> Non
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
     trace = tmp_path / "trace"
-    line = ["strace", "-f", "-s", "300", "-e", "trace=openat,write", "-o", str(trace), *test_train.command(path)]
+    line = ["strace", "-f", "-s", "300", "-e", "trace=openat,write", "-o", str(trace), *test_supervisor.command(path)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home")}
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
-    done = subprocess.run(line, cwd=test_train.ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(line, cwd=test_supervisor.ROOT, env=environment, capture_output=True, text=True, check=False)
     if "PTRACE" in done.stderr or "ptrace" in done.stderr:
         pytest.skip(f"strace may not trace here: {done.stderr[:200]}")
     assert done.returncode == 0, done.stderr

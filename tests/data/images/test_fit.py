@@ -9,12 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data import load_new as new
-from runtime.data.images import crop, decode
-from runtime.data.images import decoded_cache as decoded
+from runtime.data import load_new
+from runtime.data.images import crop, decode, decoded_cache
 from runtime.data.load import load
-from runtime.job_spec import load as spec
-from runtime.models import saved_model as artifact
+from runtime.job_spec import load as job_spec
+from runtime.models import saved_model
 from tests.trained import Case, trained
 
 FITS = ("crop", "pad", "squash")
@@ -68,9 +67,9 @@ def test_it_is_told_and_a_prediction_does_the_same(tmp_path: Path, fit: str) -> 
     (note,) = [note for note in done.dataset.notes if "not square" in note]
     assert note.startswith("12 of 16 images are not square: ")
     assert f"data.fit: {fit}" in note
-    model = artifact.load(tmp_path / "run")
+    model = saved_model.load(tmp_path / "run")
     assert model.preprocessing["fit"] == fit
-    again = new.read([tmp_path / "held"], model.preprocessing, model.heads, labelled=True)
+    again = load_new.read([tmp_path / "held"], model.preprocessing, model.heads, labelled=True)
     ids = np.arange(8)
     assert torch.equal(again.split.gather(ids)[0], done.dataset.validation.gather(ids)[0])
 
@@ -80,8 +79,8 @@ def test_the_cache_of_decoded_images_tells_them_apart(tmp_path: Path) -> None:
     kept = []
     for fit in FITS:
         (tmp_path / "job.yaml").write_text(f"name: t\n{CASE.format(fit=fit)}")
-        images = load(spec.load(tmp_path / "job.yaml")).train.images  # type: ignore[attr-defined]
-        kept.append(decoded.kept(images, tmp_path / "cache", 1 << 30))
+        images = load(job_spec.load(tmp_path / "job.yaml")).train.images  # type: ignore[attr-defined]
+        kept.append(decoded_cache.kept(images, tmp_path / "cache", 1 << 30))
     rows = np.arange(16)
     assert len({each.path for each in kept}) == 3
     assert all(torch.equal(each.gather(rows), each.files.gather(rows)) for each in kept)

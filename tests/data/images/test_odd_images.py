@@ -11,9 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.data.images import decode
-from runtime.data.images import image_files as files
-from runtime.data.images import load_new as new_images
+from runtime.data.images import decode, image_files, load_new
 from runtime.data.images.load import load
 from runtime.data.images.preprocess import from_preprocessing
 from runtime.data.loader.batches import Batches
@@ -233,11 +231,11 @@ def test_threads_do_not_change_the_order(tmp_path: Path, monkeypatch: pytest.Mon
     good(tmp_path, per_class=20)
     (tmp_path / "a" / "x.png").touch()
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png"))
-    alone, bad = files.checked(str(tmp_path), names)
+    alone, bad = image_files.checked(str(tmp_path), names)
     rows = np.setdiff1d(np.arange(41), list(bad))
     one = alone.fitted(8, 3).gather(rows)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    several, again = files.checked(str(tmp_path), names)
+    several, again = image_files.checked(str(tmp_path), names)
     assert again == bad
     assert np.array_equal(several.short_sides, alone.short_sides)
     assert torch.equal(several.fitted(8, 3).gather(rows), one)
@@ -263,7 +261,7 @@ def test_new_files_are_prepared_as_validation_was(tmp_path: Path) -> None:
     (seen,) = data.prepare(data.validation.gather(ids), ids, None)
     bad = tmp_path / "bad.jpg"
     bad.touch()
-    new = new_images.read([bad, *map(Path, paths)], data.preprocessing, data.heads, labelled=False)
+    new = load_new.read([bad, *map(Path, paths)], data.preprocessing, data.heads, labelled=False)
     assert torch.equal(new.prepare(new.split.gather(ids), ids, None)[0], seen)
     assert [new.split.title(i) for i in ids] == paths
     assert f"left out: {bad}: empty file" in new.notes

@@ -16,7 +16,7 @@ from runtime.data.loader.batches import fetch
 from runtime.data.loader.gpu_resident import Resident, reside
 from runtime.job import Job
 from runtime.job.document import parse
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.optimizations import gpu_resident_data
 from tests import tiny
 from tests.trained import CASES
@@ -26,7 +26,7 @@ def data(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Job,
     """Each task on raw files."""
     CASES[name].files(folder)
     monkeypatch.chdir(folder)
-    asked = spec.check(parse(f"name: tiny\n{CASES[name].text}train: {{batch_size: 16}}\n", "tiny.yaml"))
+    asked = job_spec.check(parse(f"name: tiny\n{CASES[name].text}train: {{batch_size: 16}}\n", "tiny.yaml"))
     return asked, load(asked)
 
 

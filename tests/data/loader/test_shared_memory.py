@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.data.loader import shared_memory as handover
+from runtime.data.loader import shared_memory
 from runtime.data.loader.batches import Batches
 from runtime.data.loader.shared_memory import Handover
-from runtime.training.evaluation import validation as evaluate
+from runtime.training.evaluation import validation
 from runtime.tuning.memory.size_search import Search
 from tests import tiny
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 def room(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """/dev/shm with 64 MiB free, or what the test says."""
     shm, plain = SimpleNamespace(f_bavail=64 * 256, f_frsize=4096), os.statvfs
-    monkeypatch.setattr(os, "statvfs", lambda path: shm if path == handover.PLACE else plain(path))
+    monkeypatch.setattr(os, "statvfs", lambda path: shm if path == shared_memory.PLACE else plain(path))
     return shm
 
 
@@ -79,7 +79,7 @@ def test_an_evaluation_and_a_search_keep_to_it(
     room.f_bavail, room.f_frsize = 3 * 16 * bytes_of_one * 2, 1
     made.batches.workers = 2
     used: list[int] = []
-    plain = evaluate.batches.fetch
+    plain = validation.batches.fetch
 
     def fetch(*given: object, workers: int = 0, **named: object) -> object:
         used.append(workers)
@@ -87,7 +87,7 @@ def test_an_evaluation_and_a_search_keep_to_it(
 
     monkeypatch.setattr("runtime.data.loader.batches.fetch", fetch)
     list(made.batches.epoch(0))
-    evaluate.evaluate(made)
+    validation.evaluate(made)
     assert used == [2, 0]
     Search(made).sized(32)
     assert used[2:] == [2, 0, 1, 0]

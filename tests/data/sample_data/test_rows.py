@@ -13,7 +13,7 @@ from pyarrow import csv, parquet
 from runtime.data.load import load
 from runtime.data.sample_data import series, tables
 from runtime.errors import DataError
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from tests.paths import ROOT
 
 
@@ -33,7 +33,7 @@ def test_example_jobs_read_them(tmp_path: Path, name: str, kind: ModuleType, inp
     (train, new) = kind.write(tmp_path / "data" / name, 4000, seed=0)
     copy = tmp_path / f"{name}.yaml"
     copy.write_text((ROOT / "jobs" / f"{name}.yaml").read_text(encoding="utf-8"), encoding="utf-8")
-    data = load(spec.load(copy))
+    data = load(job_spec.load(copy))
     assert [x.dtype for x in data.train.gather(np.arange(3))] == inputs
     assert len(csv.read_csv(new)) >= 200
     table = csv.read_csv(train) if train.suffix == ".csv" else parquet.read_table(train)
@@ -46,4 +46,4 @@ def test_an_example_without_its_data_says_how_to_make_it(tmp_path: Path, name: s
     copy = tmp_path / f"{name}.yaml"
     copy.write_text((ROOT / "jobs" / f"{name}.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(DataError, match=rf"make the data: drivetrain sample {name} data/{name} --size \d+"):
-        spec.load(copy)
+        job_spec.load(copy)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from runtime.cli import main as cli
+from runtime.cli import main
 from runtime.data.sample_data import images
-from runtime.data.sample_data import write as samples
-from runtime.job_spec import load as spec
+from runtime.data.sample_data import write as sample_data
+from runtime.job_spec import load as job_spec
 from tests import examples
 from tests.paths import ROOT
 
@@ -23,10 +23,10 @@ def digests(paths: list[Path]) -> list[str]:
     return [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
 
 
-@pytest.mark.parametrize("kind", samples.KINDS)
+@pytest.mark.parametrize("kind", sample_data.KINDS)
 def test_the_seed_decides_every_byte(kind: str, tmp_path: Path) -> None:
     first, again, other = (
-        samples.write(kind, tmp_path / name, 60, seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))
+        sample_data.write(kind, tmp_path / name, 60, seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))
     )
     assert digests(first) == digests(again)
     assert [p.relative_to(tmp_path / "a") for p in first] == [p.relative_to(tmp_path / "b") for p in again]
@@ -35,7 +35,7 @@ def test_the_seed_decides_every_byte(kind: str, tmp_path: Path) -> None:
 
 
 def test_images_have_mixed_sizes_and_one_folder_per_class(tmp_path: Path) -> None:
-    paths = samples.write("images", tmp_path / "x", 45, 0)
+    paths = sample_data.write("images", tmp_path / "x", 45, 0)
     assert sorted(p.name for p in (tmp_path / "x").iterdir()) == sorted(images.PATTERNS)
     counts = [len(list(folder.iterdir())) for folder in (tmp_path / "x").iterdir()]
     assert max(counts) - min(counts) <= 1
@@ -53,7 +53,7 @@ def test_images_have_mixed_sizes_and_one_folder_per_class(tmp_path: Path) -> Non
 
 
 def test_more_images_begin_with_the_same(tmp_path: Path) -> None:
-    few, many = (samples.write("images", tmp_path / str(size), size, 7) for size in (20, 30))
+    few, many = (sample_data.write("images", tmp_path / str(size), size, 7) for size in (20, 30))
     assert digests(few) == digests(many[:20])
 
 
@@ -81,14 +81,14 @@ def test_the_data_of_every_example_job_can_be_made(job: str, tmp_path: Path, mon
 
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "jobs" / f"{job}.yaml").read_text(encoding="utf-8")
-    recipe = spec._recipe(text.encode())
+    recipe = job_spec._recipe(text.encode())
     if recipe:
         words = recipe.split()
         assert words[:2] == ["drivetrain", "sample"]
         size = words.index("--size") + 1
         words[size] = str(min(int(words[size]), {"series": 3000, "images": 60}.get(words[2], 300)))
-        assert cli.main(words[1:]) == 0
-    found = load(spec.load(ROOT / "jobs" / f"{job}.yaml"))
+        assert main.main(words[1:]) == 0
+    found = load(job_spec.load(ROOT / "jobs" / f"{job}.yaml"))
     assert len(found.train) > len(found.validation) > 0
 
 
@@ -114,16 +114,16 @@ def test_what_is_refused(
     elif before == "a file in it":
         folder.mkdir()
         (folder / "mine.txt").touch()
-    assert cli.main(["sample", "images", str(folder), "--size", str(size)]) == code
+    assert main.main(["sample", "images", str(folder), "--size", str(size)]) == code
     error = capsys.readouterr().err
     assert all(part in error for part in parts), error
 
 
 def test_a_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["sample", "table", "/proc/none", "--size", "40"]) == 7
+    assert main.main(["sample", "table", "/proc/none", "--size", "40"]) == 7
     assert "/proc/none" in capsys.readouterr().err
 
 
 def test_an_empty_folder_is_fine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["sample", "images", str(tmp_path), "--size", "20"]) == 0
+    assert main.main(["sample", "images", str(tmp_path), "--size", "20"]) == 0
     assert f"{tmp_path}: 20 files, " in capsys.readouterr().out

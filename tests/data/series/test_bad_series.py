@@ -12,7 +12,7 @@ import pytest
 from runtime.data.series import load as series
 from runtime.errors import DataError, SpecError
 from runtime.job.document import parse
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from tests.data.series.test_load import job, npz, one, several, stack, stored
 
 CLASSES, NUMBERS = "series-classification", "series-regression"
@@ -182,5 +182,5 @@ def test_a_series_of_its_own_for_validation_needs_the_same_columns(tmp_path: Pat
 )
 def test_bad_specs(text: str, parts: list[str]) -> None:
     with pytest.raises(SpecError) as error:
-        spec.check(parse(f"name: t\ntask: series-classification\n{text}\n", "t.yaml"))
+        job_spec.check(parse(f"name: t\ntask: series-classification\n{text}\n", "t.yaml"))
     assert not [part for part in parts if part not in str(error.value)], str(error.value)

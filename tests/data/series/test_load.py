@@ -14,7 +14,7 @@ import pytest
 import torch
 from pyarrow import csv
 
-from runtime.data import mixup as mixing
+from runtime.data import mixup
 from runtime.data.dataset import Batch
 from runtime.data.series import load as series
 from runtime.data.series import windows
@@ -264,12 +264,12 @@ def test_mixup_blends_whole_windows(tmp_path: Path) -> None:
     data = series.load(asked)
     ids = np.arange(12)
     batch = Batch(ids, data.train.gather(ids), {"": data.train.targets[""][:12]})
-    mixed = mixing.mix(batch, data.heads, asked, step=1)
+    mixed = mixup.mix(batch, data.heads, asked, step=1)
     share = mixed.targets[""].max(dim=1).values.min()
     assert 0.5 <= share < 1
     assert mixed.inputs[0].shape == (12, 8, 2)
     assert not torch.equal(mixed.inputs[0], batch.inputs[0])
-    plain = mixing.mix(batch, data.heads, job(tmp_path / "a.csv"), step=1)
+    plain = mixup.mix(batch, data.heads, job(tmp_path / "a.csv"), step=1)
     assert torch.equal(plain.inputs[0], batch.inputs[0])
 
 

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from runtime.data.tables import load as tables
 from runtime.errors import DataError, SpecError
 from runtime.job.document import parse
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from tests.data.tables.test_load import job, stored
 
 N = 60
@@ -179,6 +179,6 @@ def test_dates_and_codes_can_be_categories(tmp_path: Path) -> None:
 )
 def test_bad_specs(text: str, parts: list[str]) -> None:
     with pytest.raises(SpecError) as error:
-        spec.check(parse(f"name: t\ntask: tabular-classification\n{text}\n", "t.yaml"))
+        job_spec.check(parse(f"name: t\ntask: tabular-classification\n{text}\n", "t.yaml"))
     assert not [part for part in parts if part not in str(error.value)], str(error.value)
     assert "t.yaml:" in str(error.value)

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from runtime.data.load import load
-from runtime.data.text import load as texts
+from runtime.data.text import load as text
 from runtime.data.text.load import TextSplit
 from runtime.errors import DataError
 from tests import reports
 
 
-def splits(asked: texts.TextJob) -> tuple[TextSplit, TextSplit]:
+def splits(asked: text.TextJob) -> tuple[TextSplit, TextSplit]:
     made = load(asked)
     assert isinstance(made.train, TextSplit)
     assert isinstance(made.validation, TextSplit)
@@ -183,7 +183,7 @@ def test_new_texts_are_prepared_as_in_training(tmp_path: Path, suffix: str) -> N
     else:
         parquet.write_table(rows, new)
     preprocessing = json.loads(json.dumps(made.preprocessing))
-    read = texts.read([new], preprocessing, made.heads, labelled=True)
+    read = text.read([new], preprocessing, made.heads, labelled=True)
     for part in (made.train, made.validation):
         assert isinstance(part, TextSplit)
         number = part.part.source.rows[part.part.rows] - 1
@@ -198,7 +198,7 @@ def test_several_new_files_keep_their_titles(tmp_path: Path) -> None:
     made = load(reports.job(tmp_path))
     first = reports.table(tmp_path / "uno.csv", [["la bomba gotea"], ["el motor vibra"]], "descripcion")
     second = reports.table(tmp_path / "dos.csv", [[""], ["se oye un chirrido"]], "descripcion")
-    read = texts.read([first, second], made.preprocessing, made.heads, labelled=False)
+    read = text.read([first, second], made.preprocessing, made.heads, labelled=False)
     titles = [read.split.title(i) for i in range(len(read.split))]
     assert titles == [
         "uno.csv row 1: la bomba gotea",
@@ -214,4 +214,4 @@ def test_new_files_without_texts_are_refused(tmp_path: Path) -> None:
     made = load(reports.job(tmp_path))
     empty = reports.table(tmp_path / "new.csv", [[" "], ["  "]], "descripcion")
     with pytest.raises(DataError, match="2 of 2 samples cannot be used"):
-        texts.read([empty], made.preprocessing, made.heads, labelled=False)
+        text.read([empty], made.preprocessing, made.heads, labelled=False)

@@ -12,11 +12,10 @@ import numpy as np
 import pyarrow
 import pytest
 
-from runtime.data import stateless_random as draws
+from runtime.data import stateless_random
 from runtime.data.load import load
-from runtime.data.sample_data import text as samples
-from runtime.data.text import max_length as lengths
-from runtime.data.text import ragged, tokenizer
+from runtime.data.sample_data import text
+from runtime.data.text import max_length, ragged, tokenizer
 from tests import reports
 
 ROWS = [[1, 2, 3], [4], [], [5, 6, 7, 8, 9], [10, 11]]
@@ -55,7 +54,7 @@ WORDS = ["La bomba GOTEA aceite", "el motor está caliente", "se oyó un chirrid
 
 def test_the_same_texts_give_the_same_vocabulary(tmp_path: Path) -> None:
     """The library's own trainer numbers letters in the order of a hash table, which differs from call to call."""
-    path = samples.write(tmp_path, 200, 0)[0]
+    path = text.write(tmp_path, 200, 0)[0]
     texts = column([line.split(".")[0] for line in path.read_text(encoding="utf-8").splitlines()])
     made = {tokenizer.learn(texts, 600).inner.to_str() for _ in range(4)}
     assert len(made) == 1
@@ -86,7 +85,7 @@ def test_a_vocabulary_is_not_larger_than_asked(tmp_path: Path, size: int) -> Non
 
 
 def _reports(folder: Path) -> list[list[str]]:
-    with samples.write(folder, 200, 0)[0].open(encoding="utf-8") as file:
+    with text.write(folder, 200, 0)[0].open(encoding="utf-8") as file:
         return list(csv.reader(file))[1:]
 
 
@@ -114,23 +113,23 @@ TEXTS = np.array([10] * 50 + [20] * 45 + [41] * 4 + [90])
     ],
 )
 def test_max_length(wanted: int | Literal["auto"], most: int | None, expected: int, why: str) -> None:
-    chosen, notes = lengths.choose(wanted, TEXTS, most)
+    chosen, notes = max_length.choose(wanted, TEXTS, most)
     assert chosen == expected
     assert notes[0] == "tokens per text: p50 10, p95 20, p99 41, max 90"
     assert notes[1].startswith(f"max_length {expected}: {why}")
 
 
 def test_auto_has_a_limit_where_the_network_has_none() -> None:
-    chosen, notes = lengths.choose("auto", np.array([2000] * 10), None)
+    chosen, notes = max_length.choose("auto", np.array([2000] * 10), None)
     assert chosen == 512
     assert "the most that auto takes, less than p99; 100.0% of the texts are cut" in notes[1]
 
 
 def test_padding_is_counted_over_the_batches_of_an_epoch() -> None:
     sizes = np.array([3, 9, 4, 4, 8, 1, 5])
-    order = sizes[draws.permutation(7, 0, len(sizes))]
+    order = sizes[stateless_random.permutation(7, 0, len(sizes))]
     filled = sum(max(part) * len(part) for part in (order[:3].tolist(), order[3:6].tolist(), order[6:].tolist()))
-    note = lengths.padding(sizes, 10, 3, 7)
+    note = max_length.padding(sizes, 10, 3, 7)
     assert note == (
         f"padding: {1 - 34 / 70:.0%} of a batch if filled up to max_length, "
         f"{1 - 34 / filled:.0%} as filled up to the longest of each batch, "
@@ -140,7 +139,7 @@ def test_padding_is_counted_over_the_batches_of_an_epoch() -> None:
 
 def test_sample_texts_are_skewed_and_the_same_for_a_seed(tmp_path: Path) -> None:
     first, again, other = (
-        samples.write(tmp_path / name, 400, seed)[0].read_text(encoding="utf-8")
+        text.write(tmp_path / name, 400, seed)[0].read_text(encoding="utf-8")
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
     assert first == again != other

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from runtime.data.series import load as data
-from runtime.models.networks import cnn_lstm as series
+from runtime.models.networks import cnn_lstm
 from tests.data.series.test_load import job, npz
 
 torch.set_num_threads(1)
@@ -29,18 +29,18 @@ SMALL = {"channels": 3, "outputs": 4, "cnn_channels": [8, 6], "kernel": 3, "lstm
     ],
 )
 def test_shapes(change: dict[str, object]) -> None:
-    network = series.build(**SMALL | change)  # type: ignore[arg-type]
+    network = cnn_lstm.build(**SMALL | change)  # type: ignore[arg-type]
     assert network(torch.randn(7, 21, 3)).shape == (7, 4)
 
 
 def test_the_forget_gate_begins_open() -> None:
-    network = series.build(**SMALL)  # type: ignore[arg-type]
+    network = cnn_lstm.build(**SMALL)  # type: ignore[arg-type]
     gates = (network.lstm.bias_ih_l0 + network.lstm.bias_hh_l0).view(4, 5)  # type: ignore[operator, union-attr]
     assert gates.tolist() == [[0.0] * 5, [1.0] * 5, [0.0] * 5, [0.0] * 5]
 
 
 def test_a_window_alone_gives_what_it_gives_in_a_batch() -> None:
-    network = series.build(**SMALL | {"bidirectional": True}).eval()  # type: ignore[arg-type]
+    network = cnn_lstm.build(**SMALL | {"bidirectional": True}).eval()  # type: ignore[arg-type]
     windows = torch.randn(5, 16, 3)
     torch.testing.assert_close(network(windows)[2:3], network(windows[2:3]))
 
@@ -65,7 +65,7 @@ def test_it_learns_an_order_and_nothing_from_shuffled_labels(tmp_path: Path, shu
         y = drawn.permutation(y)
     made = data.load(job(npz(tmp_path, x, y), validation=0.4))
     torch.manual_seed(0)
-    network = series.build(channels=2, outputs=2, cnn_channels=[8], kernel=3, lstm_hidden=8, dropout=0.0)
+    network = cnn_lstm.build(channels=2, outputs=2, cnn_channels=[8], kernel=3, lstm_hidden=8, dropout=0.0)
     (inputs,) = made.train.gather(np.arange(len(made.train)))
     trained(network, inputs, made.train.targets[""], 25)
     (held,) = made.validation.gather(np.arange(len(made.validation)))

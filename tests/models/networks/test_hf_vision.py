@@ -12,12 +12,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime.data.images import load_new as new_images
+from runtime.data.images import load_new
 from runtime.data.load import load
 from runtime.errors import SpecError
 from runtime.job import Job
-from runtime.job_spec import load as spec
-from runtime.models import saved_model as artifact
+from runtime.job_spec import load as job_spec
+from runtime.models import saved_model
 from runtime.models.build import BUILDERS
 from runtime.pretrained import convert
 from runtime.pretrained.folder import quiet
@@ -62,7 +62,7 @@ def job(folder: Path, model: str = MODEL, data: str = "") -> Job:
         "train: {epochs: 1, batch_size: 4}\n"
     )
     (folder / "job.yaml").write_text(text)
-    return spec.load(folder / "job.yaml", [])
+    return job_spec.load(folder / "job.yaml", [])
 
 
 @pytest.fixture
@@ -129,8 +129,8 @@ def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
     wanted = trained.seen(done)[""]
     shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "saved")
-    found = artifact.load(tmp_path / "elsewhere")
-    new = new_images.read([tmp_path / "held"], found.preprocessing, found.heads, labelled=True)
+    found = saved_model.load(tmp_path / "elsewhere")
+    new = load_new.read([tmp_path / "held"], found.preprocessing, found.heads, labelled=True)
     ids = torch.arange(len(new.split)).numpy()
     inputs = new.prepare(new.split.gather(ids), ids, None)
     torch.testing.assert_close(found.network(*inputs), wanted, rtol=1e-5, atol=1e-6)

@@ -12,7 +12,7 @@ from runtime.data.tables import load as data
 from runtime.job.model import Freeze
 from runtime.models import build
 from runtime.models.freeze import freeze
-from runtime.models.networks import mlp as tables
+from runtime.models.networks import mlp
 from tests.data.tables.test_load import job, mixed, stored
 from tests.models.networks.test_cnn_lstm import trained
 
@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize(("numbers", "categories"), [(3, []), (0, [4, 2]), (3, [4, 2])])
 def test_shapes(numbers: int, categories: list[int]) -> None:
-    network = tables.build(numbers=numbers, categories=categories, outputs=5, hidden=[7, 6], embedding=2)
+    network = mlp.build(numbers=numbers, categories=categories, outputs=5, hidden=[7, 6], embedding=2)
     inputs = [torch.randn(9, numbers)] * bool(numbers) + [torch.ones(9, len(categories), dtype=torch.int32)] * bool(
         categories
     )
@@ -30,7 +30,7 @@ def test_shapes(numbers: int, categories: list[int]) -> None:
 
 
 def test_each_column_has_vectors_of_its_own_and_the_unknown_category_is_zero() -> None:
-    network = tables.build(numbers=0, categories=[3, 4], outputs=2, hidden=[8], embedding=2)
+    network = mlp.build(numbers=0, categories=[3, 4], outputs=2, hidden=[8], embedding=2)
     vectors = network.embeddings.weight  # type: ignore[union-attr]
     assert vectors.shape == (7, 2)
     assert vectors[[0, 3]].abs().sum() == 0
@@ -44,7 +44,7 @@ def test_each_column_has_vectors_of_its_own_and_the_unknown_category_is_zero() -
 def test_vectors_and_their_gradient_are_those_of_torchs_embedding() -> None:
     torch.manual_seed(0)
     places, goal = torch.randint(0, 9, (50, 4)), torch.randn(50, 4, 3)
-    ours, theirs = tables.Vectors(9, 3), torch.nn.Embedding(9, 3)
+    ours, theirs = mlp.Vectors(9, 3), torch.nn.Embedding(9, 3)
     theirs.load_state_dict(ours.state_dict())
     for module in (ours, theirs):
         (module(places) * goal).sum().backward()
@@ -94,7 +94,7 @@ def test_it_learns_an_interaction_and_nothing_from_shuffled_labels(tmp_path: Pat
         rows["y"] = np.random.default_rng(1).permutation(rows["y"])
     made = data.load(job(stored(tmp_path, rows), features=["size", "colour"], validation=0.4))
     torch.manual_seed(0)
-    network = tables.build(numbers=2, categories=[5], outputs=2, hidden=[32], embedding=4, dropout=0.0)
+    network = mlp.build(numbers=2, categories=[5], outputs=2, hidden=[32], embedding=4, dropout=0.0)
     inputs, held = (split.gather(np.arange(len(split))) for split in (made.train, made.validation))
     trained(Columns(network), torch.cat(inputs, dim=1), made.train.targets[""], 60)
     accuracy = float((network(*held).argmax(1) == made.validation.targets[""]).float().mean())

@@ -14,9 +14,9 @@ import safetensors.torch
 import torch
 
 from runtime.data.load import load
-from runtime.data.text import load as texts
+from runtime.data.text import load as text
 from runtime.errors import DataError, SpecError
-from runtime.models import saved_model as artifact
+from runtime.models import saved_model
 from runtime.models.build import BUILDERS
 from runtime.models.networks.text_encoder import TextNetwork
 from runtime.pretrained import convert
@@ -88,8 +88,8 @@ def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
     wanted = seen(done)
     shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "saved")
-    found = artifact.load(tmp_path / "elsewhere")
-    new = texts.read([tmp_path / "held.csv"], found.preprocessing, found.heads, labelled=True)
+    found = saved_model.load(tmp_path / "elsewhere")
+    new = text.read([tmp_path / "held.csv"], found.preprocessing, found.heads, labelled=True)
     outputs = found.network.eval()(*new.split.gather(np.arange(40)))
     for name, expected in wanted.items():
         torch.testing.assert_close(outputs[name], expected, rtol=1e-5, atol=1e-6)

@@ -14,7 +14,7 @@ from runtime.data.custom.user_loss import OwnTerms
 from runtime.data.dataset import Head
 from runtime.data.load import load
 from runtime.errors import SpecError
-from runtime.job_spec import load as spec
+from runtime.job_spec import load as job_spec
 from runtime.models.build import Model, build
 from runtime.training import losses
 from tests.own_job import items, job
@@ -78,7 +78,7 @@ def build(outputs, classes=None, inputs=None, vocabulary=None, categories=None, 
 def own_network(folder: Path, task: str, data: str, more: str = "**others") -> Model:
     (folder / "my_model.py").write_text(OFFERED.format(more=more))
     (folder / "job.yaml").write_text(f"name: a\ntask: {task}\ndata: {data}\nmodel: {{file: my_model.py}}\n")
-    made = spec.load(folder / "job.yaml")
+    made = job_spec.load(folder / "job.yaml")
     return build(made, load(made))
 
 
@@ -128,10 +128,10 @@ def test_a_network_of_ones_own_for_texts_with_two_heads(tmp_path: Path) -> None:
         "name: a\ntask: text-classification\nmodel: {file: net.py, factory: Net}\n"
         "data: {train: a.csv, text: text, labels: [kind, part], max_length: 8}\n"
     )
-    made = spec.load(path)
+    made = job_spec.load(path)
     assert build(made, load(made)).arguments["arguments"]["outputs"] == {"kind": 2, "part": 3}
     (tmp_path / "wrong.py").write_text(TEXTS.replace("return {name", "return {name + '?'"))
-    made = spec.load(path, ["model.file=wrong.py"])
+    made = job_spec.load(path, ["model.file=wrong.py"])
     with pytest.raises(SpecError, match=r"gives a mapping of kind\?, part\?\n  possible: a mapping of kind, part to"):
         build(made, load(made))
 

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.tracking.live import pass_progress as pace
+from runtime.tracking.live import pass_progress
 
 
 def passed(monkeypatch: pytest.MonkeyPatch, seconds: float, terminal: bool, batches: int = 10) -> str:
     """What is told of batches of 100 samples that take so long each."""
     now = [0.0]
-    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(pass_progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     file = io.StringIO()
     file.isatty = lambda: terminal  # type: ignore[method-assign]
-    monkeypatch.setattr(pace.sys, "stderr", file)
+    monkeypatch.setattr(pass_progress.sys, "stderr", file)
     monkeypatch.setenv("TERM", "xterm")
 
     def work() -> object:
@@ -24,7 +24,7 @@ def passed(monkeypatch: pytest.MonkeyPatch, seconds: float, terminal: bool, batc
             now[0] += seconds
             yield range(100), {}
 
-    assert len(list(pace.told(work(), 100 * batches, "evaluate"))) == batches  # type: ignore[arg-type]
+    assert len(list(pass_progress.told(work(), 100 * batches, "evaluate"))) == batches  # type: ignore[arg-type]
     return file.getvalue()
 
 

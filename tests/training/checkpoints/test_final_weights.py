@@ -13,13 +13,12 @@ import pytest
 import safetensors.torch
 
 from runtime.errors import CheckpointError
-from runtime.models import saved_model as artifact
-from runtime.supervisor import trainer_process as trainer
-from runtime.training import effective_settings as seen
-from runtime.training import loop, run
+from runtime.models import saved_model
+from runtime.supervisor import trainer_process
+from runtime.training import effective_settings, loop, run
 from runtime.training.best_metric import Watch
-from runtime.training.checkpoints import final_weights as chosen
-from runtime.training.evaluation import validation as evaluate
+from runtime.training.checkpoints import final_weights
+from runtime.training.evaluation import validation
 from tests import tiny
 from tests.training.checkpoints.test_checkpoint import flip
 
@@ -39,8 +38,8 @@ def ended(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "_ended", hooked)
-        patch.setattr(seen, "record_changes", lambda *given: None)
-        trainer.conduct(made)
+        patch.setattr(effective_settings, "record_changes", lambda *given: None)
+        trainer_process.conduct(made)
     return made
 
 
@@ -82,7 +81,7 @@ def test_a_best_checkpoint_that_cannot_be_read(tmp_path: Path, damage: Callable[
     }
     written = safetensors.torch.load_file(tmp_path / "model" / "model.safetensors")
     assert all(written[name].equal(value) for name, value in made.model.state_dict().items())
-    assert artifact.load(tmp_path).trained["step"] == 12
+    assert saved_model.load(tmp_path).trained["step"] == 12
 
 
 def test_an_older_best_comes_before_the_last_step(tmp_path: Path) -> None:
@@ -101,7 +100,7 @@ def test_an_older_best_comes_before_the_last_step(tmp_path: Path) -> None:
 
 def test_no_evaluation_gives_a_number(tmp_path: Path) -> None:
     def bad(made: run.Run) -> tuple[dict[str, float], dict[str, Any]]:
-        metrics, confusion = evaluate.evaluate(made)
+        metrics, confusion = validation.evaluate(made)
         return metrics | {"validation/loss": math.nan, "validation/accuracy": math.nan}, confusion
 
     with pytest.MonkeyPatch.context() as patch:
@@ -120,7 +119,7 @@ def test_nothing_can_be_read(tmp_path: Path) -> None:
     made = ended(tmp_path, lambda made: None)
     shutil.rmtree(made.checkpoints)
     with pytest.raises(CheckpointError, match=r"no checkpoint can be read: checkpoint .*best-"):
-        chosen.weights(made)
+        final_weights.weights(made)
 
 
 def test_a_metric_that_is_never_a_number_stops_early() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.report import write as report
+from runtime.report import write as reports
 from runtime.report.sections.mistakes import worst_sections
 from runtime.training.evaluation.worst_mistakes import FILE, MOST, Worst, picture
 from tests import tiny
@@ -99,7 +99,7 @@ TEXT = {"title": "reports.csv row 3: <b>the pump</b> leaks", "truth": "leak", "a
 def test_texts_are_a_table_for_each_head(tmp_path: Path) -> None:
     run = make(tmp_path / "texts-001")
     (run / FILE).write_text(json.dumps({"causa": [TEXT], "modo": []}))
-    report.write(run)
+    reports.write(run)
     page = (run / "report.html").read_text()
     assert "Worst mistakes of causa" in page
     assert "mistakes of modo" not in page
@@ -123,7 +123,7 @@ def test_texts_are_a_table_for_each_head(tmp_path: Path) -> None:
 def test_damaged_rows_break_nothing(tmp_path: Path, row: Any) -> None:
     run = make(tmp_path / "texts-001")
     (run / FILE).write_text(json.dumps({"": [row, TEXT]}))
-    report.write(run)
+    reports.write(run)
     page = (run / "report.html").read_text()
     assert "the pump" in page
     assert "<script" not in page
@@ -134,7 +134,7 @@ def test_damaged_rows_break_nothing(tmp_path: Path, row: Any) -> None:
 def test_a_damaged_file_breaks_nothing(tmp_path: Path, data: str) -> None:
     run = make(tmp_path / "texts-001")
     (run / FILE).write_text(data)
-    report.write(run)
+    reports.write(run)
     assert "Worst mistakes" not in (run / "report.html").read_text()
 
 
@@ -142,6 +142,6 @@ def test_pictures_never_make_the_page_large(tmp_path: Path) -> None:
     data = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(40_000)).decode()
     run = make(tmp_path / "images-001")
     (run / FILE).write_text(json.dumps({f"head {i}": [{**TEXT, "picture": data}] * 6 for i in range(5)}))
-    report.write(run)
+    reports.write(run)
     assert (run / "report.html").stat().st_size < 2_000_000
     assert "Worst mistakes of head 4" in (run / "report.html").read_text(), "as a table"

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from runtime.report import write as report
+from runtime.report import write as reports
 from runtime.report.sections.operators import operators_section
 from runtime.training.profiling.profiler import OPERATORS, STEPS, TRACE, Tracer
 from tests import tiny
@@ -53,7 +53,7 @@ def test_the_report_shows_the_operators(traced: tuple[Path, Path]) -> None:
     assert "Dearest operators" in (traced[0] / "report.md").read_text()
     assert "Dearest operators" not in (traced[1] / "report.md").read_text()
     (traced[0] / OPERATORS).write_text("{")
-    report.write(traced[0])
+    reports.write(traced[0])
     assert "the dearest operators cannot be shown" in (traced[0] / "report.md").read_text()
 
 

@@ -10,8 +10,7 @@ from torch import nn
 
 from runtime.report.write import write
 from runtime.training.evaluation.validation import evaluate
-from runtime.training.profiling import efficiency
-from runtime.training.profiling import step_phases as stopwatch
+from runtime.training.profiling import efficiency, step_phases
 from tests import tiny
 from tests.report_folder import change, make
 
@@ -21,7 +20,7 @@ def test_the_parts_of_a_step_add_up_and_change_no_bit(tmp_path: Path) -> None:
     for timed in (False, True):
         made = tiny.assembled(tmp_path / str(timed), tiny.job())
         if timed:
-            stopwatch.install(made)
+            step_phases.install(made)
         with made.clock.phase("train"):
             found.append(tiny.losses(made, 6))
     assert found[0] == found[1]
@@ -33,7 +32,7 @@ def test_the_parts_of_a_step_add_up_and_change_no_bit(tmp_path: Path) -> None:
 
 def test_an_evaluation_stays_one_phase(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
-    stopwatch.install(made)
+    step_phases.install(made)
     with made.clock.phase("evaluate"):
         evaluate(made)
     assert set(made.clock.phases) == {"evaluate"}
@@ -41,7 +40,7 @@ def test_an_evaluation_stays_one_phase(tmp_path: Path) -> None:
 
 def test_the_first_forward_pass_compiles(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
-    watch = stopwatch._Timed(made)
+    watch = step_phases._Timed(made)
     watch.compiles = True
     forward, update = watch.of("forward", lambda: None), watch.of("optimizer", lambda: None)
     with made.clock.phase("train"):
@@ -56,7 +55,7 @@ def test_a_gpu_is_not_timed(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     made.device = torch.device("cuda")
     before = made.step.outputs
-    stopwatch.install(made)
+    step_phases.install(made)
     assert made.step.outputs == before
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.cli import main as cli
+from runtime.cli import main
 from runtime.optimizations import Effect
 from runtime.plan import plan
 from runtime.plan.plan_table import console
-from runtime.report.render import png as picture
-from runtime.tuning.bench import results as show
+from runtime.report.render import png
+from runtime.tuning.bench import results
 from runtime.tuning.bench.ablation import Ladder, Rung, climb, steps_of, switched
 from runtime.tuning.bench.block_timing import Block, calmest
 from runtime.tuning.bench.variant import Failed, Ready
@@ -93,18 +93,18 @@ def test_known_delays_give_known_ratios() -> None:
 def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
     ladder, _ = climbed()
     assert ladder.explained
-    assert show.explanation(ladder) == (
+    assert results.explanation(ladder) == (
         "the steps explain the total: 2.00 x 1.25 x 1.10 = 2.75, measured 2.75x [2.75-2.75]"
     )
     apart = Ladder(tuple(replace(r, pair=Pair((1.4, 1.4, 1.4))) if r.kind == "all" else r for r in ladder.rungs))
     assert not apart.explained
     expected = "the steps do not explain the total, they change what the others gain: 2.00 x 1.25 x 1.10 = 2.75, measured 1.40x"
-    assert show.explanation(apart).startswith(expected)
+    assert results.explanation(apart).startswith(expected)
     noisy = Ladder(
         tuple(replace(r, pair=Pair((1.0, 2.0, 3.0, 4.0, 1.5))) if r.kind == "all" else r for r in ladder.rungs)
     )
     assert noisy.explained is None
-    assert "nobody can tell whether the steps explain the total" in show.explanation(noisy)
+    assert "nobody can tell whether the steps explain the total" in results.explanation(noisy)
 
 
 def test_a_step_that_fails_is_a_row_and_the_rest_goes_on() -> None:
@@ -122,7 +122,7 @@ def test_a_step_that_fails_is_a_row_and_the_rest_goes_on() -> None:
 def test_nothing_on_gives_nothing_to_explain() -> None:
     ladder = climb(planned([]), starter([]), 3, lambda text: None)
     assert [r.kind for r in ladder.rungs] == ["plain"]
-    assert show.explanation(ladder) == "nothing is on in this plan, so there is nothing to explain"
+    assert results.explanation(ladder) == "nothing is on in this plan, so there is nothing to explain"
 
 
 def test_the_calmest_pairs_count_whatever_their_ratio() -> None:
@@ -138,15 +138,15 @@ def test_a_machine_that_is_never_calm_is_named() -> None:
     slow, fast = Fake(0.2, noise=lambda: 0.5), Fake(0.1, noise=lambda: 0.5)
     assert len(calmest(slow.steps, fast.steps, 1, 4)) == 4
     rung = Rung("added", "compile", True, Effect.ROUNDING, Pair((1.0, 1.0, 1.0)), disturbed=0.5)
-    (warning,) = show.restless(Ladder((rung,)))
+    (warning,) = results.restless(Ladder((rung,)))
     assert "1 of 1 comparisons were disturbed" in warning
     assert "up to 50% of the time" in warning
-    assert show.restless(Ladder((replace(rung, disturbed=0.01),))) == []
+    assert results.restless(Ladder((replace(rung, disturbed=0.01),))) == []
 
 
 def test_the_table_has_every_rung(capsys: pytest.CaptureFixture[str]) -> None:
     ladder, _ = climbed(fails="channels_last")
-    console().print(show.table(ladder))
+    console().print(results.table(ladder))
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 1 + len(ladder.rungs) + 1, "a head, and a note below the one that failed"
     assert any(line.startswith("+ cpu_threads") and "2.00x [2.00-2.00]" in line for line in lines)
@@ -170,14 +170,14 @@ def test_numbers_are_written_as_people_write_them(capsys: pytest.CaptureFixture[
             first_seconds=0.1,
         ),
     ]
-    console().print(show.table(Ladder(tuple(rungs))))
+    console().print(results.table(Ladder(tuple(rungs))))
     text = capsys.readouterr().out
     assert "e+" not in text
     for cell in ("1,860", "66.4", "0.52", "48.3", "9.9e-8"):
         assert cell in text.split()
     assert "first step" not in text
     assert "memory" not in text
-    console().print(show.table(Ladder((replace(rungs[1], first_seconds=7.4),))))
+    console().print(results.table(Ladder((replace(rungs[1], first_seconds=7.4),))))
     assert "first step" in (again := capsys.readouterr().out)
     assert "+7 s" in again
 
@@ -187,8 +187,8 @@ def test_labels_of_ticks_do_not_touch(tmp_path: Path, monkeypatch: pytest.Monkey
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     drawn: list[Any] = []
-    monkeypatch.setattr(picture, "_save", lambda figure, path: drawn.append(figure))
-    picture.ladder([("+ a", 1.0, low, high, "added")], "job: machine", tmp_path / "bench.png")
+    monkeypatch.setattr(png, "_save", lambda figure, path: drawn.append(figure))
+    png.ladder([("+ a", 1.0, low, high, "added")], "job: machine", tmp_path / "bench.png")
     (figure,) = drawn
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
@@ -200,7 +200,7 @@ def test_labels_of_ticks_do_not_touch(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_is_off_is_named() -> None:
-    text = show.left_out(planned(["fused_optimizer"]))
+    text = results.left_out(planned(["fused_optimizer"]))
     assert "compile (false)" in text
     assert "fused_optimizer" not in text
 
@@ -286,5 +286,5 @@ def test_options_that_make_no_sense(
 ) -> None:
     monkeypatch.setattr("runtime.system.signals._install", lambda handler: None)
     words = [str(tmp_path) if word == "OUT" else word for word in options]
-    assert cli.main(["bench", str(ROOT / "jobs" / "digits.yaml"), *words]) in (2, 3)
+    assert main.main(["bench", str(ROOT / "jobs" / "digits.yaml"), *words]) in (2, 3)
     assert expected in capfd.readouterr().err

@@ -11,12 +11,12 @@ import torch
 from runtime.data.dataset import Dataset
 from runtime.hardware import facts as hardware
 from runtime.job.workload import Workload
-from runtime.models import recompute as blocks
-from runtime.models.networks import cnn as images
+from runtime.models import recompute
+from runtime.models.networks import cnn
 from runtime.optimizations import Value, gradient_checkpointing
 from runtime.plan import plan
 from runtime.training import run
-from runtime.tuning.memory import activation_bytes as activations
+from runtime.tuning.memory import activation_bytes
 from tests import tiny
 from tests.models.test_recompute import ENCODER, encoder, resnet
 from tests.paths import MACHINES
@@ -81,11 +81,11 @@ def test_counted_only_where_memory_is_short() -> None:
 
 def test_a_count_leaves_network_and_draws_alone() -> None:
     data = tiny.dataset()
-    network = images.build("resnet18", channels=1, classes=3, image_size=8, width=4, dropout=0.5)
+    network = cnn.build("resnet18", channels=1, classes=3, image_size=8, width=4, dropout=0.5)
     network.eval()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     draws = torch.random.get_rng_state()
-    found = activations.counted(run.workload(data, network), network, data)
+    found = activation_bytes.counted(run.workload(data, network), network, data)
     assert 0 < found.recomputed < found.activations
     assert torch.equal(draws, torch.random.get_rng_state())
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
@@ -104,10 +104,10 @@ def test_texts_are_counted_at_their_longest(monkeypatch: pytest.MonkeyPatch) -> 
             return ids[:2, :longest], mask[:2, :longest]
 
     data = Texts(ids, torch.zeros(4, dtype=torch.int64))
-    found = activations.counted(Workload(blocks=4), network, Dataset(data, data, {}, {}))
+    found = activation_bytes.counted(Workload(blocks=4), network, Dataset(data, data, {}, {}))
     short = replace(data)  # a text of three tokens keeps less
     short.lengths = (3, 3, 3, 3)  # type: ignore[misc]
-    less = activations.counted(Workload(blocks=4), network, Dataset(short, short, {}, {}))
+    less = activation_bytes.counted(Workload(blocks=4), network, Dataset(short, short, {}, {}))
     assert found.activations > 10 * less.activations
     assert found.recomputed < 0.5 * found.activations
 
@@ -115,7 +115,7 @@ def test_texts_are_counted_at_their_longest(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_counted_is_what_is_kept() -> None:
     network, (x,) = resnet()
     data = tiny.Arrays(x, torch.zeros(4, dtype=torch.int64))
-    found = activations.counted(Workload(blocks=8), network, Dataset(data, data, {}, {}))
+    found = activation_bytes.counted(Workload(blocks=8), network, Dataset(data, data, {}, {}))
     sizes: dict[int, tuple[int, torch.Tensor]] = {}
     own = {t.untyped_storage().data_ptr() for t in (*network.parameters(), *network.buffers())}
 
@@ -139,4 +139,4 @@ def test_a_run_recomputes_by_itself_where_memory_is_short(
         tmp_path / "run", case(tmp_path, "image arrays", "train: {batch_size: 8}\noptimize: {measure: off}\n")
     )
     assert made.plan.value("gradient_checkpointing") is value
-    assert blocks.recomputes(made.model) is value
+    assert recompute.recomputes(made.model) is value

@@ -15,18 +15,16 @@ import torch
 from runtime.data.load import load
 from runtime.job import Job
 from runtime.job.document import parse
-from runtime.job_spec import load as spec
-from runtime.models import recompute as blocks
+from runtime.job_spec import load as job_spec
+from runtime.models import recompute
 from runtime.models.build import build
 from runtime.plan import evidence, plan
-from runtime.supervisor import trainer_process as trainer
+from runtime.supervisor import trainer_process
 from runtime.system.files import write_json
 from runtime.training import run
 from runtime.training.phase_timer import Clock
 from runtime.training.step import Step
-from runtime.tuning.memory import meter as gauge
-from runtime.tuning.memory import micro_batch as fitting
-from runtime.tuning.memory import size_search as search
+from runtime.tuning.memory import meter, micro_batch, size_search
 from runtime.tuning.memory.micro_batch import Fitting
 from runtime.tuning.memory.size_search import Found, Search, Try
 from tests import tiny
@@ -63,11 +61,11 @@ class Scale:
         return BASE + (self.limit << 20)
 
     @contextlib.contextmanager
-    def guarded(self, ceiling: gauge.Ceiling) -> Iterator[None]:
+    def guarded(self, ceiling: meter.Ceiling) -> Iterator[None]:
         yield
 
     def pass_(self, step: Step, count: int) -> None:
-        each = 1 << 18 if blocks.recomputes(step.model) else 1 << 20
+        each = 1 << 18 if recompute.recomputes(step.model) else 1 << 20
         self.most = max(self.most, count * each)
 
 
@@ -83,7 +81,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Any:
             return outputs(self, inputs)
 
         monkeypatch.setattr(Step, "outputs", counted)
-        monkeypatch.setattr(gauge, "of", lambda device: scale)
+        monkeypatch.setattr(meter, "of", lambda device: scale)
 
     return limit
 
@@ -112,7 +110,7 @@ def large_batches(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(Step, "outputs", counted)
         monkeypatch.setattr(Search, "_batch", making)
         monkeypatch.setattr(Search, "_step", step)
-        monkeypatch.setattr(gauge, "of", lambda device: scale)
+        monkeypatch.setattr(meter, "of", lambda device: scale)
 
     return limit
 
@@ -139,7 +137,7 @@ train: {{epochs: 1, batch_size: 32}}
 checkpoint: {{every: epoch}}
 optimize: {{micro_batch: auto{optimize}}}
 """
-    return spec.check(parse(text, "tiny.yaml"))
+    return job_spec.check(parse(text, "tiny.yaml"))
 
 
 def fitted(asked: Job, folder: Path, said: list[str] | None = None, data: Any = None) -> dict[str, evidence.Measured]:
@@ -154,7 +152,7 @@ def fitted(asked: Job, folder: Path, said: list[str] | None = None, data: Any = 
     found = Fitting(asked, here, made, data, network, facts, folder, tiny.Quiet(), (said or []).append).measured()
     assert all(torch.equal(before[name], value) for name, value in network.module.state_dict().items())
     assert torch.equal(draws, torch.random.get_rng_state())
-    assert not blocks.recomputes(network.module)
+    assert not recompute.recomputes(network.module)
     assert network.module.training
     return found
 
@@ -191,7 +189,7 @@ def test_no_part_of_a_single_sample_for_batchnorm(tmp_path: Path, limited: Any) 
     limited(31)
     found = [Try(2, None, 2, 1.0), Try(31, 40, 40, 1.0)]
     made = Found(0, 40, False, found, largest=31)
-    assert fitting.chosen(made, {}, lambda count: 32 % count == 1) == 30
+    assert micro_batch.chosen(made, {}, lambda count: 32 % count == 1) == 30
 
 
 def test_blocks_are_recomputed_where_not_even_the_smallest_part_fits(tmp_path: Path, limited: Any) -> None:
@@ -219,7 +217,7 @@ def test_blocks_are_recomputed_where_batchnorm_then_sees_the_whole_batch(tmp_pat
     ],
 )
 def test_when_recomputing_pays(without: dict[int, float], with_it: dict[int, float], normed: int, why: str) -> None:
-    assert fitting.recomputing_pays(without, with_it, normed, 32) == why
+    assert micro_batch.recomputing_pays(without, with_it, normed, 32) == why
 
 
 @pytest.mark.parametrize(
@@ -249,17 +247,17 @@ def test_remembered_until_it_would_not_fit_any_more(tmp_path: Path, limited: Any
 
 def test_the_fastest_of_those_that_fit() -> None:
     found = Found(0, 100, False, [Try(n, None, n, 1.0) for n in (1, 2, 4, 8, 16)], largest=16)
-    assert fitting.chosen(found, {16: 100.0, 8: 104.0, 4: 80.0}) == 16
-    assert fitting.chosen(found, {16: 100.0, 8: 106.0, 4: 80.0}) == 8
-    assert fitting.chosen(replace(found, whole=True), {16: 100.0, 8: 90.0}) == "off"
-    assert fitting.chosen(replace(found, whole=True), {16: 100.0, 8: 190.0}) == 8
+    assert micro_batch.chosen(found, {16: 100.0, 8: 104.0, 4: 80.0}) == 16
+    assert micro_batch.chosen(found, {16: 100.0, 8: 106.0, 4: 80.0}) == 8
+    assert micro_batch.chosen(replace(found, whole=True), {16: 100.0, 8: 90.0}) == "off"
+    assert micro_batch.chosen(replace(found, whole=True), {16: 100.0, 8: 190.0}) == 8
 
 
 def case(folder: Path, name: str, text: str) -> Job:
     """One of the tasks on raw files, with a `train:` and `optimize:` of its own."""
     if not any(folder.glob("train*")):
         CASES[name].files(folder)
-    return spec.check(parse(f"name: tiny\n{CASES[name].text}{text}", "tiny.yaml"))
+    return job_spec.check(parse(f"name: tiny\n{CASES[name].text}{text}", "tiny.yaml"))
 
 
 def test_speeds_are_measured_where_splitting_changes_nothing(tmp_path: Path, limited: Any, monkeypatch: Any) -> None:
@@ -276,7 +274,7 @@ def test_texts_are_tried_at_their_longest(tmp_path: Path, monkeypatch: Any) -> N
     monkeypatch.chdir(tmp_path)
     asked = case(tmp_path, "one text head", "train: {batch_size: 8}\n")
     data = load(asked)
-    batch = next(search._largest(data.train, 8, 0, False))
+    batch = next(size_search._largest(data.train, 8, 0, False))
     assert batch.inputs[0].shape == (8, int(data.train.lengths.max()))  # type: ignore[attr-defined]
 
 
@@ -297,7 +295,7 @@ def settled(folder: Path, asked: Job, replay: Any = None) -> run.Run:
     here = replace(here, storage=replace(here.storage, cache=str(folder / "cache")))
     write_json(folder / "hardware.json", here.to_json())
     write_json(folder / "plan.json", plan.resolve(asked, here, replay=replay).to_json())
-    made: run.Run = trainer.assembled(folder, asked, tiny.Quiet(), Clock())
+    made: run.Run = trainer_process.assembled(folder, asked, tiny.Quiet(), Clock())
     return made
 
 
