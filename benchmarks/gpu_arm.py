@@ -36,7 +36,7 @@ from runtime.plan import plan
 from runtime.system.signals import Signals
 from runtime.tracking.gpu_sensors import Sensors
 from runtime.training import losses, optimizer, run
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 
 WARM, SHOWN = 8, 60
 """Steps before the clock starts, and steps whose loss is kept."""
@@ -62,7 +62,7 @@ def main() -> int:
         except SpecError as error:
             print(json.dumps({"impossible": error.problems[0].possible}))
             return 0
-        whole = run.assemble(job, machine, made, folder, dataset, network, Signals(), Clock())
+        whole = run.assemble(job, machine, made, folder, dataset, network, Signals(), PhaseTimer())
         found["plan"] = {row.name: row.value for row in made.decisions}
         steps = planned(whole)
     print(json.dumps(found | measured(steps, machine, device, seconds)))

@@ -25,9 +25,9 @@ from runtime.plan import plan
 from runtime.supervisor import trainer_process
 from runtime.system.files import write_json
 from runtime.system.signals import Signals
-from runtime.tracking.metrics_log import Metrics
+from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import loop
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 from runtime.training.saver import SHARE, Saver
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,8 +51,8 @@ class Bench:
         machine = detect(folder)
         write_json(folder / "hardware.json", machine.to_json())
         write_json(folder / "plan.json", plan.resolve(job, machine).to_json())
-        self.run = trainer_process.assembled(folder, job, Signals(), Clock())
-        self.run.metrics = Metrics(folder)
+        self.run = trainer_process.assembled(folder, job, Signals(), PhaseTimer())
+        self.run.metrics = MetricsLog(folder)
         self.run.train_mode()
         self.saver = Saver(self.run)
         self.saver.final()

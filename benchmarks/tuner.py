@@ -105,7 +105,7 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
     from runtime.plan import plan as plans
     from runtime.system.signals import Signals
     from runtime.training import run as runs
-    from runtime.training.phase_timer import Clock
+    from runtime.training.phase_timer import PhaseTimer
     from runtime.tuning import process_settings
     from runtime.tuning import time_budget
     from runtime.tuning.tuner import Tuner
@@ -119,8 +119,8 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
         dataset = load(job)
         network = build(job, dataset)
         plan = plans.resolve(job, here, runs.workload(dataset, network.module))
-        run = runs.assemble(job, here, plan, scratch, dataset, network, signals, Clock())
-        return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), process_settings.Source(path))
+        run = runs.assemble(job, here, plan, scratch, dataset, network, signals, PhaseTimer())
+        return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), process_settings.SpecSource(path))
 
     first = made(1)
     _, total = time_budget.predicted(first.arm(first.made.plan), first.made.total_steps)

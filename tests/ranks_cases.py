@@ -27,7 +27,7 @@ from runtime.models.build import Model, build
 from runtime.optimizations import Value
 from runtime.plan import plan
 from runtime.training import run
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 from tests import tiny
 from tests.paths import ROOT
 
@@ -86,7 +86,7 @@ def convolutional(folder: Path, name: str) -> run.Run:
         data,
         Model(network, "none", {}, Freeze()),
         tiny.Quiet(),
-        Clock(),
+        PhaseTimer(),
     )
     if "halves" in on:
         found.step.micro_batch = BATCH // 2
@@ -124,7 +124,9 @@ def task(folder: Path, name: str) -> run.Run:
         replace(row, value={"true": True}.get(value := asked.get(row.name, ""), value) or row.value)
         for row in made.decisions
     ]
-    found = run.assemble(job, here, replace(made, decisions=tuple(rows)), folder, data, network, tiny.Quiet(), Clock())
+    found = run.assemble(
+        job, here, replace(made, decisions=tuple(rows)), folder, data, network, tiny.Quiet(), PhaseTimer()
+    )
     if "halves" in on:
         found.step.cut = halves
     return found

@@ -19,7 +19,7 @@ from runtime.models.build import Model
 from runtime.plan import plan
 from runtime.supervisor import trainer_process
 from runtime.training import run
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 from tests import tiny
 
 JOB = """
@@ -39,7 +39,7 @@ def assembled(folder: Path, steps: int, data: str = "") -> run.Run:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 3)).double()
     made = plan.resolve(job, machine, run.workload(found, network), plain=True)
     model = Model(network, "none", {}, Freeze())
-    return run.assemble(job, machine, made, folder, found, model, tiny.Quiet(), Clock())
+    return run.assemble(job, machine, made, folder, found, model, tiny.Quiet(), PhaseTimer())
 
 
 def main() -> None:

@@ -97,13 +97,13 @@ def spoilt(made: run.Run) -> None:
 
 def misjudging(made: run.Run) -> None:
     """An evaluation that gets worse and worse, in this process's eyes."""
-    plain, calls = validation.Tally.metrics, [0]
+    plain, calls = validation.MetricAccumulator.metrics, [0]
 
     def metrics(tally: Any, *given: Any) -> dict[str, float]:
         calls[0] += 1
         return {name: calls[0] if name.endswith("loss") else -calls[0] for name in plain(tally, *given)}
 
-    validation.Tally.metrics = metrics  # type: ignore[method-assign]
+    validation.MetricAccumulator.metrics = metrics  # type: ignore[method-assign]
 
 
 STOPPING = "early_stopping: {metric: validation/loss, patience: 1}"
@@ -135,13 +135,13 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
     made = tiny.assembled(own, job)
     if str(rank) in who:
         spoil(made)
-    metrics = validation.Tally.metrics
+    metrics = validation.MetricAccumulator.metrics
     try:
         reason, code = trainer_process.conduct(made), 0
     except DrivetrainError as error:
         reason, code = str(error), error.exit_code
     finally:
-        validation.Tally.metrics = metrics  # type: ignore[method-assign]
+        validation.MetricAccumulator.metrics = metrics  # type: ignore[method-assign]
     weights = sum(float(value.double().sum()) for value in made.model.state_dict().values())
     return {
         "code": code,

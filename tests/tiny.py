@@ -21,7 +21,7 @@ from runtime.optimizations import Value
 from runtime.plan import plan
 from runtime.system.signals import Signals
 from runtime.training import run
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 
 TEXT = """
 name: tiny
@@ -89,7 +89,7 @@ def assembled(folder: Path, asked: Job, *, plain: bool = True, settings: dict[st
         for d in made.decisions
     ]
     final = plan.Plan(tuple(rows), made.image, made.image_reason, made.profile)
-    return run.assemble(asked, here, final, folder, data, network, Quiet(), Clock())
+    return run.assemble(asked, here, final, folder, data, network, Quiet(), PhaseTimer())
 
 
 def plain(asked: Job, folder: Path) -> run.Run:
@@ -97,7 +97,7 @@ def plain(asked: Job, folder: Path) -> run.Run:
     data = load(asked)
     network, here = build(asked, data), machine()
     made = plan.resolve(asked, here, run.workload(data, network.module), plain=True)
-    return run.assemble(asked, here, made, folder, data, network, Quiet(), Clock())
+    return run.assemble(asked, here, made, folder, data, network, Quiet(), PhaseTimer())
 
 
 def losses(made: run.Run, steps: int) -> list[float]:

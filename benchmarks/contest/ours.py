@@ -22,7 +22,7 @@ from runtime.supervisor import trainer_process
 from runtime.system.files import read_json
 from runtime.system.signals import Signals
 from runtime.training import run as runs
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 
 
 class Stops(Signals):
@@ -65,7 +65,7 @@ def amount(split: Split, ids: Ids) -> int:
 def steps(job: Path, folder: Path, paced: Callable[[int], Pace]) -> None:
     """A long run by order; `paced` makes the pace for so many steps of warm-up: an epoch where images are decoded once."""
     signals = Stops(Pace())
-    run = trainer_process.assembled(folder, job_spec.load(job), signals, Clock())
+    run = trainer_process.assembled(folder, job_spec.load(job), signals, PhaseTimer())
     filling = run.batches.per_epoch if run.plan.value("decode_cache") and not run.dataset.decoded else 0
     signals.pace, signals.run = paced(filling), run
     trainer_process.conduct(run)
@@ -82,7 +82,7 @@ def work(job_file: Path, folder: Path) -> Callable[[], int]:
             for name in ("hardware.json", "plan.json"):
                 shutil.copy(folder / name, scratch)
             plan = plans.load(folder / "plan.json")
-            made = runs.assemble(job, machine, plan, Path(scratch), data, build(job, data), Signals(), Clock())
+            made = runs.assemble(job, machine, plan, Path(scratch), data, build(job, data), Signals(), PhaseTimer())
             trainer_process.conduct(made)
             return amount(data.train, np.arange(len(data.train))) * made.counters.epoch
 

@@ -95,7 +95,9 @@ def train(given: argparse.Namespace) -> int:
     if run_in_image.missing() and (project.PROJECT / "compose").is_dir():
         return _train_contained(given)
     return supervisor.train(
-        supervisor.Request(given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new, given.trace)
+        supervisor.TrainRequest(
+            given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new, given.trace
+        )
     )
 
 
@@ -117,7 +119,9 @@ def launch(given: argparse.Namespace) -> int:
     from runtime.launch import container
 
     flags = tuple(f"--{name}" for name in ("plain", "new", "trace") if getattr(given, name))
-    return container.launch(container.Request(given.job, tuple(given.set), given.device, flags, network=given.network))
+    return container.launch(
+        container.LaunchRequest(given.job, tuple(given.set), given.device, flags, network=given.network)
+    )
 
 
 def find_lr(given: argparse.Namespace) -> int:
@@ -125,7 +129,7 @@ def find_lr(given: argparse.Namespace) -> int:
     from runtime.tuning import lr_range
 
     return lr_range.find_lr(
-        lr_range.Request(given.job, tuple(given.set), given.output, given.lowest, given.highest, given.steps)
+        lr_range.LrRangeRequest(given.job, tuple(given.set), given.output, given.lowest, given.highest, given.steps)
     )
 
 
@@ -133,7 +137,7 @@ def memory(given: argparse.Namespace) -> int:
     """Measure memory."""
     from runtime.tuning.memory import profile
 
-    return profile.memory(profile.Request(given.job, tuple(given.set), given.output))
+    return profile.memory(profile.MemoryRequest(given.job, tuple(given.set), given.output))
 
 
 def bench(given: argparse.Namespace) -> int:
@@ -141,7 +145,7 @@ def bench(given: argparse.Namespace) -> int:
     from runtime.tuning.bench import bench as benching
 
     return benching.bench(
-        benching.Request(given.job, tuple(given.set), tuple(given.against), given.output, given.rounds, given.json)
+        benching.BenchRequest(given.job, tuple(given.set), tuple(given.against), given.output, given.rounds, given.json)
     )
 
 
@@ -163,9 +167,9 @@ def report(given: argparse.Namespace) -> int:
 
 def compare(given: argparse.Namespace) -> int:
     """Compare runs."""
-    from runtime.report.comparison import Request, compare
+    from runtime.report.comparison import CompareRequest, compare
 
-    return compare(Request(given.runs, given.output, given.json))
+    return compare(CompareRequest(given.runs, given.output, given.json))
 
 
 def doctor(given: argparse.Namespace) -> int:
@@ -179,7 +183,7 @@ def evaluate(given: argparse.Namespace) -> int:
     """Judge a trained model."""
     from runtime.inference import evaluate as evaluating
 
-    return evaluating.judge(evaluating.Request(given.run, given.data, given.output, given.run_code))
+    return evaluating.judge(evaluating.EvaluateRequest(given.run, given.data, given.output, given.run_code))
 
 
 def predict(given: argparse.Namespace) -> int:
@@ -187,7 +191,9 @@ def predict(given: argparse.Namespace) -> int:
     from runtime.inference import predict as predicting
 
     return predicting.predict(
-        predicting.Request(given.run, given.inputs, given.format, given.output, given.probabilities, given.run_code)
+        predicting.PredictRequest(
+            given.run, given.inputs, given.format, given.output, given.probabilities, given.run_code
+        )
     )
 
 
@@ -195,7 +201,7 @@ def export(given: argparse.Namespace) -> int:
     """Export a trained model."""
     from runtime.inference import export as exporting
 
-    return exporting.export(exporting.Request(given.run, given.output, given.data, given.run_code))
+    return exporting.export(exporting.ExportRequest(given.run, given.output, given.data, given.run_code))
 
 
 def sample(given: argparse.Namespace) -> int:

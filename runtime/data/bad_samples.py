@@ -12,7 +12,7 @@ SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Bad:
+class BadSample:
     """One sample that cannot be used."""
 
     title: str
@@ -23,7 +23,7 @@ class Bad:
         return f"{self.title}: {self.reason}"
 
 
-def check(bad: Sequence[Bad], total: int, budget: float, key: str) -> list[str]:
+def check(bad: Sequence[BadSample], total: int, budget: float, key: str) -> list[str]:
     """Notes that list the bad samples, if there are few enough.
 
     Args:

@@ -50,7 +50,7 @@ def head(row: Mapping[str, Any]) -> Head:
 
 
 @dataclass(frozen=True)
-class Settled:
+class InputRecord:
     """What a run has made of its data when it began; who reads that data again for the run makes the same of it."""
 
     preprocessing: Mapping[str, Any]
@@ -131,7 +131,7 @@ class Split(Protocol):
 
 
 @runtime_checkable
-class Together(Protocol):
+class JointTargets(Protocol):
     """A split that comes to the targets of a sample only by way of the sample; `targets` then reads all of them."""
 
     def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
@@ -139,7 +139,7 @@ class Together(Protocol):
         ...
 
 
-class Prepare(Protocol):
+class Preprocessing(Protocol):
     """Raw inputs to network inputs, on the device; random only if an epoch is given."""
 
     def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs: ...
@@ -159,7 +159,7 @@ class Dataset:
     heads: dict[str, Head]
     preprocessing: dict[str, Any]
     """What `predict` needs to prepare new samples; plain JSON data, stored with the model."""
-    prepare: Prepare = as_it_is
+    prepare: Preprocessing = as_it_is
     mixable: bool = True
     """Whether inputs are numbers that mixup may blend."""
     decoded: bool = True
@@ -178,10 +178,10 @@ class Dataset:
 
 
 @dataclass
-class New:
+class NewSamples:
     """Samples that were not there at training: for `predict` (no targets) and `evaluate --data` (with targets)."""
 
     split: Split
-    prepare: Prepare
+    prepare: Preprocessing
     notes: list[str] = field(default_factory=list)
     """What a person should know: files or rows left out, and why."""

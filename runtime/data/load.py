@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from runtime.data.dataset import Dataset, Settled
+from runtime.data.dataset import Dataset, InputRecord
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.custom import CustomJob
@@ -15,7 +15,7 @@ from runtime.job.text import TextJob
 from runtime.job.train import Focal
 
 
-def load(job: Job, settled: Settled | None = None) -> Dataset:
+def load(job: Job, settled: InputRecord | None = None) -> Dataset:
     """Read and check the data of a job.
 
     Args:
@@ -54,7 +54,7 @@ def check_loss(job: Job, dataset: Dataset) -> None:
         )
 
 
-def _read(job: Job, settled: Settled | None) -> Dataset:
+def _read(job: Job, settled: InputRecord | None) -> Dataset:
     if isinstance(job, ImageJob):
         from runtime.data.images import load as images
 

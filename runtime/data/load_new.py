@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.data.dataset import Head, New
+from runtime.data.dataset import Head, NewSamples
 from runtime.errors import CheckpointError, DataError
 
 
-def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, Head], *, labelled: bool) -> New:
+def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, Head], *, labelled: bool) -> NewSamples:
     """Prepare new samples exactly as those of validation were prepared.
 
     Args:

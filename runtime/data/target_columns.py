@@ -21,7 +21,7 @@ FEW = 10
 
 
 @dataclass(frozen=True)
-class Goal:
+class TargetColumn:
     """The targets of all rows, as they are in the file."""
 
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ class Goal:
     """By row, why it has no target."""
 
 
-def read(table: Any, names: Sequence[str], *, classes: bool, option: str, source: str) -> Goal:
+def read(table: Any, names: Sequence[str], *, classes: bool, option: str, source: str) -> TargetColumn:
     """The targets of a table.
 
     Args:
@@ -53,16 +53,16 @@ def read(table: Any, names: Sequence[str], *, classes: bool, option: str, source
     if classes and len(names) == 1:
         texts = _classes(table[names[0]], names[0], option, source)
         bad = dict.fromkeys(np.flatnonzero(texts.is_null()).tolist(), f"{names[0]} is empty")
-        return Goal(tuple(names), texts, np.empty((len(table), 0)), False, bad)
+        return TargetColumn(tuple(names), texts, np.empty((len(table), 0)), False, bad)
     columns, bad = [], {}
     for name in names:
         values, strange = column_values.numbers(table[name])
         columns.append(values)
         bad |= _unusable(table[name], name, values, strange, labels=classes)
-    return Goal(tuple(names), None, np.stack(columns, axis=1), classes, bad)
+    return TargetColumn(tuple(names), None, np.stack(columns, axis=1), classes, bad)
 
 
-def head(goal: Goal, rows: Ids, train: Ids, key: str) -> Head:
+def head(goal: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
     """The output that fits the targets.
 
     Args:
@@ -91,7 +91,7 @@ def head(goal: Goal, rows: Ids, train: Ids, key: str) -> Head:
     return Head("", columns=goal.names, mean=tuple(mean.tolist()), std=tuple(spread.tolist()))
 
 
-def tensor(goal: Goal, rows: Ids, wanted: Head, key: str) -> Tensor:
+def tensor(goal: TargetColumn, rows: Ids, wanted: Head, key: str) -> Tensor:
     """The targets of some rows as a head wants them.
 
     Returns:
@@ -124,7 +124,7 @@ def _classes(column: Any, name: str, option: str, source: str) -> Any:
     return texts
 
 
-def classes(goal: Goal, rows: Ids, key: str) -> tuple[str, ...]:
+def classes(goal: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
     """The classes of some rows, in the order of the outputs.
 
     Raises:

@@ -18,7 +18,7 @@ _PERIOD_US = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class CgroupLimits:
     """Limits of this process; memory in bytes, None where there is no limit."""
 
     version: int
@@ -38,19 +38,19 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Group:
+class CgroupController:
     """One controller's group of this process: its folder and its visible ancestors, innermost first."""
 
     version: int
     folders: tuple[Path, ...]
 
 
-def read_limits(root: Path) -> Limits:
+def read_limits(root: Path) -> CgroupLimits:
     """Read the limits below the file-system root `root`; what cannot be read is no limit."""
     groups = {name: group for name, group in groups_of(root).items() if group.folders}
-    none = Group(0, ())
+    none = CgroupController(0, ())
     memory, used, room = lowest(memory_levels(groups.get("memory", none)))
-    return Limits(
+    return CgroupLimits(
         version=min((group.version for group in groups.values()), default=0),
         cpuset=_cpuset(groups.get("cpuset", none)),
         quota=min(_quotas(groups.get("cpu", none)), default=None),
@@ -66,7 +66,7 @@ def throttled_seconds(root: Path) -> float | None:
     return throttled(groups_of(root)["cpu"])
 
 
-def throttled(group: Group) -> float | None:
+def throttled(group: CgroupController) -> float | None:
     """The same of a group that is known."""
     for folder in group.folders[:1]:
         stat = dict(line.split()[:2] for line in text(folder / "cpu.stat").splitlines() if " " in line)
@@ -126,17 +126,17 @@ def lowest(levels: Iterable[tuple[int | None, int]]) -> tuple[int | None, int | 
     return *min(limited), min(max(limit - used, 0) for limit, used in limited)
 
 
-def groups_of(root: Path) -> dict[str, Group]:
+def groups_of(root: Path) -> dict[str, CgroupController]:
     """The groups of this process by controller."""
     paths, mounts = _paths(root), _mounts(root)
     return {name: _group(root, name, paths, mounts) for name in _CONTROLLERS}
 
 
-def _group(root: Path, name: str, paths: dict[str, str], mounts: dict[str, list[tuple[str, str]]]) -> Group:
+def _group(root: Path, name: str, paths: dict[str, str], mounts: dict[str, list[tuple[str, str]]]) -> CgroupController:
     """A controller that version 1 holds is lost to version 2, so look there first."""
     version, key = (1, name) if name in mounts else (2, "")
     folders = [_folders(root, mounted, point, paths.get(key, "/")) for mounted, point in mounts.get(key, [])]
-    return Group(version, max(folders, key=len, default=()))
+    return CgroupController(version, max(folders, key=len, default=()))
 
 
 def _paths(root: Path) -> dict[str, str]:
@@ -194,7 +194,7 @@ def _search(root: Path, top: Path, above: int, group: PurePosixPath) -> tuple[st
     return ()
 
 
-def _cpuset(group: Group) -> int | None:
+def _cpuset(group: CgroupController) -> int | None:
     effective = {1: "cpuset.effective_cpus", 2: "cpuset.cpus.effective"}.get(group.version, "")
     for folder in group.folders:  # an empty set means: the same as the parent's
         for name in (effective, "cpuset.cpus"):
@@ -203,7 +203,7 @@ def _cpuset(group: Group) -> int | None:
     return None
 
 
-def _quotas(group: Group) -> Iterator[float]:
+def _quotas(group: CgroupController) -> Iterator[float]:
     for folder in group.folders:
         if group.version == 2:
             words = [*text(folder / "cpu.max").split(), "", ""]
@@ -214,7 +214,7 @@ def _quotas(group: Group) -> Iterator[float]:
             yield quota / (period or _PERIOD_US)
 
 
-def memory_levels(group: Group) -> Iterator[tuple[int | None, int]]:
+def memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
     """(limit, use) of each group, innermost first."""
     names = {
         1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -231,7 +231,7 @@ def memory_levels(group: Group) -> Iterator[tuple[int | None, int]]:
             yield limit, max((use or 0) - (number(stat.get(reclaimable, "")) or 0), 0)
 
 
-def _swap(group: Group) -> bool:
+def _swap(group: CgroupController) -> bool:
     """False where a group's limit for memory and swap together leaves no room for swap."""
     for folder in group.folders:
         if group.version == 2 and number(text(folder / "memory.swap.max")) == 0:

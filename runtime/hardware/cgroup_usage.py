@@ -8,7 +8,7 @@ from pathlib import Path
 from runtime.hardware import cgroup
 
 
-class OwnGroup:
+class ProcessCgroup:
     """The group of this process below the file-system root `root`; of memory, the one whose limit is the lowest by now."""
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -24,7 +24,7 @@ class OwnGroup:
         return cgroup.throttled(self.cpu)
 
 
-def _tightest(group: cgroup.Group) -> cgroup.Group:
+def _tightest(group: cgroup.CgroupController) -> cgroup.CgroupController:
     """The level with the lowest limit, the innermost where none has one: the kernel adds each of them up when asked."""
     alone = [replace(group, folders=(folder,)) for folder in group.folders]
     limits = [

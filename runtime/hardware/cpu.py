@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from runtime.hardware.cgroup import Limits, cpu_list, text
+from runtime.hardware.cgroup import CgroupLimits, cpu_list, text
 from runtime.hardware.facts import Cpu
 
 # Only what decisions and reports look at; a full list would be a hundred words.
@@ -55,7 +55,9 @@ _LEVELS = {
 _ATEN = {"AVX512": "AVX512_CORE_AMX_FP16", "AVX2": "AVX2", "DEFAULT": "SSE41"}
 
 
-def read_cpu(root: Path, mask: Iterable[int] | None, limits: Limits, environ: Mapping[str, str] | None = None) -> Cpu:
+def read_cpu(
+    root: Path, mask: Iterable[int] | None, limits: CgroupLimits, environ: Mapping[str, str] | None = None
+) -> Cpu:
     """Processor facts below the file-system root `root`.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.hardware.cgroup import Limits, number, read_limits, text
+from runtime.hardware.cgroup import CgroupLimits, number, read_limits, text
 from runtime.hardware.cpu import read_cpu
 from runtime.hardware.disk_space import read_storage
 from runtime.hardware.facts import Cpu, Gpu, Hardware, Memory
@@ -53,7 +53,7 @@ def detect(
     )
 
 
-def read_memory(root: Path, limits: Limits) -> Memory:
+def read_memory(root: Path, limits: CgroupLimits) -> Memory:
     """Memory facts below `root`, in bytes, from /proc/meminfo and the control groups' limits."""
     words = (line.split() for line in text(root / "proc/meminfo").splitlines())
     info = {word[0].rstrip(":"): (number(word[1]) or 0) * 1024 for word in words if len(word) > 1}

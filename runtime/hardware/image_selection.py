@@ -13,7 +13,7 @@ DRIVERS = {11: 450, 12: LEGACY_DRIVER, 13: AMPERE_DRIVER}
 
 
 @dataclass(frozen=True)
-class Build:
+class TorchBuild:
     """The torch in an image, which can be installed without the image too."""
 
     torch: str
@@ -23,8 +23,8 @@ class Build:
 
 
 BUILDS = {
-    "ampere": Build("2.13.0", "13.0", f"capability 7.5 and newer with driver {AMPERE_DRIVER} or newer"),
-    "legacy": Build("2.7.1", "12.6", f"capability 5.0 to 9.0 with driver {LEGACY_DRIVER} or newer"),
+    "ampere": TorchBuild("2.13.0", "13.0", f"capability 7.5 and newer with driver {AMPERE_DRIVER} or newer"),
+    "legacy": TorchBuild("2.7.1", "12.6", f"capability 5.0 to 9.0 with driver {LEGACY_DRIVER} or newer"),
 }
 
 

@@ -20,12 +20,12 @@ from runtime.tracking.live import pass_progress
 if TYPE_CHECKING:
     from runtime.data.dataset import Dataset
     from runtime.job import Job
-    from runtime.models.saved_model import Artifact
-    from runtime.training.evaluation.metrics import Tally
+    from runtime.models.saved_model import SavedModel
+    from runtime.training.evaluation.metrics import MetricAccumulator
 
 
 @dataclass(frozen=True)
-class Request:
+class EvaluateRequest:
     """What `drivetrain evaluate` was asked."""
 
     run: Path
@@ -37,7 +37,7 @@ class Request:
     """Whether code in a model folder outside of its run may be run."""
 
 
-def judge(request: Request) -> int:
+def judge(request: EvaluateRequest) -> int:
     """Evaluate, print and write; returns 0.
 
     Raises:
@@ -69,14 +69,14 @@ def judge(request: Request) -> int:
     return 0
 
 
-def _validation(request: Request, trained: Artifact, device: Any) -> Tally:
+def _validation(request: EvaluateRequest, trained: SavedModel, device: Any) -> MetricAccumulator:
     """The validation data, read again as the job says, with the job's loss."""
     from runtime.data.custom import user_code
     from runtime.inference import forward
     from runtime.job import custom as custom_job
     from runtime.models import code_consent
     from runtime.training import losses
-    from runtime.training.evaluation.metrics import Tally
+    from runtime.training.evaluation.metrics import MetricAccumulator
 
     job = stored_job(request.run)
     if any(custom_job.parts(job)):
@@ -86,7 +86,7 @@ def _validation(request: Request, trained: Artifact, device: Any) -> Tally:
     _check_same(data, trained)
     train = job.train
     goal = losses.objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
-    tally = Tally(data.heads, goal)
+    tally = MetricAccumulator(data.heads, goal)
     found = forward.outputs(trained.network, data.heads, data.validation, data.prepare, device)
     _count(tally, found, data.validation.targets)
     return tally
@@ -109,22 +109,22 @@ def _changed(what: str) -> DataError:
     )
 
 
-def _new(path: Path, trained: Artifact, device: Any) -> Tally:
+def _new(path: Path, trained: SavedModel, device: Any) -> MetricAccumulator:
     """New data; without a loss, which may hang on class weights of the training data."""
     from runtime.data import load_new
     from runtime.inference import forward
-    from runtime.training.evaluation.metrics import Tally
+    from runtime.training.evaluation.metrics import MetricAccumulator
 
     data = load_new.read([path], trained.preprocessing, trained.heads, labelled=True)
     for note in data.notes:
         print(f"data: {note}", file=sys.stderr, flush=True)
-    tally = Tally(trained.heads, None)
+    tally = MetricAccumulator(trained.heads, None)
     found = forward.outputs(trained.network, trained.heads, data.split, data.prepare, device)
     _count(tally, found, data.split.targets)
     return tally
 
 
-def _count(tally: Tally, batches: Any, targets: Mapping[str, Any]) -> None:
+def _count(tally: MetricAccumulator, batches: Any, targets: Mapping[str, Any]) -> None:
     import torch
 
     total = len(next(iter(targets.values())))
@@ -152,7 +152,7 @@ def stored_job(run: Path) -> Job:
         raise DataError(error.given, error.possible, f"{error.action}; or name other data: --data PATH") from None
 
 
-def _check_same(data: Dataset, trained: Artifact) -> None:
+def _check_same(data: Dataset, trained: SavedModel) -> None:
     """The data must give the classes and the preprocessing that the model was trained with."""
     from dataclasses import asdict
 

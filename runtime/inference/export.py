@@ -18,7 +18,7 @@ from runtime.system.files import storage_error, write_json
 
 if TYPE_CHECKING:
     from runtime.data.dataset import Head, Inputs
-    from runtime.models.saved_model import Artifact
+    from runtime.models.saved_model import SavedModel
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 CLOSE = 1e-4
@@ -28,7 +28,7 @@ TRACED, TRIED = 3, (1, 5)
 
 
 @dataclass(frozen=True)
-class Request:
+class ExportRequest:
     """What `drivetrain export` was asked."""
 
     run: Path
@@ -40,7 +40,7 @@ class Request:
     """Whether code in a model folder outside of its run may be run."""
 
 
-def export(request: Request) -> int:
+def export(request: ExportRequest) -> int:
     """Write the ONNX file and its JSON; returns 0.
 
     Raises:
@@ -57,7 +57,7 @@ def export(request: Request) -> int:
     output = request.output or request.run / "model.onnx"
     first, *others = _examples(trained, request.data)
     names = onnx_file.input_names(trained.network, len(first)), [name or "output" for name in trained.heads]
-    network = onnx_file.Flat(trained.network, tuple(trained.heads))
+    network = onnx_file.FlatOutputs(trained.network, tuple(trained.heads))
     beside = output.with_name(f".{os.getpid()}-{output.name}")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def _check_packages() -> None:
         )
 
 
-def _examples(trained: Artifact, data: Path | None) -> list[Inputs]:
+def _examples(trained: SavedModel, data: Path | None) -> list[Inputs]:
     """Prepared inputs of several batch sizes; texts of several lengths too."""
     from runtime.data import load_new
     from runtime.inference import dummy_inputs
@@ -107,7 +107,7 @@ def _examples(trained: Artifact, data: Path | None) -> list[Inputs]:
     return found
 
 
-def _description(trained: Artifact, inputs: Inputs, names: tuple[list[str], list[str]]) -> dict[str, Any]:
+def _description(trained: SavedModel, inputs: Inputs, names: tuple[list[str], list[str]]) -> dict[str, Any]:
     axes = ["batch", "length"] if "max_length" in trained.preprocessing else ["batch"]
     return {
         "task": trained.task,

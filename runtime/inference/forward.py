@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from runtime.data.dataset import Prepare, Split
+from runtime.data.dataset import Preprocessing, Split
 from runtime.data.stateless_random import Ids
 from runtime.system import torch_settings
 
@@ -23,7 +23,7 @@ VECTOR = 256
 
 @torch.inference_mode()
 def outputs(
-    network: nn.Module, heads: Iterable[str], split: Split, prepare: Prepare, device: torch.device
+    network: nn.Module, heads: Iterable[str], split: Split, prepare: Preprocessing, device: torch.device
 ) -> Iterator[tuple[Ids, dict[str, Tensor]]]:
     """The ids of each batch and the outputs by head, (N, outputs) float32 on the CPU.
 
@@ -42,7 +42,7 @@ def outputs(
             yield ids, {name: (found[name] if isinstance(found, Mapping) else found).float().cpu() for name in heads}
 
 
-def groups(split: Split, prepare: Prepare) -> Iterator[Ids]:
+def groups(split: Split, prepare: Preprocessing) -> Iterator[Ids]:
     """All ids in order, in batches that fit into memory; their size is seen from the first samples."""
     ids = np.arange(len(split), dtype=np.int64)
     look = ids[:8]

@@ -15,7 +15,7 @@ from runtime.data.dataset import Inputs
 from runtime.errors import CheckpointError
 
 
-class Flat(nn.Module):
+class FlatOutputs(nn.Module):
     """A network whose outputs are a tuple in the order of the heads."""
 
     def __init__(self, network: nn.Module, heads: Sequence[str]) -> None:
@@ -35,7 +35,9 @@ def input_names(network: nn.Module, count: int) -> list[str]:
     return named if len(named) == count else [f"input_{number}" for number in range(1, count + 1)]
 
 
-def write(network: Flat, inputs: Inputs, names: tuple[list[str], list[str]], longest: int | None, path: Path) -> None:
+def write(
+    network: FlatOutputs, inputs: Inputs, names: tuple[list[str], list[str]], longest: int | None, path: Path
+) -> None:
     """Write a network with a free batch size.
 
     Args:
@@ -74,7 +76,7 @@ def write(network: Flat, inputs: Inputs, names: tuple[list[str], list[str]], lon
     made.save(path)
 
 
-def difference(network: Flat, path: Path, batches: Sequence[Inputs]) -> float:
+def difference(network: FlatOutputs, path: Path, batches: Sequence[Inputs]) -> float:
     """The largest difference of an output between file and network, for outputs beyond 1 as a share of them."""
     import onnxruntime
 

@@ -35,7 +35,7 @@ SEVERAL = ";"
 
 
 @dataclass(frozen=True)
-class Request:
+class PredictRequest:
     """What `drivetrain predict` was asked."""
 
     run: Path
@@ -50,7 +50,7 @@ class Request:
     """Whether code in a model folder outside of its run may be run."""
 
 
-def predict(request: Request) -> int:
+def predict(request: PredictRequest) -> int:
     """Write the predictions; returns 0.
 
     Raises:

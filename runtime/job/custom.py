@@ -14,7 +14,7 @@ from runtime.errors import Problem
 from runtime.job import user_files
 from runtime.job.column_names import Column, different
 from runtime.job.job import Job
-from runtime.job.model import OwnModel
+from runtime.job.model import CustomModel
 from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Plateau, Train
 from runtime.job.values import FilePath, Spec, named
 
@@ -23,7 +23,7 @@ OFFERED = ("outputs", "classes", "inputs", "vocabulary", "categories")
 """Arguments that the factory of a network gets from the data, if its signature names them."""
 
 
-class OwnData(Spec):
+class CustomData(Spec):
     """The person's own data: a function that returns training and validation data as a pair.
 
     Each of the two is a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays of which the last one
@@ -48,7 +48,7 @@ class OwnData(Spec):
     )
 
 
-class OwnLoss(Spec):
+class CustomLossSpec(Spec):
     """The person's own loss: a function that returns a callable of (outputs, targets).
 
     The callable gives one term per sample, shape (N,), or their mean as a scalar.
@@ -65,24 +65,25 @@ def _by_file(value: Any) -> Any:
     return {"name": "own", **value} if isinstance(value, dict) and "file" in value else value
 
 
-AnyOwnLoss = Annotated[
+AnyCustomLoss = Annotated[
     Annotated[
-        CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber | OwnLoss, Field(discriminator="name")
+        CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber | CustomLossSpec,
+        Field(discriminator="name"),
     ],
     named(),
     BeforeValidator(_by_file),
 ]
 
 
-class OwnTrain(Train):
+class CustomTrain(Train):
     """How to train."""
 
-    loss: AnyOwnLoss | None = Field(  # type: ignore[assignment]
+    loss: AnyCustomLoss | None = Field(  # type: ignore[assignment]
         None, description="what is minimized; by targets cross entropy, BCE or MSE if absent"
     )
 
 
-class OwnTask(Job):
+class CustomTask(Job):
     """What is shared by the task `custom` and by training from Python: only the data says which metrics there are."""
 
     METRICS = ("loss", "accuracy", "f1", "mae", "rmse", "r2")
@@ -114,23 +115,23 @@ class OwnTask(Job):
             )
 
 
-class CustomJob(OwnTask):
+class CustomJob(CustomTask):
     """Data, network and loss of the person's own."""
 
     task: Literal["custom"]
-    data: OwnData = Field(description="what the network learns from")  # type: ignore[assignment]
-    model: OwnModel = Field(description="the network")
-    train: OwnTrain = Field(OwnTrain(), description="how to train")
+    data: CustomData = Field(description="what the network learns from")  # type: ignore[assignment]
+    model: CustomModel = Field(description="the network")
+    train: CustomTrain = Field(CustomTrain(), description="how to train")
 
 
-def parts(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.Own, tuple[str, ...]]]:
+def parts(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.UserFunction, tuple[str, ...]]]:
     """Each part of a job that is the person's own: its key, the part, and what its factory gets by itself."""
     model: Any = getattr(job, "model", None)
-    if isinstance(model, OwnModel):
+    if isinstance(model, CustomModel):
         yield ("model",), model, OFFERED
     if isinstance(job, CustomJob):
         yield ("data",), job.data, ()
-        if isinstance(job.train.loss, OwnLoss):
+        if isinstance(job.train.loss, CustomLossSpec):
             yield ("train", "loss"), job.train.loss, ()
 
 

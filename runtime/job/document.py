@@ -10,7 +10,7 @@ import yaml
 
 from runtime.errors import Problem, SpecError
 from runtime.job.formatting import Path, dotted, printable, shown
-from runtime.job.yaml_nodes import Reader
+from runtime.job.yaml_nodes import YamlNodeReader
 from runtime.job.yaml_syntax import PREFIX, CoreLoader, compose
 
 
@@ -63,7 +63,7 @@ class Document:
             )
         # Blanks in the place of the key make the columns right.
         root = compose(" " * (len(key) + 1) + text, origin)
-        reader = Reader(origin)
+        reader = YamlNodeReader(origin)
         value = reader.read(root, parts) if root else None
         if reader.problems:
             raise SpecError(reader.problems)
@@ -132,7 +132,7 @@ def read(text: str | bytes, name: str) -> Document:
                 )
             ]
         )
-    reader = Reader(name)
+    reader = YamlNodeReader(name)
     data = reader.read(node, ())
     if data is None:
         raise SpecError(reader.problems)

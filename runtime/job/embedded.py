@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from runtime.errors import Problem
-from runtime.job.custom import Kind, OwnTask
+from runtime.job.custom import CustomTask, Kind
 from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Train
 from runtime.job.values import Natural, Spec, named
 
 
-class CallersData(Spec):
+class EmbeddedData(Spec):
     """Data that was handed over; the record tells whether a run that goes on has the same."""
 
     targets: Kind = Field("auto", description="classes, labels, numbers or other; auto looks at them")
@@ -23,14 +23,14 @@ class CallersData(Spec):
     inputs: tuple[tuple[int, ...], ...] = Field((), description="shape of each input of a sample", strict=False)
 
 
-class CallersModel(Spec):
+class EmbeddedModel(Spec):
     """A network that was handed over."""
 
     kind: str = Field("", description="its class")
     parameters: Natural = Field(0, description="how many it has")
 
 
-class CallersLoss(Spec):
+class EmbeddedLoss(Spec):
     """A loss that was handed over."""
 
     name: Literal["own"] = Field("own", description="a callable of (outputs, targets)")
@@ -39,13 +39,13 @@ class CallersLoss(Spec):
 
 AnyCallersLoss = Annotated[
     Annotated[
-        CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber | CallersLoss, Field(discriminator="name")
+        CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber | EmbeddedLoss, Field(discriminator="name")
     ],
     named(),
 ]
 
 
-class CallersTrain(Train):
+class EmbeddedTrain(Train):
     """How to train."""
 
     loss: AnyCallersLoss | None = Field(  # type: ignore[assignment]
@@ -53,13 +53,13 @@ class CallersTrain(Train):
     )
 
 
-class CallersJob(OwnTask):
+class EmbeddedJob(CustomTask):
     """A training that a Python program asked for."""
 
     task: Literal["python"]
-    data: CallersData = Field(CallersData(), description="what the network learns from")  # type: ignore[assignment]
-    model: CallersModel = Field(CallersModel(), description="the network")
-    train: CallersTrain = Field(CallersTrain(), description="how to train")
+    data: EmbeddedData = Field(EmbeddedData(), description="what the network learns from")  # type: ignore[assignment]
+    model: EmbeddedModel = Field(EmbeddedModel(), description="the network")
+    train: EmbeddedTrain = Field(EmbeddedTrain(), description="how to train")
 
     def problems(self) -> Iterator[Problem]:
         """Also what only a process of our own can do: another program's SIGUSR1 is its own affair."""

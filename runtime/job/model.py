@@ -54,7 +54,7 @@ class ImageTimm(BuiltIn):
     dropout: Fraction = Field(0.0, description="dropout before the classifier")
 
 
-class OwnModel(Spec):
+class CustomModel(Spec):
     """The user's own network: a file beside the job and a function in it that returns a torch.nn.Module."""
 
     file: FilePath = Field(description="Python file beside the job")
@@ -75,7 +75,7 @@ ImageModel = Annotated[
     Annotated[ImageNetwork, Tag("built-in")]
     | Annotated[ImagePretrained, Tag("transformers")]
     | Annotated[ImageTimm, Tag("timm")]
-    | Annotated[OwnModel, Tag("own")],
+    | Annotated[CustomModel, Tag("own")],
     Discriminator(kind),
     named(),
 ]

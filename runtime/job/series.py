@@ -12,7 +12,7 @@ from runtime.errors import Problem
 from runtime.job.column_names import Column, OneOrMore
 from runtime.job.data import Data, Mixup
 from runtime.job.job import Job
-from runtime.job.model import BuiltIn, OwnModel, kind
+from runtime.job.model import BuiltIn, CustomModel, kind
 from runtime.job.values import Count, Fraction, Positive, Spec, named
 
 _LONG = ("time", "features", "label", "group", "window", "stride", "max_gap")
@@ -68,7 +68,7 @@ def odd(value: int) -> int:
     return value
 
 
-class CnnLstm(BuiltIn):
+class CnnLstmSpec(BuiltIn):
     """Convolutions over time with ReLU and max pooling, then an LSTM whose last state is mapped to the outputs."""
 
     name: Literal["cnn-lstm"] = Field("cnn-lstm", description="the only built-in network for series")
@@ -84,7 +84,7 @@ class CnnLstm(BuiltIn):
 
 
 SeriesModel = Annotated[
-    Annotated[CnnLstm, Tag("built-in")] | Annotated[OwnModel, Tag("own")], Discriminator(kind), named()
+    Annotated[CnnLstmSpec, Tag("built-in")] | Annotated[CustomModel, Tag("own")], Discriminator(kind), named()
 ]
 
 
@@ -92,7 +92,7 @@ class SeriesJob(Job):
     """What both tasks on series share."""
 
     data: SeriesData = Field(description="what the network learns from")
-    model: SeriesModel = Field(CnnLstm(), description="the network")
+    model: SeriesModel = Field(CnnLstmSpec(), description="the network")
 
     def problems(self) -> Iterator[Problem]:
         """What arrays and long tables need and cannot use, and columns that are two things at once."""
@@ -111,7 +111,7 @@ class SeriesJob(Job):
                     "each column in one place",
                     "take it out of one",
                 )
-        if isinstance(self.model, CnnLstm) and self.data.window:
+        if isinstance(self.model, CnnLstmSpec) and self.data.window:
             pooled = self.model.pool ** len(self.model.cnn_channels)
             if pooled > self.data.window:
                 given = f"is {self.model.pool}: {len(self.model.cnn_channels)} times pooled, {pooled} rows become one"

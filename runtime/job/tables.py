@@ -11,7 +11,7 @@ from runtime.errors import Problem
 from runtime.job.column_names import OneOrMore
 from runtime.job.data import Data
 from runtime.job.job import Job
-from runtime.job.model import BuiltIn, OwnModel, kind
+from runtime.job.model import BuiltIn, CustomModel, kind
 from runtime.job.values import Count, Fraction, named
 
 
@@ -36,7 +36,7 @@ class TableData(Data):
     )
 
 
-class Mlp(BuiltIn):
+class MlpSpec(BuiltIn):
     """A perceptron over numbers and embedded categories: layers of linear map, ReLU and dropout."""
 
     name: Literal["mlp"] = Field("mlp", description="the only built-in network for tables")
@@ -47,14 +47,16 @@ class Mlp(BuiltIn):
     dropout: Fraction = Field(0.1, description="dropout after each hidden layer")
 
 
-TableModel = Annotated[Annotated[Mlp, Tag("built-in")] | Annotated[OwnModel, Tag("own")], Discriminator(kind), named()]
+TableModel = Annotated[
+    Annotated[MlpSpec, Tag("built-in")] | Annotated[CustomModel, Tag("own")], Discriminator(kind), named()
+]
 
 
 class TableJob(Job):
     """What both tasks on tables share."""
 
     data: TableData = Field(description="what the network learns from")
-    model: TableModel = Field(Mlp(), description="the network")
+    model: TableModel = Field(MlpSpec(), description="the network")
 
     def problems(self) -> Iterator[Problem]:
         """Columns that are asked to be two things at once."""

@@ -18,7 +18,7 @@ from runtime.job.job import Job
 KIND = "a Python file beside the job"
 
 
-class Own(Protocol):
+class UserFunction(Protocol):
     """A part of the spec that names a function of the person's own."""
 
     @property
@@ -76,7 +76,7 @@ def trouble(path: Path) -> str | None:
     return None if os.access(path, os.R_OK) else "cannot be read: Permission denied"
 
 
-def problems(job: Job, key: tuple[str, ...], part: Own, offered: Sequence[str] = ()) -> Iterator[Problem]:
+def problems(job: Job, key: tuple[str, ...], part: UserFunction, offered: Sequence[str] = ()) -> Iterator[Problem]:
     """What is wrong with the file and the factory of one part.
 
     Args:
@@ -139,7 +139,7 @@ def unknown(job: Job, path: tuple[str, ...], name: str, file: str, known: Functi
 
 
 def _arguments(
-    job: Job, key: tuple[str, ...], part: Own, signature: Signature, offered: Sequence[str]
+    job: Job, key: tuple[str, ...], part: UserFunction, signature: Signature, offered: Sequence[str]
 ) -> Iterator[Problem]:
     """Arguments that the factory does not know, and needed ones that are not given."""
     name, path = part.factory, (*key, "arguments")

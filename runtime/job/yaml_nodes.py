@@ -17,14 +17,14 @@ from runtime.job.yaml_syntax import MAX_DEPTH, MAX_NODES, MERGE, PREFIX, SCALARS
 _MAX_NUMBER = 100
 
 
-class _Unreadable(Exception):
+class _UnreadableNode(Exception):
     """A value or a key that cannot be read; what stands beside it can."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
 
-class Reader:
+class YamlNodeReader:
     """Turns the nodes of one document into data; `places`, `problems` and `unread` fill up on the way."""
 
     def __init__(self, name: str) -> None:
@@ -49,7 +49,7 @@ class Reader:
             if isinstance(node, yaml.ScalarNode):
                 return self._scalar(node, path)
             return self._collection(node, path)
-        except _Unreadable as error:
+        except _UnreadableNode as error:
             self.problems.append(error.problem)
             self.unread.append(path)
             return None
@@ -57,8 +57,8 @@ class Reader:
     def _where(self, node: yaml.Node) -> str:
         return f"{self.name}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
-    def _problem(self, node: yaml.Node, path: Path, given: str, possible: str, action: str) -> _Unreadable:
-        return _Unreadable(Problem(self._where(node), dotted(path), given, possible, action))
+    def _problem(self, node: yaml.Node, path: Path, given: str, possible: str, action: str) -> _UnreadableNode:
+        return _UnreadableNode(Problem(self._where(node), dotted(path), given, possible, action))
 
     def _explode(self, node: yaml.Node, path: Path) -> NoReturn:
         much = f"nested deeper than {MAX_DEPTH} levels" if len(path) > MAX_DEPTH else f"more than {MAX_NODES} values"
@@ -95,7 +95,7 @@ class Reader:
         for key_node, value_node in node.value:
             try:
                 key = self._key(key_node, path, data)
-            except _Unreadable as error:
+            except _UnreadableNode as error:
                 self.problems.append(error.problem)
                 continue
             self.places[*path, key] = self._where(key_node)
@@ -169,7 +169,7 @@ class Reader:
         # Python writes inf and nan without the dot.
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
 
-    def _bad_tag(self, node: yaml.Node, path: Path) -> _Unreadable:
+    def _bad_tag(self, node: yaml.Node, path: Path) -> _UnreadableNode:
         tag = printable(node.tag.replace(PREFIX, "!!"))
         return self._problem(
             node, path, f"the tag {tag} is not allowed", "plain text, numbers, lists and mappings", "remove the tag"

@@ -32,7 +32,7 @@ VOLUMES = ("compile", "huggingface", "state")
 
 
 @dataclass(frozen=True)
-class Request:
+class LaunchRequest:
     """What `drivetrain launch` was asked."""
 
     spec: Path
@@ -44,7 +44,7 @@ class Request:
     """Whether the container gets a network although nothing in the job names an address."""
 
 
-def launch(request: Request) -> int:
+def launch(request: LaunchRequest) -> int:
     """Train in a container, or natively where no engine answers; returns the exit code.
 
     Raises:
@@ -53,7 +53,7 @@ def launch(request: Request) -> int:
     job = spec.load(request.spec, request.assignments)
     word = _word(request, job)
     client = docker_engine.connect()
-    if isinstance(client, docker_engine.Absent):
+    if isinstance(client, docker_engine.EngineMissing):
         print(f"no Docker engine ({client.why}): training natively, limits are not enforced; to use one: {client.cure}")
         return _native(request, job, word)
     override = _override(request, job)
@@ -69,7 +69,7 @@ def launch(request: Request) -> int:
     return follow_container.follow(_start(client, override, job, word, variables))
 
 
-def _word(request: Request, job: Job) -> str:
+def _word(request: LaunchRequest, job: Job) -> str:
     """The image, by the chip and the driver of this host."""
     if request.device == "cpu":
         return "cpu"
@@ -83,7 +83,7 @@ def _word(request: Request, job: Job) -> str:
     return word
 
 
-def _native(request: Request, job: Job, word: str) -> int:
+def _native(request: LaunchRequest, job: Job, word: str) -> int:
     """Train in the local environment, which is completed first if torch is missing."""
     from importlib.util import find_spec
 
@@ -102,7 +102,7 @@ def _native(request: Request, job: Job, word: str) -> int:
     os.execv(sys.executable, command)
 
 
-def _options(request: Request) -> list[str]:
+def _options(request: LaunchRequest) -> list[str]:
     options = [word for assignment in request.assignments for word in ("--set", assignment)]
     return [*options, *request.flags]
 
@@ -163,7 +163,7 @@ def _refuse_if_running(client: Any, project: str) -> None:
             )
 
 
-def _override(request: Request, job: Job) -> dict[str, Any]:
+def _override(request: LaunchRequest, job: Job) -> dict[str, Any]:
     """The compose file of this one job: its command, and what it names outside of the project, read-only."""
     command = ["train", _inside(request.spec), *_options(request)]
     # Long form: a path may hold a colon, and one that is not there is not made.

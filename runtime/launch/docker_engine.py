@@ -18,7 +18,7 @@ GROUP = "sudo usermod -aG docker $USER, then log in again"
 
 
 @dataclass(frozen=True)
-class Absent:
+class EngineMissing:
     """No engine can be used."""
 
     why: str
@@ -31,7 +31,7 @@ def connect() -> Any:
         import docker
 
     except ImportError:
-        return Absent("the docker package is not installed here", "`make setup`")
+        return EngineMissing("the docker package is not installed here", "`make setup`")
     try:
         client = docker.from_env(timeout=TIMEOUT)
         client.ping()
@@ -41,14 +41,14 @@ def connect() -> Any:
     return client
 
 
-def absent(words: str) -> Absent:
+def absent(words: str) -> EngineMissing:
     """What the client's words mean."""
     if "Permission denied" in words:
-        return Absent("one is here, but this user may not use it", GROUP)
+        return EngineMissing("one is here, but this user may not use it", GROUP)
     for known, meaning in (("Connection refused", "none is listening"), ("No such file", "none is running")):
         if known in words:
-            return Absent(meaning)
-    return Absent(words.splitlines()[0][:120])
+            return EngineMissing(meaning)
+    return EngineMissing(words.splitlines()[0][:120])
 
 
 def build_if_missing(engine: Any, word: str) -> None:

@@ -52,7 +52,7 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     from runtime.launch import container_limits, docker_engine, network
 
     client = docker_engine.connect()
-    if isinstance(client, docker_engine.Absent):
+    if isinstance(client, docker_engine.EngineMissing):
         raise DeviceError(
             f"`{given.command}` needs torch, which is not installed here, and no Docker engine answers: {client.why}",
             "torch in the local environment, or an engine",

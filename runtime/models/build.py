@@ -17,9 +17,9 @@ from runtime.data.tables import features
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.job import ImageJob
-from runtime.job.model import Freeze, ImageNetwork, ImagePretrained, ImageTimm, OwnModel
-from runtime.job.series import CnnLstm, SeriesJob
-from runtime.job.tables import Mlp, TableJob
+from runtime.job.model import CustomModel, Freeze, ImageNetwork, ImagePretrained, ImageTimm
+from runtime.job.series import CnnLstmSpec, SeriesJob
+from runtime.job.tables import MlpSpec, TableJob
 from runtime.job.text import TextEncoder, TextJob, TextPretrained
 from runtime.models.freeze import freeze
 from runtime.models.networks import cnn, cnn_lstm, hf_vision, mlp, text_encoder, timm_vision, user_network
@@ -65,7 +65,7 @@ def build(job: Job, dataset: Dataset) -> Model:
 def _network(job: Job, dataset: Dataset) -> Model:
     torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
     spec: Any = getattr(job, "model", None)
-    if isinstance(spec, OwnModel):
+    if isinstance(spec, CustomModel):
         module, arguments = user_network.made(job, spec, dataset)
         return Model(module, "own", arguments, spec.freeze, user_code.at(job.folder))
     if isinstance(job, ImageJob):
@@ -83,7 +83,7 @@ def _image_network(job: ImageJob, dataset: Dataset) -> Model:
     spec, size, channels = job.model, dataset.preprocessing["image_size"], dataset.preprocessing["channels"]
     classes = dataset.heads[""].outputs
     arguments: dict[str, Any]
-    assert not isinstance(spec, OwnModel)
+    assert not isinstance(spec, CustomModel)
     if isinstance(spec, ImagePretrained):
         found = pretrained.find(job, spec.name)
         network = hf_vision.from_folder(job, found, classes, channels, size, spec.dropout)
@@ -141,7 +141,7 @@ def _pretrained_text_network(
 
 def _series_network(job: SeriesJob, dataset: Dataset) -> Model:
     spec, length = job.model, dataset.preprocessing["length"]
-    assert isinstance(spec, CnnLstm)
+    assert isinstance(spec, CnnLstmSpec)
     if spec.pool ** len(spec.cnn_channels) > length:
         given = f"is {spec.pool}: {len(spec.cnn_channels)} times pooled, nothing is left of a window of {length} rows"
         raise SpecError(
@@ -163,7 +163,7 @@ def _series_network(job: SeriesJob, dataset: Dataset) -> Model:
 
 def _table_network(job: TableJob, dataset: Dataset) -> Model:
     spec, columns = job.model, features.from_json(dataset.preprocessing)
-    assert isinstance(spec, Mlp)
+    assert isinstance(spec, MlpSpec)
     arguments: dict[str, Any] = {
         "numbers": columns.width,
         "categories": columns.sizes,

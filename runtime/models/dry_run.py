@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from runtime.data.custom.arrays import described
 from runtime.data.custom.user_errors import blamed
-from runtime.data.custom.user_loss import LINES, OwnTerms, Refuse
+from runtime.data.custom.user_loss import LINES, CustomTerms, Refuse
 from runtime.data.dataset import Batch, Dataset, Head, Split
 from runtime.data.loader.batches import in_order
 
@@ -52,7 +52,7 @@ def check(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> Non
         _check_trained(module, name, refuse)
         for found, head in _by_head(outputs, dataset.heads, name, refuse):
             _check_output(found, head, len(batch), name, refuse)
-            if isinstance(dataset.loss, OwnTerms):
+            if isinstance(dataset.loss, CustomTerms):
                 dataset.loss.tried(found.float(), batch.targets[head.name])
     _check_saved(before, _saved(module), name, refuse)
 

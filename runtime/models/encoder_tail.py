@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 
-class _Reached(Exception):
+class _LayerReached(Exception):
     """A layer was reached."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.hidden = hidden
 
 
-class Given(nn.Module):
+class GivenEmbeddings(nn.Module):
     """Stands where the embeddings were: the hidden states come from outside, complete."""
 
     def forward(self, *args: Any, **named: Any) -> Tensor:
@@ -48,12 +48,12 @@ def entering(encoder: nn.Module, layer: nn.Module, ids: Tensor, mask: Tensor) ->
     """The hidden states that enter a layer, (N, tokens, width); what lies behind it is not computed."""
 
     def reached(_: nn.Module, args: tuple[Any, ...], more: dict[str, Any]) -> None:
-        raise _Reached(_hidden(args, more))
+        raise _LayerReached(_hidden(args, more))
 
     hook = layer.register_forward_pre_hook(reached, with_kwargs=True)
     try:
         encoder(input_ids=ids, attention_mask=mask)
-    except _Reached as found:
+    except _LayerReached as found:
         return found.hidden
     finally:
         hook.remove()
@@ -66,7 +66,7 @@ def tail(encoder: nn.Module, embeddings: nn.Module, layers: nn.ModuleList, first
     Its modules are those of the encoder, so that training mode and weights are shared; only what holds them is new.
     """
     twin = _replaced(encoder, _path(encoder, layers), nn.ModuleList(list(layers)[first:]))
-    return _replaced(twin, _path(encoder, embeddings), Given())
+    return _replaced(twin, _path(encoder, embeddings), GivenEmbeddings())
 
 
 def _hidden(args: tuple[Any, ...], more: dict[str, Any]) -> Tensor:

@@ -20,10 +20,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from runtime.data.dataset import Dataset, Inputs, Prepare, Split, Targets, Together, as_it_is
+from runtime.data.dataset import Dataset, Inputs, JointTargets, Preprocessing, Split, Targets, as_it_is
 from runtime.data.stateless_random import Ids
 from runtime.models import frozen_split
-from runtime.models.frozen_split import Division, Saving
+from runtime.models.frozen_split import CacheSaving, FrozenSplit
 from runtime.system import torch_errors
 from runtime.system.files import reserve
 
@@ -37,7 +37,7 @@ NUMBER = 4
 
 
 @dataclass
-class Rows:
+class CachedRows:
     """Activations of some samples, end to end: one row for each, or where they are ragged one for each token."""
 
     flat: npt.NDArray[np.float32]
@@ -79,7 +79,12 @@ class Activations:
     """
 
     def __init__(
-        self, split: Split, rows: Rows, groups: list[Ids], compute: Callable[[Ids], Inputs], tell: Callable[[str], None]
+        self,
+        split: Split,
+        rows: CachedRows,
+        groups: list[Ids],
+        compute: Callable[[Ids], Inputs],
+        tell: Callable[[str], None],
     ) -> None:
         self.split, self.rows, self.groups, self.compute, self.tell = split, rows, groups, compute, tell
         self.targets: Targets = split.targets
@@ -117,16 +122,16 @@ class Activations:
             self._put(half)
 
 
-def saving(dataset: Dataset, model: nn.Module) -> Saving | None:
+def saving(dataset: Dataset, model: nn.Module) -> CacheSaving | None:
     """What keeping the activations would cost and save; None where nothing can be kept."""
-    if isinstance(dataset.train, Together) or not hasattr(model, "divided"):
+    if isinstance(dataset.train, JointTargets) or not hasattr(model, "divided"):
         return None
     inputs = sample(dataset)
     found = frozen_split.of(model, inputs)
     return frozen_split.saving(model, found, inputs) if found else None
 
 
-def total(dataset: Dataset, saving: Saving) -> int:
+def total(dataset: Dataset, saving: CacheSaving) -> int:
     """Bytes of all activations."""
     splits = (dataset.train, dataset.validation)
     return NUMBER * saving.numbers * sum(int(_lengths(s).sum()) if saving.ragged else len(s) for s in splits)
@@ -167,16 +172,16 @@ def sample(dataset: Dataset) -> Inputs:
     return dataset.prepare(dataset.train.gather(ids), ids, None)
 
 
-def _rows(run: Run, split: Split, shown: Inputs, place: str) -> Rows:
+def _rows(run: Run, split: Split, shown: Inputs, place: str) -> CachedRows:
     """Room for the activations of a split, like the ones shown."""
     ragged = len(shown) > 1
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(_lengths(split))]) if ragged else None
     count = int(offsets[-1]) if offsets is not None else len(split)
     shape = (count, *shown[0].shape[2 if ragged else 1 :])
-    return Rows(np.empty(shape, np.float32) if place == "memory" else _file(run.folder, shape), offsets)
+    return CachedRows(np.empty(shape, np.float32) if place == "memory" else _file(run.folder, shape), offsets)
 
 
-def _kept(run: Run, split: Split, found: Division, rows: Rows) -> Activations:
+def _kept(run: Run, split: Split, found: FrozenSplit, rows: CachedRows) -> Activations:
     prepare = run.dataset.prepare
 
     def compute(ids: Ids) -> Inputs:
@@ -191,7 +196,7 @@ def _kept(run: Run, split: Split, found: Division, rows: Rows) -> Activations:
     )
 
 
-def _computed(run: Run, split: Split, prepare: Prepare, found: Division, ids: Ids) -> Inputs:
+def _computed(run: Run, split: Split, prepare: Preprocessing, found: FrozenSplit, ids: Ids) -> Inputs:
     """The prefix for a group, in its own precision whatever that of a step."""
     short = run.prefix_dtype
     cast = torch.autocast(run.device.type, short or torch.bfloat16, enabled=short is not None)

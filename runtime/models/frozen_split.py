@@ -19,7 +19,7 @@ CLOSE = 1e-4
 
 
 @dataclass(frozen=True)
-class Division:
+class FrozenSplit:
     """What a network's `divided(*inputs)` gives.
 
     The prefix takes the inputs of the network and gives activations; the rest takes these and gives the outputs. The
@@ -33,7 +33,7 @@ class Division:
 
 
 @dataclass(frozen=True)
-class Saving:
+class CacheSaving:
     """What it would cost and save to keep the activations of a prefix."""
 
     name: str
@@ -56,7 +56,7 @@ def leading(parts: Iterable[nn.Module]) -> int:
     return count
 
 
-def in_sequence(name: str, parts: Sequence[nn.Module], rest: Callable[[Tensor], Tensor]) -> Division | None:
+def in_sequence(name: str, parts: Sequence[nn.Module], rest: Callable[[Tensor], Tensor]) -> FrozenSplit | None:
     """The division of a network whose parts follow one another and are followed by `rest`.
 
     Once all parts are frozen, what `rest` needs is their output alone.
@@ -65,10 +65,10 @@ def in_sequence(name: str, parts: Sequence[nn.Module], rest: Callable[[Tensor], 
     if not any(True for part in parts[:count] for _ in part.parameters()):
         return None
     first, second = nn.Sequential(*parts[:count]), nn.Sequential(*parts[count:])
-    return Division(f"{count} of {len(parts)} {name}", lambda x: (first(x),), lambda x: rest(second(x)))
+    return FrozenSplit(f"{count} of {len(parts)} {name}", lambda x: (first(x),), lambda x: rest(second(x)))
 
 
-def of(model: nn.Module, inputs: Inputs) -> Division | None:
+def of(model: nn.Module, inputs: Inputs) -> FrozenSplit | None:
     """The division of a network with frozen parts, tried on some inputs.
 
     Returns:
@@ -80,7 +80,7 @@ def of(model: nn.Module, inputs: Inputs) -> Division | None:
         return None
     try:
         with evaluating(model):
-            found: Division | None = divided(*inputs)
+            found: FrozenSplit | None = divided(*inputs)
             return found if found and _like_the_whole(model, found, inputs) and _settled(model, found, inputs) else None
     except Exception:  # a library's network that cannot be cut this way may raise anything; whole, it still works
         return None
@@ -98,7 +98,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def saving(model: nn.Module, division: Division, inputs: Inputs) -> Saving:
+def saving(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> CacheSaving:
     """What keeping the activations would cost and save, counted on some inputs."""
     with evaluating(model), torch.no_grad():
         with FlopCounterMode(display=False) as first:
@@ -106,7 +106,7 @@ def saving(model: nn.Module, division: Division, inputs: Inputs) -> Saving:
         with FlopCounterMode(display=False) as second:
             division.rest(*kept)
     prefix, rest = first.get_total_flops(), second.get_total_flops()
-    return Saving(
+    return CacheSaving(
         division.name,
         kept[0][0].numel() // (kept[0].shape[1] if len(kept) > 1 else 1),
         len(kept) > 1,
@@ -116,7 +116,7 @@ def saving(model: nn.Module, division: Division, inputs: Inputs) -> Saving:
 
 
 @torch.no_grad()
-def _like_the_whole(model: nn.Module, division: Division, inputs: Inputs) -> bool:
+def _like_the_whole(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> bool:
     whole, parts = (tensors(outputs) for outputs in (model(*inputs), division.rest(*division.prefix(*inputs))))
     return all(
         float((one - two).abs().max()) <= CLOSE * max(1.0, float(one.abs().max()))
@@ -130,7 +130,7 @@ def tensors(outputs: Outputs) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _settled(model: nn.Module, division: Division, inputs: Inputs) -> bool:
+def _settled(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> bool:
     """Whether the prefix gives the same again while the network trains."""
     model.train()
     for part in frozen_parts(model):

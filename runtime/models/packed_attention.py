@@ -31,7 +31,7 @@ GROUP = 512
 
 
 @dataclass(frozen=True)
-class Group:
+class TextGroup:
     """Texts that stand side by side in a row and attend together."""
 
     start: int
@@ -45,17 +45,17 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Row:
+class PackedRow:
     """How the tokens of texts, (N, tokens) with the real ones first, stand in one row."""
 
     index: Tensor
     """Where each token of the row lies among (N x tokens)."""
     size: int
     """Tokens of the row, with what rounds it up."""
-    groups: tuple[Group, ...]
+    groups: tuple[TextGroup, ...]
 
 
-def row(mask: Tensor) -> Row:
+def row(mask: Tensor) -> PackedRow:
     """The row of texts with this mask, (N, tokens)."""
     lengths, width = mask.sum(dim=1).cpu().numpy(), mask.shape[1]
     index, groups, start = [], [], 0
@@ -66,9 +66,9 @@ def row(mask: Tensor) -> Row:
         real = np.arange(longest) < lengths[texts][:, None]
         index.append((texts[:, None] * width + np.arange(longest))[real])
         seen = None if real.all() else onto(mask.device, real)[:, None, None]
-        groups.append(Group(start, end, len(texts), longest, onto(mask.device, np.flatnonzero(real)), seen))
+        groups.append(TextGroup(start, end, len(texts), longest, onto(mask.device, np.flatnonzero(real)), seen))
         start = end
-    return Row(onto(mask.device, np.concatenate(index)), -(-start // SIZES) * SIZES, tuple(groups))
+    return PackedRow(onto(mask.device, np.concatenate(index)), -(-start // SIZES) * SIZES, tuple(groups))
 
 
 def through(layers: Callable[..., Any], config: Any, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def attend(
     *,
     dropout: float = 0.0,
     scaling: float | None = None,
-    packed_row: Row | None = None,
+    packed_row: PackedRow | None = None,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention within each text of a row; transformers' own where there is none.
@@ -133,7 +133,7 @@ def attend(
 
 
 def _within(
-    module: nn.Module, group: Group, flat: list[Tensor], heads: int, dropout: float, scaling: float | None
+    module: nn.Module, group: TextGroup, flat: list[Tensor], heads: int, dropout: float, scaling: float | None
 ) -> Tensor:
     """Attention of a group, (tokens, heads x width of a head), from query, key and value of the whole row in that form."""
     parts = [x[group.start : group.end] for x in flat]
@@ -169,15 +169,15 @@ def _dropping(
 
 def _put(rows: Tensor, index: Tensor, size: int) -> Tensor:
     """Rows (n, width) at places of their own among zeros, (size, width)."""
-    return _Put.apply(rows, index, size)  # type: ignore[no-any-return, no-untyped-call]
+    return _ScatterRows.apply(rows, index, size)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _taken(rows: Tensor, index: Tensor) -> Tensor:
     """Rows of (size, width), none of them twice: the backward pass has nothing to add up."""
-    return _Taken.apply(rows, index)  # type: ignore[no-any-return, no-untyped-call]
+    return _GatherRows.apply(rows, index)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Put(torch.autograd.Function):
+class _ScatterRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, index: Tensor, size: int) -> Tensor:
         ctx.save_for_backward(index)
@@ -188,7 +188,7 @@ class _Put(torch.autograd.Function):
         return gradient[ctx.saved_tensors[0]], None, None
 
 
-class _Taken(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:
         ctx.save_for_backward(index)

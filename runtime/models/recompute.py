@@ -42,10 +42,10 @@ def recompute(network: nn.Module) -> None:
 
 def recomputes(network: nn.Module) -> bool:
     """Whether the blocks of a network do so."""
-    return any(isinstance(module, Recomputed) for module in network.modules())
+    return any(isinstance(module, RecomputedBlock) for module in network.modules())
 
 
-class Recomputed(nn.Module):
+class RecomputedBlock(nn.Module):
     """A block that keeps its inputs only. Gradient, dropout and buffers are those of the block as it was.
 
     Raises:
@@ -78,8 +78,8 @@ class Recomputed(nn.Module):
 def _recomputed(kind: Any) -> Any:
     # A class of its own and not a new `forward` on the instance: a copy of the network would call the original's.
     # Kept from the compiler here and not where it is defined: that imports the compiler, as long as torch itself.
-    forward = torch.compiler.disable(Recomputed.forward)  # type: ignore[no-untyped-call]
-    return type(kind.__name__, (Recomputed, kind), {"__module__": kind.__module__, "forward": forward})
+    forward = torch.compiler.disable(RecomputedBlock.forward)  # type: ignore[no-untyped-call]
+    return type(kind.__name__, (RecomputedBlock, kind), {"__module__": kind.__module__, "forward": forward})
 
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

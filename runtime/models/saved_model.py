@@ -24,7 +24,7 @@ from runtime.models import code_consent, safetensors_file
 from runtime.models.build import BUILDERS
 from runtime.models.networks import user_network
 from runtime.system.files import read_json, storage_error, sync_folder, write_json
-from runtime.training.checkpoints.final_weights import Chosen
+from runtime.training.checkpoints.final_weights import FinalWeights
 from runtime.training.run import Run
 
 FORMAT = 1
@@ -34,7 +34,7 @@ _KEYS = {"task": str, "builder": str, "arguments": dict, "heads": list, "preproc
 
 
 @dataclass(frozen=True)
-class Artifact:
+class SavedModel:
     """A trained network, read back from its folder."""
 
     folder: Path
@@ -47,7 +47,7 @@ class Artifact:
     """Run, step, epoch and metric that the weights come from."""
 
 
-def write(run: Run, chosen: Chosen) -> Path:
+def write(run: Run, chosen: FinalWeights) -> Path:
     """Write the folder for the chosen weights of a run.
 
     Raises:
@@ -124,7 +124,7 @@ def find(path: Path) -> Path:
     )
 
 
-def load(path: Path, *, consent: bool = False) -> Artifact:
+def load(path: Path, *, consent: bool = False) -> SavedModel:
     """Read the model of a run folder, or of a model folder that was copied elsewhere.
 
     Args:
@@ -140,7 +140,7 @@ def load(path: Path, *, consent: bool = False) -> Artifact:
     if config["preprocessing"].get("kind") == "own":
         config["preprocessing"]["code"] = str(folder / "code")
     _fill(network, folder)
-    return Artifact(
+    return SavedModel(
         folder,
         config["task"],
         network.eval(),

@@ -122,6 +122,6 @@ def _workers(hardware: Hardware) -> int:
 
 def seen(run: Any) -> Value:
     """Whether batches are gathered on the device."""
-    from runtime.data.loader.gpu_resident import Resident
+    from runtime.data.loader.gpu_resident import GpuResidentSplit
 
-    return isinstance(run.batches.split, Resident)
+    return isinstance(run.batches.split, GpuResidentSplit)

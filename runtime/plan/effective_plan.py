@@ -14,7 +14,7 @@ from runtime.system.files import read_json
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanRequest:
     """What the command line says about a plan; fixed with the first step of a run."""
 
     plain: bool
@@ -25,7 +25,7 @@ class Asked:
     def __str__(self) -> str:
         return "with --plain" if self.plain else "without --plain and --plan" if self.plan is None else "with --plan"
 
-    def resumed(self, run: Path, state: Mapping[str, Any], stored: Plan) -> Asked:
+    def resumed(self, run: Path, state: Mapping[str, Any], stored: Plan) -> PlanRequest:
         """What a run that goes on was started with.
 
         Args:
@@ -37,8 +37,8 @@ class Asked:
             CheckpointError: if this is something else.
         """
         plain = all(row.source in ("plain", *LEARNED) for row in stored.decisions)
-        before = Asked(state.get("plain", plain), state.get("plan", None if plain else self.plan))
-        if self in (before, Asked(False, replayed(stored))):
+        before = PlanRequest(state.get("plain", plain), state.get("plan", None if plain else self.plan))
+        if self in (before, PlanRequest(False, replayed(stored))):
             return before
         raise CheckpointError(
             f"{run} is unfinished and was started {before}; this command is {self._beside(before)}",
@@ -46,7 +46,7 @@ class Asked:
             f"run it {before} to go on, or start a new run with --new",
         )
 
-    def _beside(self, before: Asked) -> str:
+    def _beside(self, before: PlanRequest) -> str:
         """As text, with the first value that another plan has otherwise."""
         if self.plan is None or before.plan is None:
             return str(self)

@@ -23,7 +23,7 @@ from runtime.system.files import read_json, write_json
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """The verdict on one decision: the value that won, and what the others did."""
 
     value: Value
@@ -61,7 +61,7 @@ def early(hardware: Hardware, job: Job) -> str:
     return _name([__version__, _machine(hardware), spec])
 
 
-def started(hardware: Hardware, job: Job) -> dict[str, Measured]:
+def started(hardware: Hardware, job: Job) -> dict[str, Measurement]:
     """What an earlier run of this spec has measured of how a process starts; empty if the spec measures nothing."""
     return {} if job.optimize.get("measure") == "off" else load(hardware, early(hardware, job))
 
@@ -88,16 +88,16 @@ def _folder(hardware: Hardware) -> Path:
     return Path(hardware.storage.cache) / "evidence"
 
 
-def load(hardware: Hardware, name: str) -> dict[str, Measured]:
+def load(hardware: Hardware, name: str) -> dict[str, Measurement]:
     """What is known under a key; empty if nothing is."""
     data = read_json(_folder(hardware) / f"{name}.json")
     try:
-        return {decision: Measured(**row) for decision, row in data.items()} if isinstance(data, dict) else {}
+        return {decision: Measurement(**row) for decision, row in data.items()} if isinstance(data, dict) else {}
     except TypeError:
         return {}
 
 
-def store(hardware: Hardware, name: str, found: Mapping[str, Measured]) -> None:
+def store(hardware: Hardware, name: str, found: Mapping[str, Measurement]) -> None:
     """Keep what was found.
 
     Raises:

@@ -9,7 +9,7 @@ from runtime import optimizations
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.workload import Workload
-from runtime.plan.evidence import Measured
+from runtime.plan.evidence import Measurement
 from runtime.plan.plan import LEARNED, OPEN, Plan, resolve, written
 
 
@@ -19,7 +19,7 @@ def settle(
     stored: Plan,
     workload: Workload,
     say: Callable[[str], None],
-    measured: Mapping[str, Measured] | None = None,
+    measured: Mapping[str, Measurement] | None = None,
 ) -> Plan:
     """The final plan.
 

@@ -21,7 +21,7 @@ from runtime.job.values import size_bytes
 from runtime.job.workload import Workload
 from runtime.optimizations import Choice, Optimization, Value
 from runtime.plan.chip_profiles import profile
-from runtime.plan.evidence import Measured
+from runtime.plan.evidence import Measurement
 from runtime.system.files import parse_json
 
 OPEN = ("choice", "profile")
@@ -82,7 +82,7 @@ def resolve(
     *,
     plain: bool = False,
     replay: Mapping[str, Value] | None = None,
-    measured: Mapping[str, Measured] | None = None,
+    measured: Mapping[str, Measurement] | None = None,
 ) -> Plan:
     """Decide everything.
 
@@ -120,7 +120,7 @@ def _decide(
     workload: Workload | None,
     plain: bool,
     replay: Mapping[str, Value],
-    measured: Mapping[str, Measured],
+    measured: Mapping[str, Measurement],
     asked: Value,
 ) -> Decision:
     def decision(value: Value, source: str, reason: str, evidence: str | None = None) -> Decision:

@@ -51,14 +51,14 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class ConfusionMatrix:
     """A confusion matrix as a picture."""
 
     confusion: Confusion
 
 
 @dataclass(frozen=True)
-class Photo:
+class SamplePicture:
     """A sample: what it is called, what it is and was taken for, how surely, and its picture as a data address."""
 
     title: str
@@ -72,11 +72,11 @@ class Photo:
 class Gallery:
     """Samples side by side."""
 
-    photos: tuple[Photo, ...]
+    photos: tuple[SamplePicture, ...]
 
 
 @dataclass(frozen=True)
-class Bar:
+class StackedBar:
     """Parts of a whole, as (name, size, size as text)."""
 
     title: str
@@ -84,14 +84,14 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Fold:
+class Details:
     """Preformatted text that opens on demand."""
 
     title: str
     text: str
 
 
-Block = Text | Table | Curves | Matrix | Bar | Fold | Gallery
+Block = Text | Table | Curves | ConfusionMatrix | StackedBar | Details | Gallery
 
 
 @dataclass(frozen=True)

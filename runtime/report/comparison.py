@@ -34,7 +34,7 @@ ABSENT = "-"
 
 
 @dataclass(frozen=True)
-class Request:
+class CompareRequest:
     """What `drivetrain compare` was asked."""
 
     runs: Sequence[Path]
@@ -43,7 +43,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ComparedRun:
     """One run with its result; `name` tells it from the others."""
 
     name: str
@@ -51,7 +51,7 @@ class Entry:
     summary: Summary
 
 
-def compare(request: Request) -> int:
+def compare(request: CompareRequest) -> int:
     """Print the differences and write the three files. Returns 0.
 
     Raises:
@@ -78,7 +78,7 @@ def compare(request: Request) -> int:
     return 0
 
 
-def sections(entries: Sequence[Entry]) -> list[Section]:
+def sections(entries: Sequence[ComparedRun]) -> list[Section]:
     """Results, curves, and what differs in specs, plans and machines."""
     names = tuple(entry.name for entry in entries)
     found = [Section("results", "Results", (Table(("result", *names), tuple(_results(entries))),))]
@@ -109,14 +109,14 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
     return {k: v for key, item in value.items() for k, v in flat(item, f"{path}.{key}" if path else str(key)).items()}
 
 
-def _entries(runs: Sequence[Path]) -> list[Entry]:
+def _entries(runs: Sequence[Path]) -> list[ComparedRun]:
     records = [read(run) for run in runs]
     alike = len({record.name for record in records}) < len(records)
     names = [clean(str(run)) if alike else record.name for run, record in zip(runs, records, strict=True)]
-    return [Entry(name, record, summarize(record)) for name, record in zip(names, records, strict=True)]
+    return [ComparedRun(name, record, summarize(record)) for name, record in zip(names, records, strict=True)]
 
 
-def _results(entries: Sequence[Entry]) -> Iterator[tuple[str, ...]]:
+def _results(entries: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:
     def row(name: str, values: Iterator[str]) -> tuple[str, ...]:
         return name, *values
 
@@ -154,7 +154,7 @@ def _machine(record: Record) -> dict[str, Any]:
     }
 
 
-def _frames(entries: Sequence[Entry]) -> Iterator[Curves]:
+def _frames(entries: Sequence[ComparedRun]) -> Iterator[Curves]:
     """A frame for each value that at least two runs have; the noise of single steps is not what is compared."""
     keys = list(dict.fromkeys(key for entry in entries for key in entry.record.metrics if "/" in key))
     for key in sorted(keys, key=lambda key: not key.endswith("loss")):
@@ -172,7 +172,7 @@ def _frames(entries: Sequence[Entry]) -> Iterator[Curves]:
         yield Curves("Throughput, samples/s", "seconds", speeds, from_zero=True)
 
 
-def _headline(entries: Sequence[Entry]) -> Headline:
+def _headline(entries: Sequence[ComparedRun]) -> Headline:
     rated = [(e.summary.best.value, e) for e in entries if e.summary.best]
     metrics = {e.summary.best.metric for _, e in rated if e.summary.best}
     tiles = tuple(
@@ -201,7 +201,7 @@ def _headline(entries: Sequence[Entry]) -> Headline:
     )
 
 
-def _data(entries: Sequence[Entry]) -> dict[str, Any]:
+def _data(entries: Sequence[ComparedRun]) -> dict[str, Any]:
     """The comparison for programs."""
     return {
         "runs": {
@@ -223,7 +223,7 @@ def _folder(runs: Sequence[Path]) -> Path:
     return runs[0].resolve().parent / f"compare-{runs[0].resolve().name}-{runs[-1].resolve().name}"
 
 
-def _write(folder: Path, entries: Sequence[Entry], below: Sequence[Section]) -> None:
+def _write(folder: Path, entries: Sequence[ComparedRun], below: Sequence[Section]) -> None:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from runtime.report.render.markdown import markdown
     from runtime.report.render.page import page

@@ -13,7 +13,7 @@ TOLD = 0.05
 
 
 @dataclass(frozen=True)
-class Starved:
+class CpuStarvation:
     """CPU seconds that were lacking, and what share that is."""
 
     others: float
@@ -24,7 +24,7 @@ class Starved:
     stolen_share: float
 
 
-def starved(telemetry: Mapping[str, Series], hardware: Hardware | None) -> Starved | None:
+def starved(telemetry: Mapping[str, Series], hardware: Hardware | None) -> CpuStarvation | None:
     """What was lacking over the whole run; None where nothing was counted.
 
     A thread also waits for the quota, which is told by itself, and for its own siblings; so no more counts than what the
@@ -41,7 +41,7 @@ def starved(telemetry: Mapping[str, Series], hardware: Hardware | None) -> Starv
     may = seconds * (hardware.cpu.quota or hardware.cpu.budget)
     held, ready, away = (_risen(series) for series in (telemetry.get("throttled_seconds", Series("")), waited, stolen))
     others = min(max(0.0, ready - held), max(0.0, may - used))
-    return Starved(others, others / max(1e-9, may), away, away / max(1e-9, seconds * hardware.cpu.host))
+    return CpuStarvation(others, others / max(1e-9, may), away, away / max(1e-9, seconds * hardware.cpu.host))
 
 
 def _risen(series: Series) -> float:

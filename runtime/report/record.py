@@ -32,7 +32,7 @@ _LOST = {
 
 
 @dataclass(frozen=True)
-class Gap:
+class MissingRecord:
     """A file that is missing or damaged: what is wrong, and what the report lacks because of it."""
 
     file: str
@@ -61,7 +61,7 @@ class Record:
     """The operators of the steps that were traced."""
     mistakes: Mapping[str, Any] = field(default_factory=dict)
     """The worst mistakes by head."""
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[MissingRecord] = field(default_factory=list)
 
 
 def read(run: Path) -> Record:
@@ -97,7 +97,7 @@ def read(run: Path) -> Record:
 
 
 def _gap(record: Record, path: Path, wrong: str, lost: str | None = None) -> None:
-    record.gaps.append(Gap(path.name, wrong, lost or _LOST[path.name]))
+    record.gaps.append(MissingRecord(path.name, wrong, lost or _LOST[path.name]))
 
 
 def _text(record: Record, path: Path) -> str | None:

@@ -22,14 +22,14 @@ import safetensors.torch
 from torch import nn
 
 from runtime.data.custom import load as custom
-from runtime.data.custom.user_loss import OwnTerms
+from runtime.data.custom.user_loss import CustomTerms
 from runtime.data.dataset import Dataset
 from runtime.data.load import check_loss
 from runtime.errors import CheckpointError, Problem, SpecError, Stopped
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
-from runtime.job.embedded import CallersData, CallersJob, CallersModel
+from runtime.job.embedded import EmbeddedData, EmbeddedJob, EmbeddedModel
 from runtime.job.model import Freeze
 from runtime.models import dry_run, fast_dropout, strided_convolution
 from runtime.models.build import Model
@@ -40,10 +40,10 @@ from runtime.system.files import read_json, write_json
 from runtime.system.signals import Interrupted, Signals, stopping
 from runtime.training import buffers, effective_settings
 from runtime.training import run as runs
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 from runtime.training.progress import say
 from runtime.tuning import tuner
-from runtime.tuning.memory.micro_batch import Fitting
+from runtime.tuning.memory.micro_batch import MicroBatchSearch
 
 Setting = bool | int | float | str
 
@@ -133,7 +133,7 @@ def _silent() -> Iterator[None]:
 
 
 def _listening(
-    job: CallersJob, model: nn.Module, data: tuple[Any, Any], loss: Any, runs: Path, new: bool, source: str
+    job: EmbeddedJob, model: nn.Module, data: tuple[Any, Any], loss: Any, runs: Path, new: bool, source: str
 ) -> Result:
     """Check that all goes together, and train while signals are heard; the process is then as it was."""
     with host_process.as_found(), host_process.listening() as signals:
@@ -150,7 +150,7 @@ def _listening(
                 strided_convolution.as_before(model)
 
 
-def _tried(job: CallersJob, model: nn.Module, parts: tuple[Any, Any], loss: Any) -> tuple[CallersJob, Dataset]:
+def _tried(job: EmbeddedJob, model: nn.Module, parts: tuple[Any, Any], loss: Any) -> tuple[EmbeddedJob, Dataset]:
     """The data, once it went through network and loss; and the spec with what they turned out to be."""
 
     def refuse(given: str, possible: str, action: str) -> SpecError:
@@ -164,21 +164,21 @@ def _tried(job: CallersJob, model: nn.Module, parts: tuple[Any, Any], loss: Any)
             "the network itself, in one process on one GPU",
             "give model.module; `drivetrain train` with limits: {gpus: all} starts a process for each GPU",
         )
-    terms = OwnTerms(loss, "loss", refuse) if job.has_own_loss() else None
+    terms = CustomTerms(loss, "loss", refuse) if job.has_own_loss() else None
     dataset = custom.dataset(job, parts, ("train_data", "validation_data"), job.data.targets, job.data.names, terms)
     check_loss(job, dataset)
     buffers.unshare(model)
     dry_run.check(model, dataset, "the model", refuse)
     for note in dataset.notes:
         say(f"data: {note}")
-    data = CallersData(
+    data = EmbeddedData(
         targets=job.data.targets,
         names=job.data.names,
         train=len(dataset.train),
         validation=len(dataset.validation),
         inputs=tuple(tuple(x["shape"]) for x in dataset.preprocessing["inputs"]),
     )
-    network = CallersModel(kind=type(model).__name__, parameters=sum(p.numel() for p in model.parameters()))
+    network = EmbeddedModel(kind=type(model).__name__, parameters=sum(p.numel() for p in model.parameters()))
     return job.model_copy(update={"data": data, "model": network}), dataset
 
 
@@ -228,13 +228,13 @@ def _assembled(
     job: Job, machine: Hardware, place: run_folder.RunFolder, dataset: Dataset, network: Model, signals: Signals
 ) -> runs.Run:
     """The run under a plan that this process can have."""
-    facts, clock = runs.workload(dataset, network.module), Clock()
+    facts, clock = runs.workload(dataset, network.module), PhaseTimer()
     before = place.path / "plan.json"
     stored = effective_plan.plan_of(place.path) if place.resumes and before.exists() else None
     plan = plans.resolve(job, machine, facts, replay=plans.replayed(stored) if stored else {})
     plan = host_process.as_started(plans.carried(plan, stored) if stored else plan, machine)
     if stored is None:
-        found = Fitting(job, machine, plan, dataset, network, facts, place.path, signals, say).measured()
+        found = MicroBatchSearch(job, machine, plan, dataset, network, facts, place.path, signals, say).measured()
         if found:
             plan = host_process.as_started(plans.resolve(job, machine, facts, measured=found), machine)
         found |= tuner.measured(job, machine, plan, dataset, network, place.path, signals, say)

@@ -8,14 +8,14 @@ from typing import Any
 
 from runtime.errors import Problem, SpecError
 from runtime.job.document import Document
-from runtime.job.embedded import CallersJob
+from runtime.job.embedded import EmbeddedJob
 from runtime.job_spec import load as job_spec
 from runtime.tuning import batch_size
 
 OPTIMIZER = 'optimizer={"name": "adamw", "lr": 0.001}'
 
 
-def spec_of(written: dict[str, Any], place: str) -> CallersJob:
+def spec_of(written: dict[str, Any], place: str) -> EmbeddedJob:
     """The spec of a call.
 
     Args:
@@ -37,12 +37,12 @@ def spec_of(written: dict[str, Any], place: str) -> CallersJob:
 
     document = Document("runtime.train", written, places((), written))
     try:
-        job = job_spec.check(document, CallersJob)
+        job = job_spec.check(document, EmbeddedJob)
         batch_size.fixed(job, "runtime.train")
     except SpecError as error:
         # The caller wrote `epochs=3`, not `train: {epochs: 3}`.
         raise SpecError([replace(each, key=each.key.removeprefix("train.")) for each in error.problems]) from None
-    assert isinstance(job, CallersJob)
+    assert isinstance(job, EmbeddedJob)
     return job
 
 

@@ -28,7 +28,7 @@ from runtime.system.signals import WATCHED, Signals
 from runtime.training import compiled_forward
 
 
-class CallersSignals(Signals):
+class HostSignals(Signals):
     """Signals that leave the process alive: the second one is a plain KeyboardInterrupt."""
 
     def __init__(self) -> None:
@@ -41,9 +41,9 @@ class CallersSignals(Signals):
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[CallersSignals]:
+def listening() -> Iterator[HostSignals]:
     """Signals come to the training; afterwards to whom they came before. Only the main thread hears any."""
-    signals = CallersSignals()
+    signals = HostSignals()
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from runtime.system.files import parse_json
-from runtime.tracking.event_log import Events
+from runtime.tracking.event_log import EventLog
 
 EVERY = 5.0
 """Seconds between two questions."""
@@ -29,11 +29,11 @@ NOTHING = ("", "false", "none")
 """Answers, in small letters, that say that there is no notice."""
 
 
-class Silent(Exception):
+class NoAnswer(Exception):
     """The address gave no answer that means anything."""
 
 
-class Post:
+class NoticeAddress:
     """An address that is asked for a notice."""
 
     def __init__(self, url: str) -> None:
@@ -53,7 +53,7 @@ class Post:
         if status in (http.client.NOT_FOUND, http.client.NO_CONTENT):
             return None
         if status != http.client.OK:
-            raise Silent(f"answers {status}" + ", and redirects are not followed" * (300 <= status < 400))
+            raise NoAnswer(f"answers {status}" + ", and redirects are not followed" * (300 <= status < 400))
         return text if _means_something(text) else None
 
     def _target(self) -> str:
@@ -62,7 +62,7 @@ class Post:
     def _token(self) -> str:
         status, text = self._ask("PUT", "/latest/api/token", {f"{TOKEN}-ttl-seconds": "21600"})
         if status != http.client.OK or not text.isascii() or not text.isprintable():
-            raise Silent(f"answers 401, and {status} when asked for a token")
+            raise NoAnswer(f"answers 401, and {status} when asked for a token")
         return text
 
     def _ask(self, method: str, target: str, headers: dict[str, str]) -> tuple[int, str]:
@@ -72,7 +72,7 @@ class Post:
             reply = connection.getresponse()
             return reply.status, reply.read(MOST_BYTES).decode("utf-8", "replace").strip()
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Silent(f"does not answer: {error or type(error).__name__}") from None
+            raise NoAnswer(f"does not answer: {error or type(error).__name__}") from None
         finally:
             connection.close()
 
@@ -90,7 +90,7 @@ def _means_something(text: str) -> bool:
         data = parse_json(text)
     except ValueError:
         return True
-    return bool(data.get("Events", True)) if isinstance(data, dict) else bool(data)
+    return bool(data.get("EventLog", True)) if isinstance(data, dict) else bool(data)
 
 
 @contextlib.contextmanager
@@ -110,8 +110,8 @@ def watched(url: str | None, folder: Path) -> Iterator[None]:
     def arrived() -> None:
         signal.pthread_kill(main, signal.SIGUSR1)
 
-    tell = Events(folder).add
-    thread = threading.Thread(target=_work, args=(Post(url), ended, tell, arrived), name="notice", daemon=True)
+    tell = EventLog(folder).add
+    thread = threading.Thread(target=_work, args=(NoticeAddress(url), ended, tell, arrived), name="notice", daemon=True)
     thread.start()
     try:
         yield
@@ -119,13 +119,15 @@ def watched(url: str | None, folder: Path) -> Iterator[None]:
         ended.set()
 
 
-def _work(post: Post, ended: threading.Event, tell: Callable[[str, str], None], arrived: Callable[[], None]) -> None:
+def _work(
+    post: NoticeAddress, ended: threading.Event, tell: Callable[[str, str], None], arrived: Callable[[], None]
+) -> None:
     """Ask until there is a notice; what is wrong with the address is told once, since it may mend itself."""
     told = False
     while not ended.is_set():
         try:
             text = post.notice()
-        except Silent as why:
+        except NoAnswer as why:
             if not told:
                 tell("notice", f"{post.url} {why}; it is asked again every {EVERY:.0f} s, the run goes on")
             told, text = True, None

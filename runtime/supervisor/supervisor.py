@@ -30,7 +30,7 @@ from runtime.supervisor import run_folder
 from runtime.system import exit_codes, signals
 from runtime.system.exit_codes import KILLED
 from runtime.system.files import read_json, write_json
-from runtime.tracking.event_log import Events
+from runtime.tracking.event_log import EventLog
 from runtime.tuning import batch_size, child_process, kernel_crash
 
 STATUS = {0: "done", 75: "stopped"}
@@ -39,7 +39,7 @@ STOPPED_REPORT = 4.0
 
 
 @dataclass(frozen=True)
-class Request:
+class TrainRequest:
     """What `drivetrain train` was asked."""
 
     spec: Path
@@ -52,7 +52,7 @@ class Request:
     """Whether a few steps are profiled."""
 
 
-def train(request: Request) -> int:
+def train(request: TrainRequest) -> int:
     """Train or resume; returns the exit code.
 
     Raises:
@@ -62,7 +62,9 @@ def train(request: Request) -> int:
     job = spec.load(request.spec, request.assignments)
     machine = device_check.admitted(detect(request.runs), job.limits.gpus)
     local_processes.check(job, machine)
-    asked = effective_plan.Asked(request.plain, plans.replayed(plans.load(request.plan)) if request.plan else None)
+    asked = effective_plan.PlanRequest(
+        request.plain, plans.replayed(plans.load(request.plan)) if request.plan else None
+    )
     run = run_folder.open_run(request.runs, job, new=request.new)
     if job.train.batch_size == "auto":
         code, request = _sized(request, job, machine, run)
@@ -81,7 +83,7 @@ def train(request: Request) -> int:
     return _run(request, job, machine, plan, run, asked)
 
 
-def _sized(request: Request, job: Job, machine: Hardware, run: run_folder.RunFolder) -> tuple[int, Request]:
+def _sized(request: TrainRequest, job: Job, machine: Hardware, run: run_folder.RunFolder) -> tuple[int, TrainRequest]:
     """The request with a number for `train.batch_size: auto`, measured once for a run; and an exit code."""
     path = run.path / batch_size.FILE
     found = read_json(path)
@@ -100,17 +102,17 @@ def _sized(request: Request, job: Job, machine: Hardware, run: run_folder.RunFol
             return code, request
         found = read_json(path)
         assert found is not None, "the child has just written it"
-        Events(run.path).add("batch_size", f"{found['text']}. {batch_size.consequence(job, found['batch_size'])}")
+        EventLog(run.path).add("batch_size", f"{found['text']}. {batch_size.consequence(job, found['batch_size'])}")
     return 0, replace(request, assignments=[*request.assignments, f"train.batch_size={found['batch_size']}"])
 
 
 def _run(
-    request: Request,
+    request: TrainRequest,
     job: Job,
     machine: Hardware,
     plan: plans.Plan,
     run: run_folder.RunFolder,
-    asked: effective_plan.Asked,
+    asked: effective_plan.PlanRequest,
 ) -> int:
     state: dict[str, Any] = {
         "status": "running",
@@ -135,7 +137,7 @@ def _run(
     return code
 
 
-def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, run: run_folder.RunFolder) -> int:
+def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Plan, run: run_folder.RunFolder) -> int:
     """Run the trainer; after a kill for memory again, from its last checkpoint, with half the micro-batch.
 
     After a death inside a kernel once more with everything off.
@@ -159,7 +161,7 @@ def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, r
                 return code
             kind, why = ("crash", kernel_crash.told(run.path, code)) if crashed else ("memory", _at_the_limit(machine))
             if not words and not effective_plan.begun(run.path) and evidence.measures(job):
-                Events(run.path).add(kind, f"{why} before its first step; again without measuring")
+                EventLog(run.path).add(kind, f"{why} before its first step; again without measuring")
                 words = ["--measured"]
                 continue
             again = (
@@ -170,7 +172,7 @@ def _attempts(request: Request, job: Job, machine: Hardware, plan: plans.Plan, r
                 print(error, file=sys.stderr)
                 return error.exit_code
             then = "again from its last checkpoint"
-            Events(run.path).add(
+            EventLog(run.path).add(
                 kind,
                 f"{why}; {kernel_crash.consequence(plan, then)}"
                 if crashed
@@ -199,10 +201,10 @@ def _too_large(why: str) -> OutOfMemory:
 
 
 def _trainers(
-    request: Request,
+    request: TrainRequest,
     count: int,
     environment: dict[str, str],
-    forward: signals.Forward,
+    forward: signals.SignalForwarder,
     run: run_folder.RunFolder,
     words: Sequence[str] = (),
 ) -> int:
@@ -218,7 +220,7 @@ def _trainers(
         )
 
 
-def _command(request: Request, folder: Path) -> list[str]:
+def _command(request: TrainRequest, folder: Path) -> list[str]:
     command = [sys.executable, "-m", "runtime.supervisor.trainer_process", str(folder), str(request.spec)]
     for assignment in request.assignments:
         command += ["--set", assignment]

@@ -24,7 +24,7 @@ from runtime.supervisor import preemption
 from runtime.system import timeout
 from runtime.system.files import read_json, write_json
 from runtime.system.signals import Signals, ending, stopping
-from runtime.training.phase_timer import Clock, since_start
+from runtime.training.phase_timer import PhaseTimer, since_start
 from runtime.tuning import kernel_crash, process_settings
 
 
@@ -40,7 +40,7 @@ def main() -> int:
     kernel_crash.listen(given.run)
     try:
         with stopping(), ending():
-            signals, source = Signals(), process_settings.Source(given.spec, given.set)
+            signals, source = Signals(), process_settings.SpecSource(given.spec, given.set)
             return train(
                 given.run,
                 job_spec.load(given.spec, given.set),
@@ -60,13 +60,13 @@ def train(
     folder: Path,
     job: Job,
     signals: Signals,
-    source: process_settings.Source,
+    source: process_settings.SpecSource,
     *,
     trace: bool = False,
     settled: bool = False,
 ) -> int:
     """Assemble and train one run; returns 0, or raises what ended it."""
-    clock = Clock()
+    clock = PhaseTimer()
     with clock.phase("import"):
         from runtime.models import saved_model  # noqa: F401
         from runtime.models.networks.user_network import guarded
@@ -153,13 +153,13 @@ def _fitted(run: Any, saver: Any, progress: Any) -> str:
 def _begun(run: Any, *, trace: bool) -> Any:
     """The run at its last checkpoint or at its first step, its records open; returns who saves."""
     from runtime.tracking import tensorboard_images
-    from runtime.tracking.metrics_log import Metrics
+    from runtime.tracking.metrics_log import MetricsLog
     from runtime.training import agreement, recorded_inputs
     from runtime.training.checkpoints import resume
     from runtime.training.profiling import step_phases
-    from runtime.training.profiling.profiler import Tracer
+    from runtime.training.profiling.profiler import Profiler
     from runtime.training.progress import say
-    from runtime.training.saver import Onlooker, Saver
+    from runtime.training.saver import NonSavingRank, Saver
 
     loaded, passed = agreement.latest(run.ranks, run.checkpoints)
     for line in passed:
@@ -170,7 +170,7 @@ def _begun(run: Any, *, trace: bool) -> Any:
         run.restore(loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
     say(resume.PROMISE)
-    run.metrics = Metrics(
+    run.metrics = MetricsLog(
         run.folder,
         after=run.counters.step,
         epoch=run.counters.epoch,
@@ -178,12 +178,12 @@ def _begun(run: Any, *, trace: bool) -> Any:
     )
     if run.ranks.leads:
         tensorboard_images.begin(run)
-    saver = Saver(run) if run.ranks.leads else Onlooker(run)
+    saver = Saver(run) if run.ranks.leads else NonSavingRank(run)
     if not loaded:
         # A full or read-only disk shows now and not after an epoch; and there is always something to go back to.
         saver.final()
     saver.foresee()
-    run.tracer = Tracer(run) if trace and run.ranks.leads else None
+    run.tracer = Profiler(run) if trace and run.ranks.leads else None
     step_phases.install(run)
     return saver
 
@@ -192,8 +192,8 @@ def assembled(
     folder: Path,
     job: Job,
     signals: Signals,
-    clock: Clock,
-    source: process_settings.Source | None = None,
+    clock: PhaseTimer,
+    source: process_settings.SpecSource | None = None,
     *,
     settled: bool = False,
 ) -> Any:
@@ -235,7 +235,7 @@ def assembled(
     return run
 
 
-def prepared(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
+def prepared(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Any:
     """Data, network and plan of such a folder before anything is measured, as the Fitting that could begin to."""
     from runtime.data.custom import user_code
     from runtime.models import operations
@@ -245,7 +245,7 @@ def prepared(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     from runtime.training import run as runs
     from runtime.training.progress import say
     from runtime.tuning.memory import activation_bytes
-    from runtime.tuning.memory.micro_batch import Fitting
+    from runtime.tuning.memory.micro_batch import MicroBatchSearch
 
     machine = hardware.from_json(read_json(folder / "hardware.json"))
     device_check.check(machine)
@@ -262,7 +262,7 @@ def prepared(folder: Path, job: Job, signals: Signals, clock: Clock) -> Any:
     if gradient_checkpointing.doubtful(job, machine, facts):
         facts = activation_bytes.counted(facts, network.module, dataset)
     plan = final_plan.settle(job, machine, plans.load(folder / "plan.json"), facts, say)
-    return Fitting(job, machine, plan, dataset, network, facts, folder, signals, say)
+    return MicroBatchSearch(job, machine, plan, dataset, network, facts, folder, signals, say)
 
 
 def _stopped(run: Any, saver: Any, stop: Stopped) -> Stopped:

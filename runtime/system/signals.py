@@ -134,7 +134,7 @@ def die_with(parent: int) -> None:
 
 
 @dataclass
-class Forward:
+class SignalForwarder:
     """The children that signals go to, and the signals that came; without children they are only noted."""
 
     children: Sequence[subprocess.Popen[bytes]] = ()
@@ -157,9 +157,9 @@ def stop_early() -> None:
 
 
 @contextlib.contextmanager
-def forwarding() -> Iterator[Forward]:
+def forwarding() -> Iterator[SignalForwarder]:
     """Signals go to the children that the block starts; afterwards they are ignored, for what is left is short."""
-    forward = Forward()
+    forward = SignalForwarder()
     _install(forward.handle)
     try:
         yield forward

@@ -21,7 +21,7 @@ AGAIN = 30.0
 """Seconds to the next alarm: Python drops an exception that is raised while it takes something apart."""
 
 
-class Late(KeyboardInterrupt):
+class TimedOut(KeyboardInterrupt):
     """Time is up. No Exception: compilers must not take it for a failure of theirs."""
 
 
@@ -40,7 +40,7 @@ def within(seconds: float) -> Iterator[None]:
         _broken.append(seconds)
         # Now, while they can be told by their parents: who is broken off may end its own child and leave that one's.
         _kill(others)
-        raise Late(f"not done within {seconds:.0f} s")
+        raise TimedOut(f"not done within {seconds:.0f} s")
 
     others = set(psutil.Process().children(recursive=True))
     before = signal.signal(signal.SIGALRM, late)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 
-class Events:
+class EventLog:
     """Appends one row per event."""
 
     def __init__(self, folder: Path) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from runtime.system.files import read_lines, storage_error, write_text
-from runtime.tracking.tensorboard import Board
+from runtime.tracking.tensorboard import TensorBoardWriter
 
 FLUSH_EVERY = 1.0
 """Seconds between two flushes: a write per step would cost more than the step of a small network."""
 
 
-class Metrics:
+class MetricsLog:
     """Writes one row per step and per evaluation.
 
     Rows wait in memory until they are whole on disk: on a full disk nothing is cut in the middle, and the rows follow
@@ -35,7 +35,7 @@ class Metrics:
         """
         self.path = folder / "metrics.jsonl"
         self.pending: list[str] = []
-        self.board = Board(folder / "tensorboard", after, tell)
+        self.board = TensorBoardWriter(folder / "tensorboard", after, tell)
         self.trouble: str | None = None
         self.flushed = time.monotonic()
         self._open()

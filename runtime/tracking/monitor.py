@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import torch
 
-from runtime.hardware.cgroup_usage import OwnGroup
+from runtime.hardware.cgroup_usage import ProcessCgroup
 from runtime.hardware.facts import Gpu
 from runtime.system import cpu_starvation, process_tree
 from runtime.tracking.gpu_sensors import Sensors
@@ -48,7 +48,7 @@ class Monitor:
         self.spent = 0.0
         """CPU seconds of the sampling thread so far."""
         self.samples: list[Sample] = []
-        self.process, self.group = psutil.Process(), OwnGroup()
+        self.process, self.group = psutil.Process(), ProcessCgroup()
         self.progress = _progress(run) if run else dict
         self.sensors = Sensors((run.hardware.gpus if run else ()) if gpus is None else gpus)
         self.stop = threading.Event()

@@ -18,7 +18,7 @@ GATHER = 0.5
 
 
 @dataclass(frozen=True)
-class Picture:
+class PngImage:
     """A PNG with its size."""
 
     png: bytes
@@ -26,12 +26,12 @@ class Picture:
     height: int
 
 
-Shown = float | str | Callable[[], Picture]
+Shown = float | str | Callable[[], PngImage]
 """A scalar, Markdown, or a picture that is drawn when it is written."""
 Item = tuple[int, float, Mapping[str, Shown]]
 
 
-class Board:
+class TensorBoardWriter:
     """Writes what it is given.
 
     Args:

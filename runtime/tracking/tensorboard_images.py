@@ -15,7 +15,7 @@ from torch import Tensor
 from runtime.data.dataset import Batch
 from runtime.data.loader.batches import fetch
 from runtime.plan.plan import Plan, written
-from runtime.tracking.tensorboard import Picture, Shown
+from runtime.tracking.tensorboard import PngImage, Shown
 from runtime.training.run import Run
 
 SAMPLES = 16
@@ -66,7 +66,7 @@ def _batch(run: Run) -> dict[str, Shown]:
     return {"batch/as the network sees it": partial(grid, seen, scale.get("mean"), scale.get("std"))}
 
 
-def grid(images: Tensor, mean: Any = None, std: Any = None) -> Picture:
+def grid(images: Tensor, mean: Any = None, std: Any = None) -> PngImage:
     """Images (N, channels, height, width) side by side, four in a row, in the colours they had before scaling."""
     if mean and std:
         images = images * torch.tensor(std).view(1, -1, 1, 1) + torch.tensor(mean).view(1, -1, 1, 1)
@@ -94,7 +94,7 @@ def confusions(counts: Mapping[str, Any]) -> dict[str, Shown]:
     }
 
 
-def confusion(classes: list[str], matrix: list[list[int]]) -> Picture:
+def confusion(classes: list[str], matrix: list[list[int]]) -> PngImage:
     """Truth by row, prediction by column; colour is the share of the truth's samples."""
     count = len(classes)
     cell = max(24, 340 // count) if count <= NAMED else max(2, 640 // count)
@@ -120,7 +120,7 @@ def confusion(classes: list[str], matrix: list[list[int]]) -> Picture:
     return _png(sheet)
 
 
-def _png(sheet: Image.Image) -> Picture:
+def _png(sheet: Image.Image) -> PngImage:
     data = io.BytesIO()
     sheet.save(data, "png")
-    return Picture(data.getvalue(), *sheet.size)
+    return PngImage(data.getvalue(), *sheet.size)

@@ -14,13 +14,13 @@ from runtime.system import torch_errors
 from runtime.system.signals import Interrupted
 from runtime.system.torch_errors import HalfUpdated
 from runtime.training.checkpoints import checkpoint
-from runtime.training.nonfinite import Collapsed, NotFinite
+from runtime.training.nonfinite import Fp16Collapse, NotFinite
 
 KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (MemoryError, "memory ran out in {}"),
     (Stopped, "max_time is spent in {}"),
     (Interrupted, "stopped by a signal to {}"),
-    (Collapsed, "the fp16 scaler has collapsed in {}"),
+    (Fp16Collapse, "the fp16 scaler has collapsed in {}"),
     (NotFinite, "numbers are not finite in {}"),
     (HalfUpdated, "memory ran out in the middle of an update in {}"),
 )

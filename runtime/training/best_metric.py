@@ -11,7 +11,7 @@ from runtime.job.train import EarlyStopping, Plateau
 
 
 @dataclass
-class Tracker:
+class BestValue:
     """The best value of one metric and the evaluations since."""
 
     metric: str
@@ -32,14 +32,14 @@ class Tracker:
         return improved
 
 
-class Watch:
+class BestMetric:
     """Everything that depends on how metrics moved."""
 
     def __init__(self, best: str, stopping: EarlyStopping | None, schedule: Any) -> None:
-        self.best = Tracker(best)
-        self.stopping = Tracker(stopping.metric, stopping.min_delta) if stopping else None
+        self.best = BestValue(best)
+        self.stopping = BestValue(stopping.metric, stopping.min_delta) if stopping else None
         self.patience = stopping.patience if stopping else 0
-        self.plateau = Tracker(schedule.metric) if isinstance(schedule, Plateau) else None
+        self.plateau = BestValue(schedule.metric) if isinstance(schedule, Plateau) else None
         self.schedule = schedule
         self.drops = 0
 
@@ -75,7 +75,7 @@ class Watch:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
-        self.best = Tracker(**state["best"])
-        self.stopping = Tracker(**state["stopping"]) if self.stopping else None
-        self.plateau = Tracker(**state["plateau"]) if self.plateau else None
+        self.best = BestValue(**state["best"])
+        self.stopping = BestValue(**state["stopping"]) if self.stopping else None
+        self.plateau = BestValue(**state["plateau"]) if self.plateau else None
         self.drops = state["drops"]

@@ -20,7 +20,7 @@ from runtime.system.torch_errors import HalfUpdated
 from runtime.tracking import tensorboard_images
 from runtime.training import agreement
 from runtime.training.evaluation.validation import evaluate
-from runtime.training.nonfinite import Collapsed, NotFinite
+from runtime.training.nonfinite import Fp16Collapse, NotFinite
 from runtime.training.progress import Progress
 from runtime.training.run import Run
 from runtime.training.saver import Saver
@@ -54,7 +54,7 @@ def _fit(run: Run, saver: Saver, progress: Progress) -> str:
             with run.signals.held():
                 run.numerics.roll_back(why)
                 _go_back(run, saver, "numbers", str(why), f", batches left out: {_left_out(run)}")
-        except Collapsed as why:
+        except Fp16Collapse as why:
             with run.signals.held():
                 _go_back(run, saver, "precision", str(why), ", and on in fp32 from there, as train.fp16.fallback asks")
                 run.step.fall_back()
@@ -104,7 +104,7 @@ def _met(work: Callable[..., None], *given: Any) -> Exception | None:
     """Do something; what the run must go back for waits until all processes know of it."""
     try:
         work(*given)
-    except (NotFinite, Collapsed, HalfUpdated) as why:
+    except (NotFinite, Fp16Collapse, HalfUpdated) as why:
         return why
     return None
 

@@ -33,11 +33,11 @@ class NotFinite(Exception):
     """The run must go back to its last checkpoint."""
 
 
-class Collapsed(Exception):
+class Fp16Collapse(Exception):
     """fp16 cannot go on: the run must go back to its last checkpoint, and on in fp32."""
 
 
-class Numerics:
+class NonfiniteGuard:
     """Counts bad steps and decides what follows.
 
     Args:
@@ -116,7 +116,7 @@ class Numerics:
     def _collapse(self, text: str) -> None:
         self.scaler_skips = 0
         if self.fp16.fallback == "fp32":
-            raise Collapsed(text)
+            raise Fp16Collapse(text)
         raise NumericsError(
             text,
             "fp16 for gradients that fit its range",

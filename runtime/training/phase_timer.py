@@ -12,7 +12,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 
-class Clock:
+class PhaseTimer:
     """Seconds by phase; monotonic, so that a changed wall clock changes nothing.
 
     Phases nest and exclude each other: while an inner one runs, the outer one stands still, so they add up.

@@ -17,7 +17,7 @@ from runtime.errors import DrivetrainError
 from runtime.plan.plan_table import console
 from runtime.system.files import write_json
 from runtime.tracking.live.dashboard import left_text, screen
-from runtime.tracking.live.run_reader import PROGRESS, Follower
+from runtime.tracking.live.run_reader import PROGRESS, RunReader
 from runtime.tracking.live.terminal_painter import Painter
 from runtime.tracking.live.time_left import TimeLeft
 
@@ -99,7 +99,7 @@ class Live:
     """A thread that follows a run folder and paints it until closed."""
 
     def __init__(self, folder: Path) -> None:
-        self.follower, self.painter = Follower(folder), Painter(console())
+        self.follower, self.painter = RunReader(folder), Painter(console())
         self.spent = 0.0
         """CPU seconds of the painting thread so far."""
         self.stop = threading.Event()

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.data import fingerprint
-from runtime.data.dataset import Dataset, Settled, head
+from runtime.data.dataset import Dataset, InputRecord, head
 from runtime.data.load import load
 from runtime.distributed import local_processes
 from runtime.errors import CheckpointError, DrivetrainError
 from runtime.job import Job
 from runtime.job.custom import parts
-from runtime.job.embedded import CallersJob
+from runtime.job.embedded import EmbeddedJob
 from runtime.job.formatting import dotted
 from runtime.pretrained import folder as pretrained
 from runtime.system.files import read_json, write_json
@@ -56,7 +56,7 @@ def read(job: Job, folder: Path) -> Dataset:
     return unchanged(job, folder, settled, lambda changed: _unlike(folder, changed, "--new"))
 
 
-def unchanged(job: Job, folder: Path, settled: Settled, refuse: Refuse) -> Dataset:
+def unchanged(job: Job, folder: Path, settled: InputRecord, refuse: Refuse) -> Dataset:
     """The data of a run, prepared as it was when the run began.
 
     Args:
@@ -76,7 +76,7 @@ def unchanged(job: Job, folder: Path, settled: Settled, refuse: Refuse) -> Datas
     return dataset
 
 
-def stored(folder: Path) -> Settled | None:
+def stored(folder: Path) -> InputRecord | None:
     """What a run has made of its data; None if it began with a version that did not record that.
 
     Raises:
@@ -90,7 +90,7 @@ def stored(folder: Path) -> Settled | None:
         {**record["files"], **record["arrays"]}
         name = SETTLED
         found = read_json(folder / SETTLED)
-        return Settled({**found["preprocessing"]}, {row["name"]: head(row) for row in found["heads"]})
+        return InputRecord({**found["preprocessing"]}, {row["name"]: head(row) for row in found["heads"]})
     except (LookupError, TypeError, ValueError):
         raise CheckpointError(
             f"{folder / name} is gone or damaged",
@@ -110,7 +110,7 @@ def begin(run: Run, say: Callable[[str], None], *, resumes: bool) -> None:
     with run.clock.phase("data"):
         if settled is None:
             _keep(run, say)
-        elif isinstance(run.job, CallersJob):
+        elif isinstance(run.job, EmbeddedJob):
             _check(
                 _differs(read_json(run.folder / RECORD), settled, run.readable),
                 lambda changed: _unlike(run.folder, changed, "new=True"),
@@ -169,7 +169,7 @@ def _added(record: Mapping[str, Any], places: Mapping[str, Path], dataset: Datas
     ]
 
 
-def _differs(record: Mapping[str, Any], settled: Settled, dataset: Dataset) -> list[str]:
+def _differs(record: Mapping[str, Any], settled: InputRecord, dataset: Dataset) -> list[str]:
     """What else is not as it was: arrays of a program, and what was made of all data."""
     before, now = record["arrays"], dataset.content()
     found = [

@@ -28,15 +28,15 @@ from runtime.models.build import Model
 from runtime.models.freeze import freeze
 from runtime.plan.plan import Plan
 from runtime.system.signals import Signals
-from runtime.tracking.event_log import Events
-from runtime.tracking.metrics_log import Metrics
+from runtime.tracking.event_log import EventLog
+from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import identical_ranks, losses, optimizer, torch_setup
-from runtime.training.best_metric import Watch
+from runtime.training.best_metric import BestMetric
 from runtime.training.checkpoints import checkpoint, resume
 from runtime.training.ema import Ema
-from runtime.training.nonfinite import Numerics
-from runtime.training.phase_timer import Clock
-from runtime.training.profiling.profiler import Tracer
+from runtime.training.nonfinite import NonfiniteGuard
+from runtime.training.phase_timer import PhaseTimer
+from runtime.training.profiling.profiler import Profiler
 from runtime.training.schedules import Schedule, schedule
 from runtime.training.step import Step
 
@@ -75,18 +75,18 @@ class Run:
     batches: Batches
     schedule: Schedule
     ema: Ema | None
-    watch: Watch
-    numerics: Numerics
+    watch: BestMetric
+    numerics: NonfiniteGuard
     signals: Signals
-    events: Events
-    clock: Clock
+    events: EventLog
+    clock: PhaseTimer
     counters: Counters = field(default_factory=Counters)
     samples_before: int = 0
     """Samples seen by earlier attempts."""
-    metrics: Metrics | None = None
+    metrics: MetricsLog | None = None
     last: dict[str, float] = field(default_factory=dict)
     """Metrics of the last evaluation."""
-    tracer: Tracer | None = None
+    tracer: Profiler | None = None
     """Profiles a few steps, if that was asked for."""
     identity: dict[str, str] = field(default_factory=dict)
     """What the bits depend on beside spec and plan."""
@@ -207,7 +207,7 @@ def assemble(
     dataset: Dataset,
     network: Model,
     signals: Signals,
-    clock: Clock,
+    clock: PhaseTimer,
 ) -> Run:
     """Put a run together and apply the plan to it."""
     device = torch.device(f"cuda:{os.environ.get(NUMBER, 0)}" if hardware.gpu else "cpu")
@@ -244,9 +244,9 @@ def assemble(
         step=Step(model, made, goal, job.train.clip_norm, device),
         schedule=schedule(job.train.schedule, min(total, job.train.steps or total), batches.per_epoch),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
-        watch=Watch(job.best(), job.train.early_stopping, job.train.schedule),
-        numerics=Numerics(job.train.loss_spike, job.train.fp16),
-        events=Events(folder),
+        watch=BestMetric(job.best(), job.train.early_stopping, job.train.schedule),
+        numerics=NonfiniteGuard(job.train.loss_spike, job.train.fp16),
+        events=EventLog(folder),
         ranks=ranks,
     )
     for optimization in optimizations.every():

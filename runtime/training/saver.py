@@ -35,7 +35,7 @@ ROOM = 1.5
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class PendingCheckpoint:
     """A checkpoint that is still to be written."""
 
     name: str
@@ -55,7 +55,7 @@ class Saver:
         self.kind, self.every = interval(run.job.checkpoint.every)
         self.thread: threading.Thread | None = None
         self.failed: StorageError | None = None
-        self.unsaved_best: Snapshot | None = None
+        self.unsaved_best: PendingCheckpoint | None = None
         self.cost = 0.0
         self.last = time.monotonic()
 
@@ -136,13 +136,13 @@ class Saver:
                 run.counters.step,
             )
 
-    def _step_snapshot(self) -> Snapshot:
+    def _step_snapshot(self) -> PendingCheckpoint:
         run = self.run
         return self._snapshot(f"step-{run.counters.step}", {}, checkpoint.optimizer_tensors(run.model, run.optimizer))
 
     def _snapshot(
         self, name: str, notes: Mapping[str, Any], optimizer: Mapping[str, torch.Tensor] | None = None
-    ) -> Snapshot:
+    ) -> PendingCheckpoint:
         run = self.run
         tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}
         if run.ema:
@@ -153,15 +153,17 @@ class Saver:
         if run.metrics:
             run.metrics.flush(sync=True)
         best = run.watch.best.step if run.watch.best.best is not None else None
-        return Snapshot(name, tensors, {**run.state(), **notes}, best, run.metrics.trouble if run.metrics else None)
+        return PendingCheckpoint(
+            name, tensors, {**run.state(), **notes}, best, run.metrics.trouble if run.metrics else None
+        )
 
-    def _has_room(self, snapshot: Snapshot) -> bool:
+    def _has_room(self, snapshot: PendingCheckpoint) -> bool:
         copy = sum(_bytes(group) for group in snapshot.tensors.values())
         room = cgroup.read_limits(Path("/")).room
         free = psutil.virtual_memory().available
         return copy * ROOM < min(free, room if room is not None else free)
 
-    def _start(self, snapshot: Snapshot) -> None:
+    def _start(self, snapshot: PendingCheckpoint) -> None:
         self.thread = threading.Thread(target=self._try, args=(snapshot,), name="checkpoint")
         self.thread.start()
 
@@ -171,7 +173,7 @@ class Saver:
             self.thread.join()
             self.thread = None
 
-    def _try(self, snapshot: Snapshot) -> None:
+    def _try(self, snapshot: PendingCheckpoint) -> None:
         """Write, or note the failure and keep what must not be lost."""
         try:
             if self.unsaved_best is not None:
@@ -189,7 +191,7 @@ class Saver:
             self.run.events.add("storage", f"saved again: {snapshot.name}", self.run.counters.step)
         self.failed = None
 
-    def _write(self, snapshot: Snapshot) -> Path:
+    def _write(self, snapshot: PendingCheckpoint) -> Path:
         if snapshot.trouble:
             raise StorageError(
                 f"{self.run.folder / 'metrics.jsonl'}: {snapshot.trouble}",
@@ -213,7 +215,7 @@ def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-def _copied(snapshot: Snapshot) -> Snapshot:
+def _copied(snapshot: PendingCheckpoint) -> PendingCheckpoint:
     """The snapshot with tensors of its own, so that training may go on."""
     tensors = {
         group: {name: value.detach().to("cpu", copy=True) for name, value in values.items()}
@@ -222,7 +224,7 @@ def _copied(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, tensors=tensors)
 
 
-class Onlooker(Saver):
+class NonSavingRank(Saver):
     """The saver of a process that does not lead: rank 0 saves for all of them."""
 
     def due(self, *, epoch_ended: bool = False) -> bool:

@@ -25,7 +25,7 @@ from runtime.training.losses import Objective
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """What one step gave."""
 
     loss: float
@@ -34,10 +34,10 @@ class Outcome:
     """False if loss or gradient were not finite; the weights are then as they were."""
 
 
-def outcome_of(loss: Tensor, norm: Tensor) -> Outcome:
+def outcome_of(loss: Tensor, norm: Tensor) -> StepResult:
     """What a step gave, read in one go: the only time in a step that the host waits for the GPU."""
     values = torch.stack([loss.double(), norm.double()]).tolist()
-    return Outcome(values[0], values[1], math.isfinite(values[0]) and math.isfinite(values[1]))
+    return StepResult(values[0], values[1], math.isfinite(values[0]) and math.isfinite(values[1]))
 
 
 class Step:
@@ -83,7 +83,7 @@ class Step:
         self.released: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Around what may be broken off by a signal: compiling takes longer than anyone waits."""
 
-    def __call__(self, batch: Batch, seed: int) -> Outcome:
+    def __call__(self, batch: Batch, seed: int) -> StepResult:
         """One step, all of it or nothing; `seed` starts this step's dropout.
 
         If memory runs out, the same batch is tried again in parts of half the size, from the same buffers and draws.
@@ -163,7 +163,7 @@ class Step:
         """The parts of a batch that go through the network one after another."""
         return self.cut(batch, self.micro_batch or len(batch))
 
-    def _update(self, loss: Tensor) -> Outcome:
+    def _update(self, loss: Tensor) -> StepResult:
         self.scaler.unscale(self.parameters)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or float("inf"))
         outcome = outcome_of(loss, norm)

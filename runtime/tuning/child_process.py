@@ -21,7 +21,7 @@ from runtime.tuning import kernel_crash
 def child(
     command: Sequence[str],
     environment: dict[str, str],
-    forward: signals.Forward,
+    forward: signals.SignalForwarder,
     locks: Sequence[int] = (),
     others: Sequence[subprocess.Popen[bytes]] = (),
 ) -> int:

@@ -20,7 +20,7 @@ from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.models.build import Model
 from runtime.plan import evidence
-from runtime.plan.evidence import Measured
+from runtime.plan.evidence import Measurement
 from runtime.training.run import workload
 from runtime.tuning import process_settings
 
@@ -64,7 +64,7 @@ def keep(
     job: Job,
     hardware: Hardware,
     names: tuple[str, str | None],
-    found: Mapping[str, Measured],
+    found: Mapping[str, Measurement],
     say: Callable[[str], None],
 ) -> None:
     """Keep what was found; what is fixed when a process starts also where the supervisor finds it, without torch.

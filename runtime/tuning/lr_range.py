@@ -21,7 +21,7 @@ from runtime.tuning import batch_size, child_process
 
 
 @dataclass(frozen=True)
-class Request:
+class LrRangeRequest:
     """What `drivetrain find-lr` was asked."""
 
     spec: Path
@@ -33,7 +33,7 @@ class Request:
     steps: int = 100
 
 
-def find_lr(request: Request) -> int:
+def find_lr(request: LrRangeRequest) -> int:
     """Run the test; returns the exit code.
 
     Raises:

@@ -23,7 +23,7 @@ CLEAR = 14
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairedTiming:
     """Challenger against incumbent: paired speed ratios above 1 where the challenger is faster."""
 
     ratios: tuple[float, ...]
@@ -46,7 +46,9 @@ class Pair:
         return f"{self.median:.2f}x [{low:.2f}-{high:.2f}]"
 
 
-def compare(incumbent: Callable[[int], float], challenger: Callable[[int], float], step: float, seconds: float) -> Pair:
+def compare(
+    incumbent: Callable[[int], float], challenger: Callable[[int], float], step: float, seconds: float
+) -> PairedTiming:
     """Blocks of steps in turn, which side begins in turn too; ends early where the verdict is clear.
 
     Args:
@@ -69,7 +71,7 @@ def compare(incumbent: Callable[[int], float], challenger: Callable[[int], float
             taken.append((incumbent(count), after))
         if _clear(taken) or time.monotonic() - start > seconds:
             break
-    return Pair(calmest(taken))
+    return PairedTiming(calmest(taken))
 
 
 def calmest(taken: Sequence[tuple[float, float]]) -> tuple[float, ...]:
@@ -85,5 +87,5 @@ def _clear(taken: Sequence[tuple[float, float]]) -> bool:
     for pairs, below, above in EARLY:
         if len(taken) >= pairs and (max(ratios) < below or min(ratios) > above):
             return True
-    low, high = Pair(ratios).middle()
+    low, high = PairedTiming(ratios).middle()
     return len(taken) >= CLEAR and (high < 1 or low > EARLY[-1][2])

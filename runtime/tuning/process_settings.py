@@ -22,10 +22,10 @@ from runtime.hardware.facts import Hardware, size
 from runtime.job import Job
 from runtime.optimizations import Effect, Optimization, Stage, Value
 from runtime.plan import evidence
-from runtime.plan.evidence import Measured
+from runtime.plan.evidence import Measurement
 from runtime.plan.plan import OPEN, Plan, written
 from runtime.system.files import write_json
-from runtime.tuning.bench.variant import Failed, Side, Workshop
+from runtime.tuning.bench.variant import Failed, RunningVariant, VariantPool
 from runtime.tuning.paired_timing import compare
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ Rival = tuple[Optimization, Value]
 
 
 @dataclass(frozen=True)
-class Source:
+class SpecSource:
     """The spec that children read again."""
 
     spec: Path
@@ -70,7 +70,7 @@ def contested(job: Job, hardware: Hardware, plan: Plan) -> list[Rival]:
 
 
 def measured(
-    source: Source,
+    source: SpecSource,
     hardware: Hardware,
     plan: Plan,
     rivals: Sequence[Rival],
@@ -78,7 +78,7 @@ def measured(
     seconds: float,
     say: Callable[[str], None],
     standing: float = STANDING,
-) -> dict[str, Measured]:
+) -> dict[str, Measurement]:
     """The verdicts on rivals of what is in force.
 
     Args:
@@ -91,14 +91,14 @@ def measured(
         say: where progress is told.
         standing: seconds that a child is expected to need before it stands.
     """
-    end, found = time.monotonic() + seconds, dict[str, Measured]()
+    end, found = time.monotonic() + seconds, dict[str, Measurement]()
     obstacle = _no_room()
     if obstacle or seconds < CHILDREN * max(standing, STANDING):
         say(f"tune: threads, OpenMP runtime and allocator not measured, {obstacle or 'the budget is spent'}")
         return found
     with tempfile.TemporaryDirectory(prefix="tune-") as scratch:
         write_json(Path(scratch) / "hardware.json", hardware.to_json())
-        with Workshop(hardware, Path(scratch), source.spec, source.assignments, keep=True) as shop:
+        with VariantPool(hardware, Path(scratch), source.spec, source.assignments, keep=True) as shop:
             try:
                 _all(shop, plan, rivals, total, end, say, found)
             except Failed as error:
@@ -114,13 +114,13 @@ def _no_room() -> str | None:
 
 
 def _all(
-    shop: Workshop,
+    shop: VariantPool,
     plan: Plan,
     rivals: Sequence[Rival],
     total: float,
     end: float,
     say: Callable[[str], None],
-    found: dict[str, Measured],
+    found: dict[str, Measurement],
 ) -> None:
     from runtime.tuning import variants
 
@@ -140,13 +140,13 @@ def _all(
         loser, incumbent = (incumbent, side) if verdict.wins and side else (side, incumbent)
         if loser:
             loser.close()
-        found[name] = Measured(plan.value(name), f"{before.text}; {text}" if before else text, evidence.today())
+        found[name] = Measurement(plan.value(name), f"{before.text}; {text}" if before else text, evidence.today())
         say(f"tune: {name} {text}{', taken' if verdict.wins else ''}")
 
 
 def _verdict(
-    shop: Workshop, incumbent: Side, plan: Plan, optimization: Optimization, total: float, end: float
-) -> tuple[Side | None, variants.Verdict]:
+    shop: VariantPool, incumbent: RunningVariant, plan: Plan, optimization: Optimization, total: float, end: float
+) -> tuple[RunningVariant | None, variants.Verdict]:
     """A challenger in its child against the incumbent in its own; both draw the same numbers."""
     from runtime.tuning import variants as arms
 

@@ -15,7 +15,7 @@ FEWEST = 16
 """Steps that a single comparison takes: six for the speed of the run, four each for the numbers, and a pair."""
 
 
-class Steps(Protocol):
+class Trainable(Protocol):
     """Something that trains."""
 
     def steps(self, count: int) -> float:
@@ -24,7 +24,7 @@ class Steps(Protocol):
 
 
 @dataclass(frozen=True)
-class Budget:
+class TimeBudget:
     """Seconds, and when they began to count on the monotonic clock."""
 
     step: float
@@ -44,14 +44,16 @@ class Budget:
         return share * self.seconds - self.spent()
 
 
-def predicted(arm: Steps, count: int) -> tuple[float, float]:
+def predicted(arm: Trainable, count: int) -> tuple[float, float]:
     """Seconds of one step, and of `count`, from a few warm ones."""
     arm.steps(2)
     step = arm.steps(3) / 3
     return step, step * count
 
 
-def planned(begin: Callable[[], Steps], count: int, seconds: float | None, say: Callable[[str], None]) -> Budget | None:
+def planned(
+    begin: Callable[[], Trainable], count: int, seconds: float | None, say: Callable[[str], None]
+) -> TimeBudget | None:
     """The budget of a run; None, told and with as few steps as it takes to know, if that is too short.
 
     Args:
@@ -78,4 +80,4 @@ def planned(begin: Callable[[], Steps], count: int, seconds: float | None, say: 
         return None
     seconds = SHARE * total if seconds is None else seconds
     say(f"tune: about {total:.0f} s of training, {seconds:.0f} s to measure what is contested")
-    return Budget(step, total, seconds, start)
+    return TimeBudget(step, total, seconds, start)

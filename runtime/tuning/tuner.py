@@ -27,17 +27,17 @@ from runtime.job import Job
 from runtime.models.build import Model
 from runtime.optimizations import Effect, Optimization, Stage, Value
 from runtime.plan import evidence
-from runtime.plan.evidence import Measured
+from runtime.plan.evidence import Measurement
 from runtime.plan.plan import LEARNED, OPEN, Plan, written
 from runtime.system import timeout
 from runtime.system.signals import Signals
-from runtime.training.phase_timer import Clock, since_start
+from runtime.training.phase_timer import PhaseTimer, since_start
 from runtime.training.run import Run, assemble, workload
 from runtime.tuning import evidence_keys, process_settings, time_budget, variants, vetted_plans
 from runtime.tuning.paired_timing import BLOCK, compare
-from runtime.tuning.time_budget import Budget
-from runtime.tuning.tuner_state import Contest
-from runtime.tuning.variants import Arm, Numbers, Verdict
+from runtime.tuning.time_budget import TimeBudget
+from runtime.tuning.tuner_state import TunerState
+from runtime.tuning.variants import Numbers, Variant, Verdict
 
 COMPARED = 0.7
 """Share of the time left in which a network must be compiled, so that there is time to compare it."""
@@ -72,7 +72,7 @@ class Tuner:
         dataset: Dataset,
         network: Model,
         say: Callable[[str], None],
-        source: process_settings.Source | None = None,
+        source: process_settings.SpecSource | None = None,
     ) -> None:
         self.made, self.dataset, self.network, self.say, self.source = made, dataset, network, say, source
         self.initial = copy.deepcopy(network.module.state_dict())
@@ -83,20 +83,20 @@ class Tuner:
         self.standing = since_start() if source else 0.0
         """Seconds that a child needs before it can train: what this process has needed."""
 
-    def arm(self, plan: Plan) -> Arm:
+    def arm(self, plan: Plan) -> Variant:
         """A fresh copy of the network under a plan, at the first batch."""
         made = self.made
         module = copy.deepcopy(self.network.module)
         module.load_state_dict(self.initial)
         network = replace(self.network, module=module)
         kept = dict(self.dataset.kept)
-        run = assemble(made.job, made.hardware, plan, made.folder, self.dataset, network, made.signals, Clock())
+        run = assemble(made.job, made.hardware, plan, made.folder, self.dataset, network, made.signals, PhaseTimer())
         if kept:
             # What the incumbent's frozen prefix gave would be lost to the run if it made room for a challenger's.
             self.dataset.kept.clear()
             self.dataset.kept.update(kept)
         run.train_mode()
-        return Arm(run, self._batches(run))
+        return Variant(run, self._batches(run))
 
     def _batches(self, run: Run) -> Iterator[Batch]:
         """The same few batches for all arms; two sides that begin with the first one stay together."""
@@ -111,17 +111,17 @@ class Tuner:
                     break
         return itertools.cycle(self.given[kind])
 
-    def tune(self, seconds: float | None) -> dict[str, Measured]:
+    def tune(self, seconds: float | None) -> dict[str, Measurement]:
         """Measure every contested decision, and tell what that took.
 
         Args:
             seconds: what measuring may take; None decides by the predicted length of the run.
         """
         made = self.made
-        contests = list[Contest]()
+        contests = list[TunerState]()
 
-        def begin() -> Arm:
-            contests.append(Contest(made.plan, self.arm(made.plan)))
+        def begin() -> Variant:
+            contests.append(TunerState(made.plan, self.arm(made.plan)))
             return contests[0].incumbent
 
         limit = time_budget.planned(begin, made.total_steps, seconds, self.say)
@@ -133,7 +133,7 @@ class Tuner:
         self.say(f"tune: took {limit.spent():.0f} s of {limit.seconds:.0f} s, measured {names}")
         return contest.found
 
-    def _all(self, contest: Contest, limit: Budget) -> None:
+    def _all(self, contest: TunerState, limit: TimeBudget) -> None:
         """One value after the other, while the budget lasts; then what takes a process of its own."""
         made, rivals = self.made, list[process_settings.Rival]()
         if self.source and limit.seconds >= process_settings.FROM:
@@ -150,7 +150,7 @@ class Tuner:
             )
 
     def _measure(
-        self, contest: Contest, optimization: Optimization, value: Value, step: float, left: float, late: set[str]
+        self, contest: TunerState, optimization: Optimization, value: Value, step: float, left: float, late: set[str]
     ) -> None:
         """One value against the incumbent, if there is time."""
         challenger = variants.changed(contest.plan, optimization.name, value)
@@ -169,7 +169,7 @@ class Tuner:
             contest.incumbent = self.arm(contest.plan)
             contest.incumbent.steps(2)
 
-    def _next(self, contest: Contest) -> tuple[Optimization, Value] | None:
+    def _next(self, contest: TunerState) -> tuple[Optimization, Value] | None:
         """The most promising value that is still to be measured beside what is taken now."""
         cases = [case for case in self._contested(contest.plan) if contest.due(case[0].name, case[1])]
         return min(cases, key=lambda case: contest.rank(case[0].name, case[1]), default=None)
@@ -204,7 +204,7 @@ class Tuner:
         compiles = plan.value("compile") is not False
         return timeout.within(seconds) if self.source and compiles else contextlib.nullcontext()
 
-    def _verdict(self, optimization: Optimization, incumbent: Arm, plan: Plan, step: float, left: float) -> Verdict:
+    def _verdict(self, optimization: Optimization, incumbent: Variant, plan: Plan, step: float, left: float) -> Verdict:
         quiet = variants.redraws(optimization, plan, self.facts, self.made.device.type == "cuda")
         begun = time.monotonic()
         try:
@@ -214,7 +214,7 @@ class Tuner:
             challenger.until = start + COMPARED * left
             with self._bounded(plan, COMPARED * left):
                 numbers = challenger.numbers(quiet)
-        except (variants.Slow, timeout.Late) as late:
+        except (variants.TooSlow, timeout.TimedOut) as late:
             return Verdict(False, str(late))
         first = time.monotonic() - start
         wrong = variants.differs(numbers, reference, variants.tolerance(plan))
@@ -227,7 +227,7 @@ class Tuner:
         try:
             with self._bounded(plan, max(1.0, left - first)):
                 pair = compare(incumbent.steps, challenger.steps, step, (left - first) / 3)
-        except timeout.Late as late:
+        except timeout.TimedOut as late:
             return Verdict(False, str(late))
         return variants.judged(pair, cost, self.made.total_steps * step)
 
@@ -241,8 +241,8 @@ def measured(
     folder: Path,
     signals: Signals,
     say: Callable[[str], None],
-    source: process_settings.Source | None = None,
-) -> dict[str, Measured]:
+    source: process_settings.SpecSource | None = None,
+) -> dict[str, Measurement]:
     """What is known of the contested decisions: from the cache, else measured now if that is worth it.
 
     `measure: off` knows nothing, `auto` spends 2 % of a run that is predicted to take five minutes or more, `full`
@@ -259,7 +259,7 @@ def measured(
         say(f"tune: measured before, on {next(iter(sure.values())).date}; nothing to measure again")
         return sure
     copied = replace(network, module=copy.deepcopy(network.module))
-    made = assemble(job, hardware, plan, folder, dataset, copied, signals, Clock())
+    made = assemble(job, hardware, plan, folder, dataset, copied, signals, PhaseTimer())
     tuner = Tuner(made, dataset, network, say, source)
     found = vetted_plans.again(tuner, known) if known else {}
     if not found:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from runtime.optimizations import Value
 from runtime.plan import evidence
-from runtime.plan.evidence import Measured
+from runtime.plan.evidence import Measurement
 from runtime.plan.plan import Plan, written
 from runtime.tuning import variants
-from runtime.tuning.variants import Arm, Verdict
+from runtime.tuning.variants import Variant, Verdict
 
 PROMISING = ("precision", "channels_last", "unpadding", "micro_batch", "compile")
 """What may gain most for a few steps comes first. Others follow in their own order."""
@@ -18,12 +18,12 @@ HOPELESS = 0.85
 
 
 @dataclass
-class Contest:
+class TunerState:
     """What is taken so far, and what was seen."""
 
     plan: Plan
-    incumbent: Arm
-    found: dict[str, Measured] = field(default_factory=dict)
+    incumbent: Variant
+    found: dict[str, Measurement] = field(default_factory=dict)
     tried: dict[tuple[str, Value], list[tuple[float, Plan]]] = field(default_factory=dict)
     """By value: how many times faster it was, beside which plan."""
 
@@ -50,7 +50,7 @@ class Contest:
             self.plan = variants.changed(self.plan, name, value)
             self.tried.setdefault((name, old), []).append((1 / verdict.ratio, self.plan))
         kept = self.plan.value(name)
-        self.found[name] = Measured(kept, f"{before.text}; {text}" if before else text, evidence.today())
+        self.found[name] = Measurement(kept, f"{before.text}; {text}" if before else text, evidence.today())
         return text + (", taken" if verdict.wins else "")
 
     def rank(self, name: str, value: Value) -> tuple[int, float, int]:

@@ -13,11 +13,11 @@ from torch import nn
 from runtime import optimizations
 from runtime.data.dataset import Batch
 from runtime.job.workload import Workload
-from runtime.models.recompute import Recomputed
+from runtime.models.recompute import RecomputedBlock
 from runtime.optimizations import Effect, Optimization, Stage, Value
 from runtime.plan.plan import Plan
 from runtime.training.run import Run
-from runtime.tuning.paired_timing import Pair
+from runtime.tuning.paired_timing import PairedTiming
 
 MARGIN = 1.02
 """A value must win by this much, and in three of four pairs, to replace what we would do anyway."""
@@ -33,12 +33,12 @@ Numbers = Sequence[tuple[float, float]]
 """Loss and gradient norm of each step."""
 
 
-class Slow(Exception):
+class TooSlow(Exception):
     """Steps that take so long that there is no time left to compare them."""
 
 
 @dataclass
-class Arm:
+class Variant:
     """One plan in use: a copy of the network that trains on its own."""
 
     run: Run
@@ -81,7 +81,7 @@ class Arm:
         while len(found) < CHECKED:
             found.append(self.step())
             if (now := time.monotonic()) > self.until and len(found) < CHECKED:
-                raise Slow(f"not compared, {now - start:.0f} s for its first {len(found)} of {CHECKED} steps")
+                raise TooSlow(f"not compared, {now - start:.0f} s for its first {len(found)} of {CHECKED} steps")
         self.run.train_mode()
         return found
 
@@ -91,7 +91,7 @@ def hush(run: Run) -> None:
     for module in run.model.modules():
         # BatchNorm would take its stored statistics, and cuDNN's recurrent kernels go backward in training only.
         # A block that is recomputed would keep its activations.
-        if not isinstance(module, nn.RNNBase | nn.modules.batchnorm._BatchNorm | Recomputed):
+        if not isinstance(module, nn.RNNBase | nn.modules.batchnorm._BatchNorm | RecomputedBlock):
             module.training = False
 
 
@@ -105,7 +105,7 @@ class Verdict:
     """How many times faster; 0 for a value that computes wrong numbers or could not be measured."""
 
 
-def judged(pair: Pair, cost: float, spent: float) -> Verdict:
+def judged(pair: PairedTiming, cost: float, spent: float) -> Verdict:
     """The verdict on a value whose numbers are right.
 
     Args:

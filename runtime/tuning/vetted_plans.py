@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from runtime import optimizations
 from runtime.optimizations import Effect, Optimization, Stage
 from runtime.plan import evidence
-from runtime.plan.evidence import Measured
+from runtime.plan.evidence import Measurement
 from runtime.plan.plan import OPEN, Plan, written
 from runtime.tuning import variants
-from runtime.tuning.tuner_state import Contest
+from runtime.tuning.tuner_state import TunerState
 
 if TYPE_CHECKING:
     from runtime.tuning.tuner import Tuner
 
 
-def again(tuner: Tuner, known: Mapping[str, Measured]) -> dict[str, Measured]:
+def again(tuner: Tuner, known: Mapping[str, Measurement]) -> dict[str, Measurement]:
     """What was measured with other data or settings, if its numbers are right with these too; else nothing."""
     before = f"tune: measured before, on {next(iter(known.values())).date}, with other data or settings"
     vetoed = [name for name, row in known.items() if row.vetoed]
@@ -34,7 +34,7 @@ def again(tuner: Tuner, known: Mapping[str, Measured]) -> dict[str, Measured]:
     return {} if wrong else dict(known)
 
 
-def defaults(tuner: Tuner, contest: Contest, until: float) -> None:
+def defaults(tuner: Tuner, contest: TunerState, until: float) -> None:
     """Take back what we would do anyway where it computes wrong numbers.
 
     Args:
@@ -44,7 +44,7 @@ def defaults(tuner: Tuner, contest: Contest, until: float) -> None:
     """
     try:
         wrong = wrong_numbers(tuner, contest.plan, until)
-    except variants.Slow as slow:
+    except variants.TooSlow as slow:
         tuner.say(f"tune: our own choices {slow}")
         return
     if wrong is None:
@@ -59,7 +59,7 @@ def defaults(tuner: Tuner, contest: Contest, until: float) -> None:
         value = contest.plan.value(one.name)
         text = f"{written(value)} vetoed: {wrong}"
         contest.tried[(one.name, value)] = [(0.0, contest.plan)]
-        contest.found[one.name] = Measured(one.off, text, evidence.today())
+        contest.found[one.name] = Measurement(one.off, text, evidence.today())
         contest.plan = variants.changed(contest.plan, one.name, one.off)
         tuner.say(f"tune: {one.name} {text}")
     contest.incumbent = tuner.arm(contest.plan)

@@ -18,7 +18,7 @@ import torch
 
 from runtime.errors import NumericsError
 from runtime.models import safetensors_file
-from runtime.tracking.metrics_log import Metrics
+from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import loop, run
 from runtime.training.checkpoints import checkpoint
 from runtime.training.saver import Saver
@@ -87,7 +87,7 @@ def spoilt(made: run.Run, faults: dict[int, str]) -> None:
 def shot(folder: Path, draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, str], str]:
     """One run with faults at random steps; what they were, and how it ended."""
     made = tiny.assembled(folder, tiny.job(train="ema: 0.5"))
-    made.metrics = Metrics(folder)
+    made.metrics = MetricsLog(folder)
     saver = Saver(made)
     saver.kind, saver.every = "steps", draw.choice((1, 2, 5))
     first = draw.randint(1, STEPS - 1)

@@ -20,7 +20,7 @@ import torch
 
 from runtime.errors import CheckpointError, NumericsError
 from runtime.job.train import Fp16
-from runtime.tracking.metrics_log import Metrics
+from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import loop, run
 from runtime.training.checkpoints import checkpoint
 from runtime.training.grad_scaler import Scaler
@@ -100,7 +100,7 @@ def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
     scenario.spoil(made)
     if loaded:
         made.restore(loaded)
-    made.metrics = Metrics(folder, after=made.counters.step, epoch=made.counters.epoch)
+    made.metrics = MetricsLog(folder, after=made.counters.step, epoch=made.counters.epoch)
     saver = Saver(made)
     saver.kind, saver.every = "steps", 1 if keep else 10**9
     if keep:

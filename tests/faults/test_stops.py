@@ -28,7 +28,7 @@ PHASES = {
     "middle of a save": "runtime.models.safetensors_file:write:8",
     "rename of a save": "runtime.training.checkpoints.checkpoint:_put:4",
     "removal of a save": "runtime.training.checkpoints.checkpoint:prune:4",
-    "evaluation": "runtime.training.evaluation.metrics:Tally.add:3",
+    "evaluation": "runtime.training.evaluation.metrics:MetricAccumulator.add:3",
     "evaluation recorded": "runtime.training.loop:_record_evaluation:3",
     "last save": "runtime.training.saver:Saver.final:2",
     "artifact": "runtime.models.saved_model:_commit:1",
@@ -130,9 +130,9 @@ def test_a_signal_in_the_middle_of_compiling(tmp_path: Path, number: int) -> Non
 
 
 MEASURING = {
-    "tune": ("runtime.tuning.tuner:Arm.step:6", "optimize.measure=full"),
+    "tune": ("runtime.tuning.tuner:Variant.step:6", "optimize.measure=full"),
     "pairs of tune": ("runtime.tuning.tuner:compare:1", "optimize.measure=full"),
-    "search": ("runtime.tuning.memory.size_search:Search._step:2", "optimize.micro_batch=auto"),
+    "search": ("runtime.tuning.memory.size_search:SizeSearch._step:2", "optimize.micro_batch=auto"),
 }
 """What measures before the first step, and how a job asks for it."""
 

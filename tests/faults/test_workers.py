@@ -21,7 +21,7 @@ import torch
 
 from runtime.data.loader import workers
 from runtime.data.loader.batches import Batches, in_order
-from runtime.data.loader.workers import Crew
+from runtime.data.loader.workers import WorkerSettings
 from runtime.data.stateless_random import Ids
 from runtime.errors import PeerError
 from tests import tiny
@@ -63,7 +63,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepared(folder: Path, fault: Callable[[], None], times: int, said: list[str]) -> list[torch.Tensor]:
-    crew = Crew(2, tell=said.append, patience=2.0)
+    crew = WorkerSettings(2, tell=said.append, patience=2.0)
     try:
         return list(crew.prepared(Slow(folder, fault, times), GROUPS))
     finally:
@@ -125,7 +125,7 @@ def test_workers_die_with_the_trainer(tmp_path: Path) -> None:
     ready, pids = threading.Event(), tmp_path / "pids"
     child = os.fork()
     if child == 0:
-        source = Crew(2).prepared(Slow(tmp_path / "none", kill, 0), GROUPS)
+        source = WorkerSettings(2).prepared(Slow(tmp_path / "none", kill, 0), GROUPS)
         (tmp_path / "none").mkdir()
         next(source)
         text = " ".join(str(p.pid) for p in multiprocessing.active_children())
@@ -159,7 +159,7 @@ class Ahead(torch.utils.data.Dataset[torch.Tensor]):
 
 def test_a_worker_that_stops_in_the_middle_of_handing_over(tmp_path: Path) -> None:
     said: list[str] = []
-    source = Crew(1, tell=said.append, patience=2.0).prepared(Ahead(tmp_path), GROUPS)
+    source = WorkerSettings(1, tell=said.append, patience=2.0).prepared(Ahead(tmp_path), GROUPS)
     first = next(source)
     time.sleep(0.5)
     items = [first, *source]
@@ -199,14 +199,14 @@ FULL = "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space 
 def test_shared_memory_that_is_full_is_found_out_at_once() -> None:
     """Python prints the error of the thread that hands over and drops the batch: it was waited for until it was hung."""
     said: list[str] = []
-    items = list(Crew(2, tell=said.append, patience=100.0).prepared(Bulky(FULL), GROUPS))
+    items = list(WorkerSettings(2, tell=said.append, patience=100.0).prepared(Bulky(FULL), GROUPS))
     assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
     assert [re.sub(r"batch \d+", "batch N", text) for text in said] == [NO_ROOM]
 
 
 def test_an_item_that_cannot_be_sent_is_no_hang_either(capfd: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
-    items = list(Crew(1, tell=said.append, patience=100.0).prepared(Bulky("cannot be pickled"), GROUPS))
+    items = list(WorkerSettings(1, tell=said.append, patience=100.0).prepared(Bulky("cannot be pickled"), GROUPS))
     assert len(items) == len(GROUPS)
     assert [text.split(" before ")[0] for text in said] == ["a loader worker was lost (exit 1)"] * workers.STARTS
     assert "RuntimeError: cannot be pickled" in capfd.readouterr().err

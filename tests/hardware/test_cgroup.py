@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hardware.cgroup import Limits, cpu_list, number, oom_kills, peak, read_limits
+from runtime.hardware.cgroup import CgroupLimits, cpu_list, number, oom_kills, peak, read_limits
 from tests.recorded import plant, write
 
 MIB = 2**20
@@ -151,7 +151,7 @@ def test_without_a_mount_table_the_usual_places_are_read(tmp_path: Path, tree: s
 
 
 def test_a_machine_without_proc_and_sys_has_no_limits(tmp_path: Path) -> None:
-    nothing = Limits(version=0, cpuset=None, quota=None, memory=None, used=None, room=None, swap=True)
+    nothing = CgroupLimits(version=0, cpuset=None, quota=None, memory=None, used=None, room=None, swap=True)
     assert read_limits(tmp_path) == nothing
 
 

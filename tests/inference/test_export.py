@@ -113,7 +113,7 @@ def test_every_built_in_network_exports(name: str, tmp_path: Path) -> None:
         module.train()(*dummy_inputs.inputs(preprocessing, 16, 1))
     module.eval()
     first = dummy_inputs.inputs(preprocessing, 3, 0)
-    network = onnx_file.Flat(module, ("a", "b") if name == "encoder, cls" else ("",))
+    network = onnx_file.FlatOutputs(module, ("a", "b") if name == "encoder, cls" else ("",))
     names = onnx_file.input_names(module, len(first)), ["a", "b"] if name == "encoder, cls" else ["output"]
     onnx_file.write(network, first, names, preprocessing.get("max_length"), tmp_path / "n.onnx")
     others = [dummy_inputs.inputs(preprocessing, count, seed) for seed, count in enumerate((1, 2, 7))]
@@ -131,7 +131,7 @@ class Branches(nn.Module):
 def test_a_network_that_cannot_be_followed(tmp_path: Path) -> None:
     from runtime.errors import CheckpointError
 
-    network = onnx_file.Flat(Branches(), ("",))
+    network = onnx_file.FlatOutputs(Branches(), ("",))
     with pytest.raises(CheckpointError) as error:
         onnx_file.write(network, (torch.randn(3, 2),), (["x"], ["output"]), None, tmp_path / "n.onnx")
     assert "the network cannot be exported: " in str(error.value)
@@ -143,7 +143,7 @@ def test_a_file_that_computes_something_else_is_not_kept(
 ) -> None:
     write = onnx_file.write
 
-    def wrong(network: onnx_file.Flat, *rest: Any) -> None:
+    def wrong(network: onnx_file.FlatOutputs, *rest: Any) -> None:
         write(network, *rest)
         with torch.no_grad():
             network.network.heads[0].bias += 0.01  # type: ignore[index, union-attr, operator]
@@ -171,7 +171,7 @@ def test_a_difference_that_is_no_number_is_no_agreement(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.log(x)
 
-    network = onnx_file.Flat(Nowhere(), ("",))
+    network = onnx_file.FlatOutputs(Nowhere(), ("",))
     onnx_file.write(network, (torch.rand(3, 2) + 1,), (["x"], ["output"]), None, tmp_path / "n.onnx")
     assert onnx_file.difference(network, tmp_path / "n.onnx", [(torch.rand(2, 2) + 1,)]) <= 1e-4
     assert onnx_file.difference(network, tmp_path / "n.onnx", [(-torch.ones(2, 2),)]) == float("inf")

@@ -47,7 +47,7 @@ def word(
     """The image that a host with this NVML gets."""
     here = detect.detect(root, root, environ=environ or {}, mask={0}, nvml=nvml)
     monkeypatch.setattr(container, "detect", lambda runs: here)
-    return container._word(container.Request(Path("job.yaml"), device="gpu"), job(limits))
+    return container._word(container.LaunchRequest(Path("job.yaml"), device="gpu"), job(limits))
 
 
 FULL = replace(RTX, memory=GIB + (100 << 20))  # the stand-in leaves all but 1 GiB free
@@ -283,7 +283,7 @@ def test_a_missing_toolkit_ends_the_launch_with_9(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(docker_engine, "connect", Engine)
     monkeypatch.setattr(nvidia_toolkit.find, "__defaults__", (lambda name: None,))
     with pytest.raises(DrivetrainError, match="the NVIDIA container toolkit is missing") as caught:
-        container.launch(container.Request(ROOT / "jobs/digits.yaml", device="gpu"))
+        container.launch(container.LaunchRequest(ROOT / "jobs/digits.yaml", device="gpu"))
     assert caught.value.exit_code == 9
 
 
@@ -304,13 +304,13 @@ def test_native_training_on_the_cpu_says_so(
     monkeypatch.setattr(container, "detect", lambda runs: machine)
     monkeypatch.setattr(container.os, "execv", lambda program, command: started.append(command))
     container._native(
-        container.Request(Path("job.yaml"), device=device), job(limits), "cpu" if device == "cpu" else "ampere"
+        container.LaunchRequest(Path("job.yaml"), device=device), job(limits), "cpu" if device == "cpu" else "ampere"
     )
     assert started[0][1:] == ["-m", "runtime", "train", "job.yaml", *added]
 
 
 def test_options_of_train_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[container.Request] = []
+    asked: list[container.LaunchRequest] = []
     monkeypatch.setattr(container, "launch", lambda request: asked.append(request) or 0)
     assert main.main(["launch", "job.yaml", "--trace", "--plain", "--set", "train.epochs=2"]) == 0
     words = container._override(asked[0], job())["services"]["trainer"]["command"]
@@ -468,7 +468,7 @@ def test_a_job_that_is_training_is_not_a_matter_of_storage() -> None:
     ],
 )
 def test_why_no_engine_can_be_used(words: str, why: str, cure: str) -> None:
-    assert docker_engine.absent(words) == docker_engine.Absent(why, cure)
+    assert docker_engine.absent(words) == docker_engine.EngineMissing(why, cure)
 
 
 def test_without_permission_the_cure_is_the_group(

@@ -245,7 +245,7 @@ def test_a_spec_that_is_a_link_into_the_project(project: Path, tmp_path: Path) -
     (tmp_path / "photos").mkdir()
     path = tmp_path / "job.yaml"
     path.symlink_to(project / "jobs" / "job.yaml")
-    service = container._override(container.Request(path), job_spec.load(path))["services"]["trainer"]
+    service = container._override(container.LaunchRequest(path), job_spec.load(path))["services"]["trainer"]
     assert service["command"] == ["train", str(path)]
     (tmp_path / "alias").symlink_to(project)
     assert container._inside(tmp_path / "alias" / "jobs" / "job.yaml") == "jobs/job.yaml"
@@ -260,7 +260,7 @@ def test_compose_reads_what_it_is_given() -> None:
 def test_what_compose_would_replace_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "a$HOME: b").mkdir()
     path = written(tmp_path / "a$HOME: b")
-    request = container.Request(path, ("name=b",))
+    request = container.LaunchRequest(path, ("name=b",))
     service = container._override(request, job_spec.load(path))["services"]["trainer"]
     assert service["command"][1] == str(path).replace("$", "$$")
     assert service["volumes"][0] == {

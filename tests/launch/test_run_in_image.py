@@ -155,11 +155,11 @@ def test_training_goes_to_the_image_too(
     no_torch: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After `make train-cpu` alone `drivetrain train` said that torch is missing."""
-    asked: list[container.Request] = []
+    asked: list[container.LaunchRequest] = []
     monkeypatch.setattr(container, "launch", lambda request: asked.append(request) or 5)
     monkeypatch.chdir(HERE)
     assert main.main(["train", "jobs/digits.yaml", "--new", "--set", "train.epochs=1"]) == 5
-    assert asked == [container.Request(Path("jobs/digits.yaml"), ("train.epochs=1",), "cpu", ("--new",))]
+    assert asked == [container.LaunchRequest(Path("jobs/digits.yaml"), ("train.epochs=1",), "cpu", ("--new",))]
     assert "torch is in the image alone: training there" in capsys.readouterr().out
     assert main.main(["train", "jobs/digits.yaml", "--runs", "elsewhere"]) == DeviceError.exit_code
     assert "`make setup`, which installs torch here" in capsys.readouterr().err
@@ -176,7 +176,7 @@ def test_outside_of_the_project(
 
 
 def test_no_engine_either(monkeypatch: pytest.MonkeyPatch, no_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(docker_engine, "connect", lambda: docker_engine.Absent("none is running"))
+    monkeypatch.setattr(docker_engine, "connect", lambda: docker_engine.EngineMissing("none is running"))
     assert main.main(["compare", "runs/a-001", "runs/a-002"]) == DeviceError.exit_code
     told = capsys.readouterr().err
     assert "`compare` needs torch, which is not installed here, and no Docker engine answers: none is running" in told

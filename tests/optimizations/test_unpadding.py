@@ -14,7 +14,7 @@ from runtime.job.workload import Workload
 from runtime.optimizations import Effect, unpadding
 from runtime.training import run
 from runtime.training.evaluation.validation import evaluate
-from runtime.training.step import Outcome
+from runtime.training.step import StepResult
 from tests import reports, tiny
 from tests.models.test_feature_cache import Recorder, made
 from tests.paths import MACHINES
@@ -44,7 +44,7 @@ def test_pieces(lengths: list[int], most: int, tokens: int, expected: list[list[
     )
 
 
-def gradient(done: run.Run, size: int = 24) -> tuple[Outcome, torch.Tensor]:
+def gradient(done: run.Run, size: int = 24) -> tuple[StepResult, torch.Tensor]:
     done.train_mode()
     done.step.optimizer = Recorder([p for p in done.model.parameters() if p.requires_grad], lr=1.0)
     ids = np.arange(size)

@@ -81,7 +81,7 @@ def attempted(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: str
     monkeypatch.setattr(supervisor, "_trainers", trainers)
     monkeypatch.setattr(cgroup, "oom_kills", lambda root: trainers.kills)
     run = supervisor.run_folder.RunFolder(trainers.run, False, -1)
-    request = supervisor.Request(trainers.run.parent / "tiny.yaml")
+    request = supervisor.TrainRequest(trainers.run.parent / "tiny.yaml")
     return supervisor._attempts(request, job, machine, plan.resolve(job, machine), run)
 
 

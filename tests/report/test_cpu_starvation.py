@@ -15,7 +15,7 @@ from runtime.report.summary import summarize
 from runtime.report.write import write
 from runtime.system import cpu_starvation
 from runtime.tracking.live.dashboard import screen
-from runtime.tracking.live.run_reader import Follower
+from runtime.tracking.live.run_reader import RunReader
 from tests.report_folder import make, rows, running
 
 
@@ -88,7 +88,7 @@ def test_the_live_view_tells_it(tmp_path: Path) -> None:
     file = io.StringIO()
     for busy, waited, expected in ((1.2, 0.6, "others had 30%"), (1.95, 0.6, "")):
         rows(run / "telemetry.jsonl", crowded(busy, waited))
-        view = Follower(run).read()
+        view = RunReader(run).read()
         Console(file=file, width=80, highlight=False).print(screen(view, 80))
         shown = file.getvalue()
         file.seek(0)

@@ -48,7 +48,7 @@ def trained(path: Path, *assignments: str) -> Path:
     write_json(place.path / "hardware.json", here.to_json())
     write_json(place.path / "plan.json", plan.resolve(made, here).to_json())
     write_json(place.path / "state.json", {"status": "running", "source": str(path)})
-    assert trainer_process.train(place.path, made, Quiet(), process_settings.Source(path, assignments)) == 0
+    assert trainer_process.train(place.path, made, Quiet(), process_settings.SpecSource(path, assignments)) == 0
     write_json(place.path / "state.json", {"status": "done", "source": str(path)})
     return place.path
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from runtime.supervisor import preemption
-from runtime.supervisor.preemption import Post, Silent
+from runtime.supervisor.preemption import NoAnswer, NoticeAddress
 from runtime.system.signals import NOTICE, Interrupted, Signals
 from tests.faults import trained
 
@@ -82,7 +82,7 @@ def provider() -> Iterator[Provider]:
 )
 def test_what_is_a_notice(provider: Provider, status: int, text: str, expected: bool) -> None:
     provider.answer = (status, text)
-    assert (Post(provider.url).notice() is not None) is expected
+    assert (NoticeAddress(provider.url).notice() is not None) is expected
     (method, path, headers) = provider.asked[0]
     assert (method, path) == ("GET", "/notice?v=1")
     assert headers["Metadata-Flavor"] == "Google"
@@ -90,7 +90,7 @@ def test_what_is_a_notice(provider: Provider, status: int, text: str, expected: 
 
 def test_a_token_is_fetched_where_one_is_wanted(provider: Provider) -> None:
     provider.token, provider.answer = "opensesame", (200, "TRUE")
-    assert Post(provider.url).notice() == "TRUE"
+    assert NoticeAddress(provider.url).notice() == "TRUE"
     assert [row[:2] for row in provider.asked] == [
         ("GET", "/notice?v=1"),
         ("PUT", "/latest/api/token"),
@@ -100,16 +100,16 @@ def test_a_token_is_fetched_where_one_is_wanted(provider: Provider) -> None:
 
 def test_a_token_that_would_be_a_header_is_refused(provider: Provider) -> None:
     provider.token = "a\r\nHost: elsewhere"
-    with pytest.raises(Silent, match="answers 401, and 200 when asked for a token"):
-        Post(provider.url).notice()
+    with pytest.raises(NoAnswer, match="answers 401, and 200 when asked for a token"):
+        NoticeAddress(provider.url).notice()
 
 
 def test_a_redirect_is_not_followed(provider: Provider) -> None:
     elsewhere = Provider()
     elsewhere.answer = (200, "TRUE")
     provider.answer, provider.more = (302, ""), {"Location": elsewhere.url}
-    with pytest.raises(Silent, match="answers 302, and redirects are not followed"):
-        Post(provider.url).notice()
+    with pytest.raises(NoAnswer, match="answers 302, and redirects are not followed"):
+        NoticeAddress(provider.url).notice()
     assert elsewhere.asked == []
     elsewhere.server.shutdown()
     elsewhere.server.server_close()
@@ -119,7 +119,7 @@ def test_no_proxy_is_asked(provider: Provider, monkeypatch: pytest.MonkeyPatch) 
     elsewhere = Provider()
     monkeypatch.setenv("http_proxy", elsewhere.url)
     provider.answer = (200, "TRUE")
-    assert Post(provider.url).notice() == "TRUE"
+    assert NoticeAddress(provider.url).notice() == "TRUE"
     assert elsewhere.asked == []
     elsewhere.server.shutdown()
     elsewhere.server.server_close()
@@ -132,15 +132,15 @@ def closed_port() -> int:
 
 
 def test_nobody_there_and_no_http() -> None:
-    with pytest.raises(Silent, match=r"does not answer: .*refused"):
-        Post(f"http://127.0.0.1:{closed_port()}/").notice()
+    with pytest.raises(NoAnswer, match=r"does not answer: .*refused"):
+        NoticeAddress(f"http://127.0.0.1:{closed_port()}/").notice()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         thread = threading.Thread(target=lambda: listener.accept()[0].close())
         thread.start()
-        with pytest.raises(Silent, match="does not answer: "):
-            Post(f"http://127.0.0.1:{listener.getsockname()[1]}/").notice()
+        with pytest.raises(NoAnswer, match="does not answer: "):
+            NoticeAddress(f"http://127.0.0.1:{listener.getsockname()[1]}/").notice()
         thread.join()
 
 
@@ -149,8 +149,8 @@ def test_one_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        with pytest.raises(Silent, match="does not answer: timed out"):
-            Post(f"http://127.0.0.1:{listener.getsockname()[1]}/").notice()
+        with pytest.raises(NoAnswer, match="does not answer: timed out"):
+            NoticeAddress(f"http://127.0.0.1:{listener.getsockname()[1]}/").notice()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.errors import CheckpointError
 from runtime.plan import plan
-from runtime.plan.effective_plan import Asked
+from runtime.plan.effective_plan import PlanRequest
 from tests import tiny
 from tests.faults import trained
 
@@ -49,37 +49,37 @@ def test_a_plain_run_goes_on_plain(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "asked", "expected"),
     [
-        ({"plain": False, "plan": None}, Asked(False, None), None),
+        ({"plain": False, "plan": None}, PlanRequest(False, None), None),
         (
             {"plain": False, "plan": None},
-            Asked(True, None),
+            PlanRequest(True, None),
             "started without --plain and --plan; this command is with --plain",
         ),
         (
             {"plain": False, "plan": None},
-            Asked(False, OTHER),
+            PlanRequest(False, OTHER),
             "started without --plain and --plan; this command is with --plan",
         ),
-        ({"plain": False, "plan": None}, Asked(False, CHOSEN), None),
-        ({"plain": False, "plan": OTHER}, Asked(False, OTHER), None),
+        ({"plain": False, "plan": None}, PlanRequest(False, CHOSEN), None),
+        ({"plain": False, "plan": OTHER}, PlanRequest(False, OTHER), None),
         (
             {"plain": False, "plan": OTHER},
-            Asked(False, None),
+            PlanRequest(False, None),
             "started with --plan; this command is without --plain and --plan",
         ),
         (
             {"plain": False, "plan": OTHER},
-            Asked(False, OTHER | {"precision": "fp16"}),
+            PlanRequest(False, OTHER | {"precision": "fp16"}),
             "started with --plan; this command is with another, in which precision is fp16, not bf16",
         ),
-        ({}, Asked(False, None), None),
-        ({}, Asked(False, OTHER), None),
-        ({}, Asked(True, None), "started without --plain and --plan; this command is with --plain"),
+        ({}, PlanRequest(False, None), None),
+        ({}, PlanRequest(False, OTHER), None),
+        ({}, PlanRequest(True, None), "started without --plain and --plan; this command is with --plain"),
     ],
 )
-def test_what_a_run_was_started_with(state: dict[str, Any], asked: Asked, expected: str | None) -> None:
+def test_what_a_run_was_started_with(state: dict[str, Any], asked: PlanRequest, expected: str | None) -> None:
     if expected is None:
-        assert asked.resumed(Path("x-001"), state, made()) == Asked(False, state.get("plan", asked.plan))
+        assert asked.resumed(Path("x-001"), state, made()) == PlanRequest(False, state.get("plan", asked.plan))
         return
     with pytest.raises(CheckpointError, match=expected):
         asked.resumed(Path("x-001"), state, made())
@@ -89,6 +89,6 @@ def test_a_plain_run_of_an_older_version_is_known_by_its_rows() -> None:
     stored = made(plain=True)
     rows = [replace(row, source="memory") if row.name == "micro_batch" else row for row in stored.decisions]
     for each in (stored, replace(stored, decisions=tuple(rows))):
-        assert Asked(True, None).resumed(Path("x-001"), {}, each) == Asked(True, None)
+        assert PlanRequest(True, None).resumed(Path("x-001"), {}, each) == PlanRequest(True, None)
         with pytest.raises(CheckpointError, match="started with --plain"):
-            Asked(False, None).resumed(Path("x-001"), {}, each)
+            PlanRequest(False, None).resumed(Path("x-001"), {}, each)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from runtime.hardware.cgroup_usage import OwnGroup
+from runtime.hardware.cgroup_usage import ProcessCgroup
 from runtime.system import process_tree
 
 CODE = (
@@ -58,7 +58,7 @@ def test_a_group_that_is_looked_up_once_tells_the_same() -> None:
 
     from runtime.hardware import cgroup
 
-    limits, group = cgroup.read_limits(Path("/")), OwnGroup()
+    limits, group = cgroup.read_limits(Path("/")), ProcessCgroup()
     limit, used = group.memory()
     assert limit == limits.memory
     assert (used is None) == (limits.used is None)

@@ -17,9 +17,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from runtime.errors import StorageError
 from runtime.supervisor import trainer_process
 from runtime.tracking import tensorboard_images
-from runtime.tracking.metrics_log import Metrics
+from runtime.tracking.metrics_log import MetricsLog
 from runtime.tracking.monitor import Monitor
-from runtime.tracking.tensorboard import Board
+from runtime.tracking.tensorboard import TensorBoardWriter
 from runtime.training.checkpoints import checkpoint
 from tests import tiny
 from tests.supervisor.test_supervisor import job, train
@@ -69,7 +69,7 @@ def test_a_run_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeyp
 
 def test_the_hardware_is_shown_beside(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
-    made.metrics = Metrics(tmp_path)
+    made.metrics = MetricsLog(tmp_path)
     with Monitor(tmp_path, made, interval=0.01) as monitor:
         while len(monitor.samples) < 7:
             time.sleep(0.01)
@@ -82,7 +82,7 @@ def test_the_hardware_is_shown_beside(tmp_path: Path) -> None:
 
 def test_a_resumed_run_hides_what_it_does_again(tmp_path: Path) -> None:
     for after, steps in ((None, (1, 2, 3)), (1, (2, 3))):
-        board = Board(tmp_path / "tensorboard", after, pytest.fail)
+        board = TensorBoardWriter(tmp_path / "tensorboard", after, pytest.fail)
         for step in steps:
             board.put(step, {"train/loss": float(step)})
         board.close()
@@ -92,7 +92,7 @@ def test_a_resumed_run_hides_what_it_does_again(tmp_path: Path) -> None:
 def test_a_writer_that_fails_is_an_event_and_the_rest_goes_on(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("a file where the folder should be")
     said: list[str] = []
-    kept = Metrics(tmp_path, tell=said.append)
+    kept = MetricsLog(tmp_path, tell=said.append)
     kept.write(1, 0, {"train/loss": 1.0})
     kept.board.thread.join(timeout=60)
     kept.write(2, 0, {"train/loss": 0.5})
@@ -104,7 +104,7 @@ def test_a_writer_that_fails_is_an_event_and_the_rest_goes_on(tmp_path: Path) ->
 
 def test_a_batch_that_cannot_be_shown_is_an_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
-    made.metrics = Metrics(tmp_path)
+    made.metrics = MetricsLog(tmp_path)
 
     def broken(*given: object) -> None:
         raise ValueError("no such picture")
@@ -121,7 +121,7 @@ def test_showing_the_batch_changes_no_bit(tmp_path: Path) -> None:
     for shown in (False, True):
         made = tiny.assembled(tmp_path, tiny.job(train="ema: 0.9"))
         if shown:
-            made.metrics = Metrics(tmp_path)
+            made.metrics = MetricsLog(tmp_path)
             tensorboard_images.begin(made)
             made.metrics.close()
         found.append(tiny.losses(made, 6))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from runtime.job.train import Constant, EarlyStopping, Plateau
-from runtime.training.best_metric import Watch
+from runtime.training.best_metric import BestMetric
 
 CONSTANT = Constant(name="constant")
 
@@ -15,20 +15,20 @@ def metrics(loss: float, accuracy: float = 0.0) -> dict[str, float]:
 
 
 def test_best_goes_up_for_accuracy_and_down_for_loss() -> None:
-    up, down = Watch("validation/accuracy", None, CONSTANT), Watch("validation/loss", None, CONSTANT)
+    up, down = BestMetric("validation/accuracy", None, CONSTANT), BestMetric("validation/loss", None, CONSTANT)
     rows = [(1.0, 0.5), (0.8, 0.4), (0.9, 0.6), (0.9, 0.6)]
     assert [up.update(metrics(*row), i, i) for i, row in enumerate(rows)] == [True, False, True, False]
     assert [down.update(metrics(*row), i, i) for i, row in enumerate(rows)] == [True, True, False, False]
 
 
 def test_nan_is_never_best() -> None:
-    watch = Watch("validation/loss", None, CONSTANT)
+    watch = BestMetric("validation/loss", None, CONSTANT)
     assert not watch.update(metrics(math.nan), 1, 0)
     assert watch.update(metrics(5.0), 2, 1)
 
 
 def test_early_stopping_counts_from_the_last_improvement() -> None:
-    watch = Watch("validation/accuracy", EarlyStopping(metric="validation/loss", patience=2), CONSTANT)
+    watch = BestMetric("validation/accuracy", EarlyStopping(metric="validation/loss", patience=2), CONSTANT)
     stops = []
     for epoch, loss in enumerate([1.0, 0.9, 0.95, 0.8, 0.81, 0.82]):
         watch.update(metrics(loss), epoch, epoch)
@@ -38,7 +38,7 @@ def test_early_stopping_counts_from_the_last_improvement() -> None:
 
 
 def test_plateau_lowers_the_rate() -> None:
-    watch = Watch("validation/accuracy", None, Plateau(name="plateau", patience=1, factor=0.5))
+    watch = BestMetric("validation/accuracy", None, Plateau(name="plateau", patience=1, factor=0.5))
     factors = []
     for epoch, loss in enumerate([1.0, 1.0, 1.0, 1.0, 1.0]):
         watch.update(metrics(loss), epoch, epoch)
@@ -49,7 +49,7 @@ def test_plateau_lowers_the_rate() -> None:
 def test_state_goes_on() -> None:
     plateau = Plateau(name="plateau", patience=1, factor=0.5)
     whole, first, second = (
-        Watch("validation/loss", EarlyStopping(metric="validation/loss", patience=9), plateau) for _ in range(3)
+        BestMetric("validation/loss", EarlyStopping(metric="validation/loss", patience=9), plateau) for _ in range(3)
     )
     rows = [1.0, 0.9, 0.9, 0.95, 0.9, 0.9]
     for i, loss in enumerate(rows):

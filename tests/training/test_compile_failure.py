@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from runtime.optimizations import compile, cuda_graphs
-from runtime.tracking.metrics_log import Metrics
+from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import compiled_forward, loop, run
 from runtime.training.saver import Saver
 from tests import reports, tiny
@@ -25,7 +25,7 @@ def broken(*given: Any, **named: Any) -> Any:
 def fit(folder: Path, settings: dict[str, Any]) -> run.Run:
     folder.mkdir()
     made = tiny.assembled(folder, tiny.job(), settings=settings)
-    made.metrics = Metrics(folder)
+    made.metrics = MetricsLog(folder)
     saver = Saver(made)
     saver.final()
     assert loop.fit(made, saver, Still()) == "all 3 epochs are done"  # type: ignore[arg-type]

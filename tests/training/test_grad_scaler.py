@@ -10,7 +10,7 @@ import torch
 
 from runtime.errors import NumericsError, SpecError
 from runtime.job.train import Fp16
-from runtime.tracking.metrics_log import Metrics
+from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import loop, run
 from runtime.training.checkpoints import checkpoint
 from runtime.training.grad_scaler import Scaler
@@ -103,7 +103,7 @@ def fit(folder: Path, train: str, bad: range) -> tuple[run.Run, str]:
         return nan_input(made) if spoiled else None
 
     made.model.register_forward_pre_hook(hook)
-    made.metrics = Metrics(folder)
+    made.metrics = MetricsLog(folder)
     saver = Saver(made)
     saver.final()
     try:
@@ -150,7 +150,7 @@ def test_a_collapse_goes_on_in_fp32_if_the_job_says_so(tmp_path: Path, fallen: r
 
 
 def test_what_was_saved_after_a_fall_back_goes_on_in_fp32(tmp_path: Path, fallen: run.Run) -> None:
-    fallen.metrics = Metrics(tmp_path)
+    fallen.metrics = MetricsLog(tmp_path)
     Saver(fallen).final()
     fallen.metrics.close()
     (tmp_path / "again").mkdir()

@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from runtime.data import mixup
 from runtime.data.dataset import Batch
 from runtime.data.images.augment import Augment
-from runtime.data.images.preprocess import Preparer
+from runtime.data.images.preprocess import ImagePreprocessing
 from runtime.job.data import ColorJitter, Cutmix, Erasing, ImageAugment, Mixup, RandAugment, ResizedCrop
 from runtime.job.train import CrossEntropy, Focal, Fp16
 from runtime.training import losses, step
 from runtime.training.grad_scaler import Scaler
 from runtime.training.losses import Spec
-from runtime.training.step import Outcome, Step
+from runtime.training.step import Step, StepResult
 from tests import tiny
 
 DEVICE = torch.device("meta")
@@ -67,9 +67,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many numbers were read at a time."""
     found: list[int] = []
 
-    def read(*values: torch.Tensor) -> Outcome:
+    def read(*values: torch.Tensor) -> StepResult:
         found.append(len(values))
-        return Outcome(1.0, 1.0, True)
+        return StepResult(1.0, 1.0, True)
 
     monkeypatch.setattr(step, "outcome_of", read)
     return found
@@ -99,7 +99,7 @@ def test_a_watched_copy_that_waits_is_seen(gpu: Watched) -> None:
 
 
 def test_a_batch_is_prepared_and_mixed_without_waiting(gpu: Watched) -> None:
-    preparer = Preparer(8, 3, ("a", "b"), 0, 255, (0.5,) * 3, (0.2,) * 3, Augment(EVERYTHING, 0, (0.5,) * 3))
+    preparer = ImagePreprocessing(8, 3, ("a", "b"), 0, 255, (0.5,) * 3, (0.2,) * 3, Augment(EVERYTHING, 0, (0.5,) * 3))
     here = batch().to(DEVICE)
     (pixels,) = preparer(here.inputs, here.ids, 0)
     for option in ({"mixup": Mixup()}, {"cutmix": Cutmix()}):

@@ -12,10 +12,10 @@ import safetensors.torch
 import torch
 
 from runtime.errors import NumericsError, Stopped
-from runtime.tracking.metrics_log import Metrics
+from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import loop, run
 from runtime.training.checkpoints import checkpoint
-from runtime.training.nonfinite import NotFinite, Numerics
+from runtime.training.nonfinite import NonfiniteGuard, NotFinite
 from runtime.training.saver import Saver
 from tests import tiny
 
@@ -31,7 +31,7 @@ class Still:
 def fit(folder: Path, spoil: Callable[[run.Run], None], train: str = "", *, epochs: int = 3) -> tuple[run.Run, str]:
     """Train the tiny job after `spoil` has hooked something in."""
     made = tiny.assembled(folder, tiny.job(train=train, epochs=epochs))
-    made.metrics = Metrics(folder)
+    made.metrics = MetricsLog(folder)
     saver = Saver(made)
     saver.final()
     spoil(made)
@@ -154,12 +154,12 @@ def test_a_buffer_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
     assert_all_finite(tmp_path)
 
 
-def good(numerics: Numerics, loss: float) -> str | None:
+def good(numerics: NonfiniteGuard, loss: float) -> str | None:
     return numerics.good(loss, (0, 7), lambda: torch.arange(2).numpy())
 
 
 def test_spikes() -> None:
-    warn, back, ignore = (Numerics(kind) for kind in ("warn", "rollback", "ignore"))
+    warn, back, ignore = (NonfiniteGuard(kind) for kind in ("warn", "rollback", "ignore"))
     for numerics in (warn, back, ignore):
         for _ in range(50):
             assert good(numerics, 1.0) is None
@@ -172,10 +172,10 @@ def test_spikes() -> None:
 
 
 def test_a_jump_of_small_losses_is_no_spike() -> None:
-    numerics = Numerics("warn")
+    numerics = NonfiniteGuard("warn")
     for loss in [2.0] * 50 + [0.01] * 60:
         assert good(numerics, loss) is None
-    again = Numerics("warn")
+    again = NonfiniteGuard("warn")
     again.load(numerics.state())
     for both in (numerics, again):
         assert good(both, 0.9) is None
@@ -184,7 +184,7 @@ def test_a_jump_of_small_losses_is_no_spike() -> None:
 
 @pytest.mark.parametrize(("usual", "word"), [(0.0, "from a median of 0"), (-2.0, "from a median of -2")])
 def test_a_jump_from_a_loss_that_is_not_above_zero(usual: float, word: str) -> None:
-    numerics = Numerics("warn")
+    numerics = NonfiniteGuard("warn")
     for _ in range(50):
         assert good(numerics, usual) is None
     assert good(numerics, 30.0) == f"the loss jumped to 30, {word} of the last 50 steps"
@@ -240,7 +240,7 @@ def test_a_spike_is_seen_after_a_resume_too(tmp_path: Path) -> None:
     assert loaded is not None
     assert loaded.path.name == "step-62"
     made.restore(loaded)
-    made.metrics = Metrics(tmp_path / "b", after=62, epoch=15)
+    made.metrics = MetricsLog(tmp_path / "b", after=62, epoch=15)
     loop.fit(made, Saver(made), Still())  # type: ignore[arg-type]
     made.metrics.close()
     assert "back to step-62, batches left out: epoch 16 batch 3" in rows(tmp_path / "b", "events.jsonl")[-1]["text"]
@@ -260,13 +260,13 @@ def test_the_second_spike_is_the_end(tmp_path: Path) -> None:
 
 
 def test_the_scaler_collapses() -> None:
-    numerics, ids = Numerics("warn"), torch.arange(2).numpy()
+    numerics, ids = NonfiniteGuard("warn"), torch.arange(2).numpy()
     for _ in range(19):
         numerics.skipped((0, 0), ids, 1024.0)
     with pytest.raises(NumericsError, match="scale 1024, 20 skipped steps"):
         numerics.skipped((0, 0), ids, 1024.0)
     with pytest.raises(NumericsError, match=r"scale 0\.5"):
-        Numerics("warn").skipped((0, 0), ids, 0.5)
+        NonfiniteGuard("warn").skipped((0, 0), ids, 0.5)
 
 
 def exhausted(limit: int) -> Callable[[run.Run], None]:

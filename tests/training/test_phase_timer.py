@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 
 
 def test_phases_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    clock = Clock()
+    clock = PhaseTimer()
     with clock.phase("train"):
         now[0] += 3
         for item in clock.waiting("input", iter("ab")):
@@ -27,7 +27,7 @@ def test_phases_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_phase_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    clock = Clock()
+    clock = PhaseTimer()
 
     def fail() -> None:
         with clock.phase("data"):

@@ -26,7 +26,7 @@ from runtime.supervisor import embedded, trainer_process
 from runtime.system.files import write_json
 from runtime.system.signals import Interrupted
 from runtime.training import recorded_inputs
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 from runtime.training.run import Run
 from tests import own_job, reports, tiny
 from tests.trained import CASES, Case, image_folders, table, texts
@@ -128,7 +128,7 @@ def attempt(folder: Path, steps: int = 10**9) -> None:
     """Train the job of a folder in its run folder, from the last checkpoint to the end or to a step."""
     job, home = job_spec.load(folder / "job.yaml"), folder / "run"
     signals = Stopping(steps)
-    made: Run = trainer_process.assembled(home, job, signals, Clock(), settled=True)
+    made: Run = trainer_process.assembled(home, job, signals, PhaseTimer(), settled=True)
     signals.run = made
     trainer_process.conduct(made)
 

@@ -19,7 +19,7 @@ import torch
 
 from runtime.errors import StorageError
 from runtime.models import safetensors_file
-from runtime.tracking.metrics_log import Metrics
+from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import saver as saving
 from runtime.training.checkpoints import checkpoint
 from runtime.training.nonfinite import NotFinite
@@ -31,7 +31,7 @@ FULL = OSError(28, "No space left on device")
 
 def saver(folder: Path) -> saving.Saver:
     made = tiny.assembled(folder, tiny.job())
-    made.metrics = Metrics(folder)
+    made.metrics = MetricsLog(folder)
     return saving.Saver(made)
 
 
@@ -101,7 +101,7 @@ def test_nothing_that_is_not_finite_is_written(tmp_path: Path) -> None:
 
 
 def test_rows_wait_for_room_and_are_never_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Metrics(tmp_path)
+    kept = MetricsLog(tmp_path)
     kept.write(1, 0, {"train/loss": 1.0})
     kept.flush()
     real = os.pwrite
@@ -321,7 +321,7 @@ class _Disk:
 
 def test_a_run_that_went_back_behind_a_damaged_checkpoint_keeps_what_it_writes(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job(more="checkpoint: {keep: 1}"))
-    made.metrics = Metrics(tmp_path)
+    made.metrics = MetricsLog(tmp_path)
     kept = saving.Saver(made)
     for step in (10, 40):
         made.counters.step = step
@@ -342,7 +342,7 @@ def test_a_disk_that_is_too_small_is_told_at_the_start(
     weights = 2 * sum(value.numel() * value.element_size() for value in made.model.state_dict().values())
     trained = sum(p.numel() * p.element_size() for p in made.model.parameters())
     need = 3 * (weights + 2 * trained) + 2 * weights
-    made.metrics = Metrics(tmp_path)
+    made.metrics = MetricsLog(tmp_path)
     kept = saving.Saver(made)
     kept.final()
     there = sum(path.stat().st_size for path in (tmp_path / "checkpoints").rglob("*") if path.is_file())

@@ -18,7 +18,7 @@ from runtime.errors import Stopped
 from runtime.job import Job
 from runtime.job.data import Cutmix, ImageAugment, Mixup
 from runtime.supervisor import trainer_process
-from runtime.tracking.metrics_log import Metrics
+from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import loop
 from runtime.training.ema import Ema
 from runtime.training.run import Counters, Run
@@ -31,7 +31,7 @@ torch.set_num_threads(1)
 
 def fitted(made: Run) -> str:
     """Train an assembled run; why it ended."""
-    made.metrics = Metrics(made.folder)
+    made.metrics = MetricsLog(made.folder)
     saver = Saver(made)
     saver.final()
     try:

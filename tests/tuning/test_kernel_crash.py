@@ -14,7 +14,7 @@ import pytest
 from runtime.distributed import local_processes
 from runtime.plan import plan
 from runtime.tuning import child_process, kernel_crash
-from runtime.tuning.bench.variant import Failed, Side
+from runtime.tuning.bench.variant import Failed, RunningVariant
 from tests import tiny
 from tests.own_job import write
 from tests.paths import ROOT
@@ -196,4 +196,4 @@ def test_an_arm_that_dies_is_lost_for_its_reason(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child,
         pytest.raises(Failed, match="died of SIGSEGV inside a kernel"),
     ):
-        Side(child, log)
+        RunningVariant(child, log)

@@ -25,7 +25,7 @@ from runtime.models.build import build
 from runtime.plan import effective_plan, evidence, plan
 from runtime.tuning import evidence_keys, process_settings
 from runtime.tuning.bench.block_timing import Block
-from runtime.tuning.bench.variant import Failed, Ready
+from runtime.tuning.bench.variant import Failed, VariantReady
 from tests import tiny
 from tests.paths import ROOT
 
@@ -60,8 +60,8 @@ class Sided:
     closed: bool = False
 
     @property
-    def ready(self) -> Ready:
-        return Ready(list(self.numbers), self.seconds, self.seconds, 16.0, [])
+    def ready(self) -> VariantReady:
+        return VariantReady(list(self.numbers), self.seconds, self.seconds, 16.0, [])
 
     def steps(self, count: int) -> Block:
         return Block(count, count * self.seconds, 0.0)
@@ -115,11 +115,11 @@ def test_children_of_known_speed(
     monkeypatch: pytest.MonkeyPatch, table: dict[str, Any], values: dict[str, object], text: str
 ) -> None:
     here, shop, said = machine(), Shop(table), list[str]()
-    monkeypatch.setattr(process_settings, "Workshop", shop)
+    monkeypatch.setattr(process_settings, "VariantPool", shop)
     made = plan.resolve(tiny.job(), here)
     rivals = process_settings.contested(tiny.job(), here, made)
     found = process_settings.measured(
-        process_settings.Source(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, said.append
+        process_settings.SpecSource(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, said.append
     )
     before = {name: made.value(name) for name in found}
     assert {name: row.value for name, row in found.items()} == before | values
@@ -130,10 +130,10 @@ def test_children_of_known_speed(
 def test_an_exact_setting_must_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     here = machine()
     near = [(loss * (1 + 1e-5), norm) for loss, norm in NUMBERS]
-    monkeypatch.setattr(process_settings, "Workshop", Shop({"cpu_threads 1": near, "allocator off": near}))
+    monkeypatch.setattr(process_settings, "VariantPool", Shop({"cpu_threads 1": near, "allocator off": near}))
     made = plan.resolve(tiny.job(), here)
     found = process_settings.measured(
-        process_settings.Source(Path("tiny.yaml")),
+        process_settings.SpecSource(Path("tiny.yaml")),
         here,
         made,
         process_settings.contested(tiny.job(), here, made),
@@ -158,7 +158,7 @@ def test_without_time_or_memory_no_child_is_started(
     monkeypatch: pytest.MonkeyPatch, seconds: float, standing: float, own: int, expected: str
 ) -> None:
     here, shop, said = machine(), Shop({}), list[str]()
-    monkeypatch.setattr(process_settings, "Workshop", shop)
+    monkeypatch.setattr(process_settings, "VariantPool", shop)
     process = psutil.Process()
     memory = process.memory_info()._replace(rss=own)
     monkeypatch.setattr(
@@ -167,7 +167,7 @@ def test_without_time_or_memory_no_child_is_started(
     made = plan.resolve(tiny.job(), here)
     rivals = process_settings.contested(tiny.job(), here, made)
     assert not process_settings.measured(
-        process_settings.Source(Path("tiny.yaml")), here, made, rivals, 3e3, seconds, said.append, standing
+        process_settings.SpecSource(Path("tiny.yaml")), here, made, rivals, 3e3, seconds, said.append, standing
     )
     assert expected in said[0]
     assert not shop.sides
@@ -213,7 +213,7 @@ def test_evidence_of_another_way_to_start_is_taken_by_a_new_process(job: Path) -
     asked, here = job_spec.load(job), detect(job.parent)
     data = load(asked)
     name = evidence_keys.speed(asked, here, data, build(asked, data), True)
-    evidence.store(here, name, {"cpu_threads": evidence.Measured(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")})
+    evidence.store(here, name, {"cpu_threads": evidence.Measurement(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")})
     output, _ = started(job).communicate(timeout=120)
     assert "tune: measured before, on 2026-11-21" in output
     assert "plan: cpu_threads is 1, not 2: measured on 2026-11-21" in output

@@ -25,7 +25,7 @@ from runtime.models.build import build
 from runtime.plan import evidence, plan
 from runtime.system import timeout
 from runtime.training import run
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 from runtime.tuning import paired_timing, variants
 from runtime.tuning import tuner as tune
 from tests import reports, tiny
@@ -81,7 +81,7 @@ def machine(folder: Path) -> Hardware:
     return replace(here, storage=replace(here.storage, cache=str(folder / "cache")))
 
 
-def measured(folder: Path, optimize: str, said: list[str]) -> dict[str, evidence.Measured]:
+def measured(folder: Path, optimize: str, said: list[str]) -> dict[str, evidence.Measurement]:
     here, data, asked = machine(folder), tiny.dataset(), tiny.job(optimize=optimize)
     network = build(asked, data)
     before = {name: value.clone() for name, value in network.module.state_dict().items()}
@@ -119,7 +119,7 @@ def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(paired_timing, "BLOCK", 0.01)
     real = tune.Tuner.arm
 
-    def wrong(self: tune.Tuner, made: plan.Plan) -> variants.Arm:
+    def wrong(self: tune.Tuner, made: plan.Plan) -> variants.Variant:
         arm = real(self, made)
         if made.value("channels_last") != self.made.plan.value("channels_last"):
             step = arm.run.step
@@ -142,7 +142,7 @@ def test_what_is_compiled_is_compared_with_torchs_dropout(tmp_path: Path, monkey
     network = build(asked, data)
     first = plan.resolve(asked, here, run.workload(data, network.module))
     first = variants.changed(first, "packed_dropout", True)
-    made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), Clock())
+    made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
     tuner = tune.Tuner(made, data, network, lambda line: None)
     for compiled in (False, True, True, False):
         tuner.reference(False, variants.changed(first, "compile", compiled))
@@ -159,7 +159,7 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
     network = build(asked, data)
     first = plan.resolve(asked, here, run.workload(data, network.module))
     assert first.value("unpadding") == "packed"
-    made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), Clock())
+    made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
     tuner = tune.Tuner(made, data, network, lambda line: None)
     for value in (512, "off"):
         row = next(o for o in optimizations.every() if o.name == "unpadding")
@@ -223,7 +223,7 @@ def test_a_compiler_that_takes_too_long_is_broken_off_and_another_process_trains
 def test_a_deadline_leaves_no_alarm_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeout, "_broken", [])
     before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(timeout.Late, match="not done within 0 s"), timeout.within(0.05):
+    with pytest.raises(timeout.TimedOut, match="not done within 0 s"), timeout.within(0.05):
         time.sleep(5)
     with timeout.within(60):
         pass
@@ -238,7 +238,7 @@ class _Silent:
 
 def test_the_plan_takes_what_was_measured_after_the_job_and_before_our_choice() -> None:
     here = tiny.machine()
-    seen = {"channels_last": evidence.Measured(False, "false 1.21x [1.18-1.25], loss ok", "2026-11-21")}
+    seen = {"channels_last": evidence.Measurement(False, "false 1.21x [1.18-1.25], loss ok", "2026-11-21")}
     rows = {d.name: d for d in plan.resolve(tiny.job(), here, measured=seen).decisions}
     assert (rows["channels_last"].value, rows["channels_last"].source) == (False, "measured")
     assert rows["channels_last"].evidence == "false 1.21x [1.18-1.25], loss ok"

@@ -21,7 +21,7 @@ from runtime.models.build import build
 from runtime.optimizations import Value
 from runtime.plan import plan
 from runtime.training import run
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 from runtime.tuning import paired_timing, time_budget, variants
 from runtime.tuning import tuner as tune
 from tests import tiny
@@ -57,7 +57,7 @@ def tuner(folder: Path, made: facts.Hardware, cost: Cost, noise: Iterator[float]
     job, data = tiny.job(optimize=BIG), tiny.dataset()
     network = build(job, data)
     decided = plan.resolve(job, made, run.workload(data, network.module))
-    assembled = run.assemble(job, made, decided, folder, data, network, tiny.Quiet(), Clock())
+    assembled = run.assemble(job, made, decided, folder, data, network, tiny.Quiet(), PhaseTimer())
 
     class Tuned(tune.Tuner):
         def arm(self, under: plan.Plan) -> Any:
@@ -213,7 +213,7 @@ def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
             return 1.0, 1.0
 
         def numbers(self, quiet: bool) -> Any:
-            return variants.Arm.numbers(self, quiet)  # type: ignore[arg-type]
+            return variants.Variant.numbers(self, quiet)  # type: ignore[arg-type]
 
     cost, said = table(precision_bf16=slow, channels_last_false=slow), list[str]()
     made = tuner(tmp_path, machine(), cost, calm(), said)

@@ -14,10 +14,10 @@ from runtime.job import Job
 from runtime.models.build import build
 from runtime.plan import evidence, plan
 from runtime.training import run
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 from runtime.tuning import evidence_keys, paired_timing, variants, vetted_plans
 from runtime.tuning import tuner as tune
-from runtime.tuning.tuner_state import Contest
+from runtime.tuning.tuner_state import TunerState
 from tests import tiny
 from tests.tuning.test_tuner import machine
 
@@ -30,7 +30,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "FULL", 3.0)
 
 
-def measured(folder: Path, asked: Job, data: Dataset | None = None) -> tuple[dict[str, evidence.Measured], str]:
+def measured(folder: Path, asked: Job, data: Dataset | None = None) -> tuple[dict[str, evidence.Measurement], str]:
     """The verdicts, and all that was said."""
     here, data, said = machine(folder), data or tiny.dataset(), list[str]()
     network = build(asked, data)
@@ -48,7 +48,7 @@ def wrong_where(monkeypatch: pytest.MonkeyPatch, bad: object) -> None:
     """A network that computes something else in channels_last, or without it, for jobs or data that `bad` picks."""
     real = tune.Tuner.arm
 
-    def arm(self: tune.Tuner, made: plan.Plan) -> variants.Arm:
+    def arm(self: tune.Tuner, made: plan.Plan) -> variants.Variant:
         found = real(self, made)
         if bad(self, made):  # type: ignore[operator]
             step = found.run.step
@@ -58,11 +58,11 @@ def wrong_where(monkeypatch: pytest.MonkeyPatch, bad: object) -> None:
     monkeypatch.setattr(tune.Tuner, "arm", arm)
 
 
-def known(folder: Path, *, other: bool = False, text: str = "1.5x, loss ok") -> evidence.Measured:
+def known(folder: Path, *, other: bool = False, text: str = "1.5x, loss ok") -> evidence.Measurement:
     """Evidence of another day for the job and its data: of our own choice, or of the `other` value."""
     asked, data = tiny.job(optimize=MEASURED), tiny.dataset()
     usual = plan.resolve(asked, machine(folder), run.workload(data, build(asked, data).module)).value("channels_last")
-    row = evidence.Measured(bool(usual) is not other, text, "2026-11-21")
+    row = evidence.Measurement(bool(usual) is not other, text, "2026-11-21")
     speeds = evidence_keys.speed(asked, machine(folder), data, build(asked, data), False)
     evidence.store(machine(folder), speeds, {"channels_last": row})
     return row
@@ -127,14 +127,14 @@ def test_a_veto_does_not_outlive_the_settings_that_it_was_seen_with(tmp_path: Pa
     assert not [row for row in found.values() if row.vetoed]
 
 
-def contest(folder: Path, asked: Job, said: list[str]) -> Contest:
+def contest(folder: Path, asked: Job, said: list[str]) -> TunerState:
     """A contest before anything is measured, its own choices vetted."""
     here, data = machine(folder), tiny.dataset()
     network = build(asked, data)
     first = plan.resolve(asked, here, run.workload(data, network.module))
-    made = run.assemble(asked, here, first, folder, data, network, tiny.Quiet(), Clock())
+    made = run.assemble(asked, here, first, folder, data, network, tiny.Quiet(), PhaseTimer())
     tuner = tune.Tuner(made, data, network, said.append)
-    found = Contest(first, tuner.arm(first))
+    found = TunerState(first, tuner.arm(first))
     vetted_plans.defaults(tuner, found, math.inf)
     return found
 
@@ -169,7 +169,7 @@ def test_what_the_job_asks_for_is_told_where_its_numbers_are_others(
 def test_what_we_would_do_is_checked_in_every_run_that_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checked = list[Contest]()
+    checked = list[TunerState]()
     monkeypatch.setattr(vetted_plans, "defaults", lambda tuner, contest, until: checked.append(contest))
     measured(tmp_path, tiny.job(optimize=MEASURED))
     assert len(checked) == 1
@@ -181,7 +181,7 @@ def test_a_scale_of_fp16_that_begins_too_high_is_no_veto(tmp_path: Path) -> None
     made.train_mode()
     reference = tiny.assembled(tmp_path, asked)
     reference.train_mode()
-    steps = [variants.Arm(one, iter(list(one.batches.epoch(0)) * 2)).numbers(False) for one in (made, reference)]
+    steps = [variants.Variant(one, iter(list(one.batches.epoch(0)) * 2)).numbers(False) for one in (made, reference)]
     assert variants.differs(steps[0], steps[1], variants.SHORT_FORMAT) is None
     assert made.step.scaler.scale < 1e11
 

@@ -7,19 +7,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from runtime.cli.doctor.finding import Finding, ok, warn
-from runtime.cli.doctor.snapshot import Scene
+from runtime.cli.doctor.snapshot import Snapshot
 
 PORT = 6006
 DAY = 86400.0
 
 
-def check(scene: Scene) -> Iterator[Finding]:
+def check(scene: Snapshot) -> Iterator[Finding]:
     """Port and clock."""
     yield from _port(scene)
     yield _clock(scene)
 
 
-def _port(scene: Scene) -> Iterator[Finding]:
+def _port(scene: Snapshot) -> Iterator[Finding]:
     if scene.hardware.place != "host":
         return
     ours = scene.run(["docker", "ps", "-q", "--filter", "label=com.docker.compose.service=tensorboard"])
@@ -35,7 +35,7 @@ def _port(scene: Scene) -> Iterator[Finding]:
         )
 
 
-def _clock(scene: Scene) -> Finding:
+def _clock(scene: Snapshot) -> Finding:
     """A clock behind our own files makes logs, images and certificates lie."""
     newest = max(path.stat().st_mtime for path in Path(__file__).parent.glob("*.py"))
     shown = datetime.fromtimestamp(scene.now, UTC).strftime("%Y-%m-%d %H:%M UTC")

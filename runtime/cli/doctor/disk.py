@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
-from runtime.cli.doctor.snapshot import Scene
+from runtime.cli.doctor.snapshot import Snapshot
 from runtime.hardware.facts import size
 
 MIB, GIB = 2**20, 2**30
 
 
-def check(scene: Scene) -> Iterator[Finding]:
+def check(scene: Snapshot) -> Iterator[Finding]:
     """All of it."""
     yield _shm(scene)
     yield _disk(scene)
@@ -20,7 +20,7 @@ def check(scene: Scene) -> Iterator[Finding]:
     yield from _cache(scene)
 
 
-def _shm(scene: Scene) -> Finding:
+def _shm(scene: Snapshot) -> Finding:
     shm = scene.hardware.storage.shm
     mend = "docker: --shm-size 256m; compose: DRIVETRAIN_SHM=256m in .env; in a job: limits.shm: 256m"
     if shm is None:
@@ -30,7 +30,7 @@ def _shm(scene: Scene) -> Finding:
     return ok("/dev/shm", size(shm))
 
 
-def _disk(scene: Scene) -> Finding:
+def _disk(scene: Snapshot) -> Finding:
     total, left = scene.disk(scene.runs)
     text = f"{size(left)} of {size(total)} left for {scene.runs}"
     mend = f"du -sh {scene.runs}/* shows which runs are large; docker system prune removes old images"
@@ -41,7 +41,7 @@ def _disk(scene: Scene) -> Finding:
     return ok("disk", text)
 
 
-def _owner(scene: Scene) -> Finding:
+def _owner(scene: Snapshot) -> Finding:
     runs, uid = scene.runs, scene.uid
     if not runs.exists():
         return ok("runs", f"{runs} is not there yet; the first run makes it")
@@ -62,7 +62,7 @@ def _locked(path: Path, uid: int) -> bool:
     return uid not in (0, found.st_uid) and not found.st_mode & 0o002
 
 
-def _cache(scene: Scene) -> Iterator[Finding]:
+def _cache(scene: Snapshot) -> Iterator[Finding]:
     hardware, storage = scene.hardware, scene.hardware.storage
     if not storage.cache_writable:
         yield warn(
@@ -104,7 +104,7 @@ def _cache(scene: Scene) -> Iterator[Finding]:
         yield ok("torch", hardware.torch.version)
 
 
-def _without_torch(scene: Scene) -> Finding:
+def _without_torch(scene: Snapshot) -> Finding:
     """Where an engine answers nothing is missing: containers train, and other commands run in the image."""
     if scene.run(["docker", "version", "--format", "{{json .}}"]) is None:
         return warn("torch", "not installed here, and no engine answers: nothing can train", "make setup")

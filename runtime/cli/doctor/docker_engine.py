@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
-from runtime.cli.doctor.snapshot import Scene
+from runtime.cli.doctor.snapshot import Snapshot
 
 ENGINE, COMPOSE = (20, 10), (2, 20)
 """What the Dockerfile (`RUN --mount`) and compose.yaml (`include`) need."""
@@ -17,7 +17,7 @@ OLD = 90 * 86400
 WORDS = ("cpu", "ampere", "legacy")
 
 
-def check(scene: Scene) -> Iterator[Finding]:
+def check(scene: Snapshot) -> Iterator[Finding]:
     """Only on a host: inside a container the engine is out of reach, and meant to be."""
     if scene.hardware.place != "host":
         yield ok("engine", f"inside a container ({scene.hardware.place}); run the doctor on the host as well")
@@ -49,7 +49,7 @@ def _server(answer: str | None) -> str | None:
         return None
 
 
-def _silent(scene: Scene) -> Finding:
+def _silent(scene: Snapshot) -> Finding:
     if scene.run(["docker", "--version"]) is None:
         return warn(
             "engine", "none is installed: jobs train natively, and their limits are not enforced", "make engine"
@@ -64,7 +64,7 @@ def _silent(scene: Scene) -> Finding:
     return warn("engine", "a client is here, but no engine answers: jobs train natively", "make engine")
 
 
-def _plugins(scene: Scene) -> Iterator[Finding]:
+def _plugins(scene: Snapshot) -> Iterator[Finding]:
     compose = scene.run(["docker", "compose", "version", "--short"])
     if compose is None:
         yield fail("compose", "docker compose is missing", "make engine")
@@ -79,7 +79,7 @@ def _plugins(scene: Scene) -> Iterator[Finding]:
         yield ok("buildx", ".".join(map(str, numbers(buildx))))
 
 
-def _image(scene: Scene, word: str) -> Iterator[Finding]:
+def _image(scene: Snapshot, word: str) -> Iterator[Finding]:
     name = f"image {word}"
     answer = scene.run(["docker", "image", "inspect", f"localhost/drivetrain/{word}:latest"])
     if answer is None:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from runtime.cli.doctor import clock_and_port, disk, docker_engine, environment_variables, gpu, limits
 from runtime.cli.doctor.finding import EXIT, Check, Finding, Level, worst
-from runtime.cli.doctor.snapshot import Scene, gather
+from runtime.cli.doctor.snapshot import Snapshot, gather
 from runtime.plan.plan_table import console
 
 CHECKS: tuple[Check, ...] = (
@@ -30,7 +30,7 @@ CHECKS: tuple[Check, ...] = (
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
-def findings(scene: Scene) -> list[Finding]:
+def findings(scene: Snapshot) -> list[Finding]:
     """Every line of the doctor."""
     return [finding for check in CHECKS for finding in check(scene)]
 

@@ -6,45 +6,45 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
-from runtime.cli.doctor.snapshot import Scene
+from runtime.cli.doctor.snapshot import Snapshot
 
 
-def _always(scene: Scene, value: str) -> bool:
+def _always(scene: Snapshot, value: str) -> bool:
     return True
 
 
-def _on(scene: Scene, value: str) -> bool:
+def _on(scene: Snapshot, value: str) -> bool:
     return value.lower() not in ("", "0", "false", "off", "no")
 
 
-def _bound(scene: Scene, value: str) -> bool:
+def _bound(scene: Snapshot, value: str) -> bool:
     """Binding under a quota without a cpuset of one's own: others are bound to the same CPUs."""
     cpu = scene.hardware.cpu
     return _on(scene, value) and cpu.quota is not None and (cpu.cpuset or cpu.host) >= cpu.host
 
 
-def _no_cpuset(scene: Scene, value: str) -> bool:
+def _no_cpuset(scene: Snapshot, value: str) -> bool:
     cpu = scene.hardware.cpu
     return value not in ("", "none", "disabled") and (cpu.cpuset or cpu.host) >= cpu.host
 
 
-def _no_gpu(scene: Scene, value: str) -> bool:
+def _no_gpu(scene: Snapshot, value: str) -> bool:
     return scene.hardware.gpu is None
 
 
-def _hidden(scene: Scene, value: str) -> bool:
+def _hidden(scene: Snapshot, value: str) -> bool:
     return value in ("", "-1", "NoDevFiles") and (scene.hardware.gpu is not None or bool(scene.hardware.gpu_trouble))
 
 
-def _spinning(scene: Scene, value: str) -> bool:
+def _spinning(scene: Snapshot, value: str) -> bool:
     return value.lower() == "active" and scene.hardware.cpu.quota is not None
 
 
-def _lowered(scene: Scene, value: str) -> bool:
+def _lowered(scene: Snapshot, value: str) -> bool:
     return value.lower() not in ("", "all", "default_isa") and "avx512f" in scene.hardware.cpu.flags
 
 
-RULES: dict[str, tuple[Callable[[Scene, str], bool], str]] = {
+RULES: dict[str, tuple[Callable[[Snapshot, str], bool], str]] = {
     "TORCH_CPU_BACKEND": (_always, "does nothing: torch has no such variable"),
     "TORCH_NUM_THREADS": (_always, "does nothing: torch reads OMP_NUM_THREADS, and every plan sets it"),
     "MKL_DEBUG_CPU_TYPE": (_always, "does nothing: MKL has ignored it since 2020.1"),
@@ -69,7 +69,7 @@ RULES: dict[str, tuple[Callable[[Scene, str], bool], str]] = {
 }
 
 
-def check(scene: Scene) -> Iterator[Finding]:
+def check(scene: Snapshot) -> Iterator[Finding]:
     """Each variable that is set and should not be."""
     found = [
         warn(name, f"={scene.environ[name]} {why}", f"unset {name}")

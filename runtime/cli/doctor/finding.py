@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from runtime.cli.doctor.snapshot import Scene
+from runtime.cli.doctor.snapshot import Snapshot
 
 
 class Level(StrEnum):
@@ -32,7 +32,7 @@ class Finding:
     """What to type or to change; empty where nothing needs to be done."""
 
 
-Check = Callable[[Scene], Iterator[Finding]]
+Check = Callable[[Snapshot], Iterator[Finding]]
 
 
 def ok(name: str, text: str) -> Finding:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from runtime.cli.doctor.docker_engine import numbers
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
-from runtime.cli.doctor.snapshot import Scene
+from runtime.cli.doctor.snapshot import Snapshot
 from runtime.hardware import image_selection
 from runtime.hardware.facts import Gpu
 
@@ -16,7 +16,7 @@ DRIVERS = {535: (535, 261, 3), 570: (570, 172, 8), 575: (575, 64, 5)}
 """First driver of a branch with the fixes of July 2025 (CVE-2025-23277 and others)."""
 
 
-def check(scene: Scene) -> Iterator[Finding]:
+def check(scene: Snapshot) -> Iterator[Finding]:
     """Nothing where there is no GPU and nothing of NVIDIA."""
     hardware = scene.hardware
     if hardware.gpu_trouble:
@@ -52,7 +52,7 @@ def _driver(gpu: Gpu) -> Finding:
     return ok("driver", gpu.driver)
 
 
-def _toolkit(scene: Scene) -> Iterator[Finding]:
+def _toolkit(scene: Snapshot) -> Iterator[Finding]:
     """Only on a host with an engine: there it hands GPUs to containers."""
     if scene.hardware.place != "host" or scene.run(["docker", "--version"]) is None:
         return
@@ -78,7 +78,7 @@ def _toolkit(scene: Scene) -> Iterator[Finding]:
         yield ok("container toolkit", text)
 
 
-def _match(scene: Scene) -> Iterator[Finding]:
+def _match(scene: Snapshot) -> Iterator[Finding]:
     hardware = scene.hardware
     wanted = image_selection.choose(hardware)
     if wanted.word is None:

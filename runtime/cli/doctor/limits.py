@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
-from runtime.cli.doctor.snapshot import Scene
+from runtime.cli.doctor.snapshot import Snapshot
 from runtime.hardware.facts import size
 
 GIB = 2**30
 POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-def check(scene: Scene) -> Iterator[Finding]:
+def check(scene: Snapshot) -> Iterator[Finding]:
     """CPU, memory, threads."""
     yield _cpu(scene)
     yield _memory(scene)
@@ -20,7 +20,7 @@ def check(scene: Scene) -> Iterator[Finding]:
     yield from _libraries(scene)
 
 
-def _cpu(scene: Scene) -> Finding:
+def _cpu(scene: Snapshot) -> Finding:
     cpu = scene.hardware.cpu
     if cpu.quota is not None and cpu.quota < 1:
         return warn(
@@ -34,7 +34,7 @@ def _cpu(scene: Scene) -> Finding:
     return ok("CPU", f"{cpu.budget} of {cpu.host} may be used")
 
 
-def _memory(scene: Scene) -> Finding:
+def _memory(scene: Snapshot) -> Finding:
     memory = scene.hardware.memory
     bound = f"limit {size(memory.limit)}" if memory.limit else "no limit"
     text = f"{size(memory.available)} left ({bound}, host {size(memory.host)})"
@@ -51,7 +51,7 @@ def _memory(scene: Scene) -> Finding:
     return ok("memory", text)
 
 
-def _oversubscribed(scene: Scene) -> Iterator[Finding]:
+def _oversubscribed(scene: Snapshot) -> Iterator[Finding]:
     cpu = scene.hardware.cpu
     for name in POOLS:
         value = scene.environ.get(name, "").split(",")[0]
@@ -64,7 +64,7 @@ def _oversubscribed(scene: Scene) -> Iterator[Finding]:
             )
 
 
-def _libraries(scene: Scene) -> Iterator[Finding]:
+def _libraries(scene: Snapshot) -> Iterator[Finding]:
     """What torch has really loaded."""
     pools = scene.loaded.get("pools", [])
     if not scene.loaded:

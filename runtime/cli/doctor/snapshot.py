@@ -24,7 +24,7 @@ Command = Callable[[Sequence[str]], str | None]
 
 
 @dataclass(frozen=True)
-class Scene:
+class Snapshot:
     """This machine, as far as the checks care."""
 
     hardware: Hardware
@@ -45,10 +45,10 @@ class Scene:
     """What torch and its libraries say of themselves in a child process; empty without torch."""
 
 
-def gather(runs: Path = Path("runs")) -> Scene:
+def gather(runs: Path = Path("runs")) -> Snapshot:
     """Look at the real machine; takes as long as torch takes to load."""
     hardware = detect(runs)
-    return Scene(
+    return Snapshot(
         hardware=hardware,
         environ=os.environ,
         runs=runs,

@@ -15,11 +15,11 @@ from runtime.data.custom import target_kinds, user_code, user_loss
 from runtime.data.custom.arrays import ArraySplit, described
 from runtime.data.custom.map_dataset import Items, opened
 from runtime.data.custom.user_errors import blamed
-from runtime.data.dataset import Dataset, Head, Inputs, New
+from runtime.data.dataset import Dataset, Head, Inputs, NewSamples
 from runtime.data.formats import npz_file
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
-from runtime.job.custom import CustomJob, OwnTask
+from runtime.job.custom import CustomJob, CustomTask
 
 LINES = "correct these lines"
 
@@ -47,7 +47,7 @@ def load(job: CustomJob) -> Dataset:
 
 
 def dataset(
-    job: OwnTask,
+    job: CustomTask,
     parts: tuple[Any, Any],
     labels: Sequence[str],
     targets: str,
@@ -119,7 +119,9 @@ def _way(train: Items, names: tuple[str, ...] | None, kind: str) -> list[str]:
     return notes
 
 
-def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool) -> New:
+def read(
+    paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
+) -> NewSamples:
     """New samples: from the person's own reader, or .npz files with `inputs` (or `inputs_0`, ...) and `targets`.
 
     Args:
@@ -150,7 +152,7 @@ def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping
     if labelled and most is not None and isinstance(split, ArraySplit):
         _check_targets(split, most)
     split.settle(partial(target_kinds.converted, kind), most)
-    return New(split, as_float32)
+    return NewSamples(split, as_float32)
 
 
 def _called(reader: Mapping[str, Any], paths: Sequence[Path], preprocessing: Mapping[str, Any]) -> Any:

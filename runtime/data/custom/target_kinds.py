@@ -11,7 +11,7 @@ from runtime.data.custom.map_dataset import Items, ItemSplit
 from runtime.data.dataset import Head
 from runtime.data.labels import listed
 from runtime.errors import DataError, Problem, SpecError
-from runtime.job.custom import OwnTask
+from runtime.job.custom import CustomTask
 from runtime.job.train import BinaryCrossEntropy
 
 LOSSES = {"classes": ("cross-entropy", "focal"), "labels": ("bce",), "numbers": ("mse", "huber"), "other": ()}
@@ -26,7 +26,7 @@ MANY = 1000
 
 
 def settle(
-    job: OwnTask, train: Items, validation: Items, asked: str, names: tuple[str, ...] | None
+    job: CustomTask, train: Items, validation: Items, asked: str, names: tuple[str, ...] | None
 ) -> tuple[Head, str]:
     """The head for these targets, and what they are; the splits convert their targets from now on.
 
@@ -78,7 +78,7 @@ def highest(kind: str, count: int) -> int | None:
     return {"classes": count - 1, "labels": 1}.get(kind)
 
 
-def _guess(job: OwnTask, targets: Tensor) -> str:
+def _guess(job: CustomTask, targets: Tensor) -> str:
     whole = not targets.is_floating_point()
     if targets.ndim == 2 and (isinstance(job.train.loss, BinaryCrossEntropy) or (whole and _binary(targets))):
         return "labels"
@@ -91,7 +91,7 @@ def _binary(targets: Tensor) -> bool:
     return bool(((targets == 0) | (targets == 1)).all())
 
 
-def _check(job: OwnTask, targets: Tensor, kind: str) -> None:
+def _check(job: CustomTask, targets: Tensor, kind: str) -> None:
     """Whether targets can be what they are said to be."""
     fits = {
         "classes": targets.ndim == 1 and not targets.is_floating_point(),
@@ -114,7 +114,7 @@ def _type(targets: Tensor) -> str:
     return str(targets.dtype).removeprefix("torch.")
 
 
-def _check_asked(job: OwnTask, kind: str, targets: Tensor) -> None:
+def _check_asked(job: CustomTask, kind: str, targets: Tensor) -> None:
     """Whether the loss, class weights and the watched metrics of the job go with the targets."""
     found: list[Problem] = []
     what = f"the targets are {kind} ({_type(targets)})" if kind != "other" else "the targets are of no known kind"

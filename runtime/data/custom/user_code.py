@@ -124,7 +124,7 @@ class Code(MetaPathFinder):
         return None
 
     def _spec(self, name: str, file: Path, inside: list[str] | None) -> ModuleSpec | None:
-        loader = _Reader(name, str(file), self)
+        loader = _UserFileLoader(name, str(file), self)
         return importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=inside)
 
     def _module(self, file: str) -> ModuleType:
@@ -162,7 +162,7 @@ class Code(MetaPathFinder):
             self._open = None
 
 
-class _Reader(SourceFileLoader):
+class _UserFileLoader(SourceFileLoader):
     """Reads a source file through its Code, and no bytecode: that could be of another source."""
 
     def __init__(self, name: str, path: str, code: Code) -> None:

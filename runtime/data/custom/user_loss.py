@@ -11,7 +11,7 @@ from runtime.data.custom import user_code
 from runtime.data.custom.arrays import described
 from runtime.data.custom.user_errors import blamed
 from runtime.errors import Problem, SpecError
-from runtime.job.custom import CustomJob, OwnLoss
+from runtime.job.custom import CustomJob, CustomLossSpec
 
 Refuse = Callable[[str, str, str], SpecError]
 """Given, possible, action."""
@@ -19,7 +19,7 @@ POSSIBLE = "one term per sample, shape (N,), or their mean as a scalar"
 LINES = "correct these lines"
 
 
-class OwnTerms:
+class CustomTerms:
     """(outputs, targets) -> one term per sample, shape (N,).
 
     A scalar is taken for the mean over the samples it was given, so a part of a batch counts by its size.
@@ -75,14 +75,14 @@ class OwnTerms:
             self(outputs, targets)
 
 
-def load(job: CustomJob) -> OwnTerms | None:
+def load(job: CustomJob) -> CustomTerms | None:
     """The loss of a job's file; None if it has none.
 
     Raises:
         SpecError: if the person's code raises, or returns no loss.
     """
     spec, key = job.train.loss, ("train", "loss", "file")
-    if not isinstance(spec, OwnLoss):
+    if not isinstance(spec, CustomLossSpec):
         return None
 
     def refuse(given: str, possible: str, action: str) -> SpecError:
@@ -91,7 +91,7 @@ def load(job: CustomJob) -> OwnTerms | None:
     name = f"{spec.factory}() in {spec.file}"
     with blamed(lambda told: refuse(f"{name} raised {told}", "", LINES)):
         made, _ = user_code.at(job.folder).call(spec.file, spec.factory, spec.arguments)
-    return OwnTerms(made, f"the loss of {name}", refuse)
+    return CustomTerms(made, f"the loss of {name}", refuse)
 
 
 def _shape(values: Tensor) -> str:

@@ -15,7 +15,7 @@ _PARTS = {"train", "training", "val", "valid", "validation", "test", "testing", 
 
 
 @dataclass
-class Listing:
+class FolderListing:
     """Image files with the label of each, and what was passed over."""
 
     names: list[str] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Listing:
     notes: list[str] = field(default_factory=list)
 
 
-def read(folder: Path, key: str) -> Listing:
+def read(folder: Path, key: str) -> FolderListing:
     """List the images of every class, nested ones too, in sorted order.
 
     Hidden files and folders are passed over; files of other kinds, empty folders, images outside of every class
@@ -36,8 +36,8 @@ def read(folder: Path, key: str) -> Listing:
     top = sorted(_entries(folder, key), key=lambda entry: entry.name)
     classes = [entry.name for entry in top if _is_folder(entry)]
     _check_parts(folder, classes, key)
-    listing = Listing()
-    empty, passed = [], _Passed()
+    listing = FolderListing()
+    empty, passed = [], _SkippedFiles()
     for label in classes:
         names = list(_images(folder, label, (os.path.realpath(folder),), passed, key))
         listing.names += names
@@ -60,7 +60,7 @@ def read(folder: Path, key: str) -> Listing:
 
 
 @dataclass
-class _Passed:
+class _SkippedFiles:
     """What was passed over inside of class folders."""
 
     kinds: dict[str, int] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class _Passed:
             yield f"{folder}: links that lead back to a folder above are not followed: {listed(self.loops)}"
 
 
-def _images(root: Path, place: str, above: tuple[str, ...], passed: _Passed, key: str) -> Iterator[str]:
+def _images(root: Path, place: str, above: tuple[str, ...], passed: _SkippedFiles, key: str) -> Iterator[str]:
     """Images of a folder and of the folders in it, as paths relative to the root."""
     real = os.path.realpath(root / place)
     if real in above:

@@ -45,11 +45,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Unreadable(Exception):
+class UnreadableImage(Exception):
     """An image that cannot be used; its text is the reason."""
 
 
-class Look(NamedTuple):
+class ImageHeader(NamedTuple):
     """What is seen of a file without keeping its pixels."""
 
     short_side: int
@@ -103,7 +103,7 @@ def _square(flat: Image.Image, width: float, height: float, size: int, fit: str)
     return square
 
 
-def look(path: str) -> Look:
+def look(path: str) -> ImageHeader:
     """Decode the image once and throw the pixels away.
 
     Raises:
@@ -113,7 +113,7 @@ def look(path: str) -> Look:
         short, oblong = min(image.size), image.width != image.height
         image.draft(None, (_GLANCE, _GLANCE))
         _flat(image, "RGB")
-        return Look(short, image.mode in _GREY, oblong)
+        return ImageHeader(short, image.mode in _GREY, oblong)
 
 
 def every(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -145,14 +145,14 @@ def _opened(path: str) -> Iterator[Image.Image]:
     try:
         # Opening a pipe would wait forever.
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise Unreadable("not a file")
+            raise UnreadableImage("not a file")
         with Image.open(path, formats=FORMATS) as image:
             yield image
-    except (Unreadable, MemoryError):
+    except (UnreadableImage, MemoryError):
         raise
     # A damaged file makes Pillow's readers raise nearly anything: OSError, SyntaxError, IndexError, struct.error, ...
     except Exception as error:
-        raise Unreadable(_reason(path, error)) from None
+        raise UnreadableImage(_reason(path, error)) from None
 
 
 def _reason(path: str, error: Exception) -> str:
@@ -171,7 +171,7 @@ def _flat(image: Image.Image, mode: str) -> Image.Image:
     if image.mode.startswith("I;16"):
         image = Image.fromarray(np.rint(np.asarray(image, np.float32) / 257).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        raise Unreadable("32-bit pixels, whose range is not known; save it with 8 or 16 bits")
+        raise UnreadableImage("32-bit pixels, whose range is not known; save it with 8 or 16 bits")
     elif image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

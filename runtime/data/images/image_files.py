@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime.data.bad_samples import Bad
+from runtime.data.bad_samples import BadSample
 from runtime.data.images import decode
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
@@ -65,28 +65,30 @@ class Files:
         return [self.title(row) for row in rows.tolist()]
 
 
-def checked(root: str, names: Sequence[str]) -> tuple[Files, dict[int, Bad]]:
+def checked(root: str, names: Sequence[str]) -> tuple[Files, dict[int, BadSample]]:
     """The files after each was decoded once, and by row those that cannot be used."""
     with decode.quiet():
         looks = decode.every(_look, [os.path.join(root, name) for name in names])
-    bad = {row: Bad(os.path.join(root, names[row]), seen) for row, seen in enumerate(looks) if isinstance(seen, str)}
+    bad = {
+        row: BadSample(os.path.join(root, names[row]), seen) for row, seen in enumerate(looks) if isinstance(seen, str)
+    }
     sides = [0 if isinstance(seen, str) else seen.short_side for seen in looks]
     grey = [not isinstance(seen, str) and seen.grey for seen in looks]
     oblong = [not isinstance(seen, str) and seen.oblong for seen in looks]
     return Files(root, names, np.array(sides, np.int64), np.array(grey, np.bool_), np.array(oblong, np.bool_)), bad
 
 
-def _look(path: str) -> decode.Look | str:
+def _look(path: str) -> decode.ImageHeader | str:
     try:
         return decode.look(path)
-    except decode.Unreadable as reason:
+    except decode.UnreadableImage as reason:
         return str(reason)
 
 
 def _pixels(path: str, size: int, channels: int, fit: str) -> npt.NDArray[np.uint8]:
     try:
         return decode.pixels(path, size, channels, fit)
-    except decode.Unreadable as reason:
+    except decode.UnreadableImage as reason:
         raise DataError(
             f"{path}: {reason}",
             "it could be decoded when the run began",

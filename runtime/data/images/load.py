@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from runtime.data import labels, stateless_random, stratify
-from runtime.data.dataset import Dataset, Head, Inputs, Settled, Targets
+from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, Targets
 from runtime.data.images import decoded_cache, input_shape, npz_images, source
 from runtime.data.images.augment import Augment
 from runtime.data.images.decoded_cache import Decoded
 from runtime.data.images.image_files import Files
-from runtime.data.images.preprocess import Preparer, from_preprocessing
-from runtime.data.images.source import Images, Source
+from runtime.data.images.preprocess import ImagePreprocessing, from_preprocessing
+from runtime.data.images.source import Images, ImageSource
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 from runtime.hardware.disk_space import DECODED
@@ -57,7 +57,7 @@ class ImageSplit:
         return self.images.title(int(self.rows[index]))
 
 
-def load(job: ImageJob, settled: Settled | None = None) -> Dataset:
+def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
     """Read and check the images of a job, prepared as they are `settled` or as they themselves ask for.
 
     Raises:
@@ -118,7 +118,7 @@ def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
     return replace(dataset, train=split(dataset.train), validation=split(dataset.validation))
 
 
-def _classes(train: Source) -> tuple[str, ...]:
+def _classes(train: ImageSource) -> tuple[str, ...]:
     used = Counter(train.used())
     classes = labels.class_names(used)
     lost = sorted(set(train.labels) - set(used))
@@ -137,7 +137,7 @@ def _classes(train: Source) -> tuple[str, ...]:
     return classes
 
 
-def _geometry(job: ImageJob, train: Source, wanted: Expected | None) -> tuple[int, int, list[str]]:
+def _geometry(job: ImageJob, train: ImageSource, wanted: Expected | None) -> tuple[int, int, list[str]]:
     """Size, channels, and the reasons as notes."""
     if wanted is not None:
         asked = wanted.size if job.data.image_size == "auto" and wanted.size else job.data.image_size
@@ -150,13 +150,13 @@ def _geometry(job: ImageJob, train: Source, wanted: Expected | None) -> tuple[in
             [f"image_size {size}: {why}", f"channels {wanted.channels}: the network takes them"],
         )
     sides, grey = train.images.short_sides[train.rows], train.images.grey[train.rows]
-    exact = isinstance(train.images, npz_images.Arrays)
+    exact = isinstance(train.images, npz_images.ImageArrays)
     size, why = input_shape.choose_size(job.data.image_size, sides, exact)
     channels, because = input_shape.choose_channels(job.data.channels, bool(grey.all()))
     return size, channels, [f"image_size {size}: {why}", f"channels {channels}: {because}"]
 
 
-def _oblong(train: Source, fit: str) -> list[str]:
+def _oblong(train: ImageSource, fit: str) -> list[str]:
     """A note on images that are not square, and on what becomes of them."""
     count = int(train.images.oblong[train.rows].sum())
     return [f"{count:,} of {len(train.rows):,} images are not square: {_BECOMES[fit]}"] * bool(count)
@@ -165,7 +165,7 @@ def _oblong(train: Source, fit: str) -> list[str]:
 Parts = tuple[ImageSplit, ImageSplit]
 
 
-def _divided(train: Source, targets: npt.NDArray[np.int64], fraction: float, seed: int) -> Parts:
+def _divided(train: ImageSource, targets: npt.NDArray[np.int64], fraction: float, seed: int) -> Parts:
     """Training and validation samples from one source."""
     counts = np.bincount(targets)
     if (counts == 1).any():
@@ -184,7 +184,7 @@ def _divided(train: Source, targets: npt.NDArray[np.int64], fraction: float, see
     )
 
 
-def _apart(train: Source, targets: npt.NDArray[np.int64], held: Source, classes: tuple[str, ...]) -> Parts:
+def _apart(train: ImageSource, targets: npt.NDArray[np.int64], held: ImageSource, classes: tuple[str, ...]) -> Parts:
     """Training and validation samples from a source each."""
     known = labels.indices(held.used(), classes, held.key)
     seen, own = (part.images.gather(part.rows[:1]).dtype for part in (train, held))
@@ -197,7 +197,7 @@ def _apart(train: Source, targets: npt.NDArray[np.int64], held: Source, classes:
     return ImageSplit(train.images, train.rows, targets), ImageSplit(held.images, held.rows, known)
 
 
-def _shared(train: Source, held: Source) -> list[str]:
+def _shared(train: ImageSource, held: ImageSource) -> list[str]:
     """A note on images that are in both parts, which makes validation look better than it is."""
     if not (isinstance(train.images, Files) and isinstance(held.images, Files)):
         return []
@@ -207,7 +207,7 @@ def _shared(train: Source, held: Source) -> list[str]:
 
 def _preparer(
     job: ImageJob, train: ImageSplit, classes: tuple[str, ...], wanted: Expected | None
-) -> tuple[Preparer, list[str]]:
+) -> tuple[ImagePreprocessing, list[str]]:
     """Statistics of the training images alone, or those that a pretrained network expects, and notes."""
     chosen = stateless_random.generator(job.train.seed, "statistics").permutation(len(train))[:MEASURED]
     (raw,) = train.gather(np.sort(chosen).astype(np.int64))
@@ -225,7 +225,7 @@ def _preparer(
             else "the training images, for lack of preprocessor_config.json"
         )
         notes.append(f"mean {_listed(mean)} and deviation {_listed(std)} are those of {where}")
-    preparer = Preparer(
+    preparer = ImagePreprocessing(
         image_size=raw.shape[-1],
         channels=raw.shape[1],
         classes=classes,

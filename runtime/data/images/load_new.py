@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from runtime.data import bad_samples, labels
-from runtime.data.bad_samples import Bad
-from runtime.data.dataset import Head, New
+from runtime.data.bad_samples import BadSample
+from runtime.data.dataset import Head, NewSamples
 from runtime.data.formats import table_file
 from runtime.data.images import class_folders, image_files, manifest, npz_images
 from runtime.data.images.decode import EXTENSIONS
 from runtime.data.images.load import ImageSplit
-from runtime.data.images.npz_images import Arrays
-from runtime.data.images.preprocess import Preparer, from_preprocessing
+from runtime.data.images.npz_images import ImageArrays
+from runtime.data.images.preprocess import ImagePreprocessing, from_preprocessing
 from runtime.data.images.source import Images
 from runtime.errors import DataError
 
@@ -26,20 +26,20 @@ KEY = "data"
 
 
 @dataclass
-class _Found:
+class _FoundImages:
     """What the paths hold."""
 
     images: Images
     labels: list[str]
     """One for each image, or none at all."""
-    broken: dict[int, Bad]
+    broken: dict[int, BadSample]
     """Images that cannot be used, by row."""
-    absent: list[Bad] = field(default_factory=list)
+    absent: list[BadSample] = field(default_factory=list)
     """Rows of a manifest that never became images."""
     notes: list[str] = field(default_factory=list)
 
 
-def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, Head], *, labelled: bool) -> New:
+def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, Head], *, labelled: bool) -> NewSamples:
     """Prepare new images exactly as those of validation were prepared.
 
     Args:
@@ -69,14 +69,14 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
         )
     used = [found.labels[row] for row in rows.tolist()] if labelled else None
     classes = None if used is None else labels.indices(used, heads[""].classes, KEY)
-    return New(
+    return NewSamples(
         ImageSplit(found.images.fitted(preparer.image_size, preparer.channels, preparer.fit), rows, classes),
         preparer,
         notes,
     )
 
 
-def _arrays(paths: Sequence[Path], preparer: Preparer, labelled: bool) -> _Found:
+def _arrays(paths: Sequence[Path], preparer: ImagePreprocessing, labelled: bool) -> _FoundImages:
     if len(paths) > 1:
         raise DataError(
             f"{KEY}: {len(paths)} paths with an .npz among them",
@@ -89,10 +89,10 @@ def _arrays(paths: Sequence[Path], preparer: Preparer, labelled: bool) -> _Found
         names = []
         images, broken, notes = npz_images.unlabelled(paths[0], KEY)
     _check_range(images, preparer, paths[0])
-    return _Found(images, names, broken, notes=notes)
+    return _FoundImages(images, names, broken, notes=notes)
 
 
-def _check_range(images: Arrays, preparer: Preparer, path: Path) -> None:
+def _check_range(images: ImageArrays, preparer: ImagePreprocessing, path: Path) -> None:
     """Refuse numbers that would be scaled to almost nothing."""
     if images.pixels.is_floating_point() and preparer.high == 255 and float(images.pixels.max()) <= 1:
         raise DataError(
@@ -102,10 +102,10 @@ def _check_range(images: Arrays, preparer: Preparer, path: Path) -> None:
         )
 
 
-def _files(paths: Sequence[Path], preprocessing: dict[str, Any], labelled: bool) -> _Found:
+def _files(paths: Sequence[Path], preprocessing: dict[str, Any], labelled: bool) -> _FoundImages:
     names: list[str] = []
     given: list[str] = []
-    absent: list[Bad] = []
+    absent: list[BadSample] = []
     notes: list[str] = []
     for path in paths:
         if path.suffix.lower() in table_file.SUFFIXES and path.is_file():
@@ -123,7 +123,7 @@ def _files(paths: Sequence[Path], preprocessing: dict[str, Any], labelled: bool)
         else:
             names += list(_inside(path)) if path.is_dir() else [str(path)]
     found, broken = image_files.checked("", names)
-    return _Found(found, given, broken, absent, notes)
+    return _FoundImages(found, given, broken, absent, notes)
 
 
 def _check_folder(path: Path) -> None:

@@ -6,21 +6,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtime.data.bad_samples import Bad
+from runtime.data.bad_samples import BadSample
 from runtime.data.formats import table_file
 from runtime.errors import DataError
 
 
 @dataclass
-class Rows:
+class ManifestRows:
     """Paths as written with their labels, and the rows that lack one of them."""
 
     names: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
-    bad: list[Bad] = field(default_factory=list)
+    bad: list[BadSample] = field(default_factory=list)
 
 
-def read(file: Path, path_column: str, label_column: str | None, key: str) -> Rows:
+def read(file: Path, path_column: str, label_column: str | None, key: str) -> ManifestRows:
     """The rows of a manifest; spaces around paths and labels are dropped, a label 007 stays 007.
 
     Without a label column there are no labels, and a row needs a path alone.
@@ -30,11 +30,11 @@ def read(file: Path, path_column: str, label_column: str | None, key: str) -> Ro
     """
     options = {path_column: "data.path_column"} | ({label_column: "data.label_column"} if label_column else {})
     table = table_file.read(file, key, wanted=options, only=True, text=options)
-    rows = Rows()
+    rows = ManifestRows()
     for number, cells in enumerate(zip(*(_text(table, name, file, key) for name in options), strict=True), start=1):
         empty = [name for name, cell in zip(options, cells, strict=True) if not cell]
         if empty:
-            rows.bad.append(Bad(f"{file} row {number}", f"{' and '.join(empty)} is empty"))
+            rows.bad.append(BadSample(f"{file} row {number}", f"{' and '.join(empty)} is empty"))
         else:
             rows.names.append(cells[0])
             rows.labels += cells[1:]

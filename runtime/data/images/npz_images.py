@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime.data.bad_samples import Bad
+from runtime.data.bad_samples import BadSample
 from runtime.data.formats import npz_file
 from runtime.data.images.crop import square
 from runtime.data.stateless_random import Ids
@@ -22,7 +22,7 @@ FORMS = "images of shape (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 cha
 
 
 @dataclass(frozen=True)
-class Arrays:
+class ImageArrays:
     """Images in memory."""
 
     path: str
@@ -55,12 +55,12 @@ class Arrays:
         """Whether each image is not square."""
         return np.full(len(self), self.pixels.shape[2] != self.pixels.shape[3])
 
-    def fitted(self, size: int, channels: int, fit: str = "crop") -> Arrays:
+    def fitted(self, size: int, channels: int, fit: str = "crop") -> ImageArrays:
         """The same images as squares of `size` pixels with so many channels."""
         return replace(self, pixels=square(self.pixels, size, channels, fit))
 
 
-def read(path: Path, key: str) -> tuple[Arrays, list[str], dict[int, Bad], list[str]]:
+def read(path: Path, key: str) -> tuple[ImageArrays, list[str], dict[int, BadSample], list[str]]:
     """The images, the label of each as text, by row the images that cannot be used, and notes.
 
     Raises:
@@ -78,7 +78,7 @@ def read(path: Path, key: str) -> tuple[Arrays, list[str], dict[int, Bad], list[
     return images, labels, broken, notes
 
 
-def unlabelled(path: Path, key: str) -> tuple[Arrays, dict[int, Bad], list[str]]:
+def unlabelled(path: Path, key: str) -> tuple[ImageArrays, dict[int, BadSample], list[str]]:
     """The images of a file that need not have labels, by row those that cannot be used, and notes.
 
     Raises:
@@ -87,9 +87,11 @@ def unlabelled(path: Path, key: str) -> tuple[Arrays, dict[int, Bad], list[str]]
     return _images(_arrays(path, key, ("images",)), path, key)
 
 
-def _images(content: dict[str, npt.NDArray[Any]], path: Path, key: str) -> tuple[Arrays, dict[int, Bad], list[str]]:
+def _images(
+    content: dict[str, npt.NDArray[Any]], path: Path, key: str
+) -> tuple[ImageArrays, dict[int, BadSample], list[str]]:
     pixels, note = _numbers(_channels_first(content["images"], path, key), path, key)
-    images = Arrays(path.name, torch.from_numpy(pixels))
+    images = ImageArrays(path.name, torch.from_numpy(pixels))
     return images, _not_finite(images), [note] if note else []
 
 
@@ -159,8 +161,8 @@ def _labels(labels: npt.NDArray[Any], path: Path, key: str) -> list[str]:
     return [str(label) for label in labels.tolist()]
 
 
-def _not_finite(images: Arrays) -> dict[int, Bad]:
+def _not_finite(images: ImageArrays) -> dict[int, BadSample]:
     if not images.pixels.is_floating_point():
         return {}
     good = torch.isfinite(images.pixels.flatten(1)).all(dim=1)
-    return {row: Bad(images.title(row), "NaN or infinity") for row in (~good).nonzero().flatten().tolist()}
+    return {row: BadSample(images.title(row), "NaN or infinity") for row in (~good).nonzero().flatten().tolist()}

@@ -22,7 +22,7 @@ RESIZE = {
 
 
 @dataclass(frozen=True)
-class Preparer:
+class ImagePreprocessing:
     """Scale, augment in training only, normalise. Everything but the augmentation is stored with the model."""
 
     image_size: int
@@ -73,9 +73,9 @@ class Preparer:
         }
 
 
-def from_preprocessing(data: dict[str, Any]) -> Preparer:
+def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
     """The preparer that `Preparer.to_json` described, without augmentation."""
-    return Preparer(
+    return ImagePreprocessing(
         image_size=data["image_size"],
         channels=data["channels"],
         classes=tuple(data["classes"]),

@@ -15,14 +15,14 @@ from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 from runtime.job.data import ImageData
 
-Images = npz_images.Arrays | image_files.Files
+Images = npz_images.ImageArrays | image_files.Files
 KINDS = (
     "a folder of class folders, a .csv, .tsv, .jsonl or .parquet with paths and labels, an .npz of images and labels"
 )
 
 
 @dataclass
-class Source:
+class ImageSource:
     """All images of one path."""
 
     key: str
@@ -43,7 +43,7 @@ class Source:
         self.images = self.images.fitted(size, channels, fit)
 
 
-def read(path: Path, data: ImageData, key: str) -> Source:
+def read(path: Path, data: ImageData, key: str) -> ImageSource:
     """Find, decode once and check every image of a path.
 
     Args:
@@ -75,13 +75,13 @@ def _checked(
     key: str,
     images: Images,
     labels: list[str],
-    broken: dict[int, bad_samples.Bad],
-    absent: list[bad_samples.Bad],
+    broken: dict[int, bad_samples.BadSample],
+    absent: list[bad_samples.BadSample],
     notes: list[str],
     data: ImageData,
-) -> Source:
+) -> ImageSource:
     """The source without its bad samples: `broken` ones by row, and `absent` ones that never became rows."""
     unusable = [*absent, *broken.values()]
     left_out = bad_samples.check(unusable, len(images) + len(absent), data.bad_samples, key)
     rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64))
-    return Source(key, images, labels, rows, [*notes, *left_out])
+    return ImageSource(key, images, labels, rows, [*notes, *left_out])

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from runtime.data import stateless_random
-from runtime.data.dataset import Batch, Split, Together
+from runtime.data.dataset import Batch, JointTargets, Split
 from runtime.data.loader import workers as crews
 from runtime.data.loader.prefetch import ahead
-from runtime.data.loader.shared_memory import Handover
+from runtime.data.loader.shared_memory import SharedMemory
 from runtime.data.stateless_random import Ids
 from runtime.errors import DrivetrainError
 
@@ -35,7 +35,7 @@ class Batches:
         self.tell: Callable[[str], None] = print
         self.part: Callable[[Ids], Ids] = lambda ids: ids
         """What of a batch this process fetches, if several train together."""
-        self.handover = Handover()
+        self.handover = SharedMemory()
 
     @property
     def per_epoch(self) -> int:
@@ -102,7 +102,7 @@ def fetch(
     if workers == 0:
         # A dataset of the user's own may draw from the generators that a step draws from: never beside one.
         return (source[ids].pin_memory() for ids in groups)
-    return map(_received, crews.Crew(workers, pin, tell).prepared(_Sent(source), groups))
+    return map(_received, crews.WorkerSettings(workers, pin, tell).prepared(_WorkerDataset(source), groups))
 
 
 class _Groups(torch.utils.data.Dataset[Batch]):
@@ -110,7 +110,7 @@ class _Groups(torch.utils.data.Dataset[Batch]):
 
     def __init__(self, split: Split) -> None:
         self.split = split
-        self.together = split if isinstance(split, Together) else None
+        self.together = split if isinstance(split, JointTargets) else None
 
     def __getitem__(self, ids: Ids) -> Batch:
         if self.together is not None:
@@ -119,7 +119,7 @@ class _Groups(torch.utils.data.Dataset[Batch]):
         return Batch(ids, self.split.gather(ids), {name: y[index] for name, y in self.split.targets.items()})
 
 
-class _Sent(torch.utils.data.Dataset[Batch | DrivetrainError]):
+class _WorkerDataset(torch.utils.data.Dataset[Batch | DrivetrainError]):
     """The same in a worker: torch would wrap what is raised there into a traceback, so an error is sent as a value."""
 
     def __init__(self, source: _Groups) -> None:

@@ -13,7 +13,7 @@ from runtime.data.stateless_random import Ids
 from runtime.data.to_device import onto
 
 
-class Resident:
+class GpuResidentSplit:
     """A split with all its samples on a device.
 
     Args:
@@ -52,7 +52,7 @@ def reside(dataset: Dataset, device: torch.device, at_once: int, workers: int = 
     kept = dataset.kept.setdefault("resident", {})
     for name in ("train", "validation"):
         if name not in kept:
-            kept[name] = Resident(getattr(dataset, name), device, at_once, workers)
+            kept[name] = GpuResidentSplit(getattr(dataset, name), device, at_once, workers)
     return replace(dataset, train=kept["train"], validation=kept["validation"])
 
 

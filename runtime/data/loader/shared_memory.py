@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.data.dataset import Split, Together
+from runtime.data.dataset import JointTargets, Split
 from runtime.data.loader.longest import longest
 from runtime.hardware.facts import size as readable
 from runtime.optimizations.loader_workers import IN_FLIGHT
@@ -16,7 +16,7 @@ from runtime.optimizations.loader_workers import IN_FLIGHT
 PLACE = Path("/dev/shm")
 
 
-class Handover:
+class SharedMemory:
     """Room for batches of any size, asked for once for each size.
 
     Args:
@@ -62,7 +62,7 @@ def _bytes(split: Split) -> int:
     """Bytes of the longest sample."""
     ids = longest(split, 1)
     tensors: list[Tensor] = []
-    if isinstance(split, Together):
+    if isinstance(split, JointTargets):
         inputs, targets = split.samples(ids)
         tensors += [*inputs, *targets.values()]
     else:

@@ -38,7 +38,7 @@ ALONE = "the trainer prepares its batches itself from now on"
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerSettings:
     """How batches are prepared ahead."""
 
     workers: int
@@ -54,19 +54,19 @@ class Crew:
         """
         done = 0
         for start in range(1, STARTS + 1):
-            team = _Team(self, source, groups[done:])
+            team = _WorkerPool(self, source, groups[done:])
             try:
                 for item in team:
                     yield item
                     done += 1
                 return
-            except _Full as why:
+            except _SharedMemoryFull as why:
                 self.tell(f"{why} before batch {done + 1}; {ALONE}")
                 hung = False
                 break
-            except _Lost as why:
+            except _WorkerLost as why:
                 self._say(str(why), done, start)
-                hung = isinstance(why, _Hung)
+                hung = isinstance(why, _WorkerHung)
             finally:
                 team.end()
         if hung:
@@ -84,22 +84,22 @@ class Crew:
         self.tell(f"{why} before batch {done + 1}; {follows}")
 
 
-class _Lost(Exception):
+class _WorkerLost(Exception):
     """A worker is gone."""
 
 
-class _Hung(_Lost):
+class _WorkerHung(_WorkerLost):
     """No batch came for too long."""
 
 
-class _Full(_Lost):
+class _SharedMemoryFull(_WorkerLost):
     """There is no room in shared memory for a batch."""
 
 
-class _Team:
+class _WorkerPool:
     """One set of workers."""
 
-    def __init__(self, crew: Crew, source: Dataset[Any], groups: Sequence[Ids]) -> None:
+    def __init__(self, crew: WorkerSettings, source: Dataset[Any], groups: Sequence[Ids]) -> None:
         self.patience, before = crew.patience, set(multiprocessing.active_children())
         loader = DataLoader(
             source,
@@ -147,19 +147,19 @@ class _Team:
     def _judge(self, error: Exception, waited: float) -> None:
         """Go on waiting, or say what is wrong with the workers."""
         if self.hung:
-            raise _Hung(f"the loader workers hung for {waited:.0f} s") from None
+            raise _WorkerHung(f"the loader workers hung for {waited:.0f} s") from None
         if not isinstance(error, RuntimeError):  # the other end of a pipe is gone a moment before its process is
             for process in self.processes:
                 process.join(0.5)
         lost = [process for process in self.processes if process.exitcode is not None]
         if any(process.exitcode == NO_ROOM for process in lost):
-            raise _Full("a loader worker found no room in /dev/shm for its batch") from None
+            raise _SharedMemoryFull("a loader worker found no room in /dev/shm for its batch") from None
         if lost:
-            raise _Lost(f"a loader worker was lost (exit {lost[0].exitcode})") from None
+            raise _WorkerLost(f"a loader worker was lost (exit {lost[0].exitcode})") from None
         if "timed out" not in str(error):
             raise error
         if waited >= self.patience:
-            raise _Hung(f"the loader workers hung for {waited:.0f} s") from None
+            raise _WorkerHung(f"the loader workers hung for {waited:.0f} s") from None
 
     def end(self) -> None:
         """No worker is left, not even a stopped one."""

@@ -43,14 +43,14 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
     from pyarrow import csv, parquet
 
     folder.mkdir(parents=True, exist_ok=True)
-    made = _table(size, np.random.default_rng(seed), _Effects(seed))
+    made = _table(size, np.random.default_rng(seed), _CategoryEffects(seed))
     parquet.write_table(made, folder / "train.parquet")
-    fresh = _table(NEW, np.random.default_rng([seed, 1]), _Effects(seed))
+    fresh = _table(NEW, np.random.default_rng([seed, 1]), _CategoryEffects(seed))
     csv.write_csv(fresh.drop_columns(["fails", "hours_left"]), folder / "new.csv")
     return [folder / "train.parquet", folder / "new.csv"]
 
 
-class _Effects:
+class _CategoryEffects:
     """What each category does; the same in both files."""
 
     def __init__(self, seed: int) -> None:
@@ -61,7 +61,7 @@ class _Effects:
         self.sensors = drawn.normal(size=len(SENSORS))
 
 
-def _table(size: int, drawn: Draws, effects: _Effects) -> Any:
+def _table(size: int, drawn: Draws, effects: _CategoryEffects) -> Any:
     """A pyarrow table; categories as text, missing cells as nulls."""
     import pyarrow
 
@@ -113,7 +113,9 @@ def _texts(codes: Columns) -> Columns:
     return {name: np.array(values)[codes[name]] for name, values in names.items()} | {"region": codes["region"] + 1}
 
 
-def _numbers(size: int, drawn: Draws, codes: Columns, effects: _Effects) -> tuple[Columns, npt.NDArray[np.float64]]:
+def _numbers(
+    size: int, drawn: Draws, codes: Columns, effects: _CategoryEffects
+) -> tuple[Columns, npt.NDArray[np.float64]]:
     """Numeric columns, and the wear that some of them tell about."""
     age = drawn.gamma(2.0, 30.0, size)
     load = drawn.beta(2.0, 3.0, size)
@@ -142,7 +144,7 @@ def _numbers(size: int, drawn: Draws, codes: Columns, effects: _Effects) -> tupl
 
 
 def _score(
-    drawn: Draws, codes: Columns, numbers: Columns, wear: npt.NDArray[np.float64], effects: _Effects
+    drawn: Draws, codes: Columns, numbers: Columns, wear: npt.NDArray[np.float64], effects: _CategoryEffects
 ) -> npt.NDArray[np.float64]:
     """The logit of failing."""
     known = 2.0 * wear + effects.site[codes["site"]] + effects.suits[codes["model"], codes["fluid"]]

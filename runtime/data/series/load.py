@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from runtime.data import stratify, target_columns
-from runtime.data.dataset import Dataset, Head, New, Settled, as_it_is
+from runtime.data.dataset import Dataset, Head, InputRecord, NewSamples, as_it_is
 from runtime.data.series import timeline, window_split, windows
-from runtime.data.series.timeline import Layout
-from runtime.data.series.window_split import Cut
+from runtime.data.series.timeline import WindowLayout
+from runtime.data.series.window_split import WindowSplit
 from runtime.data.series.windows import Scale
 from runtime.errors import DataError
 from runtime.job.series import SeriesClassificationJob, SeriesJob
 
 
-def load(job: SeriesJob, settled: Settled | None = None) -> Dataset:
+def load(job: SeriesJob, settled: InputRecord | None = None) -> Dataset:
     """Read and check the windows of a job, scaled as is `settled` or as they themselves ask for.
 
     Raises:
@@ -52,7 +52,9 @@ def load(job: SeriesJob, settled: Settled | None = None) -> Dataset:
     return Dataset(train, validation, {"": head}, stored, as_it_is, notes=notes)
 
 
-def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool) -> New:
+def read(
+    paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
+) -> NewSamples:
     """Prepare new windows exactly as those of training were prepared.
 
     Args:
@@ -69,23 +71,23 @@ def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping
         part = _new(path, preprocessing, labelled)
         made.append((part, part.split(scale.scaled(part.values), heads[""] if labelled else None)))
     notes = [note for part, _ in made for note in part.notes]
-    return New(windows.joined([split for _, split in made]), as_it_is, notes)
+    return NewSamples(windows.joined([split for _, split in made]), as_it_is, notes)
 
 
 def _scale(preprocessing: Mapping[str, Any]) -> Scale:
     return Scale(tuple(preprocessing["mean"]), tuple(preprocessing["std"]))
 
 
-def _layout(job: SeriesJob, classes: bool) -> Layout:
+def _layout(job: SeriesJob, classes: bool) -> WindowLayout:
     data = job.data
     assert data.time is not None
     assert data.window is not None
-    return Layout(
+    return WindowLayout(
         data.time, data.features or (), data.label or (), classes, data.group, data.window, data.step, data.max_gap
     )
 
 
-def _long(job: SeriesJob, path: Path, layout: Layout) -> tuple[Cut, Cut, Layout]:
+def _long(job: SeriesJob, path: Path, layout: WindowLayout) -> tuple[WindowSplit, WindowSplit, WindowLayout]:
     """Training and validation windows of long tables: two tables, or two parts of the time."""
     data = job.data
     read = timeline.read(path, "data.train", layout, data.bad_samples, labelled=True)
@@ -97,7 +99,7 @@ def _long(job: SeriesJob, path: Path, layout: Layout) -> tuple[Cut, Cut, Layout]
     return *window_split.divided(read, data.validation, data.bad_samples), read.layout
 
 
-def _arrays(job: SeriesJob, path: Path, classes: bool) -> tuple[Cut, Cut]:
+def _arrays(job: SeriesJob, path: Path, classes: bool) -> tuple[WindowSplit, WindowSplit]:
     """Training and validation windows of arrays: two files, or one that is split by class or at random."""
     data = job.data
     train = window_split.stacked(path, "data.train", classes, data.bad_samples, labelled=True)
@@ -122,7 +124,7 @@ def _arrays(job: SeriesJob, path: Path, classes: bool) -> tuple[Cut, Cut]:
     return train.taken(kept), replace(train.taken(held), notes=[])
 
 
-def _new(path: Path, preprocessing: Mapping[str, Any], labelled: bool) -> Cut:
+def _new(path: Path, preprocessing: Mapping[str, Any], labelled: bool) -> WindowSplit:
     arrays = preprocessing["form"] == "arrays"
     if (path.suffix.lower() == ".npz") != arrays:
         raise DataError(
@@ -134,5 +136,5 @@ def _new(path: Path, preprocessing: Mapping[str, Any], labelled: bool) -> Cut:
         cut = window_split.stacked(path, str(path), preprocessing["classes"], None, labelled=labelled)
         cut.check_shape(preprocessing["length"], preprocessing["channels"])
         return cut
-    layout = timeline.layout({name: preprocessing[name] for name in Layout.__dataclass_fields__})
+    layout = timeline.layout({name: preprocessing[name] for name in WindowLayout.__dataclass_fields__})
     return window_split.whole(timeline.read(path, str(path), layout, None, labelled=labelled), None)

@@ -12,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.data import bad_samples, target_columns
-from runtime.data.bad_samples import Bad
+from runtime.data.bad_samples import BadSample
 from runtime.data.formats import column_values, npz_file
 from runtime.data.stateless_random import Ids
-from runtime.data.target_columns import Goal
+from runtime.data.target_columns import TargetColumn
 from runtime.errors import DataError
 
 FORM = "an .npz with `x` of shape (N, T, channels), numbers, and `y` of shape (N,) or (N, K)"
 
 
 @dataclass(frozen=True)
-class Stack:
+class WindowStack:
     """The windows of one file."""
 
     path: Path
@@ -30,13 +30,13 @@ class Stack:
     """The key of the spec that names the file, for messages."""
     values: npt.NDArray[Any]
     """Shape (N, T, channels)."""
-    goal: Goal | None
+    goal: TargetColumn | None
     rows: Ids
     """Windows that can be used."""
     notes: list[str]
 
 
-def read(path: Path, key: str, *, classes: bool, budget: float | None, labelled: bool) -> Stack:
+def read(path: Path, key: str, *, classes: bool, budget: float | None, labelled: bool) -> WindowStack:
     """Read and check arrays.
 
     Args:
@@ -54,13 +54,13 @@ def read(path: Path, key: str, *, classes: bool, budget: float | None, labelled:
     goal = _goal(arrays["y"], len(values), classes, path, key) if labelled else None
     reasons = dict.fromkeys(np.flatnonzero(~_finite(values)).tolist(), "NaN or infinity")
     reasons |= goal.bad if goal else {}
-    found = [Bad(f"{path.name}[{row}]", reasons[row]) for row in sorted(reasons)]
+    found = [BadSample(f"{path.name}[{row}]", reasons[row]) for row in sorted(reasons)]
     notes = bad_samples.check(found, len(values), 1.0 if budget is None else budget, key)
     keep = np.ones(len(values), np.bool_)
     keep[list(reasons)] = False
     if not keep.any():
         raise DataError(f"{key}: no window of {path} can be used; {found[0]}", "one window or more", "mend the file")
-    return Stack(path, key, values, goal, np.flatnonzero(keep).astype(np.int64), notes)
+    return WindowStack(path, key, values, goal, np.flatnonzero(keep).astype(np.int64), notes)
 
 
 def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
@@ -93,7 +93,7 @@ def _values(x: npt.NDArray[Any], path: Path, key: str) -> npt.NDArray[Any]:
     return np.ascontiguousarray(x, np.float32 if x.dtype.kind in "bu" or x.dtype.itemsize < 4 else x.dtype)
 
 
-def _goal(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str) -> Goal:
+def _goal(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str) -> TargetColumn:
     import pyarrow
 
     if y.ndim == 1:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from runtime.data import bad_samples, target_columns
-from runtime.data.bad_samples import Bad
+from runtime.data.bad_samples import BadSample
 from runtime.data.formats import column_values, table_file
 from runtime.data.labels import listed
 from runtime.data.series import timestamps as clock
-from runtime.data.series.timestamps import Clock
-from runtime.data.target_columns import Goal
+from runtime.data.series.timestamps import SeriesOrder
+from runtime.data.target_columns import TargetColumn
 from runtime.errors import DataError
 
 FEW = 5
@@ -23,7 +23,7 @@ FEW = 5
 
 
 @dataclass(frozen=True)
-class Layout:
+class WindowLayout:
     """How windows are cut from a long table."""
 
     time: str
@@ -41,9 +41,9 @@ class Layout:
         return asdict(self) | {"features": list(self.features), "label": list(self.label)}
 
 
-def layout(data: Mapping[str, Any]) -> Layout:
+def layout(data: Mapping[str, Any]) -> WindowLayout:
     """The layout that `Layout.to_json` described."""
-    return Layout(**dict(data) | {"features": tuple(data["features"]), "label": tuple(data["label"])})
+    return WindowLayout(**dict(data) | {"features": tuple(data["features"]), "label": tuple(data["label"])})
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,18 @@ class Timeline:
     path: Path
     key: str
     """The key of the spec that names the file, for messages."""
-    layout: Layout
+    layout: WindowLayout
     values: column_values.Numbers
     """Shape (rows, features), float64, all finite."""
-    clock: Clock
-    goal: Goal | None
+    clock: SeriesOrder
+    goal: TargetColumn | None
     notes: list[str]
 
     def __len__(self) -> int:
         return len(self.values)
 
 
-def read(path: Path, key: str, layout: Layout, budget: float | None, *, labelled: bool) -> Timeline:
+def read(path: Path, key: str, layout: WindowLayout, budget: float | None, *, labelled: bool) -> Timeline:
     """Read, sort and fill a long table.
 
     Args:
@@ -95,7 +95,7 @@ def option(key: str, name: str) -> str:
     return f"data.{name}" if key == "data.train" else key
 
 
-def _table(path: Path, key: str, layout: Layout, labelled: bool) -> Any:
+def _table(path: Path, key: str, layout: WindowLayout, labelled: bool) -> Any:
     wanted = dict.fromkeys(layout.features, option(key, "features")) | {layout.time: option(key, "time")}
     if labelled:
         wanted |= dict.fromkeys(layout.label, option(key, "label"))
@@ -105,7 +105,7 @@ def _table(path: Path, key: str, layout: Layout, labelled: bool) -> Any:
     return table_file.read(path, key, wanted=wanted, only=bool(layout.features), text=text)
 
 
-def _with_features(table: Any, layout: Layout, path: Path, key: str) -> tuple[Layout, list[str]]:
+def _with_features(table: Any, layout: WindowLayout, path: Path, key: str) -> tuple[WindowLayout, list[str]]:
     """The layout with the names of its features, and a note on columns that are none."""
     if layout.features:
         for name in layout.features:
@@ -126,7 +126,7 @@ def _with_features(table: Any, layout: Layout, path: Path, key: str) -> tuple[La
 
 
 def _filled(
-    table: Any, layout: Layout, ticking: Clock, path: Path, key: str, budget: float | None
+    table: Any, layout: WindowLayout, ticking: SeriesOrder, path: Path, key: str, budget: float | None
 ) -> tuple[column_values.Numbers, column_values.Mask, list[str]]:
     """Values of the rows whose features are known, which rows those are, and notes.
 
@@ -160,9 +160,14 @@ def _filled(
 
 
 def _notes(
-    reasons: dict[int, list[str]], known: column_values.Mask, ticking: Clock, path: Path, key: str, budget: float | None
+    reasons: dict[int, list[str]],
+    known: column_values.Mask,
+    ticking: SeriesOrder,
+    path: Path,
+    key: str,
+    budget: float | None,
 ) -> list[str]:
-    found = [Bad(f"{path.name} row {ticking.rows[row] + 1}", "; ".join(reasons[row])) for row in sorted(reasons)]
+    found = [BadSample(f"{path.name} row {ticking.rows[row] + 1}", "; ".join(reasons[row])) for row in sorted(reasons)]
     bad_samples.check(found, len(ticking), 1.0 if budget is None else budget, key)
     if not found:
         return []

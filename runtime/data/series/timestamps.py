@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.data import bad_samples
-from runtime.data.bad_samples import Bad
+from runtime.data.bad_samples import BadSample
 from runtime.data.formats import column_values
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
@@ -20,7 +20,7 @@ POSSIBLE = "numbers, or dates as 2024-05-31 or 2024-05-31 08:30:00"
 
 
 @dataclass(frozen=True)
-class Clock:
+class SeriesOrder:
     """Rows in the order of series and time."""
 
     times: npt.NDArray[Any]
@@ -35,7 +35,7 @@ class Clock:
     def __len__(self) -> int:
         return len(self.times)
 
-    def kept(self, keep: column_values.Mask) -> Clock:
+    def kept(self, keep: column_values.Mask) -> SeriesOrder:
         """Some of the rows."""
         return replace(self, times=self.times[keep], series=self.series[keep], rows=self.rows[keep])
 
@@ -53,7 +53,7 @@ class Clock:
 
 def read(
     table: Any, time: str, group: str | None, path: Path, key: str, budget: float | None
-) -> tuple[Clock, list[str]]:
+) -> tuple[SeriesOrder, list[str]]:
     """The rows that have a time and a series, in order, and notes.
 
     Args:
@@ -71,7 +71,7 @@ def read(
     series, grouped = _series(table[group], group, path, key) if group else (np.zeros(len(table), np.int64), present)
     missing = [(time, ~present), *([(group, ~grouped)] if group else [])]
     found = [
-        Bad(f"{path.name} row {row + 1}", f"{name} is empty")
+        BadSample(f"{path.name} row {row + 1}", f"{name} is empty")
         for name, lost in missing
         for row in np.flatnonzero(lost).tolist()
     ]
@@ -82,7 +82,7 @@ def read(
     order = keep[np.lexsort((times[keep], series[keep]))]
     if (np.diff(keep) < 0).any() or (order != keep).any():
         notes.append(f"{path.name}: rows are sorted by {f'{group} and ' if group else ''}{time}")
-    clock = Clock(times[order], per_second, series[order], order)
+    clock = SeriesOrder(times[order], per_second, series[order], order)
     _check_twice(clock, time, group, path, key)
     return clock, notes
 
@@ -128,7 +128,7 @@ def _series(column: Any, name: str, path: Path, key: str) -> tuple[npt.NDArray[n
     return encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64), present
 
 
-def _check_twice(clock: Clock, time: str, group: str | None, path: Path, key: str) -> None:
+def _check_twice(clock: SeriesOrder, time: str, group: str | None, path: Path, key: str) -> None:
     same = (clock.times[1:] == clock.times[:-1]) & (clock.series[1:] == clock.series[:-1])
     if same.any():
         first = int(same.argmax())

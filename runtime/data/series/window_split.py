@@ -11,19 +11,19 @@ import numpy.typing as npt
 from torch import Tensor
 
 from runtime.data import bad_samples, target_columns
-from runtime.data.bad_samples import Bad
+from runtime.data.bad_samples import BadSample
 from runtime.data.dataset import Head
 from runtime.data.formats import column_values
 from runtime.data.series import npz_windows, windows
 from runtime.data.series.timeline import Timeline
 from runtime.data.series.windows import SeriesSplit
 from runtime.data.stateless_random import Ids
-from runtime.data.target_columns import Goal
+from runtime.data.target_columns import TargetColumn
 from runtime.errors import DataError
 
 
 @dataclass(frozen=True)
-class Cut:
+class WindowSplit:
     """Windows of the rows of one file."""
 
     path: Path
@@ -37,7 +37,7 @@ class Cut:
     """The first row of each window."""
     length: int
     """Rows in a window."""
-    goal: Goal | None
+    goal: TargetColumn | None
     marks: Ids
     """Where each window's target is in `goal`."""
     numbers: Ids
@@ -50,7 +50,7 @@ class Cut:
         """The rows from which mean and deviation may be taken."""
         return self.values if self.fitted.all() else self.values[self.fitted]
 
-    def taken(self, chosen: Ids) -> Cut:
+    def taken(self, chosen: Ids) -> WindowSplit:
         """Some of the windows, which in arrays are also the rows to fit to."""
         fitted = np.zeros(len(self.values), np.bool_)
         fitted[(self.starts[chosen][:, None] + np.arange(self.length)).ravel()] = True
@@ -86,7 +86,7 @@ class Cut:
             )
 
 
-def whole(line: Timeline, budget: float | None) -> Cut:
+def whole(line: Timeline, budget: float | None) -> WindowSplit:
     """All windows of a long table.
 
     Args:
@@ -101,7 +101,7 @@ def whole(line: Timeline, budget: float | None) -> Cut:
     return replace(cut, notes=[*line.notes, *cut.notes])
 
 
-def divided(line: Timeline, share: float, budget: float) -> tuple[Cut, Cut]:
+def divided(line: Timeline, share: float, budget: float) -> tuple[WindowSplit, WindowSplit]:
     """Windows before a moment, and windows from it on; none reaches across.
 
     Args:
@@ -125,7 +125,7 @@ def divided(line: Timeline, share: float, budget: float) -> tuple[Cut, Cut]:
     return replace(early, notes=[*line.notes, *early.notes]), late
 
 
-def stacked(path: Path, key: str, classes: bool, budget: float | None, *, labelled: bool) -> Cut:
+def stacked(path: Path, key: str, classes: bool, budget: float | None, *, labelled: bool) -> WindowSplit:
     """The windows of arrays.
 
     Args:
@@ -141,7 +141,7 @@ def stacked(path: Path, key: str, classes: bool, budget: float | None, *, labell
     stack = npz_windows.read(path, key, classes=classes, budget=budget, labelled=labelled)
     length, channels = stack.values.shape[1:]
     values = stack.values.reshape(-1, channels)
-    cut = Cut(
+    cut = WindowSplit(
         path,
         key,
         values,
@@ -159,7 +159,7 @@ def stacked(path: Path, key: str, classes: bool, budget: float | None, *, labell
 
 def _usable(
     line: Timeline, breaks: column_values.Mask, part: column_values.Mask, budget: float | None, name: str = ""
-) -> Cut:
+) -> WindowSplit:
     """Windows of one part of the rows, without those that have no label."""
     _check_length(line, breaks, part, name)
     length = line.layout.window
@@ -171,7 +171,8 @@ def _usable(
     without = np.zeros(len(line), np.bool_)
     without[list(reasons)] = True
     found = [
-        Bad(f"{file}, window that ends in row {rows[row] + 1}", reasons[row]) for row in last[without[last]].tolist()
+        BadSample(f"{file}, window that ends in row {rows[row] + 1}", reasons[row])
+        for row in last[without[last]].tolist()
     ]
     notes = bad_samples.check(found, len(starts), 1.0 if budget is None else budget, line.key)
     good = ~without[last]
@@ -181,7 +182,7 @@ def _usable(
             "a label in the last row of each window",
             "add labels, or choose window and stride so that windows end in labelled rows",
         )
-    return Cut(
+    return WindowSplit(
         line.path,
         line.key,
         line.values,

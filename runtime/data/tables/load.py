@@ -12,15 +12,15 @@ import torch
 
 from runtime.data import stratify
 from runtime.data import target_columns as targets
-from runtime.data.dataset import Dataset, Head, Inputs, New, Settled, Targets, as_it_is
+from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, as_it_is
 from runtime.data.formats import table_file
 from runtime.data.labels import listed
 from runtime.data.stateless_random import Ids
 from runtime.data.tables import features
 from runtime.data.tables.column_roles import roles
 from runtime.data.tables.features import Features
-from runtime.data.tables.usable_rows import Titles, taken, usable
-from runtime.data.target_columns import Goal
+from runtime.data.tables.usable_rows import RowNames, taken, usable
+from runtime.data.target_columns import TargetColumn
 from runtime.errors import DataError
 from runtime.job.tables import TableClassificationJob, TableData, TableJob
 
@@ -34,7 +34,7 @@ class TableSplit:
     rows: Ids
     """The rows of this split."""
     targets: Targets
-    titles: Titles
+    titles: RowNames
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -50,7 +50,7 @@ class TableSplit:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _TablePart:
     """The prepared rows of one file."""
 
     path: Path
@@ -58,17 +58,17 @@ class _Part:
     inputs: Inputs
     rows: Ids
     """Rows that can be used."""
-    goal: Goal | None
+    goal: TargetColumn | None
     notes: list[str]
 
     def split(self, rows: Ids, head: Head) -> TableSplit:
         """Some of the rows."""
         assert self.goal is not None
         made = {"": targets.tensor(self.goal, rows, head, self.key)}
-        return TableSplit(self.inputs, rows, made, Titles((self.path.name,), (0,)))
+        return TableSplit(self.inputs, rows, made, RowNames((self.path.name,), (0,)))
 
 
-def load(job: TableJob, settled: Settled | None = None) -> Dataset:
+def load(job: TableJob, settled: InputRecord | None = None) -> Dataset:
     """Read and check the rows of a job, prepared as they are `settled` or as they themselves ask for.
 
     Raises:
@@ -91,12 +91,12 @@ def load(job: TableJob, settled: Settled | None = None) -> Dataset:
             "a feature that differs between rows",
             "add columns or rows",
         )
-    train = _Part(path, "data.train", fitted.tensors(table), rows, goal, [found.note(), *notes, *left_out])
+    train = _TablePart(path, "data.train", fitted.tensors(table), rows, goal, [found.note(), *notes, *left_out])
     if isinstance(data.validation, str):
         own = _part(job.resolve(data.validation), "data.validation", fitted, data.target, classes, data.bad_samples)
         validation = own.split(own.rows, head)
     else:
-        own = _Part(path, "data.train", train.inputs, held, goal, fitted.notes(taken(table, held), "validation"))
+        own = _TablePart(path, "data.train", train.inputs, held, goal, fitted.notes(taken(table, held), "validation"))
         validation = own.split(held, head)
     counts = f"{len(kept):,} training and {len(validation):,} validation rows"
     stored = {"kind": "table", "target": list(data.target), "classes": classes, **fitted.to_json()}
@@ -111,7 +111,9 @@ def load(job: TableJob, settled: Settled | None = None) -> Dataset:
     )
 
 
-def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool) -> New:
+def read(
+    paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
+) -> NewSamples:
     """Prepare new rows exactly as those of training were prepared.
 
     Args:
@@ -132,8 +134,8 @@ def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping
     made: Targets = {}
     if labelled:
         made = {"": torch.cat([part.split(part.rows, head).targets[""] for part in parts])}
-    titles = Titles(tuple(path.name for path in paths), tuple(starts[:-1].tolist()))
-    return New(TableSplit(inputs, rows, made, titles), as_it_is, [note for part in parts for note in part.notes])
+    titles = RowNames(tuple(path.name for path in paths), tuple(starts[:-1].tolist()))
+    return NewSamples(TableSplit(inputs, rows, made, titles), as_it_is, [note for part in parts for note in part.notes])
 
 
 def _table(path: Path, data: TableData, classes: bool) -> Any:
@@ -155,17 +157,21 @@ def _classes(target: Sequence[str], classes: bool) -> Sequence[str]:
     return target if classes and len(target) == 1 else ()
 
 
-def _part(path: Path, key: str, fitted: Features, target: Sequence[str], classes: bool, budget: float | None) -> _Part:
+def _part(
+    path: Path, key: str, fitted: Features, target: Sequence[str], classes: bool, budget: float | None
+) -> _TablePart:
     """A file of its own, prepared as the training rows were; without a budget any number of rows may be left out."""
     text = [*(category.name for category in fitted.categories), *_classes(target, classes)]
     wanted = dict.fromkeys((*fitted.names, *target), key)
     table = table_file.read(path, key, wanted=wanted, only=True, text=text)
     goal = targets.read(table, target, classes=classes, option=key, source=str(path)) if target else None
     rows, notes = usable(table, [number.name for number in fitted.numbers], goal, path, key, budget)
-    return _Part(path, key, fitted.tensors(table), rows, goal, [*notes, *fitted.notes(taken(table, rows), path.name)])
+    return _TablePart(
+        path, key, fitted.tensors(table), rows, goal, [*notes, *fitted.notes(taken(table, rows), path.name)]
+    )
 
 
-def _divided(job: TableJob, goal: Goal, rows: Ids, notes: list[str]) -> tuple[Ids, Ids]:
+def _divided(job: TableJob, goal: TargetColumn, rows: Ids, notes: list[str]) -> tuple[Ids, Ids]:
     """Rows for training and for validation: by class, or where there are none, at random."""
     if isinstance(job.data.validation, str):
         return rows, rows[:0]

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from runtime.data import bad_samples
-from runtime.data.bad_samples import Bad
+from runtime.data.bad_samples import BadSample
 from runtime.data.formats import column_values
 from runtime.data.stateless_random import Ids
-from runtime.data.target_columns import Goal
+from runtime.data.target_columns import TargetColumn
 from runtime.errors import DataError
 
 
 @dataclass(frozen=True)
-class Titles:
+class RowNames:
     """Names of rows that stem from several files, one after the other."""
 
     files: tuple[str, ...]
@@ -33,7 +33,7 @@ class Titles:
 
 
 def usable(
-    table: Any, numeric: Sequence[str], goal: Goal | None, path: Path, key: str, budget: float | None
+    table: Any, numeric: Sequence[str], goal: TargetColumn | None, path: Path, key: str, budget: float | None
 ) -> tuple[Ids, list[str]]:
     """The rows that can be used, and notes on the others.
 
@@ -60,7 +60,7 @@ def usable(
             reasons.setdefault(row, []).append(f"{name} is {column_values.shown(table[name], row)}, not a number")
         for row in np.flatnonzero(infinite).tolist():
             reasons.setdefault(row, []).append(f"{name} is infinite")
-    found = [Bad(f"{path.name} row {row + 1}", "; ".join(reasons[row])) for row in sorted(reasons)]
+    found = [BadSample(f"{path.name} row {row + 1}", "; ".join(reasons[row])) for row in sorted(reasons)]
     notes = bad_samples.check(found, len(table), 1.0 if budget is None else budget, key)
     if len(found) == len(table):
         raise DataError(f"{key}: no row of {path} can be used; {found[0]}", "one row or more", "mend the file")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data.bad_samples import Bad
+from runtime.data.bad_samples import BadSample
 from runtime.data.formats import table_file
 from runtime.data.labels import listed
 from runtime.data.stateless_random import Ids
@@ -36,7 +36,7 @@ class Corpus:
     """By column: the label of each usable row, as written."""
     rows: Ids
     """Number of each usable row in the file; the first is 1."""
-    bad: list[Bad]
+    bad: list[BadSample]
     """Rows that cannot be used."""
 
     def __len__(self) -> int:
@@ -114,10 +114,10 @@ def _check_type(table: Any, name: str, option: str, path: Path) -> None:
         )
 
 
-def _bad(path: Path, filled: Mapping[str, Any], good: Any) -> list[Bad]:
+def _bad(path: Path, filled: Mapping[str, Any], good: Any) -> list[BadSample]:
     wrong = np.flatnonzero(~good)
     return [
-        Bad(f"{path} row {row + 1}", f"{listed([n for n, full in filled.items() if not full[row]])} is empty")
+        BadSample(f"{path} row {row + 1}", f"{listed([n for n, full in filled.items() if not full[row]])} is empty")
         for row in wrong.tolist()
     ]
 

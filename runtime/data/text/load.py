@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 
 from runtime.data import bad_samples
-from runtime.data.dataset import Dataset, Head, Inputs, New, Settled, Targets, as_it_is
+from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, as_it_is
 from runtime.data.stateless_random import Ids
 from runtime.data.text import corpus, max_length, tokenizer
 from runtime.data.text import split as text_split
 from runtime.data.text.ragged import Ragged
-from runtime.data.text.split import Part
+from runtime.data.text.split import TextPart
 from runtime.data.text.tokenizer import Tokenizer
 from runtime.errors import DataError, SpecError
 from runtime.job.text import TextEncoder, TextJob, TextPretrained
@@ -30,7 +30,7 @@ USUAL_VOCABULARY: int = TextEncoder.model_fields["vocabulary"].default
 class TextSplit:
     """Texts as tokens in memory."""
 
-    def __init__(self, part: Part, tokens: Ragged, pad: int) -> None:
+    def __init__(self, part: TextPart, tokens: Ragged, pad: int) -> None:
         self.part, self.tokens, self.pad = part, tokens, pad
         self.targets: Targets = {name: torch.from_numpy(found) for name, found in part.classes.items()}
 
@@ -52,7 +52,7 @@ class TextSplit:
         return self.part.title(index)
 
 
-def load(job: TextJob, settled: Settled | None = None) -> Dataset:
+def load(job: TextJob, settled: InputRecord | None = None) -> Dataset:
     """Read, check and tokenize the texts of a job, by the tokenizer that is `settled` or by one that is made for them.
 
     Raises:
@@ -88,7 +88,7 @@ def load(job: TextJob, settled: Settled | None = None) -> Dataset:
     return Dataset(splits[0], splits[1], heads, preprocessing, mixable=False, notes=notes)
 
 
-def _tokenizer(job: TextJob, texts: Any, settled: Settled | None) -> tuple[Tokenizer, int | None, list[str]]:
+def _tokenizer(job: TextJob, texts: Any, settled: InputRecord | None) -> tuple[Tokenizer, int | None, list[str]]:
     """The tokenizer, the most tokens that the network sees (None: any number), and notes."""
     if isinstance(job.model, TextPretrained):
         found = pretrained.find(job, job.model.name)
@@ -101,7 +101,7 @@ def _tokenizer(job: TextJob, texts: Any, settled: Settled | None) -> tuple[Token
     return words, None, [f"{words.vocabulary:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"]
 
 
-def _known(settled: Settled) -> Tokenizer:
+def _known(settled: InputRecord) -> Tokenizer:
     """The tokenizer as it was before it was told where to cut."""
     words = tokenizer.from_json(settled.preprocessing["tokenizer"])
     words.inner.no_truncation()
@@ -139,7 +139,9 @@ def _unknown(words: Tokenizer, tokens: Ragged) -> list[str]:
     return [f"{share:.2%} of the validation tokens are not in the vocabulary"] * (share > 0)
 
 
-def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool) -> New:
+def read(
+    paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
+) -> NewSamples:
     """Prepare new texts exactly as those of validation were prepared.
 
     Args:
@@ -160,4 +162,4 @@ def read(paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping
         raise DataError("\n    ".join(notes), "at least one row with a text", "check how the file was written")
     words = tokenizer.from_json(preprocessing["tokenizer"])
     part = text_split.whole(source, text_split.indices(source, heads) if labelled else {})
-    return New(TextSplit(part, words.encode(part.texts), words.pad), as_it_is, notes)
+    return NewSamples(TextSplit(part, words.encode(part.texts), words.pad), as_it_is, notes)

@@ -23,7 +23,7 @@ Heads = dict[str, Head]
 
 
 @dataclass
-class Part:
+class TextPart:
     """Some rows of a corpus."""
 
     source: Corpus
@@ -44,7 +44,7 @@ class Part:
         return self.source.title(int(self.rows[index]))
 
 
-def read(job: TextJob, settled: Mapping[str, Head] | None = None) -> tuple[Part, Part, Heads, list[str]]:
+def read(job: TextJob, settled: Mapping[str, Head] | None = None) -> tuple[TextPart, TextPart, Heads, list[str]]:
     """Training part, validation part, heads and notes.
 
     Args:
@@ -74,9 +74,9 @@ def read(job: TextJob, settled: Mapping[str, Head] | None = None) -> tuple[Part,
     return *parts, heads, [*notes, *more, *_shared(*parts)]
 
 
-def whole(source: Corpus, classes: Classes) -> Part:
+def whole(source: Corpus, classes: Classes) -> TextPart:
     """All rows of a corpus."""
-    return Part(source, np.arange(len(source), dtype=np.int64), classes)
+    return TextPart(source, np.arange(len(source), dtype=np.int64), classes)
 
 
 def indices(source: Corpus, heads: Mapping[str, Head]) -> Classes:
@@ -119,8 +119,8 @@ def _counted(found: Sequence[str]) -> str:
     return labels.listed([f"{names[i]} {counts[i] / len(found):.0%}" for i in order], 8)
 
 
-def _taken(source: Corpus, rows: Ids, classes: Classes) -> Part:
-    return Part(source, rows, {name: found[rows] for name, found in classes.items()})
+def _taken(source: Corpus, rows: Ids, classes: Classes) -> TextPart:
+    return TextPart(source, rows, {name: found[rows] for name, found in classes.items()})
 
 
 def _divided(classes: Classes, heads: Heads, fraction: float, seed: int) -> tuple[Ids, Ids, list[str]]:
@@ -137,7 +137,7 @@ def _divided(classes: Classes, heads: Heads, fraction: float, seed: int) -> tupl
     return np.sort(np.concatenate([kept, rest[unseen]])), rest[~unseen], [note] * bool(unseen.any())
 
 
-def _shared(train: Part, held: Part) -> list[str]:
+def _shared(train: TextPart, held: TextPart) -> list[str]:
     """A note on texts that are in both parts, which makes validation look better than it is."""
     from pyarrow import compute
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from runtime.models.frozen_split import Division, in_sequence
+from runtime.models.frozen_split import FrozenSplit, in_sequence
 
 BLOCKS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
 SMALL_IMAGE = 96
@@ -52,7 +52,7 @@ class SmallCnn(nn.Module):
         """Outputs (N, classes) for a vector for each image (N, width)."""
         return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
 
-    def divided(self, images: Tensor) -> Division | None:
+    def divided(self, images: Tensor) -> FrozenSplit | None:
         """Frozen convolutions before those that are trained."""
         return in_sequence("layers", [*self.features, _Mean()], self.outputs)
 
@@ -122,7 +122,7 @@ class ResNet(nn.Module):
         """Outputs (N, classes) for a vector for each image (N, width)."""
         return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
 
-    def divided(self, images: Tensor) -> Division | None:
+    def divided(self, images: Tensor) -> FrozenSplit | None:
         """The frozen stem and blocks before those that are trained."""
         blocks = [block for stage in self.stages for block in stage]  # type: ignore[attr-defined]
         return in_sequence("parts", [self.stem, *blocks, _Mean()], self.outputs)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from runtime.errors import SpecError
 from runtime.job import Job
-from runtime.models.frozen_split import Division
+from runtime.models.frozen_split import FrozenSplit
 from runtime.pretrained import families
 from runtime.pretrained.folder import Pretrained, quiet
 
@@ -39,11 +39,11 @@ class VisionNetwork(nn.Module):
         """Outputs (N, classes) for a vector for each image (N, width)."""
         return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
 
-    def divided(self, images: Tensor) -> Division | None:
+    def divided(self, images: Tensor) -> FrozenSplit | None:
         """A frozen backbone is its vectors alone."""
         if any(p.requires_grad for p in self.backbone.parameters()):
             return None
-        return Division(
+        return FrozenSplit(
             "the whole backbone",
             lambda images: (vectors(self.backbone(pixel_values=images), self.pooling),),
             self.outputs,

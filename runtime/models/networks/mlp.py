@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Vectors(nn.Embedding):
+class EmbeddingTable(nn.Embedding):
     """A table of vectors; on a CPU its gradient takes a quarter of the time that torch's embedding needs for it."""
 
     def forward(self, places: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class Mlp(nn.Module):
         self.numbers = numbers
         self.register_buffer("offsets", torch.tensor(starts[:-1]), persistent=False)
         if categories:
-            self.embeddings = Vectors(starts[-1], embedding)
+            self.embeddings = EmbeddingTable(starts[-1], embedding)
         widths = [numbers + len(categories) * embedding, *hidden]
         self.layers = nn.ModuleList(
             nn.Sequential(nn.Linear(inside, outside), nn.ReLU(), nn.Dropout(dropout) if dropout else nn.Identity())

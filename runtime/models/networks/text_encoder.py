@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.models import encoder_tail, packed_attention
-from runtime.models.frozen_split import Division
+from runtime.models.frozen_split import FrozenSplit
 from runtime.pretrained.folder import ENCODERS, Pretrained, quiet
 
 
@@ -53,14 +53,14 @@ class TextNetwork(nn.Module):
     def packed(self, ids: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
         """What `forward` gives, from layers that see the real tokens alone."""
         assert isinstance(self.layers, nn.ModuleList), "tried before, where the layers are counted"
-        upper = Upper(self, encoder_tail.tail(self.encoder, self.embeddings, self.layers, 0))
+        upper = UpperLayers(self, encoder_tail.tail(self.encoder, self.embeddings, self.layers, 0))
         return upper.packed(encoder_tail.entering(self.encoder, self.layers[0], ids, mask), mask)
 
-    def divided(self, ids: Tensor, mask: Tensor) -> Division | None:
+    def divided(self, ids: Tensor, mask: Tensor) -> FrozenSplit | None:
         """Frozen embeddings and layers before those that are trained; a frozen encoder is its vectors alone."""
         encoder, layers, embeddings = self.encoder, self.layers, self.embeddings
         if not any(p.requires_grad for p in encoder.parameters()):
-            return Division(
+            return FrozenSplit(
                 "the whole encoder",
                 lambda ids, mask: (self.pooled(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask),),
                 self.outputs,
@@ -68,10 +68,10 @@ class TextNetwork(nn.Module):
         count = encoder_tail.untrained(encoder, layers, ids, mask) if isinstance(layers, nn.ModuleList) else 0
         if not count or not isinstance(layers, nn.ModuleList) or count == len(layers):
             return None
-        return Division(
+        return FrozenSplit(
             f"the embeddings and {count} of {len(layers)} layers",
             lambda ids, mask: (encoder_tail.entering(encoder, layers[count], ids, mask), mask),
-            Upper(self, encoder_tail.tail(encoder, embeddings, layers, count)).padded,
+            UpperLayers(self, encoder_tail.tail(encoder, embeddings, layers, count)).padded,
         )
 
     @property
@@ -89,7 +89,7 @@ class TextNetwork(nn.Module):
 
 
 @dataclass(frozen=True)
-class Upper:
+class UpperLayers:
     """The layers of a network from one on, and its heads; takes what enters that layer, and the mask."""
 
     network: TextNetwork

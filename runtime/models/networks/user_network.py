@@ -35,8 +35,8 @@ from runtime.data.tables import features
 from runtime.errors import CheckpointError, DrivetrainError, SpecError
 from runtime.job import Job
 from runtime.job.custom import parts
-from runtime.job.model import OwnModel
-from runtime.job.user_files import Own
+from runtime.job.model import CustomModel
+from runtime.job.user_files import UserFunction
 from runtime.models import dry_run
 from runtime.models.code_consent import stored
 from runtime.system import torch_errors
@@ -46,7 +46,7 @@ KEY = ("model", "file")
 LINES = "correct these lines"
 
 
-def made(job: Job, spec: OwnModel, dataset: Dataset) -> tuple[nn.Module, dict[str, Any]]:
+def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict[str, Any]]:
     """The network of a job's file, and what is needed to build it again.
 
     Raises:
@@ -146,12 +146,12 @@ def guarded(job: Job) -> Iterator[None]:
 def _inside(job: Job, error: BaseException) -> bool:
     """Whether a network of the person's own was at work; one of torch's own layers alone has no lines of theirs."""
     frames = traceback.walk_tb(error.__traceback__)
-    return isinstance(getattr(job, "model", None), OwnModel) and any(
+    return isinstance(getattr(job, "model", None), CustomModel) and any(
         isinstance(frame.f_locals.get("self"), nn.Module) for frame, _ in frames
     )
 
 
-def _last(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], Own]:
+def _last(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], UserFunction]:
     """The part of the job whose file stands in the lines; the network if none does."""
     every = [(key, part) for key, part, _ in parts(job)]
     return next(((key, part) for key, part in every if any(f" {part.file}:" in line for line in lines)), every[0])

@@ -6,7 +6,20 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from runtime.report.blocks import Bar, Block, Curves, Fold, Gallery, Headline, Matrix, Section, Table, Text, Tile, Tone
+from runtime.report.blocks import (
+    Block,
+    ConfusionMatrix,
+    Curves,
+    Details,
+    Gallery,
+    Headline,
+    Section,
+    StackedBar,
+    Table,
+    Text,
+    Tile,
+    Tone,
+)
 from runtime.report.formatting import number, share
 from runtime.report.log_series import sparkline
 
@@ -51,19 +64,19 @@ def _block(block: Block) -> Iterator[str]:
             yield f"**{_text(block.text)}**" if block.tone in (Tone.WARN, Tone.BAD) else _text(block.text)
         case Table():
             yield _table(block)
-        case Matrix():
+        case ConfusionMatrix():
             if len(block.confusion.classes) <= 12:
                 counts = zip(block.confusion.classes, block.confusion.matrix, strict=True)
                 rows = tuple((name, *map(str, row)) for name, row in counts)
                 yield _table(Table(("truth", *block.confusion.classes), rows))
-        case Bar():
+        case StackedBar():
             total = sum(size for _, size, _ in block.parts) or 1.0
             rows = tuple((name, text, share(size / total)) for name, size, text in block.parts)
             yield _table(Table((block.title, "time", "share"), rows))
         case Gallery():
             cells = tuple((photo.title, photo.truth, photo.answer, photo.sure) for photo in block.photos)
             yield _table(Table(("sample", "truth", "taken for", "probability"), cells))
-        case Fold():
+        case Details():
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
             yield f"{_text(block.title)}:\n\n{fence}yaml\n{block.text.rstrip()}\n{fence}"
 

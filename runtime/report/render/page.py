@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from runtime.report.blocks import (
-    Bar,
     Block,
+    ConfusionMatrix,
     Curves,
-    Fold,
+    Details,
     Gallery,
     Headline,
-    Matrix,
-    Photo,
+    SamplePicture,
     Section,
+    StackedBar,
     Table,
     Text,
     Tile,
@@ -107,7 +107,7 @@ def _blocks(section: Section, anchor: str) -> Iterator[str]:
 def _lane(block: Block) -> str:
     if isinstance(block, Curves):
         return "frames"
-    return "beside" if isinstance(block, Matrix) or (isinstance(block, Table) and not _wide(block)) else ""
+    return "beside" if isinstance(block, ConfusionMatrix) or (isinstance(block, Table) and not _wide(block)) else ""
 
 
 def _wide(table: Table) -> bool:
@@ -124,13 +124,13 @@ def _block(block: Block, name: str) -> str:
             legend = "".join(_legend(series, i % SHADES + 1) for i, series in enumerate(block.series))
             caption = f"<figcaption><b>{escape(block.title)}</b><span>{legend}</span></figcaption>"
             return f'<figure class="frame">{caption}{curves(block, name)}</figure>'
-        case Matrix():
+        case ConfusionMatrix():
             return _matrix(block)
-        case Bar():
+        case StackedBar():
             return _bar(block)
         case Gallery():
             return f'<div class="gallery">{"".join(map(_photo, block.photos))}</div>'
-        case Fold():
+        case Details():
             return f"<details><summary>{escape(block.title)}</summary><pre>{escape(block.text)}</pre></details>"
 
 
@@ -155,7 +155,7 @@ def _table(table: Table) -> str:
     return f'<div class="scroll">{inner}</div>'
 
 
-def _matrix(block: Matrix) -> str:
+def _matrix(block: ConfusionMatrix) -> str:
     picture, width = matrix(block.confusion)
     # Few classes shrink with the screen; many keep their size and are moved about.
     least = 0 if len(block.confusion.classes) <= 12 else width
@@ -163,14 +163,14 @@ def _matrix(block: Matrix) -> str:
     return f'<div class="matrix"><div style="{style}">{picture}</div></div>'
 
 
-def _photo(photo: Photo) -> str:
+def _photo(photo: SamplePicture) -> str:
     title, truth, answer, sure = map(escape, (photo.title, photo.truth, photo.answer, photo.sure))
     caption = f"{truth} taken for <strong>{answer}</strong><br><i>{sure} sure</i>"
     picture = f'<img src="{escape(photo.data)}" alt="{title}" title="{title}">'
     return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 
-def _bar(bar: Bar) -> str:
+def _bar(bar: StackedBar) -> str:
     total = sum(size for _, size, _ in bar.parts) or 1.0
     parts, keys = [], []
     for index, (name, size, text) in enumerate(bar.parts):

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.report.blocks import Block, Curves, Fold, Matrix, Section, Table, Text, Tone
+from runtime.report.blocks import Block, ConfusionMatrix, Curves, Details, Section, Table, Text, Tone
 from runtime.report.confusion import Confusion, confusions
 from runtime.report.formatting import duration, number, share, short, shown
 from runtime.report.log_series import Series
-from runtime.report.record import Gap, Record
+from runtime.report.record import MissingRecord, Record
 from runtime.report.sections.advice import advice_section
 from runtime.report.sections.machine import machine_section, time_section
 from runtime.report.sections.mistakes import worst_sections
@@ -80,7 +80,7 @@ def confusion_section(confusion: Confusion) -> Section:
     """The picture, the most frequent mistakes and, with many classes, the weakest ones."""
     share_right = confusion.hits / max(1, confusion.total)
     right = f"{number(confusion.hits)} of {number(confusion.total)} validation samples right ({share(share_right)})"
-    blocks: list[Block] = [Text(f"{right}; rows are the truth, columns the prediction."), Matrix(confusion)]
+    blocks: list[Block] = [Text(f"{right}; rows are the truth, columns the prediction."), ConfusionMatrix(confusion)]
     mistakes = tuple(
         (short(truth, 60), short(guess, 60), number(count), share(part))
         for truth, guess, count, part in confusion.mistakes()
@@ -121,7 +121,7 @@ def _moment(value: Any) -> str:
     return duration(value) if isinstance(value, float) and value < 1e9 else shown(value)
 
 
-def gaps_section(gaps: list[Gap]) -> Section | None:
+def gaps_section(gaps: list[MissingRecord]) -> Section | None:
     """Files that are missing or damaged."""
     rows = tuple((gap.file, gap.wrong, gap.lost) for gap in gaps)
     if not rows:
@@ -145,7 +145,7 @@ def spec_section(record: Record) -> Section | None:
     blocks: list[Block] = [Table(("start", "value"), rows)] if rows else []
     if record.text:
         text = record.text if len(record.text) <= _SPEC else record.text[:_SPEC] + "\n… job.yaml has the rest"
-        blocks.append(Fold("The resolved spec, every default filled in", text))
+        blocks.append(Details("The resolved spec, every default filled in", text))
     return Section("spec", "Job spec", tuple(blocks)) if blocks else None
 
 

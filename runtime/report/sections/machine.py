@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from runtime.hardware.facts import Hardware, size
 from runtime.job.workload import flop
-from runtime.report.blocks import Bar, Block, Curves, Section, Table, Text, Tone
-from runtime.report.cpu_starvation import TOLD, Starved, starved
+from runtime.report.blocks import Block, Curves, Section, StackedBar, Table, Text, Tone
+from runtime.report.cpu_starvation import TOLD, CpuStarvation, starved
 from runtime.report.formatting import duration, share, shown
 from runtime.report.log_series import Series
 from runtime.report.summary import Summary
@@ -61,7 +61,7 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
         phases = {**summary.phases, "other": (summary.seconds or 0.0) - sum(summary.phases.values())}
         names = _PHASES if "forward" in phases else {}
         parts = tuple((shown(names.get(name, name)), s, duration(s)) for name, s in phases.items() if s > 0)
-        blocks.append(Bar("Where the time went", parts))
+        blocks.append(StackedBar("Where the time went", parts))
     throttled = telemetry.get("throttled_seconds", Series("")).risen("throttled")
     charts = _charts(telemetry, summary, hardware, throttled)
     blocks += [chart for chart in charts if any(len(series) for series in chart.series)]
@@ -73,7 +73,7 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
     return Section("time", "Throughput and memory over time", tuple(blocks)) if blocks else None
 
 
-def _starved(found: Starved | None) -> Iterator[str]:
+def _starved(found: CpuStarvation | None) -> Iterator[str]:
     """Who else had the CPUs."""
     if found and found.others_share >= TOLD:
         yield (

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runtime.report.blocks import Block, Gallery, Photo, Section, Table, Text, Tone
+from runtime.report.blocks import Block, Gallery, SamplePicture, Section, Table, Text, Tone
 from runtime.report.formatting import clean, share, short, shown
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{8,60000}={0,2}")
@@ -29,7 +29,7 @@ def worst_sections(mistakes: Mapping[str, Any]) -> Iterator[Section]:
         yield Section(f"mistakes{name.replace(' ', '-')}", f"Worst mistakes{name}", _blocks(photos, left >= 0))
 
 
-def _blocks(photos: list[Photo], fits: bool) -> tuple[Block, ...]:
+def _blocks(photos: list[SamplePicture], fits: bool) -> tuple[Block, ...]:
     text = Text("Wrong answers of the best evaluation, those first that the network was surest of.", Tone.QUIET)
     if fits and all(photo.data for photo in photos):
         return text, Gallery(tuple(photos))
@@ -37,7 +37,7 @@ def _blocks(photos: list[Photo], fits: bool) -> tuple[Block, ...]:
     return text, Table(("sample", "truth", "taken for", "probability"), rows)
 
 
-def _photo(row: Mapping[str, Any]) -> Photo | None:
+def _photo(row: Mapping[str, Any]) -> SamplePicture | None:
     try:
         truth, answer = (short(clean(str(row[key])), 40) for key in ("truth", "answer"))
         title, sure = short(clean(str(row["title"])), 160), share(float(row["probability"]))
@@ -46,4 +46,4 @@ def _photo(row: Mapping[str, Any]) -> Photo | None:
     data = str(row.get("picture", ""))
     kind = next((kind for start, kind in _KINDS.items() if data.startswith(start)), "")
     whole = kind and _BASE64.fullmatch(data)
-    return Photo(title, truth, answer, sure, f"data:{kind};base64,{data}" if whole else "")
+    return SamplePicture(title, truth, answer, sure, f"data:{kind};base64,{data}" if whole else "")

@@ -7,7 +7,7 @@ from typing import Any
 
 from runtime import optimizations
 from runtime.plan.plan import Decision, Plan
-from runtime.report.blocks import Block, Fold, Section, Table, Text, Tone
+from runtime.report.blocks import Block, Details, Section, Table, Text, Tone
 from runtime.report.formatting import shown
 
 _LONG = 100
@@ -71,7 +71,7 @@ def _libraries(plan: Plan) -> list[Block]:
         return []
     texts = {shown(name): shown(value) for name, value in found.items()}
     short = tuple((name, text) for name, text in texts.items() if len(text) <= _LONG)
-    folds = [Fold(name, "\n".join(text.split("; "))) for name, text in texts.items() if len(text) > _LONG]
+    folds = [Details(name, "\n".join(text.split("; "))) for name, text in texts.items() if len(text) > _LONG]
     return [*([Table(("in force", "as"), short)] if short else []), *folds]
 
 

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from runtime.hardware.facts import size
-from runtime.tracking.live.run_reader import View
-from runtime.tracking.live.sparkline import Curve
+from runtime.tracking.live.run_reader import RunView
+from runtime.tracking.live.sparkline import Sparkline
 from runtime.tracking.live.time_left import clock_time
 
 WIDEST = 100
@@ -20,7 +20,7 @@ _LABEL, _VALUE = 11, 21
 _STYLES = {"running": "green", "done": "green", "stopped": "yellow", "failed": "red"}
 
 
-def screen(view: View, width: int) -> RenderableType:
+def screen(view: RunView, width: int) -> RenderableType:
     """The picture.
 
     Args:
@@ -36,7 +36,7 @@ def screen(view: View, width: int) -> RenderableType:
     return Group(*rows)
 
 
-def line(view: View) -> str:
+def line(view: RunView) -> str:
     """Where the run stands, in one plain line."""
     left = "" if view.status != "running" else f"  {left_text(view.left, view.at_most)}"
     total = f"/{view.total}" if view.total else ""
@@ -52,7 +52,7 @@ def left_text(left: float | None, at_most: bool) -> str:
     return f"{'at most ' if at_most else ''}{clock_time(left)} left"
 
 
-def _title(view: View, width: int) -> Text:
+def _title(view: RunView, width: int) -> Text:
     right = f"{view.status} {clock_time(view.elapsed)}"
     text = Text(view.job, style="bold")
     text.append(f"  {view.task}  {view.folder}", style="not bold dim")
@@ -61,11 +61,11 @@ def _title(view: View, width: int) -> Text:
     return text
 
 
-def _plan(view: View) -> Text:
+def _plan(view: RunView) -> Text:
     return Text(f"{'plan':<{_LABEL}}{' · '.join(view.plan) or 'nothing is on'}", style="dim")
 
 
-def _rows(view: View, width: int) -> list[Text]:
+def _rows(view: RunView, width: int) -> list[Text]:
     shape = max(8, min(28, width - _LABEL - _VALUE - 25))
     rows = [_bar(view, width), _row("loss", _number(view.loss.last), view.loss.shape(shape), _from(view.loss), shape)]
     head, _, kind = view.metric.partition("/")[2].rpartition("/")
@@ -83,7 +83,7 @@ def _rows(view: View, width: int) -> list[Text]:
     return [*rows, *_sensors(view, shape)]
 
 
-def _bar(view: View, width: int) -> Text:
+def _bar(view: RunView, width: int) -> Text:
     """Epoch, step, a bar as long as there is room for, and the time left."""
     share = 1.0 if view.status == "done" else min(1.0, view.step / view.total) if view.total else 0.0
     text = Text(f"{'epoch':<{_LABEL}}", style="dim")
@@ -98,7 +98,7 @@ def _bar(view: View, width: int) -> Text:
     return text
 
 
-def _sensors(view: View, shape: int) -> list[Text]:
+def _sensors(view: RunView, shape: int) -> list[Text]:
     sample, rows = view.sample, []
     if view.speed.last is not None:
         wait = sample.get("input_wait")
@@ -155,5 +155,5 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4f}"
 
 
-def _from(curve: Curve) -> str:
+def _from(curve: Sparkline) -> str:
     return f"from {_number(curve.first)}" if curve.first is not None and curve.each * len(curve.means) > 1 else ""

@@ -17,7 +17,7 @@ from runtime.errors import CheckpointError
 from runtime.job import lower_is_better
 from runtime.job.document import parse
 from runtime.system.files import parse_json, read_json
-from runtime.tracking.live.sparkline import Curve
+from runtime.tracking.live.sparkline import Sparkline
 from runtime.tracking.live.time_left import TimeLeft
 
 PROGRESS = "progress.json"
@@ -25,7 +25,7 @@ PROGRESS = "progress.json"
 EVENTS = 3
 
 
-class Tail:
+class JsonLinesTail:
     """The rows that a JSON-lines file gained since the last look."""
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +57,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 @dataclass
-class View:
+class RunView:
     """What a person wants to see of a run. Times in seconds, memory in bytes; None for what is not known (yet)."""
 
     folder: Path
@@ -75,14 +75,14 @@ class View:
     left: float | None = None
     at_most: bool = False
     """Whether the training may end earlier, as by early stopping."""
-    loss: Curve = field(default_factory=Curve)
+    loss: Sparkline = field(default_factory=Sparkline)
     metric: str = ""
-    score: Curve = field(default_factory=Curve)
+    score: Sparkline = field(default_factory=Sparkline)
     best: tuple[float, int] | None = None
     """The best value of the metric, and after which epoch."""
-    heads: dict[str, tuple[str, Curve]] = field(default_factory=dict)
+    heads: dict[str, tuple[str, Sparkline]] = field(default_factory=dict)
     """By head, where there are several: the name of its score, as accuracy, and its values."""
-    speed: Curve = field(default_factory=Curve)
+    speed: Sparkline = field(default_factory=Sparkline)
     """Samples per second."""
     cpus: float | None = None
     """CPUs that this run may use."""
@@ -95,7 +95,7 @@ class View:
     events: deque[str] = field(default_factory=lambda: deque(maxlen=EVENTS))
 
 
-class Follower:
+class RunReader:
     """Reads a run folder, again and again.
 
     Raises:
@@ -106,14 +106,14 @@ class Follower:
         if not (folder / "job.yaml").is_file():
             what = "holds no job.yaml" if folder.is_dir() else "is not there"
             raise CheckpointError(f"{folder} {what}", "the folder of a run", "see `ls -t runs`")
-        self.view = View(folder)
+        self.view = RunView(folder)
         names = ("metrics.jsonl", "telemetry.jsonl", "events.jsonl")
-        self.metrics, self.telemetry, self.events = (Tail(folder / name) for name in names)
+        self.metrics, self.telemetry, self.events = (JsonLinesTail(folder / name) for name in names)
         self.left: TimeLeft | None = None
         self.offset = self.latest = self.held = self.ready = 0.0
         self._read_spec()
 
-    def read(self) -> View:
+    def read(self) -> RunView:
         """Take in what is new."""
         view, folder = self.view, self.view.folder
         state = read_json(folder / "state.json") or {}
@@ -151,7 +151,7 @@ class Follower:
         view = self.view
         rows, anew = self.metrics.read()
         if anew:
-            view.loss, view.score, view.best = Curve(), Curve(), None
+            view.loss, view.score, view.best = Sparkline(), Sparkline(), None
             view.heads.clear()
         for row in rows:
             view.step = max(view.step, row["step"]) if not anew else row["step"]
@@ -182,9 +182,9 @@ class Follower:
         watched = self.view.metric.rpartition("/")[2]
         if not head or kind == "loss":
             return
-        kept, curve = self.view.heads.get(head, (kind, Curve()))
+        kept, curve = self.view.heads.get(head, (kind, Sparkline()))
         if kind == watched != kept:
-            kept, curve = kind, Curve()
+            kept, curve = kind, Sparkline()
         if kind == kept:
             curve.add(value)
         self.view.heads[head] = kept, curve

@@ -9,7 +9,7 @@ KEPT = 128
 BARS = "▁▂▃▄▅▆▇█"
 
 
-class Curve:
+class Sparkline:
     """Means of neighbouring values; `last` is the last value as it was given."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ class Painter:
 
     def __init__(self, console: Console) -> None:
         self.console, self.lines, self.size = console, 0, console.size
-        self.said = _Said()
+        self.said = _CapturedStream()
         self.lock = threading.Lock()
         self.streams: tuple[Any, Any] | None = None
 
@@ -61,7 +61,7 @@ class Painter:
         self.console.file.flush()
 
 
-class _Said(io.TextIOBase):
+class _CapturedStream(io.TextIOBase):
     """Stands in for the standard streams while a picture is kept; holds whole lines until the next one."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runtime.plan.plan_table import console
 from runtime.tracking.live.dashboard import line, screen
-from runtime.tracking.live.run_reader import Follower, View
+from runtime.tracking.live.run_reader import RunReader, RunView
 from runtime.tracking.live.terminal_painter import Painter
 from runtime.training.progress import LINE_EVERY, PAINT_EVERY, live_terminal, say
 
@@ -25,7 +25,7 @@ def watch(folder: Path) -> int:
     Raises:
         CheckpointError: if there is no such run.
     """
-    follower = Follower(folder)
+    follower = RunReader(folder)
     try:
         if live_terminal():
             _paint(follower)
@@ -36,7 +36,7 @@ def watch(folder: Path) -> int:
     return 0
 
 
-def _paint(follower: Follower) -> None:
+def _paint(follower: RunReader) -> None:
     painter = Painter(console())
     try:
         while True:
@@ -49,7 +49,7 @@ def _paint(follower: Follower) -> None:
         painter.leave()
 
 
-def _print(follower: Follower) -> None:
+def _print(follower: RunReader) -> None:
     while True:
         view = look(follower)
         say(line(view))
@@ -60,7 +60,7 @@ def _print(follower: Follower) -> None:
         time.sleep(LINE_EVERY)
 
 
-def look(follower: Follower) -> View:
+def look(follower: RunReader) -> RunView:
     """What is new; a run whose supervisor was killed could not write that it ended."""
     view = follower.read()
     # A lock that is tried while a run starts could refuse it, so it is tried only where nothing moves.

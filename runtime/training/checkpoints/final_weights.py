@@ -14,7 +14,7 @@ from runtime.training.run import Run
 
 
 @dataclass(frozen=True)
-class Chosen:
+class FinalWeights:
     """A checkpoint, and the evaluation that it was judged by."""
 
     loaded: Loaded
@@ -33,7 +33,7 @@ class Chosen:
         return f"best {self.metric} {self.value:.4f} after epoch {self.epoch}"
 
 
-def weights(run: Run) -> Chosen:
+def weights(run: Run) -> FinalWeights:
     """The weights of the best evaluation; else of an older one that was the best in its time, else of the last step.
 
     An event tells if they are not those of the best.
@@ -71,12 +71,12 @@ def _candidates(run: Run) -> Iterator[Path]:
     yield from reversed(checkpoint.steps(run.checkpoints))
 
 
-def _read(loaded: Loaded, metric: str) -> Chosen:
+def _read(loaded: Loaded, metric: str) -> FinalWeights:
     state = loaded.state
     if loaded.path.name.startswith("best-"):
         best = state["watch"]["best"]
-        return Chosen(
+        return FinalWeights(
             loaded, best["metric"], best["best"], best["step"], best["epoch"] + 1, state["metrics"], state["confusion"]
         )
     counters = state["counters"]
-    return Chosen(loaded, metric, None, counters["step"], counters["epoch"], state["last"])
+    return FinalWeights(loaded, metric, None, counters["step"], counters["epoch"], state["last"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from runtime.data.dataset import Dataset, Split, Together
+from runtime.data.dataset import Dataset, JointTargets, Split
 from runtime.errors import CheckpointError
 from runtime.hardware.facts import Hardware
 from runtime.training.checkpoints import checkpoint
@@ -32,7 +32,7 @@ def identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
 def _fingerprint(split: Split) -> str:
     """Size and targets of a split; its size alone where targets come only by reading every sample."""
     digest = hashlib.sha256()
-    for name, values in {} if isinstance(split, Together) else split.targets.items():
+    for name, values in {} if isinstance(split, JointTargets) else split.targets.items():
         digest.update(name.encode() + values.detach().cpu().contiguous().numpy().tobytes())
     return f"{len(split)} samples ({digest.hexdigest()[:12]})"
 

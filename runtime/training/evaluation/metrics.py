@@ -11,11 +11,11 @@ from torch import Tensor
 from runtime.data.dataset import Head, Targets
 from runtime.data.stateless_random import Ids
 from runtime.training.evaluation.scores import ClassScores, scores
-from runtime.training.evaluation.worst_mistakes import Worst
+from runtime.training.evaluation.worst_mistakes import WorstMistakes
 from runtime.training.losses import HeadLoss, Objective
 
 
-class Tally:
+class MetricAccumulator:
     """What an evaluation counts.
 
     Args:
@@ -26,7 +26,7 @@ class Tally:
     def __init__(self, heads: Mapping[str, Head], objective: Objective | None) -> None:
         self.heads, self.objective = heads, objective
         self.scores = {name: scores(head) for name, head in heads.items()}
-        self.worst = {name: Worst() for name, score in self.scores.items() if isinstance(score, ClassScores)}
+        self.worst = {name: WorstMistakes() for name, score in self.scores.items() if isinstance(score, ClassScores)}
         self.sums = {name: torch.zeros(2, dtype=torch.float64) for name in heads}
 
     def add(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, ids: Ids | None = None) -> None:

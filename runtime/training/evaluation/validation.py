@@ -10,7 +10,7 @@ import torch
 from runtime.data.loader import batches
 from runtime.system import torch_errors
 from runtime.training import agreement
-from runtime.training.evaluation.metrics import Tally
+from runtime.training.evaluation.metrics import MetricAccumulator
 from runtime.training.run import Run
 
 
@@ -38,7 +38,7 @@ def usual_size(run: Run) -> int:
     return max(usual, min(256, 4 * usual))
 
 
-def _counted(run: Run) -> Tally:
+def _counted(run: Run) -> MetricAccumulator:
     """What this process counts in its part of the samples, once all have counted theirs."""
     try:
         with run.signals.released():
@@ -50,7 +50,7 @@ def _counted(run: Run) -> Tally:
     return tally
 
 
-def _fitting(run: Run) -> Tally:
+def _fitting(run: Run) -> MetricAccumulator:
     """Evaluate; if memory runs out, all of it again with half as many samples at a time."""
     size = run.step.micro_batch or usual_size(run)
     while True:
@@ -66,8 +66,8 @@ def _fitting(run: Run) -> Tally:
 
 
 @torch.inference_mode()
-def _evaluate(run: Run, size: int) -> Tally:
-    tally = Tally(run.dataset.heads, run.step.objective)
+def _evaluate(run: Run, size: int) -> MetricAccumulator:
+    tally = MetricAccumulator(run.dataset.heads, run.step.objective)
     given, held = run.batches, run.dataset.validation
     share = (run.ranks.number, run.ranks.count)
     for batch in batches.in_order(

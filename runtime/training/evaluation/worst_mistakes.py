@@ -28,7 +28,7 @@ SIDE = 96
 """Pixels of the longer side of a picture."""
 
 
-class Worst:
+class WorstMistakes:
     """The surest wrong answers of one head with classes that exclude each other."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ SHOWN = 20
 """Operators that are kept."""
 
 
-class Tracer:
+class Profiler:
     """Counts steps, and profiles some of them.
 
     Args:

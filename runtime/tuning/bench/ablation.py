@@ -15,8 +15,8 @@ from runtime import optimizations
 from runtime.optimizations import Value
 from runtime.plan.plan import Decision, Plan, written
 from runtime.tuning.bench.block_timing import Block, block, calmest
-from runtime.tuning.bench.variant import Failed, Ready
-from runtime.tuning.paired_timing import Pair
+from runtime.tuning.bench.variant import Failed, VariantReady
+from runtime.tuning.paired_timing import PairedTiming
 
 CLOSE = 0.05
 """The steps explain the total if their product comes so near to it, or within the noise of both."""
@@ -24,11 +24,11 @@ UNSURE = 0.15
 """Noise from which that would explain anything."""
 
 
-class Arm(Protocol):
+class VariantProtocol(Protocol):
     """A plan in use."""
 
     peak: int
-    ready: Ready
+    ready: VariantReady
 
     def steps(self, count: int) -> Block:
         """So many steps."""
@@ -39,12 +39,12 @@ class Arm(Protocol):
         ...
 
 
-Start = Callable[..., Arm]
+Start = Callable[..., VariantProtocol]
 """(plan, assignments) -> an arm that stands; raises Failed."""
 
 
 @dataclass(frozen=True)
-class Rung:
+class AblationStep:
     """One comparison. What could not be measured has no pair and a note."""
 
     kind: str
@@ -53,7 +53,7 @@ class Rung:
     name: str
     value: Value | None = None
     effect: str = ""
-    pair: Pair | None = None
+    pair: PairedTiming | None = None
     samples_per_second: float | None = None
     step_seconds: float | None = None
     peak: int | None = None
@@ -76,17 +76,17 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Ladder:
+class Ablation:
     """All rungs, in the order in which they were climbed."""
 
-    rungs: tuple[Rung, ...]
+    rungs: tuple[AblationStep, ...]
 
-    def of(self, kind: str) -> list[Rung]:
+    def of(self, kind: str) -> list[AblationStep]:
         """The rungs of one kind."""
         return [rung for rung in self.rungs if rung.kind == kind]
 
     @property
-    def total(self) -> Rung | None:
+    def total(self) -> AblationStep | None:
         """All against plain, if it was measured."""
         return next((rung for rung in self.rungs if rung.kind == "all" and rung.pair), None)
 
@@ -107,7 +107,7 @@ class Ladder:
         return True if noise <= UNSURE else None
 
 
-def _error(pair: Pair) -> float:
+def _error(pair: PairedTiming) -> float:
     """Standard error of the median of the logarithms, from the middle half of the pairs."""
     if len(pair.ratios) < 4:
         return 0.0
@@ -128,17 +128,17 @@ def steps_of(plan: Plan) -> list[Decision]:
     return [row for row in plan.decisions if row.value != off[row.name]]
 
 
-def climb(plan: Plan, start: Start, rounds: int, tell: Callable[[str], None], against: Sequence[str] = ()) -> Ladder:
+def climb(plan: Plan, start: Start, rounds: int, tell: Callable[[str], None], against: Sequence[str] = ()) -> Ablation:
     """Measure the whole ladder.
 
     Raises:
         Failed: if not even the plain arm stands.
     """
-    climber = _Climber(plan, start, rounds, tell)
-    return Ladder(tuple(climber.rungs(against)))
+    climber = _AblationRunner(plan, start, rounds, tell)
+    return Ablation(tuple(climber.rungs(against)))
 
 
-class _Climber:
+class _AblationRunner:
     """Keeps at most three arms alive: plain, the top so far, and the one beside it."""
 
     def __init__(self, plan: Plan, start: Start, rounds: int, tell: Callable[[str], None]) -> None:
@@ -147,13 +147,13 @@ class _Climber:
         self.top = self.plain
         self.on: list[Decision] = []
 
-    def rungs(self, against: Sequence[str]) -> Iterator[Rung]:
+    def rungs(self, against: Sequence[str]) -> Iterator[AblationStep]:
         added = [self._added(row) for row in steps_of(self.plan)]
         total = self._total()
         ready = self.plain.ready
         count = block(ready.step)
         seconds = min(self.plain.steps(count).seconds / count for _ in range(3))
-        yield Rung(
+        yield AblationStep(
             "plain",
             "plain",
             samples_per_second=ready.batch / seconds,
@@ -170,9 +170,9 @@ class _Climber:
         if against:
             yield self._against(against)
 
-    def _added(self, row: Decision) -> Rung:
+    def _added(self, row: Decision) -> AblationStep:
         names = [known.name for known in self.on] + [row.name]
-        empty = Rung("added", row.name, row.value, row.effect)
+        empty = AblationStep("added", row.name, row.value, row.effect)
         try:
             arm = self.start(switched(self.plan, names))
             rung = self._measured(empty, self.top, arm, arm)
@@ -185,12 +185,12 @@ class _Climber:
         self.on.append(row)
         return rung
 
-    def _total(self) -> Rung:
-        return self._measured(Rung("all", "all together"), self.plain, self.top, self.top)
+    def _total(self) -> AblationStep:
+        return self._measured(AblationStep("all", "all together"), self.plain, self.top, self.top)
 
-    def _without(self, row: Decision) -> Rung:
+    def _without(self, row: Decision) -> AblationStep:
         names = [known.name for known in self.on if known is not row]
-        empty = Rung("without", row.name, row.value, row.effect)
+        empty = AblationStep("without", row.name, row.value, row.effect)
         try:
             arm = self.start(switched(self.plan, names))
             rung = self._measured(empty, arm, self.top, arm)
@@ -199,8 +199,8 @@ class _Climber:
             return replace(empty, note=f"failed: {error}")
         return rung
 
-    def _against(self, assignments: Sequence[str]) -> Rung:
-        empty = Rung("against", ", ".join(assignments), effect="training")
+    def _against(self, assignments: Sequence[str]) -> AblationStep:
+        empty = AblationStep("against", ", ".join(assignments), effect="training")
         try:
             arm = self.start(switched(self.plan, [row.name for row in self.on]), assignments)
             rung = replace(self._measured(empty, self.top, arm, arm), loss_off=None)
@@ -209,10 +209,12 @@ class _Climber:
             return replace(empty, note=f"failed: {error}")
         return rung
 
-    def _measured(self, empty: Rung, slow: Arm, fast: Arm, shown: Arm) -> Rung:
+    def _measured(
+        self, empty: AblationStep, slow: VariantProtocol, fast: VariantProtocol, shown: VariantProtocol
+    ) -> AblationStep:
         """The rung with its numbers; speed, step and memory are those of the arm that is `shown`."""
         pairs = calmest(slow.steps, fast.steps, block(slow.ready.step), self.rounds)
-        pair = Pair(tuple(a.seconds / b.seconds * fast.ready.batch / slow.ready.batch for a, b in pairs))
+        pair = PairedTiming(tuple(a.seconds / b.seconds * fast.ready.batch / slow.ready.batch for a, b in pairs))
         self.tell(f"bench: {empty.kind} {empty.name}: {pair.spread()}")
         own = [sides[shown is fast] for sides in pairs]
         ready, step = shown.ready, statistics.median(one.seconds / one.steps for one in own)
@@ -230,7 +232,7 @@ class _Climber:
         )
 
 
-def _loss_off(ready: Ready, reference: Ready) -> float:
+def _loss_off(ready: VariantReady, reference: VariantReady) -> float:
     """Largest relative difference of the losses; infinite where one is no number."""
     worst = 0.0
     for (loss, _), (true, _) in zip(ready.numbers, reference.numbers, strict=True):

@@ -27,13 +27,13 @@ from runtime.system.files import make_folder
 from runtime.tuning import batch_size, child_process
 from runtime.tuning.bench import results
 from runtime.tuning.bench.ablation import climb, steps_of
-from runtime.tuning.bench.variant import Workshop
+from runtime.tuning.bench.variant import VariantPool
 
-__all__ = ["Request", "bench"]
+__all__ = ["BenchRequest", "bench"]
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchRequest:
     """What `drivetrain bench` was asked."""
 
     spec: Path
@@ -46,7 +46,7 @@ class Request:
     json: bool = False
 
 
-def bench(request: Request) -> int:
+def bench(request: BenchRequest) -> int:
     """Measure the ladder, print it and write it; returns the exit code.
 
     Raises:
@@ -66,12 +66,12 @@ def bench(request: Request) -> int:
         return _measured(request, job, machine, output, Path(scratch))
 
 
-def _measured(request: Request, job: Job, machine: Hardware, output: Path, scratch: Path) -> int:
+def _measured(request: BenchRequest, job: Job, machine: Hardware, output: Path, scratch: Path) -> int:
     code, plan = _settled(request, job, machine, scratch)
     if plan is None:
         return code
     tell = _told_aside if request.json else _told
-    with Workshop(machine, scratch, request.spec, request.assignments) as shop:
+    with VariantPool(machine, scratch, request.spec, request.assignments) as shop:
         shop.quiet = _redrawn(plan)
         ladder = climb(plan, shop.side, request.rounds, tell, request.against)
     results.write(ladder, plan, job, machine, request, output)
@@ -85,7 +85,7 @@ def _redrawn(plan: plans.Plan) -> bool:
     return "compile" not in names and any(one.redraws for one in optimizations.every() if one.name in names)
 
 
-def _settled(request: Request, job: Job, machine: Hardware, scratch: Path) -> tuple[int, plans.Plan | None]:
+def _settled(request: BenchRequest, job: Job, machine: Hardware, scratch: Path) -> tuple[int, plans.Plan | None]:
     """The plan that `train` would use, settled by a child that knows model and data; None if the child fails."""
     first = plans.resolve(job, machine)
     code = child_process.measure(

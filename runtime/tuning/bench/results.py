@@ -19,7 +19,7 @@ from runtime.plan.plan_table import console
 from runtime.plan.plan_table import machine as machine_line
 from runtime.report.formatting import tick
 from runtime.system.files import storage_error, write_json
-from runtime.tuning.bench.ablation import Ladder, Rung, steps_of
+from runtime.tuning.bench.ablation import Ablation, AblationStep, steps_of
 
 COMPILED = 1.0
 """Seconds from which the first step's extra time is worth telling."""
@@ -34,7 +34,7 @@ _TITLES = ("speed", "samples/s", "step ms", "memory", "loss off", "first step")
 _KINDS = {"added": "+ ", "without": "- ", "against": "with "}
 
 
-class Asked(Protocol):
+class BenchOptions(Protocol):
     """What the command was given."""
 
     @property
@@ -58,7 +58,7 @@ class Asked(Protocol):
         ...
 
 
-def command(asked: Asked) -> str:
+def command(asked: BenchOptions) -> str:
     """The command line that measures this again."""
     words = ["drivetrain", "bench", str(asked.spec)]
     words += [word for value in asked.assignments for word in ("--set", value)]
@@ -66,7 +66,7 @@ def command(asked: Asked) -> str:
     return shlex.join([*words, *(["--rounds", str(asked.rounds)] if asked.rounds != 8 else [])])
 
 
-def explanation(ladder: Ladder) -> str:
+def explanation(ladder: Ablation) -> str:
     """Whether the single steps explain the total."""
     if ladder.total is None or ladder.total.pair is None:
         return "nothing is on in this plan, so there is nothing to explain"
@@ -87,7 +87,7 @@ def left_out(plan: Plan) -> str:
     return f"off in this plan, so no rung: {', '.join(off) or 'nothing'}; --set optimize.NAME=VALUE adds one"
 
 
-def restless(ladder: Ladder) -> list[str]:
+def restless(ladder: Ablation) -> list[str]:
     """A warning if other processes took CPUs away while it was measured."""
     waited = [rung.disturbed for rung in ladder.rungs if rung.disturbed is not None]
     busy = [share for share in waited if share > RESTLESS]
@@ -100,7 +100,7 @@ def restless(ladder: Ladder) -> list[str]:
     ]
 
 
-def write(ladder: Ladder, plan: Plan, job: Job, machine: Hardware, asked: Asked, folder: Path) -> None:
+def write(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, asked: BenchOptions, folder: Path) -> None:
     """bench.json and bench.png.
 
     Raises:
@@ -115,7 +115,7 @@ def write(ladder: Ladder, plan: Plan, job: Job, machine: Hardware, asked: Asked,
         raise storage_error(folder, error) from None
 
 
-def printed(ladder: Ladder, plan: Plan, job: Job, machine: Hardware, folder: Path, *, as_json: bool) -> None:
+def printed(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, folder: Path, *, as_json: bool) -> None:
     """The table with what follows from it, or the JSON."""
     if as_json:
         print(json.dumps(json.loads((folder / "bench.json").read_text(encoding="utf-8")), indent=1))
@@ -131,7 +131,7 @@ def printed(ladder: Ladder, plan: Plan, job: Job, machine: Hardware, folder: Pat
     screen.print(f"picture and numbers in {folder}")
 
 
-def table(ladder: Ladder) -> Table:
+def table(ladder: Ablation) -> Table:
     """One row a rung; a column in which no rung has anything is left out."""
     made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 1), header_style="dim", show_edge=False)
     made.add_column("rung", overflow="fold")
@@ -147,13 +147,13 @@ def table(ladder: Ladder) -> Table:
     return made
 
 
-def _name(rung: Rung) -> str:
+def _name(rung: AblationStep) -> str:
     tell = rung.kind == "added" and rung.value is not True
     value = f" {written(rung.value)}" if tell and rung.value is not None else ""
     return f"{_KINDS.get(rung.kind, '')}{rung.name}{value}"
 
 
-def _cells(rung: Rung) -> dict[str, str]:
+def _cells(rung: AblationStep) -> dict[str, str]:
     """What stands in the row, by column."""
     first = rung.first_seconds
     texts = [
@@ -172,12 +172,12 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _bars(ladder: Ladder) -> list[tuple[str, float, float, float, str]]:
+def _bars(ladder: Ablation) -> list[tuple[str, float, float, float, str]]:
     """Rows of the picture: name, median, low, high, kind."""
     return [(_name(rung), rung.pair.median, *rung.pair.middle(), rung.kind) for rung in ladder.rungs if rung.pair]
 
 
-def _data(ladder: Ladder, plan: Plan, job: Job, machine: Hardware, asked: Asked) -> dict[str, Any]:
+def _data(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, asked: BenchOptions) -> dict[str, Any]:
     return {
         "job": job.name,
         "command": command(asked),

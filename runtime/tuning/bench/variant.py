@@ -29,7 +29,7 @@ class Failed(Exception):
 
 
 @dataclass(frozen=True)
-class Ready:
+class VariantReady:
     """What an arm tells when it stands."""
 
     numbers: list[tuple[float, float]]
@@ -43,14 +43,14 @@ class Ready:
     notes: list[str]
 
 
-class Side:
+class RunningVariant:
     """A running arm."""
 
     def __init__(self, child: subprocess.Popen[bytes], log: Path) -> None:
         self.child, self.log, self.peak = child, log, 0
         told = self._answer()
         numbers = [(loss, norm) for loss, norm in told["numbers"]]
-        self.ready = Ready(numbers, told["first"], told["step"], told["batch"], told["notes"])
+        self.ready = VariantReady(numbers, told["first"], told["step"], told["batch"], told["notes"])
 
     def steps(self, count: int) -> Block:
         """So many steps.
@@ -92,7 +92,7 @@ class Side:
         return lines[-1].strip()[:200] if lines else f"ended with code {self.child.poll()}"
 
 
-class Workshop:
+class VariantPool:
     """Starts arms, and ends them all at the end.
 
     Args:
@@ -108,12 +108,12 @@ class Workshop:
     ) -> None:
         self.keep = keep
         self.machine, self.scratch, self.spec, self.assignments = machine, scratch, spec, assignments
-        self.sides: list[Side] = []
+        self.sides: list[RunningVariant] = []
         self.compiled: str | None = None
         self.quiet = False
         """Whether the losses that are compared are those without dropout."""
 
-    def __enter__(self) -> Workshop:
+    def __enter__(self) -> VariantPool:
         return self
 
     def __exit__(
@@ -124,7 +124,7 @@ class Workshop:
         if self.compiled:
             shutil.rmtree(self.compiled, ignore_errors=True)
 
-    def side(self, plan: Plan, assignments: Sequence[str] = (), patience: float | None = None) -> Side:
+    def side(self, plan: Plan, assignments: Sequence[str] = (), patience: float | None = None) -> RunningVariant:
         """An arm that stands, its first steps done.
 
         Raises:
@@ -158,7 +158,7 @@ class Workshop:
         if patience is not None:
             late.start()
         try:
-            side = Side(child, log)
+            side = RunningVariant(child, log)
         except BaseException:
             child.kill()
             child.wait()

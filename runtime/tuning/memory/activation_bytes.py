@@ -21,7 +21,7 @@ SAMPLES = 2
 
 
 @dataclass
-class Count:
+class ActivationCount:
     """What is kept of one pass."""
 
     own: set[int] = field(default_factory=set)
@@ -54,7 +54,7 @@ def counted(facts: Workload, network: nn.Module, dataset: Dataset) -> Workload:
     """
     ids = longest(dataset.train, SAMPLES)
     inputs = dataset.prepare(dataset.train.gather(ids), ids, None)
-    count, meter, was = Count(), gauge.Host(), network.training
+    count, meter, was = ActivationCount(), gauge.HostMeter(), network.training
     ceiling = meter.ceiling()
     guard = meter.guarded(lambda: ceiling, count.kept)
     try:
@@ -69,7 +69,7 @@ def counted(facts: Workload, network: nn.Module, dataset: Dataset) -> Workload:
 
 
 @contextmanager
-def _watched(network: nn.Module, count: Count) -> Iterator[None]:
+def _watched(network: nn.Module, count: ActivationCount) -> Iterator[None]:
     """Count block by block."""
     before: list[int] = []
 

@@ -26,7 +26,7 @@ Ceiling = Callable[[], int]
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class Host:
+class HostMeter:
     """The memory of this process, under the limit of its control group."""
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -87,7 +87,7 @@ class Host:
             yield
 
 
-class Cuda:
+class GpuMeter:
     """The memory of one GPU, through torch's allocator."""
 
     def __init__(self, device: torch.device) -> None:
@@ -119,12 +119,12 @@ class Cuda:
         yield
 
 
-Gauge = Host | Cuda
+Gauge = HostMeter | GpuMeter
 
 
 def of(device: torch.device) -> Gauge:
     """The gauge of a device."""
-    return Cuda(device) if device.type == "cuda" else Host()
+    return GpuMeter(device) if device.type == "cuda" else HostMeter()
 
 
 def headroom(whole: int) -> int:

@@ -21,13 +21,13 @@ from runtime.job.workload import Workload
 from runtime.models.build import Model
 from runtime.optimizations import Effect, Value, gradient_checkpointing, micro_batch
 from runtime.plan import evidence
-from runtime.plan.evidence import Measured
+from runtime.plan.evidence import Measurement
 from runtime.plan.plan import OPEN, Plan, written
 from runtime.system.signals import Signals
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 from runtime.training.run import assemble
 from runtime.tuning.memory import meter
-from runtime.tuning.memory.size_search import Found, Search
+from runtime.tuning.memory.size_search import SizeSearch, SizeSearchResult
 
 FASTER = 1.05
 """A smaller size must be faster by this much than the largest."""
@@ -38,7 +38,7 @@ NEED = "memory"
 
 
 @dataclass
-class Fitting:
+class MicroBatchSearch:
     """The search for one job.
 
     Args:
@@ -57,7 +57,7 @@ class Fitting:
     signals: Signals
     say: Callable[[str], None]
 
-    def measured(self) -> dict[str, Measured]:
+    def measured(self) -> dict[str, Measurement]:
         """What follows for the plan: the micro-batch, and whether blocks are recomputed; empty if not asked for."""
         if self.job.optimize.get("micro_batch") != "auto" or self._source("micro_batch") not in OPEN:
             return {}
@@ -71,13 +71,13 @@ class Fitting:
         value = chosen(found, speeds, self._alone)
         result = worded(found, speeds, value, self.job.train.batch, self._splits_norm)
         need = found.peak(found.largest) - found.base
-        result[NEED] = Measured(need, f"{size(need)} beyond what was held before", evidence.today())
+        result[NEED] = Measurement(need, f"{size(need)} beyond what was held before", evidence.today())
         self.say(f"fit: micro_batch {written(value)}: {result['micro_batch'].text}")
         if found.largest:
             self._keep(name, result)
         return _decisions(result)
 
-    def found(self) -> tuple[Found, dict[int, float]]:
+    def found(self) -> tuple[SizeSearchResult, dict[int, float]]:
         """The sizes that fit, and samples per second of the best of them where there is a choice."""
         recompute = self.plan.value("gradient_checkpointing") is True
         with torch.random.fork_rng():
@@ -97,14 +97,14 @@ class Fitting:
                     return replace(other, why=why), others
             return found, speeds
 
-    def _climbed(self, recompute: bool) -> tuple[Found, dict[int, float]]:
+    def _climbed(self, recompute: bool) -> tuple[SizeSearchResult, dict[int, float]]:
         """The sizes that fit, and samples per second of the best of them if that may decide something."""
         search = self.search(recompute)
         found = search.climb()
         choice = found.largest > 1 and not self._splits_norm and search.run.total_steps >= WORTH_FROM
         return found, search.speeds(found.sizes()[:3]) if choice else {}
 
-    def search(self, recompute: bool) -> Search:
+    def search(self, recompute: bool) -> SizeSearch:
         """A search with a copy of the network, everything as planned but for what is to be found."""
         # Every size would be compiled anew.
         changed: dict[str, Value] = {"gradient_checkpointing": recompute, "micro_batch": "off", "compile": False}
@@ -118,9 +118,9 @@ class Fitting:
             self.dataset,
             network,
             self.signals,
-            Clock(),
+            PhaseTimer(),
         )
-        return Search(made, 2 if self._splits_norm else 1)
+        return SizeSearch(made, 2 if self._splits_norm else 1)
 
     @property
     def _splits_norm(self) -> bool:
@@ -137,7 +137,7 @@ class Fitting:
     def _meter(self) -> meter.Gauge:
         return meter.of(torch.device("cuda:0" if self.hardware.gpu else "cpu"))
 
-    def _still_fits(self, known: Mapping[str, Measured]) -> bool:
+    def _still_fits(self, known: Mapping[str, Measurement]) -> bool:
         meter = self._meter()
         meter.begin()
         return NEED in known and meter.used() + int(known[NEED].value) <= meter.ceiling()
@@ -160,7 +160,7 @@ class Fitting:
         ]
         return evidence.key(self.hardware, self.facts, train.batch, shapes, fixed)
 
-    def _keep(self, name: str, result: Mapping[str, Measured]) -> None:
+    def _keep(self, name: str, result: Mapping[str, Measurement]) -> None:
         try:
             evidence.store(self.hardware, name, result)
         except (OSError, StorageError) as error:
@@ -183,7 +183,9 @@ def recomputing_pays(without: Mapping[int, float], with_it: Mapping[int, float],
     return ""
 
 
-def chosen(found: Found, speeds: Mapping[int, float], alone: Callable[[int], bool] = lambda count: False) -> Value:
+def chosen(
+    found: SizeSearchResult, speeds: Mapping[int, float], alone: Callable[[int], bool] = lambda count: False
+) -> Value:
     """The micro-batch: the largest that fits, unless a smaller one is clearly faster; `off` for the whole batch."""
     largest = found.largest or found.tries[0].size
     while largest > 2 and alone(largest):
@@ -195,8 +197,8 @@ def chosen(found: Found, speeds: Mapping[int, float], alone: Callable[[int], boo
 
 
 def worded(
-    found: Found, speeds: Mapping[int, float], value: Value, batch_size: int, splits_norm: bool
-) -> dict[str, Measured]:
+    found: SizeSearchResult, speeds: Mapping[int, float], value: Value, batch_size: int, splits_norm: bool
+) -> dict[str, Measurement]:
     """The decisions with their figures."""
     today = evidence.today()
     allowed = f"{size(found.ceiling)} may be used"
@@ -210,11 +212,11 @@ def worded(
         text += f"; the whole batch does not fit, so BatchNorm sees {value} samples at a time"
     if speeds:
         text += "; samples/s: " + ", ".join(f"{count}: {speed:.0f}" for count, speed in speeds.items())
-    result = {"micro_batch": Measured(value, text, today)}
+    result = {"micro_batch": Measurement(value, text, today)}
     if found.why:
-        result["gradient_checkpointing"] = Measured(True, found.why, today)
+        result["gradient_checkpointing"] = Measurement(True, found.why, today)
     return result
 
 
-def _decisions(known: Mapping[str, Measured]) -> dict[str, Measured]:
+def _decisions(known: Mapping[str, Measurement]) -> dict[str, Measurement]:
     return {name: row for name, row in known.items() if name != NEED}

@@ -19,7 +19,7 @@ from runtime.tuning import batch_size, child_process
 
 
 @dataclass(frozen=True)
-class Request:
+class MemoryRequest:
     """What `drivetrain memory` was asked."""
 
     spec: Path
@@ -28,7 +28,7 @@ class Request:
     """Folder for picture and numbers; runs/memory-<name> if None."""
 
 
-def memory(request: Request) -> int:
+def memory(request: MemoryRequest) -> int:
     """Measure; returns the exit code.
 
     Raises:

@@ -16,7 +16,7 @@ EVEN = 4
 
 
 @dataclass
-class Ladder:
+class SizeLadder:
     """A search that is going on. Sizes in samples, memory in bytes."""
 
     most: int

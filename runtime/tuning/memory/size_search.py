@@ -23,13 +23,13 @@ from runtime.system.torch_errors import HalfUpdated
 from runtime.training.evaluation.validation import usual_size
 from runtime.training.run import Run
 from runtime.tuning.memory import meter
-from runtime.tuning.memory.size_ladder import Ladder
+from runtime.tuning.memory.size_ladder import SizeLadder
 
 ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Try:
+class SizeTrial:
     """One size that was tried; memory in bytes."""
 
     size: int
@@ -42,7 +42,7 @@ class Try:
 
 
 @dataclass
-class Found:
+class SizeSearchResult:
     """What a search has found; memory in bytes."""
 
     base: int
@@ -51,7 +51,7 @@ class Found:
     """The most that may be held."""
     recompute: bool
     """Whether blocks were recomputed."""
-    tries: list[Try] = field(default_factory=list)
+    tries: list[SizeTrial] = field(default_factory=list)
     largest: int = 0
     """The largest size that fits; 0 if the smallest does not."""
     whole: bool = False
@@ -77,7 +77,7 @@ class Found:
         return sorted((t.size for t in self.tries if t.peak is not None and t.size <= self.largest), reverse=True)
 
 
-class Search:
+class SizeSearch:
     """Goes up the ladder with one run.
 
     Args:
@@ -102,11 +102,11 @@ class Search:
         self.feed = _largest(data.train, batch_size, given.workers_for(data.train, batch_size), given.pin)
         self.held = _largest(data.validation, batch_size, 0, False)
 
-    def climb(self) -> Found:
+    def climb(self) -> SizeSearchResult:
         """Try sizes until there is nothing more to learn."""
         self.gauge.begin()
-        ladder = Ladder(self.batch_size, self.gauge.used(), self.limit(), self.least)
-        found = Found(ladder.base, ladder.ceiling, self.run.plan.value("gradient_checkpointing") is True)
+        ladder = SizeLadder(self.batch_size, self.gauge.used(), self.limit(), self.least)
+        found = SizeSearchResult(ladder.base, ladder.ceiling, self.run.plan.value("gradient_checkpointing") is True)
         evaluated = ladder.base
         while (now := ladder.next()) is not None:
             predicted = ladder.predicted(now) if ladder.peaks else None
@@ -118,7 +118,7 @@ class Search:
             if predicted is None:
                 ladder.base = self.held_anyway()
             fits = max(ladder.peaks[now], self.made) if now in ladder.peaks else None
-            found.tries.append(Try(now, predicted, fits, min(2 * now, self.batch_size) / seconds))
+            found.tries.append(SizeTrial(now, predicted, fits, min(2 * now, self.batch_size) / seconds))
         found.largest, found.held = ladder.largest, ladder.base
         found.above = ladder.predicted(min(2 * max(1, ladder.largest), ladder.most))
         if found.largest == ladder.most:

@@ -19,12 +19,12 @@ from runtime.plan import evidence
 from runtime.supervisor import trainer_process
 from runtime.system.files import write_json
 from runtime.system.signals import Signals, ending, stopping
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 from runtime.tuning import batch_size
-from runtime.tuning.memory.size_ladder import Ladder
+from runtime.tuning.memory.size_ladder import SizeLadder
 
 if TYPE_CHECKING:
-    from runtime.tuning.memory.size_search import Search
+    from runtime.tuning.memory.size_search import SizeSearch
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
     try:
         with stopping(), ending():
             job = job_spec.load(given.spec, given.set)
-            fitting = trainer_process.prepared(given.folder, job, Signals(), Clock())
+            fitting = trainer_process.prepared(given.folder, job, Signals(), PhaseTimer())
             search = fitting.search(fitting.plan.value("gradient_checkpointing") is True)
             speeds, ceiling = measured(search, batch_size.most(len(fitting.dataset.train)))
         best = batch_size.chosen(speeds)
@@ -57,14 +57,14 @@ def main() -> int:
     return 0
 
 
-def measured(search: Search, most: int) -> tuple[dict[int, float], int]:
+def measured(search: SizeSearch, most: int) -> tuple[dict[int, float], int]:
     """Samples per second of every size that fits, and the bytes that may be used.
 
     Raises:
         OutOfMemory: if the smallest does not fit.
     """
     search.gauge.begin()
-    ladder = Ladder(most, search.gauge.used(), search.limit(), min(batch_size.FIRST, most))
+    ladder = SizeLadder(most, search.gauge.used(), search.limit(), min(batch_size.FIRST, most))
     speeds: dict[int, float] = {}
     while (now := ladder.next()) is not None and ladder.failed is None and batch_size.gains(speeds):
         search.sized(now)

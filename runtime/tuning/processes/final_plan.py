@@ -14,7 +14,7 @@ from runtime.errors import DrivetrainError, Replanned
 from runtime.job_spec import load as job_spec
 from runtime.supervisor import trainer_process
 from runtime.system.signals import Signals, ending, stopping
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 from runtime.tuning import process_settings
 
 
@@ -29,8 +29,10 @@ def main() -> int:
     os.dup2(2, 1)
     try:
         with stopping(), ending():
-            source = process_settings.Source(given.spec, given.set)
-            trainer_process.assembled(given.folder, job_spec.load(given.spec, given.set), Signals(), Clock(), source)
+            source = process_settings.SpecSource(given.spec, given.set)
+            trainer_process.assembled(
+                given.folder, job_spec.load(given.spec, given.set), Signals(), PhaseTimer(), source
+            )
     except Replanned:
         return 0  # the plan that it leaves is the one
     except DrivetrainError as error:

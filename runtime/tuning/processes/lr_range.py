@@ -24,7 +24,7 @@ from runtime.job_spec import load as job_spec
 from runtime.supervisor import trainer_process
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 
 if TYPE_CHECKING:
     from runtime.data.dataset import Batch
@@ -40,7 +40,7 @@ SURE = 3.0
 
 
 @dataclass(frozen=True)
-class Found:
+class LrSweep:
     """Losses by learning rate, and what follows."""
 
     rates: Floats
@@ -64,7 +64,7 @@ def main() -> int:
     try:
         with stopping(), ending():
             signals = Signals()
-            run = trainer_process.assembled(given.folder, job_spec.load(given.spec, given.set), signals, Clock())
+            run = trainer_process.assembled(given.folder, job_spec.load(given.spec, given.set), signals, PhaseTimer())
             rates, losses = sweep(run, given.lowest, given.highest, given.steps)
         report(run, judged(rates, losses, given.steps), given.folder)
     except DrivetrainError as error:
@@ -116,14 +116,14 @@ def _batches(run: Run) -> Iterator[tuple[int, Batch]]:
         epoch += 1
 
 
-def judged(rates: Floats, losses: Floats, steps: int) -> Found:
+def judged(rates: Floats, losses: Floats, steps: int) -> LrSweep:
     """Smooth curve and suggestion, by the rule above."""
     width = max(3, steps // 10) | 1
     padded = np.pad(losses, width // 2, mode="edge")
     smooth = np.convolve(padded, np.full(width, 1 / width), mode="valid")
     place = steepest(np.log(rates), losses, max(5, steps // 5))
     suggested = None if place is None else float(f"{math.exp(place):.1e}")
-    return Found(rates, losses, smooth, suggested)
+    return LrSweep(rates, losses, smooth, suggested)
 
 
 def steepest(x: Floats, y: Floats, width: int) -> float | None:
@@ -141,7 +141,7 @@ def steepest(x: Floats, y: Floats, width: int) -> float | None:
     return float(xs[int(np.where(falling, slopes, np.inf).argmin())].mean())
 
 
-def report(run: Run, found: Found, folder: Path) -> None:
+def report(run: Run, found: LrSweep, folder: Path) -> None:
     """Print a table and the line for the spec; write find-lr.json and find-lr.png.
 
     Raises:
@@ -175,7 +175,7 @@ def report(run: Run, found: Found, folder: Path) -> None:
     print(f"picture and numbers in {folder}", flush=True)
 
 
-def _table(found: Found, rows: int = 12) -> Sequence[str]:
+def _table(found: LrSweep, rows: int = 12) -> Sequence[str]:
     chosen = np.unique(np.linspace(0, len(found.rates) - 1, rows).round().astype(int))
     lines = [f"{found.rates[i]:10.1e}  {found.losses[i]:10.4f}  {found.smooth[i]:10.4f}" for i in chosen]
     return [f"{'rate':>10}  {'loss':>10}  {'smoothed':>10}", *lines]

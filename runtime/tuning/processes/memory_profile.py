@@ -21,15 +21,15 @@ from runtime.job_spec import load as job_spec
 from runtime.supervisor import trainer_process
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 
 if TYPE_CHECKING:
-    from runtime.tuning.memory.micro_batch import Fitting
-    from runtime.tuning.memory.size_search import Found
+    from runtime.tuning.memory.micro_batch import MicroBatchSearch
+    from runtime.tuning.memory.size_search import SizeSearchResult
 
 
 @dataclass(frozen=True)
-class Row:
+class MemoryRow:
     """One micro-batch; memory in bytes."""
 
     micro_batch: int
@@ -51,7 +51,9 @@ def main() -> int:
     given = arguments.parse_args()
     try:
         with stopping(), ending():
-            fitting = trainer_process.prepared(given.folder, job_spec.load(given.spec, given.set), Signals(), Clock())
+            fitting = trainer_process.prepared(
+                given.folder, job_spec.load(given.spec, given.set), Signals(), PhaseTimer()
+            )
             ceiling, found = climbed(fitting)
         report(found, ceiling, given.folder)
     except DrivetrainError as error:
@@ -60,26 +62,27 @@ def main() -> int:
     return 0
 
 
-def climbed(fitting: Fitting) -> tuple[int, list[Row]]:
+def climbed(fitting: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:
     """The ceiling in bytes, and all sizes, first as the network is, then with recomputed blocks if it has any."""
-    rows, ceiling = list[Row](), 0
+    rows, ceiling = list[MemoryRow](), 0
     for recompute in (False, True) if fitting.facts.blocks > 1 else (False,):
         search = fitting.search(recompute)
         found = search.climb()
         ceiling = max(ceiling, found.ceiling)
         rows += [
-            Row(t.size, recompute, t.predicted, t.peak, round(t.speed, 1) if t.peak else None) for t in found.tries
+            MemoryRow(t.size, recompute, t.predicted, t.peak, round(t.speed, 1) if t.peak else None)
+            for t in found.tries
         ]
         rows += _beyond(found, search.batch_size)
         del search
     return ceiling, rows
 
 
-def _beyond(found: Found, batch: int) -> Iterator[Row]:
+def _beyond(found: SizeSearchResult, batch: int) -> Iterator[MemoryRow]:
     """Sizes that were not tried, doubling up to the batch, by prediction."""
     count, above = min(2 * found.largest, batch), found.above
     while found.largest and count > found.largest:
-        yield Row(count, found.recompute, above, None, None)
+        yield MemoryRow(count, found.recompute, above, None, None)
         if count == batch:
             return
         more = min(2 * count, batch)
@@ -87,7 +90,7 @@ def _beyond(found: Found, batch: int) -> Iterator[Row]:
         count = more
 
 
-def report(rows: Sequence[Row], ceiling: int, folder: Path) -> None:
+def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
     """Print a table; write memory.json and memory.png.
 
     Raises:
@@ -116,7 +119,7 @@ def _name(recomputed: bool) -> str:
     return "blocks recomputed" if recomputed else "as it is"
 
 
-def _table(rows: Sequence[Row]) -> Iterator[str]:
+def _table(rows: Sequence[MemoryRow]) -> Iterator[str]:
     yield f"{'micro-batch':>11}  {'predicted':>10}  {'measured':>12}  {'samples/s':>10}  blocks"
     for row in rows:
         predicted = size(row.predicted) if row.predicted else "-"

@@ -24,11 +24,11 @@ from runtime.plan import plan as plans
 from runtime.system import cpu_starvation
 from runtime.system.files import read_json
 from runtime.system.signals import Signals, ending, stopping
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 
 if TYPE_CHECKING:
     from runtime.job import Job
-    from runtime.tuning.variants import Arm
+    from runtime.tuning.variants import Variant
 
 CHECKED = 4
 """Steps over which losses are compared."""
@@ -66,24 +66,24 @@ def main() -> int:
     return 0
 
 
-def stand(folder: Path, plan: plans.Plan, job: Job, signals: Signals) -> Arm:
+def stand(folder: Path, plan: plans.Plan, job: Job, signals: Signals) -> Variant:
     """The job's network under a plan, before its first batch."""
     import itertools
 
     from runtime.data.load import load
     from runtime.models.build import build
     from runtime.training import run as runs
-    from runtime.tuning.variants import Arm
+    from runtime.tuning.variants import Variant
 
     dataset = load(job)
     machine = facts.from_json(read_json(folder / "hardware.json"))
-    run = runs.assemble(job, machine, plan, folder, dataset, build(job, dataset), signals, Clock())
+    run = runs.assemble(job, machine, plan, folder, dataset, build(job, dataset), signals, PhaseTimer())
     run.train_mode()
     epochs = itertools.count()
-    return Arm(run, (batch for epoch in epochs for batch in run.batches.epoch(epoch)))
+    return Variant(run, (batch for epoch in epochs for batch in run.batches.epoch(epoch)))
 
 
-def serve(arm: Arm, answer: Callable[[dict[str, Any]], None], quiet: bool = False) -> None:
+def serve(arm: Variant, answer: Callable[[dict[str, Any]], None], quiet: bool = False) -> None:
     """The first steps with their numbers, `quiet` ones without dropout, then what is ordered."""
     from runtime.models.networks.user_network import guarded
     from runtime.tuning.variants import hush

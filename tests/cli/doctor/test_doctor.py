@@ -17,7 +17,7 @@ import pytest
 from runtime.cli.doctor import docker_engine
 from runtime.cli.doctor.doctor import findings, render
 from runtime.cli.doctor.finding import EXIT, Finding, Level, worst
-from runtime.cli.doctor.snapshot import Scene, disk, port_taken, run
+from runtime.cli.doctor.snapshot import Snapshot, disk, port_taken, run
 from runtime.hardware import facts as hardware
 from runtime.plan.plan_table import console
 from tests.paths import ROOT
@@ -39,7 +39,7 @@ def image(created: str = "2030-03-01T10:00:00.123456789Z", revision: str = "37dd
     return json.dumps([{"Created": created, "Config": {"Labels": {"org.opencontainers.image.revision": revision}}}])
 
 
-def scene(tmp_path: Path, machine: str, changes: dict[str, Any], **others: Any) -> Scene:
+def scene(tmp_path: Path, machine: str, changes: dict[str, Any], **others: Any) -> Snapshot:
     """A healthy machine with some facts (`part.name`), some answers and some of the scene changed."""
     made = hardware.load(ROOT / f"tests/machines/{machine}.json")
     torch = hardware.Torch(version="2.13.0", cuda="13.0" if made.gpus else None)
@@ -69,10 +69,10 @@ def scene(tmp_path: Path, machine: str, changes: dict[str, Any], **others: Any) 
         "port_taken": lambda port: False,
         "loaded": LOADED,
     }
-    return Scene(hardware=made, **(facts | others))
+    return Snapshot(hardware=made, **(facts | others))
 
 
-def bad(made: Scene) -> list[Finding]:
+def bad(made: Snapshot) -> list[Finding]:
     return [finding for finding in findings(made) if finding.level is not Level.OK]
 
 

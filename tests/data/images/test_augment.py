@@ -13,7 +13,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from runtime.data.images import color_ops, randaugment, warp
 from runtime.data.images.augment import Augment, erased, padded_crop
-from runtime.data.images.preprocess import Preparer
+from runtime.data.images.preprocess import ImagePreprocessing
 from runtime.job.data import Erasing, ImageAugment
 
 torch.set_num_threads(1)
@@ -90,7 +90,7 @@ def test_results_are_images_and_the_input_stays(spec: dict[str, Any]) -> None:
 def test_all_work_stays_on_the_device_of_the_images() -> None:
     """The meta device computes nothing, but refuses to mix with tensors of another device."""
     raw = torch.zeros(16, 3, 16, 16, dtype=torch.uint8, device="meta")
-    preparer = Preparer(16, 3, ("a", "b"), 0, 255, (0.4, 0.5, 0.6), (0.2, 0.2, 0.2), augment(ALL))
+    preparer = ImagePreprocessing(16, 3, ("a", "b"), 0, 255, (0.4, 0.5, 0.6), (0.2, 0.2, 0.2), augment(ALL))
     (ready,) = preparer((raw,), np.arange(16), 0)
     assert ready.device.type == "meta"
 
@@ -98,7 +98,7 @@ def test_all_work_stays_on_the_device_of_the_images() -> None:
 def test_nothing_is_changed_unless_asked_or_outside_of_training() -> None:
     images, ids = pictures(), np.arange(16)
     assert augment({})(images, ids, 0) is images
-    preparer = Preparer(16, 3, ("a", "b"), 0, 255, (0.4, 0.5, 0.6), (0.2, 0.2, 0.2), augment(ALL))
+    preparer = ImagePreprocessing(16, 3, ("a", "b"), 0, 255, (0.4, 0.5, 0.6), (0.2, 0.2, 0.2), augment(ALL))
     raw = (images * 255).round().byte()
     assert torch.equal(preparer((raw,), ids, None)[0], preparer((raw,), ids[::-1], None)[0])
     plain = (raw.double() / 255 - torch.tensor([0.4, 0.5, 0.6]).double().view(3, 1, 1)) / 0.2
@@ -144,7 +144,7 @@ def test_padded_crop_shows_every_place_and_fills_with_the_mean() -> None:
 def test_the_mean_is_nothing_after_normalisation() -> None:
     raw = torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8)
     change = augment({"erasing": {"probability": 1.0, "area": [0.3, 0.4]}})
-    preparer = Preparer(8, 3, ("a", "b"), 0, 255, (0.4, 0.5, 0.6), (0.2, 0.2, 0.2), change)
+    preparer = ImagePreprocessing(8, 3, ("a", "b"), 0, 255, (0.4, 0.5, 0.6), (0.2, 0.2, 0.2), change)
     (ready,) = preparer((raw,), np.arange(8), 0)
     assert ((ready == 0).all(dim=1).flatten(1).sum(dim=1) > 12).all()
 

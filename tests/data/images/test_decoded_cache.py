@@ -27,7 +27,7 @@ from runtime.optimizations import decode_cache
 from runtime.plan import plan
 from runtime.training import run
 from runtime.training.evaluation.validation import evaluate
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 from tests import tiny
 from tests.supervisor import test_supervisor
 
@@ -195,7 +195,7 @@ def assembled(folder: Path, on: bool, cache: Path) -> run.Run:
     facts = run.workload(data, network.module)
     others_off = {each.name: each.off for each in optimizations.every() if each.name != "decode_cache"}
     made = plan.resolve(asked, here, facts, plain=not on, replay=others_off if on else {})
-    return run.assemble(asked, here, made, folder, data, network, tiny.Quiet(), Clock())
+    return run.assemble(asked, here, made, folder, data, network, tiny.Quiet(), PhaseTimer())
 
 
 def test_losses_and_metrics_are_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,8 +87,8 @@ def test_the_cache_of_decoded_images_tells_them_apart(tmp_path: Path) -> None:
 
 
 def test_a_model_from_before_there_was_a_choice_crops() -> None:
-    from runtime.data.images.preprocess import Preparer, from_preprocessing
+    from runtime.data.images.preprocess import ImagePreprocessing, from_preprocessing
 
-    stored = Preparer(8, 1, ("a", "b"), 0, 255, (0.0,), (1.0,)).to_json()
+    stored = ImagePreprocessing(8, 1, ("a", "b"), 0, 255, (0.0,), (1.0,)).to_json()
     del stored["fit"]
     assert from_preprocessing(stored).fit == "crop"

@@ -13,7 +13,7 @@ import torch
 from runtime.data.dataset import Batch, Dataset
 from runtime.data.load import load
 from runtime.data.loader.batches import fetch
-from runtime.data.loader.gpu_resident import Resident, reside
+from runtime.data.loader.gpu_resident import GpuResidentSplit, reside
 from runtime.job import Job
 from runtime.job.document import parse
 from runtime.job_spec import load as job_spec
@@ -49,7 +49,7 @@ def test_resident_samples_are_the_samples(
         pytest.skip("one kind is enough")
     _, given = data(tmp_path, name, monkeypatch)
     there = reside(replace(given, decoded=False), torch.device("cpu"), 4096, workers)
-    assert isinstance(there.train, Resident)
+    assert isinstance(there.train, GpuResidentSplit)
     assert reside(there, torch.device("cpu"), 4096).train is there.train
     for split, kept in ((given.train, there.train), (given.validation, there.validation)):
         ids = np.arange(len(split))[::-1].copy()

@@ -11,9 +11,9 @@ import torch
 
 from runtime.data.loader import shared_memory
 from runtime.data.loader.batches import Batches
-from runtime.data.loader.shared_memory import Handover
+from runtime.data.loader.shared_memory import SharedMemory
 from runtime.training.evaluation import validation
-from runtime.tuning.memory.size_search import Search
+from runtime.tuning.memory.size_search import SizeSearch
 from tests import tiny
 
 MIB = 1 << 20
@@ -36,7 +36,7 @@ def split(samples: int = 512) -> tiny.Arrays:
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 4), (32, 4), (64, 2), (128, 1), (256, 0)])
 def test_workers_by_the_size_of_a_batch(room: SimpleNamespace, count: int, expected: int) -> None:
-    assert Handover().workers(split(), count, 4)[0] == expected
+    assert SharedMemory().workers(split(), count, 4)[0] == expected
 
 
 def test_it_is_told_once_for_each_size(room: SimpleNamespace) -> None:
@@ -48,7 +48,7 @@ def test_it_is_told_once_for_each_size(room: SimpleNamespace) -> None:
 
 
 def test_processes_share_the_room(room: SimpleNamespace) -> None:
-    assert Handover(processes=2).workers(split(), 64, 4)[0] == 1
+    assert SharedMemory(processes=2).workers(split(), 64, 4)[0] == 1
 
 
 def test_without_workers_or_shared_memory_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,8 +56,8 @@ def test_without_workers_or_shared_memory_nothing_is_asked(monkeypatch: pytest.M
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(os, "statvfs", gone)
-    assert Handover().workers(split(), 10**6, 4) == (4, "")
-    assert Handover().workers(split(), 10**6, 0) == (0, "")
+    assert SharedMemory().workers(split(), 10**6, 4) == (4, "")
+    assert SharedMemory().workers(split(), 10**6, 0) == (0, "")
 
 
 def test_the_longest_sample_counts(room: SimpleNamespace) -> None:
@@ -66,7 +66,7 @@ def test_the_longest_sample_counts(room: SimpleNamespace) -> None:
     seen: list[int] = []
     plain = data.gather
     data.gather = lambda ids: (seen.extend(ids.tolist()), plain(ids))[1]  # type: ignore[method-assign]
-    Handover().workers(data, 8, 4)
+    SharedMemory().workers(data, 8, 4)
     assert seen == [511]
 
 
@@ -89,5 +89,5 @@ def test_an_evaluation_and_a_search_keep_to_it(
     list(made.batches.epoch(0))
     validation.evaluate(made)
     assert used == [2, 0]
-    Search(made).sized(32)
+    SizeSearch(made).sized(32)
     assert used[2:] == [2, 0, 1, 0]

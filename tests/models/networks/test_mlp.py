@@ -44,7 +44,7 @@ def test_each_column_has_vectors_of_its_own_and_the_unknown_category_is_zero() -
 def test_vectors_and_their_gradient_are_those_of_torchs_embedding() -> None:
     torch.manual_seed(0)
     places, goal = torch.randint(0, 9, (50, 4)), torch.randn(50, 4, 3)
-    ours, theirs = mlp.Vectors(9, 3), torch.nn.Embedding(9, 3)
+    ours, theirs = mlp.EmbeddingTable(9, 3), torch.nn.Embedding(9, 3)
     theirs.load_state_dict(ours.state_dict())
     for module in (ours, theirs):
         (module(places) * goal).sum().backward()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime.data.custom.user_loss import OwnTerms
+from runtime.data.custom.user_loss import CustomTerms
 from runtime.data.dataset import Head
 from runtime.data.load import load
 from runtime.errors import SpecError
@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 
 def gradient(weight: Tensor, x: Tensor, y: Tensor, loss: Any, size: int) -> Tensor:
     """Of an objective over a batch that is split into parts of `size`."""
-    goal = losses.objective(None, {"": Head("")}, {}, "none", OwnTerms(loss, "loss", SpecError))
+    goal = losses.objective(None, {"": Head("")}, {}, "none", CustomTerms(loss, "loss", SpecError))
     weight = weight.clone().requires_grad_()
     over = goal.denominators({"": y})
     for start in range(0, len(x), size):

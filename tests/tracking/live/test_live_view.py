@@ -17,8 +17,8 @@ from rich.text import Text
 
 from runtime.errors import CheckpointError
 from runtime.tracking.live.dashboard import left_text, line, screen
-from runtime.tracking.live.run_reader import Follower, Tail, View
-from runtime.tracking.live.sparkline import KEPT, Curve
+from runtime.tracking.live.run_reader import JsonLinesTail, RunReader, RunView
+from runtime.tracking.live.sparkline import KEPT, Sparkline
 from runtime.tracking.live.terminal_painter import Painter
 from runtime.training.progress import Progress, pause
 from runtime.training.run import Run
@@ -37,14 +37,14 @@ def append(path: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def text_of(view: View, width: int) -> str:
+def text_of(view: RunView, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
     console.print(screen(view, width))
     return cast(io.StringIO, console.file).getvalue()
 
 
 def test_a_view_of_a_running_run(run: Path) -> None:
-    view = Follower(run).read()
+    view = RunReader(run).read()
     assert (view.job, view.task, view.status) == ("digits", "image-classification", "running")
     assert (view.epoch, view.epochs, view.step, view.total) == (7, 12, 270, 540)
     assert view.metric == "validation/accuracy"
@@ -57,7 +57,7 @@ def test_a_view_of_a_running_run(run: Path) -> None:
 
 
 def test_only_what_is_new_is_read(run: Path) -> None:
-    follower = Follower(run)
+    follower = RunReader(run)
     count = len(follower.read().loss.means)
     append(run / "metrics.jsonl", {"step": 271, "epoch": 6, "train/loss": 0.5, "lr": 1e-3})
     with (run / "metrics.jsonl").open("a") as file:
@@ -71,7 +71,7 @@ def test_only_what_is_new_is_read(run: Path) -> None:
 
 
 def test_a_roll_back_writes_the_metrics_anew(run: Path) -> None:
-    follower = Follower(run)
+    follower = RunReader(run)
     follower.read()
     beside = run / ".metrics"
     rows(beside, [row for row in metrics() if row["step"] <= 90])
@@ -81,14 +81,14 @@ def test_a_roll_back_writes_the_metrics_anew(run: Path) -> None:
 
 
 def test_a_restart_goes_on_in_time(run: Path) -> None:
-    follower = Follower(run)
+    follower = RunReader(run)
     before = follower.read().elapsed
     append(run / "telemetry.jsonl", {"seconds": 1.0, "step": 275, "samples_per_second": 500.0})
     assert follower.read().elapsed == before + 1.0
 
 
 def test_a_tail_of_nothing_and_of_garbage(tmp_path: Path) -> None:
-    tail = Tail(tmp_path / "events.jsonl")
+    tail = JsonLinesTail(tmp_path / "events.jsonl")
     assert tail.read() == ([], False)
     tail.path.write_text('{"a": 1}\n[2]\nnot json\n{"b": 2}\n')
     assert tail.read() == ([{"a": 1}, {"b": 2}], False)
@@ -98,7 +98,7 @@ def test_a_tail_of_nothing_and_of_garbage(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [60, 72, 80, 100, 200])
 def test_the_picture_fits(run: Path, width: int) -> None:
-    shown = text_of(Follower(run).read(), width).splitlines()
+    shown = text_of(RunReader(run).read(), width).splitlines()
     assert len(shown) <= 12
     assert max(map(len, shown)) <= min(width, 100)
     whole = "\n".join(shown)
@@ -107,7 +107,7 @@ def test_the_picture_fits(run: Path, width: int) -> None:
 
 
 def test_the_picture_has_its_shapes_and_remarks(run: Path) -> None:
-    view = Follower(run).read()
+    view = RunReader(run).read()
     view.sample = {
         **view.sample,
         "input_wait": 0.4,
@@ -128,12 +128,12 @@ def test_the_picture_has_its_shapes_and_remarks(run: Path) -> None:
 )
 def test_how_a_run_ended_is_on_the_picture(run: Path, status: str, told: str) -> None:
     change(run / "state.json", lambda s: s.update(status=status))
-    assert told in text_of(Follower(run).read(), 80)
+    assert told in text_of(RunReader(run).read(), 80)
 
 
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: x\ntask: custom\ntrain: {epochs: 3, early_stopping: {patience: 2}}\n")
-    view = Follower(tmp_path).read()
+    view = RunReader(tmp_path).read()
     assert view.at_most
     assert "starting 0:00" in text_of(view, 80)
     assert line(view) == "epoch 1/3  step 0"
@@ -148,7 +148,7 @@ def test_every_head_has_its_name_and_score(run: Path, watched: str) -> None:
     for head, (accuracy, f1) in scores.items():
         row |= {f"validation/{head}/loss": 1.0, f"validation/{head}/accuracy": accuracy, f"validation/{head}/f1": f1}
     rows(run / "metrics.jsonl", [{"step": 45, "epoch": 0, "train/loss": 1.0}, row])
-    shown = text_of(Follower(run).read(), 80)
+    shown = text_of(RunReader(run).read(), 80)
     kind = "f1" if watched.endswith("f1") else "accuracy"
     for head, values in scores.items():
         name = head if len(head) < 11 else "prioridad…"
@@ -158,7 +158,7 @@ def test_every_head_has_its_name_and_score(run: Path, watched: str) -> None:
 
 
 def test_one_plain_line(run: Path) -> None:
-    text = line(Follower(run).read())
+    text = line(RunReader(run).read())
     assert re.fullmatch(r"epoch 7/12  step 270/540  loss 0\.\d{4}  5\d\d samples/s  0:(1[7-9]|2\d) left", text)
     assert left_text(75.2, True) == "at most 1:15 left"
     assert left_text(None, False) == "measuring the time left"
@@ -166,22 +166,22 @@ def test_one_plain_line(run: Path) -> None:
 
 def test_no_run_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"holds no job\.yaml"):
-        Follower(tmp_path)
+        RunReader(tmp_path)
     with pytest.raises(CheckpointError, match="is not there"):
-        Follower(tmp_path / "nowhere")
+        RunReader(tmp_path / "nowhere")
 
 
 def test_a_curve_keeps_its_shape_and_its_size() -> None:
-    curve = Curve()
+    curve = Sparkline()
     for value in range(100_000):
         curve.add(1e6 + value)
     curve.add(float("nan"))
     assert len(curve.means) < KEPT
     assert curve.shape(8) == "▁▂▃▄▅▆▇█"
     assert curve.first == 1e6
-    flat = Curve()
+    flat = Sparkline()
     flat.add(1.0)
-    assert (flat.shape(5), Curve().shape(5)) == ("▁", "")
+    assert (flat.shape(5), Sparkline().shape(5)) == ("▁", "")
 
 
 def painted(width: int = 80) -> tuple[Painter, io.StringIO, Console]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from runtime.tracking.live import watch as watching
-from runtime.tracking.live.run_reader import Follower
+from runtime.tracking.live.run_reader import RunReader
 from tests.paths import ROOT
 from tests.report_folder import change, running
 
@@ -63,8 +63,8 @@ def test_a_run_that_is_quiet_but_locked_is_alive(run: Path) -> None:
 
     with (run / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert watching.look(Follower(run)).status == "running"
-    assert watching.look(Follower(run)).status == "killed"
+        assert watching.look(RunReader(run)).status == "running"
+    assert watching.look(RunReader(run)).status == "killed"
 
 
 def test_watch_of_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from runtime.errors import CheckpointError
 from runtime.models import saved_model
 from runtime.supervisor import trainer_process
 from runtime.training import effective_settings, loop, run
-from runtime.training.best_metric import Watch
+from runtime.training.best_metric import BestMetric
 from runtime.training.checkpoints import final_weights
 from runtime.training.evaluation import validation
 from tests import tiny
@@ -125,7 +125,7 @@ def test_nothing_can_be_read(tmp_path: Path) -> None:
 def test_a_metric_that_is_never_a_number_stops_early() -> None:
     from runtime.job.train import EarlyStopping
 
-    watch = Watch("validation/loss", EarlyStopping(metric="validation/loss", patience=2), None)
+    watch = BestMetric("validation/loss", EarlyStopping(metric="validation/loss", patience=2), None)
     for epoch in range(2):
         assert not watch.update({"validation/loss": math.nan}, epoch, epoch)
     assert watch.stop() == "validation/loss has not improved for 2 evaluations (never a number)"

@@ -16,7 +16,7 @@ from PIL import Image
 
 from runtime.report import write as reports
 from runtime.report.sections.mistakes import worst_sections
-from runtime.training.evaluation.worst_mistakes import FILE, MOST, Worst, picture
+from runtime.training.evaluation.worst_mistakes import FILE, MOST, WorstMistakes, picture
 from tests import tiny
 from tests.report_folder import make
 from tests.supervisor.test_supervisor import job, train
@@ -28,7 +28,7 @@ __all__ = ["job"]
 def test_the_surest_wrong_answers_are_kept_whatever_the_batch(size: int) -> None:
     outputs = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)) * 3
     truth = torch.arange(50) % 4
-    worst = Worst()
+    worst = WorstMistakes()
     for start in range(0, 50, size):
         part = slice(start, start + size)
         worst.update(np.arange(50)[part], outputs[part], truth[part])
@@ -43,7 +43,7 @@ def test_the_surest_wrong_answers_are_kept_whatever_the_batch(size: int) -> None
 def test_mistakes_of_several_processes_are_all_there() -> None:
     outputs = torch.randn(60, 4, generator=torch.Generator().manual_seed(1)) * 3
     truth, ids = torch.arange(60) % 4, np.arange(60)
-    parts, whole = [Worst() for _ in range(3)], Worst()
+    parts, whole = [WorstMistakes() for _ in range(3)], WorstMistakes()
     whole.update(ids, outputs, truth)
     for number, worst in enumerate(parts):
         part = slice(number * 20, number * 20 + 20)
@@ -54,7 +54,7 @@ def test_mistakes_of_several_processes_are_all_there() -> None:
 
 
 def test_a_network_without_mistakes_and_one_without_numbers() -> None:
-    worst = Worst()
+    worst = WorstMistakes()
     worst.update(np.arange(3), torch.eye(3) * 9, torch.arange(3))
     assert worst.to_json() == []
     worst.update(np.arange(2), torch.full((2, 3), float("nan")), torch.tensor([2, 2]))

@@ -12,7 +12,7 @@ import torch
 
 from runtime.report import write as reports
 from runtime.report.sections.operators import operators_section
-from runtime.training.profiling.profiler import OPERATORS, STEPS, TRACE, Tracer
+from runtime.training.profiling.profiler import OPERATORS, STEPS, TRACE, Profiler
 from tests import tiny
 from tests.supervisor.test_supervisor import job, train
 
@@ -71,7 +71,7 @@ def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pyt
     made = tiny.assembled(tmp_path / "run", tiny.job())
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / TRACE).mkdir()
-    made.tracer = Tracer(made)
+    made.tracer = Profiler(made)
     made.tracer.warm = 1
     made.tracer.step()
     tiny.losses(made, 1)

@@ -20,10 +20,10 @@ from runtime.plan import plan
 from runtime.plan.plan_table import console
 from runtime.report.render import png
 from runtime.tuning.bench import results
-from runtime.tuning.bench.ablation import Ladder, Rung, climb, steps_of, switched
+from runtime.tuning.bench.ablation import Ablation, AblationStep, climb, steps_of, switched
 from runtime.tuning.bench.block_timing import Block, calmest
-from runtime.tuning.bench.variant import Failed, Ready
-from runtime.tuning.paired_timing import Pair
+from runtime.tuning.bench.variant import Failed, VariantReady
+from runtime.tuning.paired_timing import PairedTiming
 from tests import tiny
 from tests.paths import ROOT
 from tests.supervisor.test_supervisor import TEXT
@@ -47,7 +47,7 @@ class Fake:
     noise: Callable[[], float] = lambda: 0.0
 
     def __post_init__(self) -> None:
-        self.ready = Ready([(self.loss, 1.0)] * 4, 5.0, self.seconds, self.batch, [])
+        self.ready = VariantReady([(self.loss, 1.0)] * 4, 5.0, self.seconds, self.batch, [])
         self.open.append("arm")
 
     def steps(self, count: int) -> Block:
@@ -71,7 +71,7 @@ def starter(open_: list[str], fails: str = "", hinder: float = 1.0) -> Callable[
     return start
 
 
-def climbed(**options: object) -> tuple[Ladder, list[str]]:
+def climbed(**options: object) -> tuple[Ablation, list[str]]:
     open_: list[str] = []
     start = starter(open_, **options)  # type: ignore[arg-type]
     return climb(planned(list(GAINS)), start, 3, lambda text: None, ["train.batch_size=32"]), open_
@@ -96,12 +96,14 @@ def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
     assert results.explanation(ladder) == (
         "the steps explain the total: 2.00 x 1.25 x 1.10 = 2.75, measured 2.75x [2.75-2.75]"
     )
-    apart = Ladder(tuple(replace(r, pair=Pair((1.4, 1.4, 1.4))) if r.kind == "all" else r for r in ladder.rungs))
+    apart = Ablation(
+        tuple(replace(r, pair=PairedTiming((1.4, 1.4, 1.4))) if r.kind == "all" else r for r in ladder.rungs)
+    )
     assert not apart.explained
     expected = "the steps do not explain the total, they change what the others gain: 2.00 x 1.25 x 1.10 = 2.75, measured 1.40x"
     assert results.explanation(apart).startswith(expected)
-    noisy = Ladder(
-        tuple(replace(r, pair=Pair((1.0, 2.0, 3.0, 4.0, 1.5))) if r.kind == "all" else r for r in ladder.rungs)
+    noisy = Ablation(
+        tuple(replace(r, pair=PairedTiming((1.0, 2.0, 3.0, 4.0, 1.5))) if r.kind == "all" else r for r in ladder.rungs)
     )
     assert noisy.explained is None
     assert "nobody can tell whether the steps explain the total" in results.explanation(noisy)
@@ -137,11 +139,11 @@ def test_the_calmest_pairs_count_whatever_their_ratio() -> None:
 def test_a_machine_that_is_never_calm_is_named() -> None:
     slow, fast = Fake(0.2, noise=lambda: 0.5), Fake(0.1, noise=lambda: 0.5)
     assert len(calmest(slow.steps, fast.steps, 1, 4)) == 4
-    rung = Rung("added", "compile", True, Effect.ROUNDING, Pair((1.0, 1.0, 1.0)), disturbed=0.5)
-    (warning,) = results.restless(Ladder((rung,)))
+    rung = AblationStep("added", "compile", True, Effect.ROUNDING, PairedTiming((1.0, 1.0, 1.0)), disturbed=0.5)
+    (warning,) = results.restless(Ablation((rung,)))
     assert "1 of 1 comparisons were disturbed" in warning
     assert "up to 50% of the time" in warning
-    assert results.restless(Ladder((replace(rung, disturbed=0.01),))) == []
+    assert results.restless(Ablation((replace(rung, disturbed=0.01),))) == []
 
 
 def test_the_table_has_every_rung(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,27 +159,29 @@ def test_the_table_has_every_rung(capsys: pytest.CaptureFixture[str]) -> None:
 def test_numbers_are_written_as_people_write_them(capsys: pytest.CaptureFixture[str]) -> None:
     """No powers of ten for milliseconds, and no column that nobody fills."""
     rungs = [
-        Rung("plain", "plain", None, None, samples_per_second=66.4, step_seconds=1.86, loss_off=0.0, first_seconds=0.0),
-        Rung(
+        AblationStep(
+            "plain", "plain", None, None, samples_per_second=66.4, step_seconds=1.86, loss_off=0.0, first_seconds=0.0
+        ),
+        AblationStep(
             "added",
             "denormals",
             True,
             Effect.ROUNDING,
-            Pair((2.0, 2.0, 2.0)),
+            PairedTiming((2.0, 2.0, 2.0)),
             samples_per_second=0.52,
             step_seconds=0.0483,
             loss_off=9.94e-8,
             first_seconds=0.1,
         ),
     ]
-    console().print(results.table(Ladder(tuple(rungs))))
+    console().print(results.table(Ablation(tuple(rungs))))
     text = capsys.readouterr().out
     assert "e+" not in text
     for cell in ("1,860", "66.4", "0.52", "48.3", "9.9e-8"):
         assert cell in text.split()
     assert "first step" not in text
     assert "memory" not in text
-    console().print(results.table(Ladder((replace(rungs[1], first_seconds=7.4),))))
+    console().print(results.table(Ablation((replace(rungs[1], first_seconds=7.4),))))
     assert "first step" in (again := capsys.readouterr().out)
     assert "+7 s" in again
 

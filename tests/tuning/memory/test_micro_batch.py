@@ -22,11 +22,11 @@ from runtime.plan import evidence, plan
 from runtime.supervisor import trainer_process
 from runtime.system.files import write_json
 from runtime.training import run
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 from runtime.training.step import Step
 from runtime.tuning.memory import meter, micro_batch, size_search
-from runtime.tuning.memory.micro_batch import Fitting
-from runtime.tuning.memory.size_search import Found, Search, Try
+from runtime.tuning.memory.micro_batch import MicroBatchSearch
+from runtime.tuning.memory.size_search import SizeSearch, SizeSearchResult, SizeTrial
 from tests import tiny
 from tests.trained import CASES
 
@@ -91,25 +91,25 @@ def large_batches(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the MiB that may be held, and those of a whole batch, which lies there during its step."""
 
     def limit(room: int, batch: int) -> None:
-        scale, outputs, made, done = Scale(room, batch=batch << 20), Step.outputs, Search._batch, Search._step
+        scale, outputs, made, done = Scale(room, batch=batch << 20), Step.outputs, SizeSearch._batch, SizeSearch._step
 
         def counted(self: Step, inputs: Any) -> Any:
             scale.pass_(self, len(inputs[0]))
             return outputs(self, inputs)
 
-        def making(self: Search) -> Any:
+        def making(self: SizeSearch) -> Any:
             scale.make()
             return made(self)
 
-        def step(self: Search, *given: Any) -> float:
+        def step(self: SizeSearch, *given: Any) -> float:
             try:
                 return done(self, *given)
             finally:
                 scale.most, scale.there = scale.most + scale.there, 0
 
         monkeypatch.setattr(Step, "outputs", counted)
-        monkeypatch.setattr(Search, "_batch", making)
-        monkeypatch.setattr(Search, "_step", step)
+        monkeypatch.setattr(SizeSearch, "_batch", making)
+        monkeypatch.setattr(SizeSearch, "_step", step)
         monkeypatch.setattr(meter, "of", lambda device: scale)
 
     return limit
@@ -140,7 +140,9 @@ optimize: {{micro_batch: auto{optimize}}}
     return job_spec.check(parse(text, "tiny.yaml"))
 
 
-def fitted(asked: Job, folder: Path, said: list[str] | None = None, data: Any = None) -> dict[str, evidence.Measured]:
+def fitted(
+    asked: Job, folder: Path, said: list[str] | None = None, data: Any = None
+) -> dict[str, evidence.Measurement]:
     here = tiny.machine()
     here = replace(here, storage=replace(here.storage, cache=str(folder / "cache")))
     data = data or tiny.dataset()
@@ -149,7 +151,9 @@ def fitted(asked: Job, folder: Path, said: list[str] | None = None, data: Any = 
     draws = torch.random.get_rng_state()
     facts = run.workload(data, network.module)
     made = plan.resolve(asked, here, facts)
-    found = Fitting(asked, here, made, data, network, facts, folder, tiny.Quiet(), (said or []).append).measured()
+    found = MicroBatchSearch(
+        asked, here, made, data, network, facts, folder, tiny.Quiet(), (said or []).append
+    ).measured()
     assert all(torch.equal(before[name], value) for name, value in network.module.state_dict().items())
     assert torch.equal(draws, torch.random.get_rng_state())
     assert not recompute.recomputes(network.module)
@@ -187,8 +191,8 @@ def test_batchnorm_splits_as_little_as_possible_and_says_so(tmp_path: Path, limi
 def test_no_part_of_a_single_sample_for_batchnorm(tmp_path: Path, limited: Any) -> None:
     """31 would leave one of 32."""
     limited(31)
-    found = [Try(2, None, 2, 1.0), Try(31, 40, 40, 1.0)]
-    made = Found(0, 40, False, found, largest=31)
+    found = [SizeTrial(2, None, 2, 1.0), SizeTrial(31, 40, 40, 1.0)]
+    made = SizeSearchResult(0, 40, False, found, largest=31)
     assert micro_batch.chosen(made, {}, lambda count: 32 % count == 1) == 30
 
 
@@ -246,7 +250,7 @@ def test_remembered_until_it_would_not_fit_any_more(tmp_path: Path, limited: Any
 
 
 def test_the_fastest_of_those_that_fit() -> None:
-    found = Found(0, 100, False, [Try(n, None, n, 1.0) for n in (1, 2, 4, 8, 16)], largest=16)
+    found = SizeSearchResult(0, 100, False, [SizeTrial(n, None, n, 1.0) for n in (1, 2, 4, 8, 16)], largest=16)
     assert micro_batch.chosen(found, {16: 100.0, 8: 104.0, 4: 80.0}) == 16
     assert micro_batch.chosen(found, {16: 100.0, 8: 106.0, 4: 80.0}) == 8
     assert micro_batch.chosen(replace(found, whole=True), {16: 100.0, 8: 90.0}) == "off"
@@ -295,7 +299,7 @@ def settled(folder: Path, asked: Job, replay: Any = None) -> run.Run:
     here = replace(here, storage=replace(here.storage, cache=str(folder / "cache")))
     write_json(folder / "hardware.json", here.to_json())
     write_json(folder / "plan.json", plan.resolve(asked, here, replay=replay).to_json())
-    made: run.Run = trainer_process.assembled(folder, asked, tiny.Quiet(), Clock())
+    made: run.Run = trainer_process.assembled(folder, asked, tiny.Quiet(), PhaseTimer())
     return made
 
 

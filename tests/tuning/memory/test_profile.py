@@ -12,9 +12,9 @@ import pytest
 
 import runtime
 from runtime.errors import DrivetrainError
-from runtime.tuning.memory.size_search import Found, Try
+from runtime.tuning.memory.size_search import SizeSearchResult, SizeTrial
 from runtime.tuning.processes import memory_profile
-from runtime.tuning.processes.memory_profile import Row
+from runtime.tuning.processes.memory_profile import MemoryRow
 from tests.paths import ROOT
 
 TEXT = """
@@ -61,16 +61,16 @@ def test_from_python(tmp_path: Path) -> None:
     [(8, 50, [(16, 300), (32, 500), (50, 725)]), (8, 8, []), (8, 10, [(10, 300)]), (0, 64, [])],
 )
 def test_what_does_not_fit_is_listed_up_to_the_batch(largest: int, batch: int, expected: list[tuple[int, int]]) -> None:
-    found = Found(0, 250, False, [Try(8, None, 200, 1.0)], largest, held=100, above=300)
+    found = SizeSearchResult(0, 250, False, [SizeTrial(8, None, 200, 1.0)], largest, held=100, above=300)
     assert [(row.micro_batch, row.predicted) for row in memory_profile._beyond(found, batch)] == expected
 
 
 def test_the_table_and_a_picture_without_anything_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [Row(8, False, None, 200 * MIB, 41.7), Row(16, False, 300 * MIB, None, None)]
+    rows = [MemoryRow(8, False, None, 200 * MIB, 41.7), MemoryRow(16, False, 300 * MIB, None, None)]
     memory_profile.report(rows, 250 * MIB, tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["8", "-", "200", "MiB", "42", "as", "it", "is"]
     assert lines[2].split() == ["16", "300", "MiB", "does", "not", "fit", "-", "as", "it", "is"]
     assert lines[3] == "250 MiB may be used"
-    memory_profile.report([Row(2, False, None, None, None)], 250 * MIB, tmp_path)
+    memory_profile.report([MemoryRow(2, False, None, None, None)], 250 * MIB, tmp_path)
     assert json.loads((tmp_path / "memory.json").read_text())["rows"][0]["measured"] is None

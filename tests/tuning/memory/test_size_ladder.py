@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from runtime.tuning.memory.size_ladder import Ladder
+from runtime.tuning.memory.size_ladder import SizeLadder
 
 
-def climb(ladder: Ladder, floor: int, each: int, batch: int = 0) -> list[int]:
+def climb(ladder: SizeLadder, floor: int, each: int, batch: int = 0) -> list[int]:
     """The sizes that are tried where a step holds at least `floor`, else `batch` and so much for each sample."""
     tried = []
     while (size := ladder.next()) is not None:
@@ -28,7 +28,7 @@ def climb(ladder: Ladder, floor: int, each: int, batch: int = 0) -> list[int]:
 )
 def test_never_above_the_ceiling_and_close_to_it(most: int, floor: int, each: int, batch: int, ceiling: int) -> None:
     base = 3_000
-    ladder = Ladder(most, base, base + ceiling)
+    ladder = SizeLadder(most, base, base + ceiling)
     tried = climb(ladder, floor, each, batch)
     real = max(n for n in range(1, most + 1) if max(floor, batch + each * n) <= ceiling)
     assert max(tried) == ladder.largest <= real
@@ -38,13 +38,13 @@ def test_never_above_the_ceiling_and_close_to_it(most: int, floor: int, each: in
 
 
 def test_one_sample_may_be_too_much() -> None:
-    ladder = Ladder(64, 3_000, 13_000)
+    ladder = SizeLadder(64, 3_000, 13_000)
     assert climb(ladder, 0, 20_000) == [1]
     assert ladder.largest == 0
 
 
 def test_predictions_are_by_proportion() -> None:
-    ladder = Ladder(64, 1_000, 9_000)
+    ladder = SizeLadder(64, 1_000, 9_000)
     assert ladder.next() == 1
     ladder.note(1, 1_400)
     assert (ladder.next(), ladder.predicted(2)) == (2, 1_800)
@@ -53,7 +53,7 @@ def test_predictions_are_by_proportion() -> None:
 
 
 def test_what_fails_against_the_prediction_is_halved_in_between() -> None:
-    ladder = Ladder(1000, 0, 1_000)
+    ladder = SizeLadder(1000, 0, 1_000)
     for size in (1, 2, 4, 8, 16):
         ladder.note(size, size)
     assert ladder.next() == 32
@@ -67,5 +67,5 @@ def test_what_fails_against_the_prediction_is_halved_in_between() -> None:
 
 
 def test_the_smallest_size_of_a_network_with_batchnorm() -> None:
-    assert Ladder(64, 0, 100, least=2).next() == 2
-    assert Ladder(1, 0, 100, least=2).next() == 1
+    assert SizeLadder(64, 0, 100, least=2).next() == 2
+    assert SizeLadder(1, 0, 100, least=2).next() == 1
