@@ -44,7 +44,7 @@ class NoticeAddress:
         """The notice, if there is one.
 
         Raises:
-            Silent: if there was no answer, or none that can be understood.
+            NoAnswer: if there was no answer, or none that can be understood.
         """
         status, text = self._ask("GET", self._target(), self.headers)
         if status == http.client.UNAUTHORIZED:
@@ -90,7 +90,7 @@ def _means_something(text: str) -> bool:
         data = parse_json(text)
     except ValueError:
         return True
-    return bool(data.get("EventLog", True)) if isinstance(data, dict) else bool(data)
+    return bool(data.get("Events", True)) if isinstance(data, dict) else bool(data)
 
 
 @contextlib.contextmanager
