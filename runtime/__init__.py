@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from runtime.system.version import VERSION
+
 if TYPE_CHECKING:
     from runtime.api import facts_here as facts_here
     from runtime.api import memory_for as memory_for
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from runtime.supervisor.embedded import train as train
     from runtime.tracking.monitor import Monitor as Monitor
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "train": "supervisor.embedded",

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime import __version__
 from runtime.supervisor import named_run
+from runtime.system.version import VERSION
 
 Add = Callable[[str, str], argparse.ArgumentParser]
 
@@ -15,7 +15,7 @@ Add = Callable[[str, str], argparse.ArgumentParser]
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; `command` is the name of what was asked for."""
     whole = argparse.ArgumentParser(prog="drivetrain", description="Fits a training job to the machine it lands on.")
-    whole.add_argument("--version", action="version", version=f"drivetrain {__version__}")
+    whole.add_argument("--version", action="version", version=f"drivetrain {VERSION}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:

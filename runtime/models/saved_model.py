@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-import runtime
 from runtime.data.dataset import Head, head
 from runtime.errors import CheckpointError, DrivetrainError
 from runtime.models import code_consent, safetensors_file
 from runtime.models.build import BUILDERS
 from runtime.models.networks import user_network
 from runtime.system.files import read_json, storage_error, sync_folder, write_json
+from runtime.system.version import VERSION
 from runtime.training.checkpoints.final_weights import FinalWeights
 from runtime.training.run import Run
 
@@ -59,7 +59,7 @@ def write(run: Run, chosen: FinalWeights) -> Path:
         groups["raw"] = source.tensors["model"]
     config = {
         "format": FORMAT,
-        "drivetrain": runtime.__version__,
+        "drivetrain": VERSION,
         "task": run.job.task,
         "builder": run.network.builder,
         "arguments": run.network.arguments,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from runtime.optimizations import Choice, Effect, Stage, Value
@@ -77,30 +76,14 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 def apply(run: Any, value: Value) -> None:
     """Leave torch the kernels that may be used."""
-    allow(*_KERNELS[str(value)])
+    from runtime.system import torch_settings
 
-
-def allow(flash: bool, efficient: bool, cudnn: bool) -> None:
-    """Say which kernels torch may use beside plain arithmetic."""
-    import torch
-
-    torch.backends.cuda.enable_flash_sdp(flash)
-    torch.backends.cuda.enable_mem_efficient_sdp(efficient)
-    torch.backends.cuda.enable_cudnn_sdp(cudnn)
-    torch.backends.cuda.enable_math_sdp(True)
-
-
-def allowed() -> tuple[bool, bool, bool]:
-    """Which kernels torch may use: flash, memory-efficient, cuDNN."""
-    from torch.backends import cuda
-
-    asked: list[Callable[[], bool]]
-    asked = [cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled]
-    flash, efficient, cudnn = (kernel() for kernel in asked)
-    return flash, efficient, cudnn
+    torch_settings.allow_attention_kernels(*_KERNELS[str(value)])
 
 
 def seen(run: Any) -> Value:
     """Which kernels torch may use."""
-    now = allowed()
+    from runtime.system import torch_settings
+
+    now = torch_settings.attention_kernels()
     return next((name for name, kernels in _KERNELS.items() if kernels == now), "mixed")

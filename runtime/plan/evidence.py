@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runtime import __version__
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.workload import Workload
 from runtime.optimizations import Value
 from runtime.system.files import read_json, write_json
+from runtime.system.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ def key(hardware: Hardware, workload: Workload, batch_size: int, structure: Mapp
         structure: names and shapes of all weights and inputs.
         fixed: settings of the job that change what a step computes.
     """
-    return _name([__version__, _machine(hardware), workload.to_json(), batch_size, dict(structure), fixed])
+    return _name([VERSION, _machine(hardware), workload.to_json(), batch_size, dict(structure), fixed])
 
 
 def early(hardware: Hardware, job: Job) -> str:
     """A name for one spec on one machine: what the supervisor knows of a job, which loads neither data nor network."""
     spec = {key: value for key, value in job.dumped().items() if key not in ("name", "checkpoint")}
-    return _name([__version__, _machine(hardware), spec])
+    return _name([VERSION, _machine(hardware), spec])
 
 
 def started(hardware: Hardware, job: Job) -> dict[str, Measurement]:

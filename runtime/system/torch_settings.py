@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch.backends import cuda, cudnn, mkldnn
 
-from runtime.optimizations import attention, denormals
-
 NEW = hasattr(torch._C, "_set_fp32_precision_setter")
 """Whether this torch has a precision for each kind of kernel (2.9), beside the older switches."""
 _LEVELS = tuple((backend, "all") for backend in ("generic", "cuda", "mkldnn"))
@@ -59,6 +57,27 @@ def tf32() -> bool | None:
     used = {_uses_tf32(kind) for kind in ("matmul", "conv", "rnn")}
     short = NEW and any(_precision(("mkldnn", kind)) not in ("none", "ieee") for kind in ("matmul", "conv", "rnn"))
     return None if len(used) > 1 or short else used.pop()
+
+
+def allow_attention_kernels(flash: bool, efficient: bool, cudnn: bool) -> None:
+    """Say which kernels of attention torch may use beside plain arithmetic."""
+    cuda.enable_flash_sdp(flash)
+    cuda.enable_mem_efficient_sdp(efficient)
+    cuda.enable_cudnn_sdp(cudnn)
+    cuda.enable_math_sdp(True)
+
+
+def attention_kernels() -> tuple[bool, bool, bool]:
+    """Which kernels of attention torch may use: flash, memory-efficient, cuDNN."""
+    readers: list[Callable[[], bool]]
+    readers = [cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled]
+    flash, efficient, cudnn = (is_enabled() for is_enabled in readers)
+    return flash, efficient, cudnn
+
+
+def flushes_denormals() -> bool:
+    """Whether a denormal number times one is zero."""
+    return bool((torch.full((1,), 1e-40, dtype=torch.float32) * 1.0).item() == 0.0)
 
 
 def state() -> dict[str, Any]:
@@ -148,8 +167,8 @@ _SWITCHES: tuple[Switch, ...] = (
     Switch("deterministic", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
     # Filling fresh memory is a debugging aid: nothing here reads what it has not written.
     *_attribute(torch.utils.deterministic, "fill_uninitialized_memory", False, "fill_uninitialized_memory"),
-    Switch("flush_denormal", lambda: bool(denormals.seen(None)), torch.set_flush_denormal, False),
-    Switch("attention", attention.allowed, lambda kernels: attention.allow(*kernels), (True, True, True)),
+    Switch("flush_denormal", flushes_denormals, torch.set_flush_denormal, False),
+    Switch("attention", attention_kernels, lambda kernels: allow_attention_kernels(*kernels), (True, True, True)),
     Switch("attention math", cuda.math_sdp_enabled, cuda.enable_math_sdp, True),
     Switch(
         "attention short sums",

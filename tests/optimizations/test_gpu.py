@@ -18,6 +18,7 @@ from runtime.job.workload import Workload
 from runtime.job_spec import load as job_spec
 from runtime.optimizations import allocator_segments, attention, cudnn_benchmark, gpu_resident_data
 from runtime.plan import plan
+from runtime.system import torch_settings
 from runtime.training import torch_setup
 from runtime.training.step import Step
 from tests import tiny
@@ -208,13 +209,13 @@ def test_the_allocator_is_told_its_share(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_settings_of_the_process_are_those_of_the_plan(tmp_path: Path) -> None:
-    before = attention.allowed()
+    before = torch_settings.attention_kernels()
     made = tiny.assembled(tmp_path, tiny.job(), settings={"attention": "math", "cudnn_benchmark": True})
-    assert attention.allowed() == (False, False, False)
+    assert torch_settings.attention_kernels() == (False, False, False)
     assert (attention.seen(made), cudnn_benchmark.seen(made)) == ("math", True)
     other = tiny.assembled(tmp_path, tiny.job())
     assert (attention.seen(other), cudnn_benchmark.seen(other)) == ("auto", False)
-    assert attention.allowed() == before
+    assert torch_settings.attention_kernels() == before
 
 
 def test_graphs_are_recorded_for_whole_batches_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,12 +25,12 @@ import PIL
 import torch
 from torch import Tensor
 
-from runtime import __version__
 from runtime.data.fingerprint import stamp
 from runtime.data.images.image_files import Files
 from runtime.data.stateless_random import Ids
 from runtime.errors import StorageError
 from runtime.system.files import reserve, storage_error
+from runtime.system.version import VERSION
 
 MARK = 8
 """Bytes of a mark."""
@@ -135,7 +135,7 @@ def kept(files: Files, folder: Path, room: int) -> Decoded:
 
 
 def _key(files: Files) -> str:
-    parts = [__version__, PIL.__version__, files.size, files.channels, files.fit]
+    parts = [VERSION, PIL.__version__, files.size, files.channels, files.fit]
     parts += [(path, stamp(path)) for path in map(os.path.abspath, map(files.title, range(len(files))))]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
