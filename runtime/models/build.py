@@ -1,4 +1,4 @@
-"""A job's network: built from the spec for the data at hand, and rebuilt from what `model/` stores."""
+"""Builds a job's network from the spec and the data, and lists the builders that restore a saved one."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from runtime.pretrained import folder as pretrained
 
 @dataclass
 class Model:
-    """A network and how to build it again."""
+    """A network, and what is needed to build it again."""
 
     module: nn.Module
     builder: str
-    """Key of BUILDERS."""
+    """A key of BUILDERS."""
     arguments: dict[str, Any]
-    """Plain JSON arguments of the builder."""
+    """Arguments of the builder; plain JSON values."""
     freeze: Freeze
     code: Code | None = None
-    """Files of the person's own that it is built from."""
+    """The user's Python files that define the network; None for a built-in one."""
 
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
@@ -52,10 +52,10 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(job: Job, dataset: Dataset) -> Model:
-    """The network of a job, its first weights a function of the job's seed, its frozen parts already stopped.
+    """Build the network of a job: weights initialized from the job's seed, frozen parameters already frozen.
 
     Raises:
-        SpecError: if the network that the job names cannot be had, or has no such parts to freeze.
+        SpecError: if the network cannot be loaded, or has no such parts to freeze.
     """
     made = _network(job, dataset)
     freeze(made.module, made.freeze, job)

@@ -1,8 +1,8 @@
-"""Consent: which models with code of their own were trained by this user, kept outside of every run folder.
+"""Records which models with user code this user trained; the record lies outside of every run folder.
 
-A run folder can come from anywhere, so nothing inside it can prove that its code may be run. What proves it is a file
-in the user's own state folder, named by the SHA-256 of the model's configuration, which holds the digests of all code
-files, what is called, and with which arguments.
+A run folder can come from anywhere, so nothing inside it can prove that its code is safe to run. The proof is a file in
+the user's state folder, named by the SHA-256 of the model's config.json, which holds the digests of all code files, the
+function that is called, and its arguments.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from runtime.errors import CheckpointError
 from runtime.system.files import is_private, read_json, sha256
 
 CONFIG = "config.json"
-"""In a model folder: its configuration, by which consent is kept."""
+"""The configuration in a model folder; its digest is the key of the consent."""
 
 
 def folder(environ: Mapping[str, str]) -> Path | None:
-    """Where consent is kept: `drivetrain/trained` in the user's state folder; None for a user without a home."""
+    """The folder of the records: `drivetrain/trained` in the user's state folder; None if the user has no home."""
     if found := environ.get("XDG_STATE_HOME"):
         return Path(found) / "drivetrain" / "trained"
     if found := environ.get("HOME"):
@@ -29,11 +29,11 @@ def folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def keep(config: Path, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Remember that the model with this configuration was trained here; returns why that could not be done.
+    """Record that this user trained the model here; return the reason if that fails, else None.
 
     Args:
         config: config.json of the model.
-        environ: the process environment.
+        environ: environment variables of the process.
     """
     place = folder(environ)
     if place is None:
@@ -49,7 +49,7 @@ def keep(config: Path, environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def given(config: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the model with this configuration was trained here, by this user."""
+    """Whether this user trained the model with this configuration here."""
     place = folder(environ)
     try:
         return place is not None and is_private(place) and (place / sha256(config)).is_file()
@@ -58,12 +58,12 @@ def given(config: Path, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def stored(model: Path, digests: Mapping[str, str], *, consent: bool = False) -> user_code.Code:
-    """The code in a `model/` folder: of a run that this user trained here, or with the user's consent.
+    """The code of a `model/` folder, if this user trained the model here or consents to run it.
 
     Args:
-        model: the folder.
-        digests: SHA-256 by name, as config.json has them; anything else is not loaded.
-        consent: whether the user has agreed to run the code of a model that lies anywhere.
+        model: the model folder.
+        digests: SHA-256 by file name, as in config.json; no other file is loaded.
+        consent: whether the user agreed to run the code of any model, wherever it comes from.
 
     Raises:
         CheckpointError: if the code may not be run.
@@ -78,10 +78,10 @@ def stored(model: Path, digests: Mapping[str, str], *, consent: bool = False) ->
 
 
 def agreed(model: Path, *, consent: bool = False) -> dict[str, str]:
-    """SHA-256 by name of the code that a model was trained with, if it may be run.
+    """SHA-256 by file name of the code a model was trained with, if it may be run.
 
     Raises:
-        CheckpointError: if it may not.
+        CheckpointError: if it may not be run.
     """
     config = read_json(model / CONFIG)
     digests = config.get("code") if isinstance(config, dict) else None

@@ -1,4 +1,4 @@
-"""Trial: a network of the person's own on a few samples, so that what does not fit shows before the first step."""
+"""Runs the user's network on a few samples, so that mismatches are found before the first training step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from runtime.data.loader.batches import in_order
 
 
 def first(dataset: Dataset, split: Split) -> Batch:
-    """The first two samples, prepared."""
+    """The first two samples of a split, preprocessed."""
     batch = next(in_order(split, 2))
     return Batch(batch.ids, dataset.prepare(batch.inputs, batch.ids, None), batch.targets)
 
 
 def wrapper(module: nn.Module) -> str | None:
-    """What copies or cuts the network for several GPUs, by its class; None for a network by itself."""
+    """The class name of a multi-GPU wrapper (DataParallel, DDP, FSDP) in the network; None if there is none."""
     kinds = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     found = (
         type(each).__name__
@@ -33,16 +33,16 @@ def wrapper(module: nn.Module) -> str | None:
 
 
 def check(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> None:
-    """Pass samples through the network and through a loss of the person's own.
+    """Pass samples of both splits through the network and through the user's loss, if there is one.
 
     Args:
-        module: the network; it is left in evaluation mode, with parameters that were waiting for their shape made.
-        dataset: whose samples are used.
-        name: of the network, for messages.
+        module: the network; it is left in evaluation mode, with lazy parameters initialized.
+        dataset: provides the samples.
+        name: of the network, for error messages.
         refuse: makes the error.
 
     Raises:
-        SpecError: if network, data and loss do not go together.
+        SpecError: if network, data and loss do not fit together.
     """
     module.eval()
     before = _saved(module)
@@ -73,7 +73,7 @@ def _check_trained(module: nn.Module, name: str, refuse: Refuse) -> None:
 
 
 def _saved(module: nn.Module) -> dict[str, tuple[int, ...] | None]:
-    """The shape of all that a checkpoint holds; None for what waits for its shape."""
+    """Shapes of all entries of the state dict; None for lazy parameters that are not initialized yet."""
     return {
         name: None if is_lazy(value) else tuple(value.shape)
         for name, value in module.state_dict(keep_vars=True).items()
@@ -83,7 +83,10 @@ def _saved(module: nn.Module) -> dict[str, tuple[int, ...] | None]:
 def _check_saved(
     before: Mapping[str, tuple[int, ...] | None], after: Mapping[str, tuple[int, ...] | None], name: str, refuse: Refuse
 ) -> None:
-    """A network is built anew for a resume and for `predict`, and has to be the one that was saved."""
+    """Check that a forward pass leaves the state dict's keys and shapes alone.
+
+    A resumed run and `predict` build the network anew and load the saved weights into it, so the two must match.
+    """
     for key in {**before, **after}:
         if (key not in before or before[key] is not None) and before.get(key) != after.get(key):
             found = f"of shape {after[key]}" if key in after else "gone"

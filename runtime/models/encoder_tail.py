@@ -1,4 +1,4 @@
-"""Tail: the layers of a transformer encoder from one on, with shared weights, and what enters that layer."""
+"""Splits a transformer encoder at a layer: computes the layer's input, and builds the upper layers as a network."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor, nn
 
 
 class _LayerReached(Exception):
-    """A layer was reached."""
+    """Raised by a hook to stop the forward pass at a layer."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.hidden = hidden
 
 
 class GivenEmbeddings(nn.Module):
-    """Stands where the embeddings were: the hidden states come from outside, complete."""
+    """Replaces the embeddings of an encoder: returns the hidden states that it is given."""
 
     def forward(self, *args: Any, **named: Any) -> Tensor:
-        """Hidden states (N, tokens, width): of what embeddings are called with, the one thing that is no index."""
+        """Return the hidden states (N, tokens, width): the only floating-point argument, all others are indices."""
         (hidden,) = [x for x in (*args, *named.values()) if isinstance(x, Tensor) and x.is_floating_point()]
         return hidden
 
 
 def untrained(encoder: nn.Module, layers: nn.ModuleList, ids: Tensor, mask: Tensor) -> int:
-    """How many layers, from the first on, give hidden states that no gradient flows through."""
+    """The number of layers, counted from the first, whose output needs no gradient."""
     flows: list[bool] = []
     hooks = [
         layer.register_forward_pre_hook(
@@ -45,7 +45,7 @@ def untrained(encoder: nn.Module, layers: nn.ModuleList, ids: Tensor, mask: Tens
 
 
 def entering(encoder: nn.Module, layer: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    """The hidden states that enter a layer, (N, tokens, width); what lies behind it is not computed."""
+    """The input of a layer: hidden states (N, tokens, width). The layers above are not computed."""
 
     def reached(_: nn.Module, args: tuple[Any, ...], more: dict[str, Any]) -> None:
         raise _LayerReached(_hidden(args, more))
@@ -61,9 +61,9 @@ def entering(encoder: nn.Module, layer: nn.Module, ids: Tensor, mask: Tensor) ->
 
 
 def tail(encoder: nn.Module, embeddings: nn.Module, layers: nn.ModuleList, first: int) -> Callable[..., Any]:
-    """The encoder without its embeddings and its first layers; takes hidden states as `inputs_embeds`.
+    """The encoder without its embeddings and first layers; takes hidden states as `inputs_embeds`.
 
-    Its modules are those of the encoder, so that training mode and weights are shared; only what holds them is new.
+    It shares the encoder's modules, and so their weights and training mode; only the containers are copied.
     """
     twin = _replaced(encoder, _path(encoder, layers), nn.ModuleList(list(layers)[first:]))
     return _replaced(twin, _path(encoder, embeddings), GivenEmbeddings())
@@ -79,7 +79,7 @@ def _path(root: nn.Module, part: nn.Module) -> list[str]:
 
 
 def _replaced(module: nn.Module, path: list[str], part: nn.Module) -> nn.Module:
-    """A copy of the modules along a path, all others shared."""
+    """Copy the modules along a path and replace the last; all others are shared."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     name, *more = path

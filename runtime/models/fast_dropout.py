@@ -1,4 +1,4 @@
-"""Dropout whose random bits are drawn many at a time."""
+"""Dropout for CPUs that generates its random bits in bulk."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import torch
 from torch import Tensor, nn
 
 ENOUGH = 1 << 15
-"""Elements from which on it is faster than torch's."""
+"""Elements; from this size on it is faster than torch's dropout."""
 LEVELS = 1 << 16
-"""Sixteen bits decide on an element, so a rate is kept to 1/65536."""
+"""Each element uses 16 random bits, so the rate is rounded to 1/65536."""
 
 
 class DropoutFromBits(nn.Dropout):
-    """Dropout with the distribution of `nn.Dropout` and other draws from it.
+    """Dropout with the distribution of `nn.Dropout`, from another random stream.
 
-    torch draws one number for each element, one after another. Here each 64-bit number of a small fast counting
-    generator (SFC64, C. Doty-Humphrey, PractRand) decides on four elements. What starts the generator comes from
-    torch's own, so the same seed gives the same bits. Small, compiled and in-place calls are torch's.
+    torch generates one number per element, one after another. Here each 64-bit number of a small and fast generator
+    (SFC64, C. Doty-Humphrey, PractRand) decides four elements. The generator is seeded from torch's, so the same seed
+    gives the same bits. Small, compiled and in-place calls use torch's dropout.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Elements kept with the probability `1 - p`, and scaled so that the mean stays; shape as given."""
+        """Keep each element with probability `1 - p` and scale by `1 / (1 - p)`; the shape is unchanged."""
         if torch.compiler.is_compiling() or not self.training or self.inplace or not _plain(x):
             return super().forward(x)
         kept = round((1 - self.p) * LEVELS)
@@ -33,7 +33,7 @@ class DropoutFromBits(nn.Dropout):
 
 
 def _plain(x: Tensor) -> bool:
-    """Whether it is a large tensor of numbers in main memory, and nothing that only looks like one."""
+    """Whether this is a large, plain CPU tensor, and no subclass or traced stand-in."""
     return (
         type(x) in (Tensor, nn.Parameter)
         and x.device.type == "cpu"
@@ -46,7 +46,7 @@ def _plain(x: Tensor) -> bool:
 
 
 def as_before(network: nn.Module) -> None:
-    """Torch's own dropout again, in place."""
+    """Restore torch's dropout, in place."""
     for module in network.modules():
         if type(module) is DropoutFromBits:
             module.__class__ = nn.Dropout  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""Prefix: what a frozen prefix gives for every sample, computed once and kept for the rest of the run.
+"""Caches the activations of a frozen prefix: computes them once per sample and reuses them for the rest of the run.
 
-They are computed in groups that depend on the data alone, so a resumed run computes the same bits again; in memory, or
-in a file of the run folder that has no name, so that nothing is left of it when the process ends.
+Samples are grouped by the data alone, so a resumed run computes the same bits again. The cache lies in memory, or in an
+unlinked file of the run folder, which the kernel removes when the process ends.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 TOKENS = 2048
 """Tokens of a group, padding included."""
 NUMBER = 4
-"""Bytes of a number."""
+"""Bytes of a float32."""
 
 
 @dataclass
 class CachedRows:
-    """Activations of some samples, end to end: one row for each, or where they are ragged one for each token."""
+    """Activations of some samples, end to end: one row per sample, or one per token if lengths differ."""
 
     flat: npt.NDArray[np.float32]
     offsets: npt.NDArray[np.int64] | None
-    """Where each sample begins, and at last the end; None for one row each."""
+    """Start of each sample, and the end of the last; None if each sample is one row."""
     full: bool = False
 
     def put(self, ids: Ids, found: Inputs) -> None:
-        """Keep the activations of these samples."""
+        """Store the activations of these samples."""
         values = found[0].detach().to("cpu", torch.float32).numpy()
         if self.offsets is None:
             self.flat[ids] = values
@@ -56,7 +56,7 @@ class CachedRows:
             self.flat[start:end] = values[row, : end - start]
 
     def take(self, ids: Ids) -> Inputs:
-        """Activations of these samples; ragged ones filled up with zeros to the longest, and the mask."""
+        """The activations of these samples; those of different lengths are zero-padded, with their mask."""
         if self.offsets is None:
             return (torch.from_numpy(self.flat[ids]),)
         starts, lengths = self.offsets[ids], self.offsets[ids + 1] - self.offsets[ids]
@@ -68,14 +68,14 @@ class CachedRows:
 
 
 class Activations:
-    """A split whose samples come as what the prefix makes of them.
+    """A split that yields activations of the prefix in place of raw inputs.
 
     Args:
         split: the samples.
-        rows: where the activations are kept.
-        groups: which samples are computed together.
-        compute: activations of a group.
-        tell: where the end of the computation is told.
+        rows: storage of the activations.
+        groups: samples that are computed together.
+        compute: computes the activations of a group.
+        tell: reports the end of the computation.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Activations:
         return len(self.split)
 
     def gather(self, ids: Ids) -> Inputs:
-        """Activations of these samples; those of all samples are computed when the first are asked for."""
+        """The activations of these samples; the first call computes those of all samples."""
         if not self.rows.full:
             self._fill()
         return self.rows.take(ids)
@@ -110,7 +110,7 @@ class Activations:
         self.tell(f"computed once for {len(self):,} samples, in {time.monotonic() - start:.1f} s")
 
     def _put(self, ids: Ids) -> None:
-        """Compute and keep a group; in halves if memory runs out."""
+        """Compute and store a group; split it in halves if memory runs out."""
         try:
             return self.rows.put(ids, self.compute(ids))
         except (MemoryError, RuntimeError) as error:
@@ -123,7 +123,7 @@ class Activations:
 
 
 def saving(dataset: Dataset, model: nn.Module) -> CacheSaving | None:
-    """What keeping the activations would cost and save; None where nothing can be kept."""
+    """What caching the activations would cost and save; None if the network cannot be split."""
     if isinstance(dataset.train, JointTargets) or not hasattr(model, "divided"):
         return None
     inputs = sample(dataset)
@@ -138,21 +138,21 @@ def total(dataset: Dataset, saving: CacheSaving) -> int:
 
 
 def keep(run: Run, place: str) -> None:
-    """Let a run train and evaluate on activations, computed by its frozen prefix.
+    """Make a run train and evaluate on cached activations of its frozen prefix.
 
     Args:
-        run: an assembled run whose network can be divided.
+        run: an assembled run whose network can be split.
         place: `memory` or `disk`.
 
     Raises:
-        StorageError: if the disk has no room for the file.
+        StorageError: if the disk has no space for the file.
     """
     data, inputs = run.dataset, tuple(x.to(run.device) for x in sample(run.dataset))
     found = frozen_split.of(run.model, inputs)
     assert found is not None, "refused where there is no frozen prefix"
     with frozen_split.evaluating(run.model), torch.no_grad():
         shown = found.prefix(*inputs)
-    # What the tuner has computed under the same settings serves the run too: the dataset is the same object.
+    # The tuner works on the same dataset object, so activations it computed under the same settings are reused.
     key = f"{run.step.memory_format} {run.plan.value('precision')} {run.plan.value('prefix_precision')}"
     if key not in data.kept:
         data.kept.clear()
@@ -167,13 +167,13 @@ def keep(run: Run, place: str) -> None:
 
 
 def sample(dataset: Dataset) -> Inputs:
-    """The first training sample as the network takes it in an evaluation."""
+    """The first training sample, preprocessed as in evaluation."""
     ids = np.zeros(1, np.int64)
     return dataset.prepare(dataset.train.gather(ids), ids, None)
 
 
 def _rows(run: Run, split: Split, shown: Inputs, place: str) -> CachedRows:
-    """Room for the activations of a split, like the ones shown."""
+    """Storage for the activations of a split, shaped like the given ones."""
     ragged = len(shown) > 1
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(_lengths(split))]) if ragged else None
     count = int(offsets[-1]) if offsets is not None else len(split)
@@ -197,7 +197,7 @@ def _kept(run: Run, split: Split, found: FrozenSplit, rows: CachedRows) -> Activ
 
 
 def _computed(run: Run, split: Split, prepare: Preprocessing, found: FrozenSplit, ids: Ids) -> Inputs:
-    """The prefix for a group, in its own precision whatever that of a step."""
+    """Compute the prefix for a group, in its own precision whatever the step uses."""
     short = run.prefix_dtype
     cast = torch.autocast(run.device.type, short or torch.bfloat16, enabled=short is not None)
     with run.clock.phase("features"), torch.no_grad(), cast:
@@ -206,7 +206,7 @@ def _computed(run: Run, split: Split, prepare: Preprocessing, found: FrozenSplit
 
 
 def _groups(split: Split, batch_size: int, ragged: bool) -> list[Ids]:
-    """Samples of like length together, so that hardly any padding is computed; the same for the same data."""
+    """Group samples of similar length, which saves padding; depends on the data alone."""
     if not ragged:
         return np.array_split(np.arange(len(split), dtype=np.int64), -(-len(split) // batch_size))
     lengths = _lengths(split)
@@ -224,7 +224,7 @@ def _lengths(split: Any) -> npt.NDArray[np.int64]:
 
 
 def _file(folder: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """A file without a name, its room on the disk taken now: later a full disk would end the process."""
+    """Map an unlinked file, with its disk space allocated now: a disk that fills later would kill the process."""
     with tempfile.TemporaryFile(dir=folder) as file:
         reserve(file, NUMBER * prod(shape), folder)
         return np.memmap(file, np.float32, "r+", shape=shape)

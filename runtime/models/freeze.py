@@ -1,4 +1,4 @@
-"""Freezing: parts that are not trained, and that run in evaluation mode unless the job says otherwise."""
+"""Freezes parameters; frozen modules run in evaluation mode unless the job says otherwise."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from runtime.job.model import Freeze
 
 
 def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
-    """Stop the gradient of what the spec names.
+    """Turn off the gradients of what the spec names.
 
     Returns:
-        The largest modules that are frozen as a whole; empty if frozen parts should stay in training mode.
+        The largest modules that are frozen as a whole; empty if frozen modules should stay in training mode.
 
     Raises:
-        SpecError: if a pattern fits no parameter, or the network has no layers or embeddings to freeze.
+        SpecError: if a pattern matches no parameter, or the network has no layers or embeddings to freeze.
     """
     for pattern in spec.names:
         found = [p for name, p in model.named_parameters() if fnmatch(name, pattern) or fnmatch(name, f"{pattern}.*")]
@@ -60,7 +60,7 @@ def _stop(parameters: list[nn.Parameter]) -> None:
 
 
 def frozen_parts(module: nn.Module) -> Iterator[nn.Module]:
-    """The largest modules of which nothing is trained."""
+    """The largest modules without a trainable parameter."""
     parameters = list(module.parameters())
     if parameters and not any(p.requires_grad for p in parameters):
         yield module

@@ -1,4 +1,4 @@
-"""Division: a network in two parts, the frozen prefix that need be computed once for a sample, and the rest."""
+"""Splits a network into a frozen prefix, which needs to be computed only once per sample, and the rest."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from runtime.models.freeze import frozen_parts
 
 Outputs = Tensor | Mapping[str, Tensor]
 CLOSE = 1e-4
-"""How far the two parts may be from the whole, relative to its largest output: the rounding of fp32."""
+"""Largest difference between the split and the whole network, relative to its largest output; fp32 rounding."""
 
 
 @dataclass(frozen=True)
 class FrozenSplit:
-    """What a network's `divided(*inputs)` gives.
+    """A network split in two, as returned by its `divided(*inputs)`.
 
-    The prefix takes the inputs of the network and gives activations; the rest takes these and gives the outputs. The
-    activations are one tensor (N, ...), or (N, tokens, ...) with a mask (N, tokens) of the real tokens behind it.
+    The prefix maps the inputs of the network to activations, the rest maps these to the outputs. The activations are
+    one tensor (N, ...), or (N, tokens, ...) followed by a mask (N, tokens) of the real tokens.
     """
 
     name: str
-    """The prefix in words: `the embeddings and 10 of 12 layers`."""
+    """The prefix in words, such as `the embeddings and 10 of 12 layers`."""
     prefix: Callable[..., Inputs]
     rest: Callable[..., Outputs]
 
 
 @dataclass(frozen=True)
 class CacheSaving:
-    """What it would cost and save to keep the activations of a prefix."""
+    """What caching the activations of a prefix costs and saves."""
 
     name: str
     numbers: int
-    """Numbers of one sample's activations; of one token's where they are ragged."""
+    """Values per sample in the cache; per token if lengths differ."""
     ragged: bool
     share: float
-    """Arithmetic of a training step that the prefix takes: forward alone, where the rest goes backward too."""
+    """The prefix's share of the FLOPs of a training step: it runs forward only, the rest also backward."""
     work: float
-    """Floating-point operations of the prefix for each byte that is kept."""
+    """FLOPs of the prefix per cached byte."""
 
 
 def leading(parts: Iterable[nn.Module]) -> int:
-    """How many of these, from the first on, have nothing that is trained."""
+    """The number of modules, counted from the first, without a trainable parameter."""
     count = 0
     for part in parts:
         if any(p.requires_grad for p in part.parameters()):
@@ -57,9 +57,9 @@ def leading(parts: Iterable[nn.Module]) -> int:
 
 
 def in_sequence(name: str, parts: Sequence[nn.Module], rest: Callable[[Tensor], Tensor]) -> FrozenSplit | None:
-    """The division of a network whose parts follow one another and are followed by `rest`.
+    """Split a sequence of modules that is followed by `rest`.
 
-    Once all parts are frozen, what `rest` needs is their output alone.
+    If all modules are frozen, only their final output is cached.
     """
     count = leading(parts)
     if not any(True for part in parts[:count] for _ in part.parameters()):
@@ -69,11 +69,11 @@ def in_sequence(name: str, parts: Sequence[nn.Module], rest: Callable[[Tensor], 
 
 
 def of(model: nn.Module, inputs: Inputs) -> FrozenSplit | None:
-    """The division of a network with frozen parts, tried on some inputs.
+    """Split a network with frozen parts, and check the split on some inputs.
 
     Returns:
-        None if the network offers none, or the two parts do not give what the whole gives, or the prefix draws random
-        numbers even though its frozen parts are in evaluation mode.
+        None if the network has no split, if the split changes the outputs, or if the prefix is random although its
+        frozen modules are in evaluation mode.
     """
     divided = getattr(model, "divided", None)
     if divided is None or all(p.requires_grad for p in model.parameters()):
@@ -82,13 +82,13 @@ def of(model: nn.Module, inputs: Inputs) -> FrozenSplit | None:
         with evaluating(model):
             found: FrozenSplit | None = divided(*inputs)
             return found if found and _like_the_whole(model, found, inputs) and _settled(model, found, inputs) else None
-    except Exception:  # a library's network that cannot be cut this way may raise anything; whole, it still works
+    except Exception:  # a third-party network can raise anything here; without a split it still trains
         return None
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, in which a look at a network changes no statistics; afterwards every mode is as it was."""
+    """Evaluation mode within the context, so that a probe changes no statistics; modes are restored afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -99,7 +99,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def saving(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> CacheSaving:
-    """What keeping the activations would cost and save, counted on some inputs."""
+    """Measure, on some inputs, what caching the activations would cost and save."""
     with evaluating(model), torch.no_grad():
         with FlopCounterMode(display=False) as first:
             kept = division.prefix(*inputs)
@@ -125,13 +125,13 @@ def _like_the_whole(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> 
 
 
 def tensors(outputs: Outputs) -> list[Tensor]:
-    """The outputs of a network, one for each head."""
+    """The outputs of a network as a list, one tensor per head."""
     return [outputs] if isinstance(outputs, Tensor) else list(outputs.values())
 
 
 @torch.no_grad()
 def _settled(model: nn.Module, division: FrozenSplit, inputs: Inputs) -> bool:
-    """Whether the prefix gives the same again while the network trains."""
+    """Whether the prefix is deterministic while the network is in training mode."""
     model.train()
     for part in frozen_parts(model):
         part.eval()

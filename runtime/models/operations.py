@@ -1,6 +1,7 @@
-"""Operations: what a built-in network for images computes for one sample, from the sizes of its layers.
+"""Counts the FLOPs per sample of the built-in image networks from their layer sizes.
 
-Counted are convolutions and matrix products, a product and a sum as two; training takes three times a forward pass.
+Convolutions and matrix products are counted, a multiply-add as two operations; a training step takes three times a
+forward pass.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from runtime.models.build import Model
 from runtime.models.networks import cnn
 
 _LESS = 0.5
-"""The other stem is told where it takes no more than this share of the operations."""
+"""The other stem is mentioned if it needs at most this share of the FLOPs."""
 
 
 def note(network: Model) -> str | None:
-    """What a sample costs in training, and for a ResNet which stem it has and why; None for other networks."""
+    """A note on the FLOPs per sample and, for a ResNet, on its stem; None for other networks."""
     module, given = network.module, network.arguments
     if not isinstance(module, cnn.SmallCnn | cnn.ResNet):
         return None
@@ -37,7 +38,7 @@ def note(network: Model) -> str | None:
 
 
 def _other(module: cnn.ResNet, given: dict[str, Any]) -> str:
-    """What the large stem would take, which looks at a sixteenth of the pixels."""
+    """The FLOPs with the large stem, which works at a sixteenth of the pixels."""
     with torch.random.fork_rng(devices=[]):
         stem = cnn.stem(given["channels"], given["width"] or 64, small=False)
     theirs, ours = forward(module, given["image_size"], stem), forward(module, given["image_size"])
@@ -47,7 +48,7 @@ def _other(module: cnn.ResNet, given: dict[str, Any]) -> str:
 
 
 def forward(module: cnn.SmallCnn | cnn.ResNet, side: int, stem: nn.Module | None = None) -> int:
-    """Operations of a forward pass for a square image of `side` pixels, with another stem if one is given."""
+    """FLOPs of a forward pass for a square image of `side` pixels; `stem` replaces the network's own stem."""
     parts = [module.features] if isinstance(module, cnn.SmallCnn) else [stem or module.stem, module.stages]
     count = 2 * module.classifier.in_features * module.classifier.out_features
     for part in parts:
@@ -57,7 +58,7 @@ def forward(module: cnn.SmallCnn | cnn.ResNet, side: int, stem: nn.Module | None
 
 
 def _through(module: nn.Module, side: int) -> tuple[int, int]:
-    """Operations of a part, and the side of what it gives."""
+    """FLOPs of a module, and the side of its output in pixels."""
     if isinstance(module, nn.Sequential):
         count = 0
         for part in module:
@@ -72,5 +73,5 @@ def _through(module: nn.Module, side: int) -> tuple[int, int]:
         side = (side + 2 * padding - kernel) // stride + 1
         return 2 * module.in_channels * module.out_channels * kernel**2 * side**2, side
     if isinstance(module, nn.MaxPool2d):
-        return 0, (side + 1) // 2  # all of ours halve and round up
+        return 0, (side + 1) // 2  # all strided layers here halve the side and round up
     return 0, side

@@ -1,7 +1,7 @@
-"""Packed: the layers of an encoder over the tokens of several texts in one row; only attention goes text by text.
+"""Packed (unpadded) encoder layers: the tokens of all texts in one row; only attention works text by text.
 
-All else in a layer looks at one token at a time and needs no padding (as in J. Portes et al. 2023, MosaicBERT). For
-attention, texts of like length stand together.
+All other operations of a layer are per token and need no padding (as in J. Portes et al. 2023, MosaicBERT). For
+attention, texts of similar length are grouped.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from runtime.data.to_device import onto
 from runtime.models.frozen_split import CLOSE, evaluating, tensors
 
 NAME = "drivetrain_packed"
-"""Of the attention, as transformers finds it."""
+"""Name of the attention function in transformers' registry."""
 KINDS = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
-"""Encoders in which attention is all that tokens have to do with each other, with nothing that counts places."""
+"""Encoders in which tokens interact only in attention, and no operation depends on their position in the row."""
 SIZES = 64
-"""Tokens of a row are rounded up to a multiple of this: a library makes its kernels anew for each size."""
+"""The row is padded to a multiple of this many tokens, because libraries compile kernels for each new size."""
 GROUP = 512
-"""Tokens of texts that attend together at most, padding included."""
+"""Largest number of tokens in an attention group, padding included."""
 
 
 @dataclass(frozen=True)
 class TextGroup:
-    """Texts that stand side by side in a row and attend together."""
+    """Texts that lie next to each other in the row and share one attention call."""
 
     start: int
     end: int
     texts: int
     longest: int
     index: Tensor
-    """Where its tokens lie among (texts x longest)."""
+    """Positions of its tokens in the flattened (texts x longest) matrix."""
     real: Tensor | None
-    """(texts, 1, 1, longest), true for a token; None if all are equally long."""
+    """(texts, 1, 1, longest), true for real tokens; None if all texts are equally long."""
 
 
 @dataclass(frozen=True)
 class PackedRow:
-    """How the tokens of texts, (N, tokens) with the real ones first, stand in one row."""
+    """How the tokens of a padded batch (N, tokens), real tokens first, are laid out in one row."""
 
     index: Tensor
-    """Where each token of the row lies among (N x tokens)."""
+    """Position of each token of the row in the flattened (N x tokens) batch."""
     size: int
-    """Tokens of the row, with what rounds it up."""
+    """Tokens in the row, rounded up to a multiple of SIZES."""
     groups: tuple[TextGroup, ...]
 
 
 def row(mask: Tensor) -> PackedRow:
-    """The row of texts with this mask, (N, tokens)."""
+    """Lay out the texts of this mask, (N, tokens)."""
     lengths, width = mask.sum(dim=1).cpu().numpy(), mask.shape[1]
     index, groups, start = [], [], 0
     for texts in length_buckets.pieces(lengths, len(lengths), GROUP):
         longest, end = int(lengths[texts].max()), start + int(lengths[texts].sum())
         if longest == 0:
-            break  # the rest is empty, too: they come by length
+            break  # texts are sorted by length: the rest is empty, too
         real = np.arange(longest) < lengths[texts][:, None]
         index.append((texts[:, None] * width + np.arange(longest))[real])
         seen = None if real.all() else onto(mask.device, real)[:, None, None]
@@ -72,12 +72,12 @@ def row(mask: Tensor) -> PackedRow:
 
 
 def through(layers: Callable[..., Any], config: Any, hidden: Tensor, mask: Tensor) -> Tensor:
-    """Hidden states behind the layers, (N, tokens, width); zero where there is no token.
+    """Run the layers on packed tokens: hidden states (N, tokens, width), zero at padding.
 
     Args:
-        layers: of an encoder, which take `inputs_embeds` and give `last_hidden_state`.
-        config: theirs.
-        hidden: what enters the first of them, (N, tokens, width).
+        layers: encoder layers that take `inputs_embeds` and return `last_hidden_state`.
+        config: the encoder's configuration.
+        hidden: input of the first layer, (N, tokens, width).
         mask: (N, tokens), the real tokens first.
     """
     _attend_by(config)
@@ -88,7 +88,7 @@ def through(layers: Callable[..., Any], config: Any, hidden: Tensor, mask: Tenso
 
 
 def _attend_by(config: Any) -> None:
-    """Let an encoder attend by `attend`, which does as before where there is no row."""
+    """Make an encoder use `attend`, which falls back to the previous attention where no row is passed."""
     if config._attn_implementation != NAME:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
@@ -110,13 +110,13 @@ def attend(
     packed_row: PackedRow | None = None,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention within each text of a row; transformers' own where there is none.
+    """Attention within each text of a row; the library's attention if there is no row.
 
     Args:
-        query, key, value: (1, heads, tokens, width of a head).
+        query, key, value: (1, heads, tokens, head width).
 
     Returns:
-        (1, tokens, heads, width of a head), and no weights.
+        (1, tokens, heads, head width), and None for the weights.
     """
     if packed_row is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -135,7 +135,7 @@ def attend(
 def _within(
     module: nn.Module, group: TextGroup, flat: list[Tensor], heads: int, dropout: float, scaling: float | None
 ) -> Tensor:
-    """Attention of a group, (tokens, heads x width of a head), from query, key and value of the whole row in that form."""
+    """Attention of one group, (tokens, heads x head width); query, key and value of the whole row in the same layout."""
     parts = [x[group.start : group.end] for x in flat]
     if group.real is not None:
         parts = [_put(x, group.index, group.texts * group.longest) for x in parts]
@@ -158,7 +158,9 @@ def _dropping(
     dropout: float,
     scaling: float | None,
 ) -> Tensor:
-    """Attention with dropout: torch has no fused kernel for it on a CPU, and its plain one draws numbers one by one."""
+    """Attention with dropout. On CPUs torch has no fused kernel for it, and its fallback generates one random number
+    per element.
+    """
     scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(2, 3)
     if real is not None:
         scores = scores.masked_fill(~real, float("-inf"))
@@ -168,12 +170,12 @@ def _dropping(
 
 
 def _put(rows: Tensor, index: Tensor, size: int) -> Tensor:
-    """Rows (n, width) at places of their own among zeros, (size, width)."""
+    """Scatter rows (n, width) into zeros, (size, width)."""
     return _ScatterRows.apply(rows, index, size)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _taken(rows: Tensor, index: Tensor) -> Tensor:
-    """Rows of (size, width), none of them twice: the backward pass has nothing to add up."""
+    """Gather rows of (size, width). No row occurs twice, so the backward pass copies instead of accumulating."""
     return _GatherRows.apply(rows, index)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -201,10 +203,10 @@ class _GatherRows(torch.autograd.Function):
 
 
 def token_bytes(network: Any) -> int:
-    """Bytes that a token of a row keeps for the backward pass; 0 if the network cannot be packed, as a trial shows.
+    """Bytes per packed token that are saved for the backward pass; 0 if a trial shows that packing is not possible.
 
     Args:
-        network: takes ids and mask, (N, tokens) both, and has `packed`, which takes the same.
+        network: takes ids and mask, both (N, tokens), and has a `packed` method with the same signature.
     """
     config: Any = getattr(getattr(network, "encoder", None), "config", None)
     if getattr(config, "model_type", None) not in KINDS or getattr(config, "is_decoder", False):
@@ -215,7 +217,7 @@ def token_bytes(network: Any) -> int:
 
 
 _tried: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-"""A large encoder takes a third of a second to try, and several look at what a network is."""
+"""Results by network: a trial of a large encoder takes a third of a second, and several callers ask."""
 
 
 def _trial(network: Any, config: Any) -> int:
@@ -226,7 +228,7 @@ def _trial(network: Any, config: Any) -> int:
     with evaluating(network), torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             return _kept(network, ids, mask) if _alike(network, ids, mask) else 0
-        except Exception:  # a library's network that works otherwise may raise anything; padded, it still works
+        except Exception:  # a third-party network can raise anything here; padded, it still trains
             return 0
 
 

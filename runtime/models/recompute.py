@@ -1,4 +1,4 @@
-"""Blocks: the repeated parts of a network, and how the activations inside one are made again instead of kept."""
+"""Activation checkpointing for the repeated blocks of a network."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Buffers = dict[nn.Module, dict[str, Tensor | None]]
 
 
 def repeated(network: nn.Module) -> list[nn.Module]:
-    """The layers of an encoder, the blocks of a ResNet: parts of one class that stand in a list, at least two of them.
+    """The repeated blocks of a network: two or more modules of one class in a list (encoder layers, ResNet blocks).
 
-    A part counts only if it has parts itself; of blocks inside of blocks the innermost are meant.
+    Only modules with submodules count; if blocks are nested, the innermost are returned.
     """
     found: list[nn.Module] = []
     alike = Counter(type(child) for child in network.children()) if isinstance(network, _LISTS) else Counter()
@@ -34,22 +34,22 @@ def repeated(network: nn.Module) -> list[nn.Module]:
 
 
 def recompute(network: nn.Module) -> None:
-    """Let the backward pass make the activations of the repeated blocks again, one block after the other."""
+    """Make the backward pass recompute the activations of the repeated blocks, one block at a time."""
     for block in repeated(network):
         kind: Any = type(block)
         block.__class__ = _recomputed(kind)
 
 
 def recomputes(network: nn.Module) -> bool:
-    """Whether the blocks of a network do so."""
+    """Whether the blocks of a network are recomputed."""
     return any(isinstance(module, RecomputedBlock) for module in network.modules())
 
 
 class RecomputedBlock(nn.Module):
-    """A block that keeps its inputs only. Gradient, dropout and buffers are those of the block as it was.
+    """A block that saves only its inputs. Gradients, dropout and buffers are the same as without recomputation.
 
     Raises:
-        SpecError: if the block changes its inputs.
+        SpecError: if the block modifies its inputs.
     """
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -65,7 +65,7 @@ class RecomputedBlock(nn.Module):
             **named,
         )
         if any(x._version != version for x, version in versions):
-            # The second pass would start from other inputs, and give another gradient without a word.
+            # The recomputation would start from modified inputs and silently give a wrong gradient.
             raise SpecError(
                 f"optimize.gradient_checkpointing: {type(self).__mro__[2].__name__} writes into its inputs",
                 "blocks that leave their inputs as they are",
@@ -76,19 +76,19 @@ class RecomputedBlock(nn.Module):
 
 @cache
 def _recomputed(kind: Any) -> Any:
-    # A class of its own and not a new `forward` on the instance: a copy of the network would call the original's.
-    # Kept from the compiler here and not where it is defined: that imports the compiler, as long as torch itself.
+    # A subclass, and not a new `forward` on the instance: a copy of the network would call the original's forward. The
+    # decorator is not used at the definition because it imports the compiler, which takes as long as importing torch.
     forward = torch.compiler.disable(RecomputedBlock.forward)  # type: ignore[no-untyped-call]
     return type(kind.__name__, (RecomputedBlock, kind), {"__module__": kind.__module__, "forward": forward})
 
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """For the first pass nothing; for the second buffers of its own, as they were before the first."""
+    """Contexts of the first pass, which changes nothing, and of the recomputation, which uses copies of the buffers."""
     return contextlib.nullcontext(), as_before(block)
 
 
 def as_before(network: nn.Module) -> AbstractContextManager[None]:
-    """A context in which a network has copies, made now, of its buffers: it may pass without leaving a trace in them."""
+    """A context that runs the network on copies of its buffers, so that a forward pass leaves no trace in them."""
     copies: Buffers = {
         module: {name: None if value is None else value.clone() for name, value in module._buffers.items()}
         for module in network.modules()
@@ -99,7 +99,7 @@ def as_before(network: nn.Module) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _with(buffers: Buffers) -> Iterator[None]:
-    """Other buffers in place of a network's own: BatchNorm has counted these samples already."""
+    """Swap in other buffers: BatchNorm has already counted these samples in the first pass."""
     own = {module: module._buffers for module in buffers}
     for module, values in buffers.items():
         module._buffers = values

@@ -1,6 +1,6 @@
-"""Weights: safetensors files, written without a copy in memory, and read wherever they come from.
+"""Reads safetensors files, and writes them without a second copy in memory.
 
-The format itself can run nothing. What is left to harm is a header that costs more memory and time than its file.
+The format cannot execute code. Reading limits the header's size, since a forged one could exhaust memory.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor
 from runtime.errors import CheckpointError
 
 MOST_HEADER = 16 << 20
-"""Bytes; a hundred thousand tensors take about ten million."""
+"""Bytes; the header of a hundred thousand tensors takes about ten million."""
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, on the CPU.
+    """Read the tensors of a file by name, onto the CPU.
 
     Raises:
         OSError: if it cannot be opened.
         ValueError: if it is no safetensors file, or its header is too long.
     """
-    if not path.is_file():  # a pipe would let us wait for ever
+    if not path.is_file():  # reading a pipe could block for ever
         raise ValueError("it is not there" if not path.exists() else "it is no file")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -57,22 +57,22 @@ _KINDS = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-"""Types by the names that the format has for them."""
+"""dtypes and their names in the format."""
 _ALIGNED = 8
-"""Bytes that the header's length is a multiple of."""
+"""The header's length is a multiple of this many bytes."""
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a file tensor by tensor; it is on the disk when this returns, with the rights that other files of ours have.
+    """Write a file tensor by tensor, and fsync it.
 
-    The library's own writer holds all of the file in memory. Tensors that share memory, as tied weights do, are written
-    once each.
+    The library's writer holds the whole file in memory. Tensors that share memory, such as tied weights, are written
+    once per name.
 
     Raises:
         OSError: if it cannot be written.
-        CheckpointError: if the format has no name for the type of a tensor.
+        CheckpointError: if the format does not support the dtype of a tensor.
     """
-    # The largest elements first, as the library does, so that each tensor begins at a multiple of its element's size.
+    # Largest elements first, as the library does it, so that each tensor is aligned to its element size.
     rows = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, end = {}, 0
     for name, value in rows:

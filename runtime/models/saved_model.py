@@ -1,9 +1,9 @@
-"""The `model/` folder: final weights in safetensors, configuration, labels and preprocessing; enough to predict.
+"""The `model/` folder: final weights in safetensors, configuration, labels and preprocessing; all that `predict` needs.
 
-model/  model.safetensors   the weights of the best evaluation (their average, if the job keeps one)
-        raw.safetensors     the same without averaging, if the job keeps an average
-        config.json         how to build the network, its heads, the preprocessing, and where it came from
-        code/               Python files of the person's own, if the network is built by them
+model/  model.safetensors   weights of the best evaluation (averaged, if the job keeps an EMA)
+        raw.safetensors     the same weights without averaging, if the job keeps an EMA
+        config.json         how to build the network, its heads, the preprocessing, and where the weights come from
+        code/               the user's Python files, if they define the network
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEYS = {"task": str, "builder": str, "arguments": dict, "heads": list, "preproc
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A trained network, read back from its folder."""
+    """A trained network, loaded from its folder."""
 
     folder: Path
     task: str
@@ -44,11 +44,11 @@ class SavedModel:
     heads: dict[str, Head]
     preprocessing: dict[str, Any]
     trained: dict[str, Any]
-    """Run, step, epoch and metric that the weights come from."""
+    """Run, step, epoch and metric of the weights."""
 
 
 def write(run: Run, chosen: FinalWeights) -> Path:
-    """Write the folder for the chosen weights of a run.
+    """Write the `model/` folder of a run with the chosen weights.
 
     Raises:
         StorageError: if it cannot be written.
@@ -104,7 +104,7 @@ def _commit(
 
 
 def find(path: Path) -> Path:
-    """The model folder of a run folder, or the path itself if it is one.
+    """The model folder in a run folder, or the path itself if it is one.
 
     Raises:
         CheckpointError: if there is none.
@@ -125,14 +125,14 @@ def find(path: Path) -> Path:
 
 
 def load(path: Path, *, consent: bool = False) -> SavedModel:
-    """Read the model of a run folder, or of a model folder that was copied elsewhere.
+    """Load the model of a run folder, or of a model folder that was copied elsewhere.
 
     Args:
         path: the folder.
-        consent: whether the person has agreed to run code that lies in a model folder outside of its run.
+        consent: whether the user agreed to run the code of a model folder that lies outside of its run.
 
     Raises:
-        CheckpointError: if there is none, it is not whole, or it needs code that may not be run.
+        CheckpointError: if there is none, it is incomplete, or it needs code that may not be run.
     """
     folder = find(path)
     config = _config(folder)
@@ -163,7 +163,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
-    """The network with its first weights."""
+    """Build the network; its weights are not loaded yet."""
     if config["builder"] == "own":
         return _own(folder, config, consent)
     if config["builder"] == "python":
@@ -174,12 +174,12 @@ def _network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
         return BUILDERS[config["builder"]](**config["arguments"])
     except DrivetrainError:
         raise
-    except Exception as error:  # a changed value can make a builder raise anything
+    except Exception as error:  # an edited config.json can make a builder raise anything
         _refuse(folder, f"{CONFIG}: the network cannot be built: {type(error).__name__}: {error}")
 
 
 def _own(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
-    """The network from the person's own code."""
+    """Build the network from the user's code."""
     wanted = {"file": str, "factory": str, "arguments": dict, "inputs": list}
     if not isinstance(config.get("code"), dict) or any(
         not isinstance(config["arguments"].get(key), kind) for key, kind in wanted.items()
@@ -189,7 +189,7 @@ def _own(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
 
 
 def _fill(network: nn.Module, folder: Path) -> None:
-    """Load the weights, each of which has to be there in the right shape."""
+    """Load the weights; names and shapes must match the network exactly."""
     try:
         stored = safetensors_file.read(folder / WEIGHTS)
     except (OSError, ValueError) as error:

@@ -1,11 +1,11 @@
-"""Strided 1x1 convolutions of few channels, computed with stride 1 over every n-th pixel: on a CPU torch's kernel is wrong.
+"""Works around an oneDNN bug in strided 1x1 convolutions with few channels: they run with stride 1 on a strided view.
 
-oneDNN copies those pixels into a workspace. For the gradient of the weights in the layout channels_last it counts 8
-(AVX2) or 16 (AVX-512) channels a pixel where the workspace has room for the real number. With one thread it then writes
-past the end of the workspace: `free(): invalid pointer`, exit 134 or 139. With more threads it overwrites the part of
-another one: wrong gradients without a word, or a process that hangs. torch 2.13 (oneDNN 3.12) and 2.14 have it:
-https://github.com/uxlfoundation/oneDNN/issues/6035. `torch.compile` chooses that layout by itself, so leaving
-channels_last off is no cure.
+oneDNN copies the strided pixels into a workspace. For the weight gradient in channels_last layout it counts 8 (AVX2) or
+16 (AVX-512) channels per pixel, while the workspace has room for the real number. With one thread it writes past the
+end of the workspace: `free(): invalid pointer`, exit 134 or 139. With more threads it overwrites another thread's part:
+silently wrong gradients, or a process that hangs. torch 2.13 (oneDNN 3.12) and 2.14 have the bug:
+https://github.com/uxlfoundation/oneDNN/issues/6035. `torch.compile` picks that layout by itself, so leaving
+channels_last off does not avoid it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 NARROW = 16
-"""Channels from which on the workspace is large enough: those of one AVX-512 register."""
+"""From this number of channels on (one AVX-512 register) the workspace is large enough."""
 
 
 def rewrite(network: nn.Module) -> None:
-    """Change how the affected convolutions are computed, in place; the result stays, to rounding.
+    """Change how the affected convolutions are computed, in place; results are the same up to rounding.
 
-    Their stride and all other settings stay as they are, since a network of the user's own may read them. What such a
-    network computes with `torch.nn.functional` by itself is not changed.
+    Stride and all other attributes keep their values, since user networks may read them. Direct calls of
+    `torch.nn.functional` are not covered.
     """
     for module in network.modules():
         if isinstance(module, nn.Conv2d) and _affected(module, module.in_channels):
@@ -34,19 +34,19 @@ def rewrite(network: nn.Module) -> None:
 
 
 def rewritten(network: nn.Module) -> list[str]:
-    """The names of the convolutions that are computed in this way."""
+    """Names of the convolutions that `rewrite` changed."""
     return [name for name, module in network.named_modules() if _method(module)]
 
 
 def as_before(network: nn.Module) -> None:
-    """Torch's own convolutions again, in place."""
+    """Restore torch's convolutions, in place."""
     for module in network.modules():
         if name := _method(module):
             delattr(module, name)
 
 
 def _method(module: nn.Module) -> str | None:
-    """The method that stands on this module instead of on its class, if `rewrite` has put one there."""
+    """The method that `rewrite` has overridden on this instance; None if it has not."""
     for name, ours in (("_conv_forward", _thinned), ("forward", _spread)):
         if getattr(vars(module).get(name), "func", None) is ours:
             return name
@@ -54,7 +54,7 @@ def _method(module: nn.Module) -> str | None:
 
 
 def _affected(module: nn.Conv2d | nn.ConvTranspose2d, channels: int) -> bool:
-    """Whether oneDNN may take that kernel; `channels` are those of the strided side."""
+    """Whether oneDNN may use the faulty kernel; `channels` is the channel count of the strided side."""
     plain = module.groups == 1 and set(module.kernel_size) == {1} and not any(_numbers(module.padding))
     whole = isinstance(module, nn.Conv2d) or all(
         p == s - 1 for p, s in zip(module.output_padding, module.stride, strict=True)

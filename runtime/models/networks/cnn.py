@@ -11,11 +11,11 @@ from runtime.models.frozen_split import FrozenSplit, in_sequence
 
 BLOCKS: dict[str, tuple[int, ...]] = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
 SMALL_IMAGE = 96
-"""Up to this side, in pixels, a ResNet gets the stem for small images."""
+"""Pixels; up to this side a ResNet gets the stem for small images."""
 
 
 class _Mean(nn.Module):
-    """The mean over an image: (N, C, H, W) to (N, C)."""
+    """Global average pooling: (N, C, H, W) to (N, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(dim=(2, 3))
@@ -49,16 +49,16 @@ class SmallCnn(nn.Module):
         return self.outputs(self.features(images).mean(dim=(2, 3)))
 
     def outputs(self, vector: Tensor) -> Tensor:
-        """Outputs (N, classes) for a vector for each image (N, width)."""
+        """Class outputs (N, classes) from feature vectors (N, width)."""
         return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
 
     def divided(self, images: Tensor) -> FrozenSplit | None:
-        """Frozen convolutions before those that are trained."""
+        """Split before the first trainable convolution."""
         return in_sequence("layers", [*self.features, _Mean()], self.outputs)
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut."""
+    """Two 3x3 convolutions with a shortcut."""
 
     expansion = 1
 
@@ -74,7 +74,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions around a shortcut."""
+    """1x1, 3x3 and 1x1 convolutions with a shortcut."""
 
     expansion = 4
 
@@ -95,7 +95,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet with a 3x3 stem (small images) or the 7x7 stem with pooling.
+    """ResNet with a 3x3 stem (small images) or a 7x7 stem with max pooling.
 
     Input (N, channels, H, W), output (N, classes).
     """
@@ -119,17 +119,17 @@ class ResNet(nn.Module):
         return self.outputs(self.stages(self.stem(images)).mean(dim=(2, 3)))
 
     def outputs(self, vector: Tensor) -> Tensor:
-        """Outputs (N, classes) for a vector for each image (N, width)."""
+        """Class outputs (N, classes) from feature vectors (N, width)."""
         return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
 
     def divided(self, images: Tensor) -> FrozenSplit | None:
-        """The frozen stem and blocks before those that are trained."""
+        """Split before the first trainable block."""
         blocks = [block for stage in self.stages for block in stage]  # type: ignore[attr-defined]
         return in_sequence("parts", [self.stem, *blocks, _Mean()], self.outputs)
 
 
 def stem(channels: int, width: int, small: bool) -> nn.Sequential:
-    """What a ResNet begins with: small keeps every pixel, large keeps one in sixteen."""
+    """The first layers of a ResNet: the small stem keeps the resolution, the large one divides height and width by 4."""
     if small:
         return nn.Sequential(*_conv_norm(channels, width), nn.ReLU(inplace=True))
     return nn.Sequential(
@@ -176,7 +176,7 @@ def build(
     dropout: float = 0.0,
     stem: str = "auto",
 ) -> nn.Module:
-    """A built-in network by name; plain arguments, so that `model/` can store them and `predict` can call again."""
+    """A built-in network by name. Arguments are plain values, which `model/` stores to build the network again."""
     if name == "small-cnn":
         return SmallCnn(channels, classes, width or 32, dropout)
     small = image_size <= SMALL_IMAGE if stem == "auto" else stem == "small"

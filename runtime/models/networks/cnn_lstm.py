@@ -1,4 +1,4 @@
-"""A CNN-LSTM for series: convolutions over time, then an LSTM (Hochreiter & Schmidhuber 1997)."""
+"""A CNN-LSTM for time series: convolutions over time, then an LSTM (Hochreiter & Schmidhuber 1997)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 
 class CnnLstm(nn.Module):
-    """Convolutions with ReLU and max pooling see short patterns, the LSTM their order.
+    """Convolutions with ReLU and max pooling detect short patterns, the LSTM models their order.
 
-    Input (N, T, channels) float32, output (N, outputs): a linear map of the LSTM's last state, of both directions if
-    there are two.
+    Input (N, T, channels) float32, output (N, outputs): a linear map of the LSTM's last hidden state, of both
+    directions if it is bidirectional.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class CnnLstm(nn.Module):
             nn.Conv1d(inside, outside, kernel, padding=kernel // 2) for inside, outside in pairwise(widths)
         )
         self.pool = nn.MaxPool1d(pool) if pool > 1 else nn.Identity()
-        # torch's LSTM has no use for dropout with a single layer, and warns of it.
+        # torch warns about dropout in an LSTM with a single layer, where it has no effect.
         between = dropout if lstm_layers > 1 else 0.0
         self.lstm = nn.LSTM(
             widths[-1], lstm_hidden, lstm_layers, batch_first=True, bidirectional=bidirectional, dropout=between
@@ -54,8 +54,8 @@ class CnnLstm(nn.Module):
     def _initialize(self) -> None:
         """Kaiming normal for convolutions (He et al. 2015), truncated normal (0.02) for the outputs.
 
-        In the LSTM Xavier uniform for inputs, orthogonal for states, and a forget gate that begins open, with a bias of
-        1 (Jozefowicz et al. 2015).
+        The LSTM gets Xavier uniform input weights, orthogonal recurrent weights, and a forget gate bias of 1
+        (Jozefowicz et al. 2015).
         """
         for convolution in self.convolutions:
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")  # type: ignore[arg-type]
@@ -87,5 +87,5 @@ def build(
     bidirectional: bool = False,
     dropout: float = 0.1,
 ) -> nn.Module:
-    """The network; plain arguments, so that `model/` can store them and `predict` can call again."""
+    """Build the network. Arguments are plain values, which `model/` stores to build the network again."""
     return CnnLstm(channels, outputs, cnn_channels, kernel, pool, lstm_hidden, lstm_layers, bidirectional, dropout)

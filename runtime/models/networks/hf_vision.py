@@ -1,4 +1,4 @@
-"""Networks for images from the transformers library: a backbone, a vector for each image, and the classes."""
+"""Image classifiers from the transformers library: a backbone, pooling, and a linear classifier."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from runtime.pretrained.folder import Pretrained, quiet
 
 
 class VisionNetwork(nn.Module):
-    """A backbone with one linear output.
+    """A backbone with one linear classifier.
 
     Input (N, channels, H, W), output (N, classes).
     """
 
     def __init__(self, backbone: nn.Module, classes: int, width: int, pooling: str, dropout: float) -> None:
         super().__init__()
-        # The pooler of a network that is read at its first token would hold weights that nothing uses.
+        # With `cls` pooling the pooler is unused; its weights would be saved and optimized for nothing.
         if pooling == "cls" and getattr(backbone, "pooler", None) is not None:
             backbone.pooler = None  # type: ignore[assignment]
         self.backbone, self.pooling = backbone, pooling
@@ -36,11 +36,11 @@ class VisionNetwork(nn.Module):
         return self.outputs(vectors(self.backbone(pixel_values=images), self.pooling))
 
     def outputs(self, vector: Tensor) -> Tensor:
-        """Outputs (N, classes) for a vector for each image (N, width)."""
+        """Class outputs (N, classes) from feature vectors (N, width)."""
         return self.classifier(self.dropout(vector))  # type: ignore[no-any-return]
 
     def divided(self, images: Tensor) -> FrozenSplit | None:
-        """A frozen backbone is its vectors alone."""
+        """Split behind the backbone, if all of it is frozen."""
         if any(p.requires_grad for p in self.backbone.parameters()):
             return None
         return FrozenSplit(
@@ -51,13 +51,13 @@ class VisionNetwork(nn.Module):
 
     @property
     def embeddings(self) -> nn.Module | None:
-        """What `freeze: {embeddings: true}` freezes: the stem."""
+        """The stem, which `freeze: {embeddings: true}` freezes."""
         found = getattr(self.backbone, "embeddings", getattr(self.backbone, "embedder", None))
         return found if isinstance(found, nn.Module) else None
 
     @property
     def layers(self) -> nn.Module | None:
-        """What `freeze: {layers: N}` counts: layers of a transformer, stages of a convolutional network."""
+        """What `freeze: {layers: N}` counts: transformer layers, or stages of a convolutional network."""
         config: Any = self.backbone.config
         count = getattr(config, "num_hidden_layers", 0) or len(getattr(config, "depths", ()))
         lists = (part for part in self.backbone.modules() if isinstance(part, nn.ModuleList))
@@ -65,7 +65,7 @@ class VisionNetwork(nn.Module):
 
 
 def vectors(output: Any, pooling: str) -> Tensor:
-    """One vector for each image, (N, width)."""
+    """One feature vector per image, (N, width)."""
     hidden = output.last_hidden_state
     if pooling == "cls":
         return hidden[:, 0]  # type: ignore[no-any-return]
@@ -76,14 +76,14 @@ def vectors(output: Any, pooling: str) -> Tensor:
 
 
 def build(*, config: Mapping[str, Any], classes: int, width: int, pooling: str, dropout: float) -> nn.Module:
-    """A network with random weights; plain arguments, so that `model/` can store them and `predict` can call again.
+    """Build the network with random weights. Arguments are plain values, stored in `model/`.
 
     Args:
-        config: of the backbone, as transformers writes it to config.json.
+        config: of the backbone, as in the config.json of transformers.
         classes: number of outputs.
-        width: of an image's vector.
+        width: length of the feature vector.
         pooling: `cls` or `pooled`.
-        dropout: before the classifier.
+        dropout: rate before the classifier.
     """
     settings = {name: value for name, value in config.items() if name != "model_type"}
     with quiet() as transformers:
@@ -94,17 +94,17 @@ def build(*, config: Mapping[str, Any], classes: int, width: int, pooling: str, 
 
 
 def from_folder(job: Job, found: Pretrained, classes: int, channels: int, size: int, dropout: float) -> VisionNetwork:
-    """The network of a pretrained folder, tried with one image of the job.
+    """Build the network of a pretrained folder, and try it on one image of the job's size.
 
     Raises:
-        SpecError: if it cannot take such an image.
+        SpecError: if it cannot process such an image.
     """
     backbone, pooling = found.network(), families.vision_pooling(found.config)
     backbone.eval()
     try:
         with quiet(), torch.inference_mode():
             width = vectors(backbone(pixel_values=torch.zeros(1, channels, size, size)), pooling).shape[1]
-    except Exception as error:  # whatever a network of the library raises, it does not fit
+    except Exception as error:  # networks of the library raise anything; all of it means that the image does not fit
         wanted = getattr(found.config, "image_size", None)
         raise SpecError(
             [

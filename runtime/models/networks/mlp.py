@@ -1,4 +1,4 @@
-"""A perceptron for tables: numbers and embedded categories."""
+"""A multilayer perceptron for tables, with embeddings for categories."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class EmbeddingTable(nn.Embedding):
-    """A table of vectors; on a CPU its gradient takes a quarter of the time that torch's embedding needs for it."""
+    """An embedding whose backward pass takes a quarter of the time of torch's on a CPU."""
 
     def forward(self, places: Tensor) -> Tensor:
         if places.is_cuda:
@@ -19,12 +19,13 @@ class EmbeddingTable(nn.Embedding):
 
 
 class Mlp(nn.Module):
-    """Layers of linear map, ReLU and dropout over numbers and the vectors of categories.
+    """Linear layers with ReLU and dropout over numeric columns and embedded categories.
 
-    Inputs are numbers (N, numbers) float32 and categories (N, len(categories)) of whole numbers, each only if there are
-    any; the output is (N, outputs). All categories share one table of vectors, in which each column has its own part:
-    one lookup for all columns. Place 0 of a column, the unknown category, is zero and stays so, because no training
-    row has it.
+    Inputs are numbers (N, numbers) float32 and category indices (N, len(categories)) int64, each only if the table has
+    such columns; the output is (N, outputs). All columns share one embedding table, in which each column has its own
+    range:
+    one lookup for all columns. Row 0 of each column stands for the unknown category. It is zero and stays zero, because
+    no training row uses it.
     """
 
     offsets: Tensor
@@ -62,7 +63,7 @@ class Mlp(nn.Module):
         return self.classifier(x)  # type: ignore[no-any-return]
 
     def _initialize(self, unknown: list[int]) -> None:
-        """Kaiming normal for layers (He et al. 2015), truncated normal (0.02) for the outputs, normal for vectors."""
+        """Kaiming normal for layers (He et al. 2015), truncated normal (0.02) for the outputs, normal for embeddings."""
         for layer in self.layers:
             linear = layer[0]  # type: ignore[index]
             nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
@@ -84,5 +85,5 @@ def build(
     embedding: int = 8,
     dropout: float = 0.1,
 ) -> nn.Module:
-    """The network; plain arguments, so that `model/` can store them and `predict` can call again."""
+    """Build the network. Arguments are plain values, which `model/` stores to build the network again."""
     return Mlp(numbers, categories, outputs, hidden, embedding, dropout)

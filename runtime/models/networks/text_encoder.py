@@ -1,4 +1,4 @@
-"""Networks for texts: an encoder of the transformers library, a vector for each text, and one output for each head."""
+"""Text classifiers: an encoder from the transformers library, pooling, and one linear output per head."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from runtime.pretrained.folder import ENCODERS, Pretrained, quiet
 
 
 class TextNetwork(nn.Module):
-    """An encoder with one linear output for each head.
+    """An encoder with one linear output per head.
 
-    Input token ids and attention mask, both (N, tokens) int64. Output (N, classes) by head name, or the tensor alone
-    for the single head with the empty name.
+    Inputs are token ids and attention mask, both (N, tokens) int64. The output is a dict of (N, classes) by head name,
+    or the tensor alone for a single head with the empty name.
     """
 
     def __init__(self, encoder: nn.Module, outputs: Mapping[str, int], pooling: str, dropout: float) -> None:
         super().__init__()
-        # Its pooler would hold weights that nothing uses.
+        # The pooler is unused; its weights would be saved and optimized for nothing.
         if getattr(encoder, "pooler", None) is not None:
             encoder.pooler = None  # type: ignore[assignment]
         self.encoder, self.pooling, self.names = encoder, pooling, tuple(outputs)
@@ -38,7 +38,7 @@ class TextNetwork(nn.Module):
         return self.outputs(self.pooled(self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask))
 
     def pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """One vector for each text, (N, width)."""
+        """One vector per text, (N, width)."""
         if self.pooling == "cls":
             return hidden[:, 0]
         weights = mask.unsqueeze(2).to(hidden.dtype)
@@ -51,13 +51,13 @@ class TextNetwork(nn.Module):
         return outputs.get("", outputs)
 
     def packed(self, ids: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
-        """What `forward` gives, from layers that see the real tokens alone."""
+        """As `forward`, but the layers compute only the real tokens, without padding."""
         assert isinstance(self.layers, nn.ModuleList), "tried before, where the layers are counted"
         upper = UpperLayers(self, encoder_tail.tail(self.encoder, self.embeddings, self.layers, 0))
         return upper.packed(encoder_tail.entering(self.encoder, self.layers[0], ids, mask), mask)
 
     def divided(self, ids: Tensor, mask: Tensor) -> FrozenSplit | None:
-        """Frozen embeddings and layers before those that are trained; a frozen encoder is its vectors alone."""
+        """Split before the first trainable layer; if the whole encoder is frozen, behind its pooled vectors."""
         encoder, layers, embeddings = self.encoder, self.layers, self.embeddings
         if not any(p.requires_grad for p in encoder.parameters()):
             return FrozenSplit(
@@ -76,13 +76,13 @@ class TextNetwork(nn.Module):
 
     @property
     def embeddings(self) -> nn.Module:
-        """What `freeze: {embeddings: true}` freezes."""
+        """The module that `freeze: {embeddings: true}` freezes."""
         found = getattr(self.encoder, "embeddings", None)
         return found if isinstance(found, nn.Module) else self.encoder.get_input_embeddings()  # type: ignore[operator]
 
     @property
     def layers(self) -> nn.Module | None:
-        """What `freeze: {layers: N}` counts; None if this encoder shares its layers."""
+        """The layers that `freeze: {layers: N}` counts; None if the encoder shares one layer's weights."""
         count = getattr(self.encoder.config, "num_hidden_layers", 0)
         lists = (part for part in self.encoder.modules() if isinstance(part, nn.ModuleList))
         return next((part for part in lists if len(part) == count), None)
@@ -90,17 +90,17 @@ class TextNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class UpperLayers:
-    """The layers of a network from one on, and its heads; takes what enters that layer, and the mask."""
+    """The upper layers of a network and its heads; takes the first layer's input and the mask."""
 
     network: TextNetwork
     layers: Callable[..., Any]
 
     def padded(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
-        """The outputs, from hidden states (N, tokens, width) as they lie."""
+        """The outputs from padded hidden states (N, tokens, width)."""
         return self._outputs(self.layers(inputs_embeds=hidden, attention_mask=mask).last_hidden_state, mask)
 
     def packed(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
-        """The outputs, from the real tokens alone."""
+        """The outputs, computed from the real tokens only."""
         return self._outputs(packed_attention.through(self.layers, self.network.encoder.config, hidden, mask), mask)
 
     def _outputs(self, hidden: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
@@ -108,13 +108,13 @@ class UpperLayers:
 
 
 def build(*, config: Mapping[str, Any], outputs: Mapping[str, int], pooling: str, dropout: float) -> nn.Module:
-    """A network with random weights; plain arguments, so that `model/` can store them and `predict` can call again.
+    """Build the network with random weights. Arguments are plain values, stored in `model/`.
 
     Args:
-        config: of the encoder, as transformers writes it to config.json.
+        config: of the encoder, as in the config.json of transformers.
         outputs: number of classes by head name.
         pooling: `cls` or `mean`.
-        dropout: before the outputs.
+        dropout: rate before the outputs.
     """
     settings = {name: value for name, value in config.items() if name != "model_type"}
     with quiet() as transformers:
@@ -125,17 +125,17 @@ def build(*, config: Mapping[str, Any], outputs: Mapping[str, int], pooling: str
 
 
 def probe(network: TextNetwork, found: Pretrained, longest: int) -> None:
-    """Let one text of the greatest length through.
+    """Run one text of the maximum length through the network.
 
     Raises:
-        SpecError: if the encoder cannot take it.
+        SpecError: if the encoder cannot process it.
     """
     ids, mask = torch.ones(1, longest, dtype=torch.int64), torch.ones(1, longest, dtype=torch.int64)
     network.eval()
     try:
         with quiet(), torch.inference_mode():
             network(ids, mask)
-    except Exception as error:  # whatever a network of the library raises, it does not fit
+    except Exception as error:  # networks of the library raise anything; all of it means that the length does not fit
         found.refuse(
             f"{found.folder} is a {found.config.model_type}, which takes no text of {longest} tokens here: "
             f"{type(error).__name__}: {str(error)[:200]}",

@@ -1,4 +1,4 @@
-"""Networks for images from the timm library, which needs a torchvision that imports beside the installed torch."""
+"""Image networks from the timm library, which needs a torchvision that matches the installed torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.job.model import ImageTimm
 
 
 def build(*, name: str, classes: int, channels: int, image_size: int, dropout: float) -> nn.Module:
-    """A network with random weights; input (N, channels, H, W), output (N, classes).
+    """Build a network with random weights; input (N, channels, H, W), output (N, classes).
 
     Raises:
         SpecError: if timm cannot be imported.
@@ -30,7 +30,7 @@ def build(*, name: str, classes: int, channels: int, image_size: int, dropout: f
 
 
 def from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.Module:
-    """The network of a job, with the weights that it names.
+    """Build the network of a job, with the weights it names.
 
     Raises:
         SpecError: if timm cannot be imported, or has no such architecture, or the weights do not fit.
@@ -55,7 +55,7 @@ def from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.M
             network(torch.zeros(1, arguments["channels"], arguments["image_size"], arguments["image_size"]))
     except SpecError:
         raise
-    except Exception as error:  # an architecture of the library can raise anything
+    except Exception as error:  # architectures of the library raise anything
         size = arguments["image_size"]
         raise SpecError(
             [
@@ -73,7 +73,7 @@ def from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.M
 
 
 def _fill(job: ImageJob, name: str, network: nn.Module) -> None:
-    """Load the weights but for the classifier's, whose classes are others."""
+    """Load all weights except the classifier's, which was trained for other classes."""
     from runtime.models.safetensors_file import read
 
     where = job.resolve(name)
@@ -122,14 +122,14 @@ def _classifier(network: nn.Module) -> tuple[str, ...]:
 
 
 def _library() -> Any:
-    """timm, which imports torchvision.
+    """Import timm, which imports torchvision.
 
     Raises:
         SpecError: if one of the two cannot be imported.
     """
     try:
         import timm
-    except Exception as error:  # a torchvision built for another torch fails with more than ImportError
+    except Exception as error:  # a torchvision built for another torch version raises more than ImportError
         raise SpecError(
             f"model.source: timm cannot be imported here: {type(error).__name__}: {str(error)[:200]}",
             "torchvision and timm that fit this torch; no image of drivetrain holds them",

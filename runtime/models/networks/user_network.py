@@ -1,16 +1,16 @@
-"""Own networks: built by a function of the person's own, and tried out on a few samples before training.
+"""Networks built by a function of the user, and checked on a few samples before training.
 
-The function is called with the `arguments` of the spec. Of these names it also gets those that its signature has and
-`arguments` do not give:
+The function is called with the `arguments` of the spec. If its signature has one of these names, and `arguments` do not
+set it, it also gets:
 
-    outputs      how many numbers the network has to return for a sample; by head, if there are several heads
-    classes      the same in a classification
-    inputs       the shape of each input of one sample, as a list of lists; for texts that of the longest
+    outputs      number of outputs per sample; by head name, if there are several heads
+    classes      the same, in a classification
+    inputs       shape of each input of one sample, as a list of lists; for texts that of the longest one
     vocabulary   number of tokens (texts)
-    categories   places of each categorical column (tables)
+    categories   number of indices of each categorical column (tables)
 
-The network is called with the inputs of a batch, one argument each, and returns (N, outputs), or with several heads a
-mapping of their names to that.
+The network is called with the inputs of a batch, one argument each. It returns (N, outputs), or a mapping of head names
+to such tensors if there are several heads.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ LINES = "correct these lines"
 
 
 def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict[str, Any]]:
-    """The network of a job's file, and what is needed to build it again.
+    """Build the network of the job's file; also returns what is needed to build it again.
 
     Raises:
-        SpecError: if the person's code raises, or the network does not fit the data.
+        SpecError: if the user's code raises, or the network does not fit the data.
     """
     name = f"{spec.factory}() in {spec.file}"
     first = dry_run.first(dataset, dataset.train)
-    # Samples of the person's own may have drawn random numbers.
+    # Reading the user's samples may have advanced the random state; seed again.
     torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
     with blamed(lambda told: SpecError([job.problem(KEY, f"{name} raised {told}", "", LINES)])):
         module, arguments = user_code.at(job.folder).call(
@@ -82,16 +82,16 @@ def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict
 
 
 def rebuilt(model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *, consent: bool = False) -> nn.Module:
-    """The network of a `model/` folder, from the code that lies in it.
+    """Build the network of a `model/` folder from the code stored there.
 
     Args:
         model: the folder.
-        digests: SHA-256 of each file of the code.
+        digests: SHA-256 of each code file.
         given: file, factory, arguments, and the inputs of one sample.
-        consent: whether the person has agreed to run the code of a model that lies outside of its run folder.
+        consent: whether the user agreed to run the code of a model that lies outside of its run folder.
 
     Raises:
-        CheckpointError: if the code may not be run, is not what was recorded, or raises.
+        CheckpointError: if the code may not be run, differs from what was recorded, or raises.
     """
     code, name = stored(model, digests, consent=consent), f"{given['factory']}() in {given['file']}"
     print(f"running the model's own code: {given['file']} in {code.folder}", file=sys.stderr, flush=True)
@@ -100,7 +100,7 @@ def rebuilt(model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *
     if not isinstance(module, nn.Module):
         raise CheckpointError(f"{name} returned {described(module)}", "a torch.nn.Module")
     if any(is_lazy(each) for each in (*module.parameters(), *module.buffers())):
-        # Parameters that wait for their shape get it from the first inputs.
+        # The first inputs initialize lazy parameters.
         with torch.no_grad():
             module.eval()(*(torch.zeros(2, *x["shape"], dtype=getattr(torch, x["type"])) for x in given["inputs"]))
     buffers.unshare(module)
@@ -108,7 +108,7 @@ def rebuilt(model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *
 
 
 def _offered(dataset: Dataset, first: Batch) -> dict[str, Any]:
-    """What a factory may want to know about the data, as plain JSON data."""
+    """What a factory may ask to know about the data, as plain JSON values."""
     counts = {name: head.outputs for name, head in dataset.heads.items() if head.outputs}
     outputs: Any = counts.get("", counts)
     found = {"inputs": [list(x.shape[1:]) for x in first.inputs]} | ({"outputs": outputs} if outputs else {})
@@ -125,10 +125,10 @@ def _offered(dataset: Dataset, first: Batch) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def guarded(job: Job) -> Iterator[None]:
-    """What the person's network or loss raises in the middle of training, told by the person's own lines.
+    """Turn what the user's network or loss raises during training into an error that shows the user's own lines.
 
     Raises:
-        SpecError: in place of it.
+        SpecError: in place of the original exception.
     """
     try:
         yield
@@ -144,7 +144,9 @@ def guarded(job: Job) -> Iterator[None]:
 
 
 def _inside(job: Job, error: BaseException) -> bool:
-    """Whether a network of the person's own was at work; one of torch's own layers alone has no lines of theirs."""
+    """Whether the user's network was running when the error was raised. If torch's layers alone raised it, no line of
+    the user's is in the traceback.
+    """
     frames = traceback.walk_tb(error.__traceback__)
     return isinstance(getattr(job, "model", None), CustomModel) and any(
         isinstance(frame.f_locals.get("self"), nn.Module) for frame, _ in frames
@@ -152,6 +154,6 @@ def _inside(job: Job, error: BaseException) -> bool:
 
 
 def _last(job: Job, lines: Sequence[str]) -> tuple[tuple[str, ...], UserFunction]:
-    """The part of the job whose file stands in the lines; the network if none does."""
+    """The job key and function whose file appears in the traceback; the network's if none does."""
     every = [(key, part) for key, part, _ in parts(job)]
     return next(((key, part) for key, part in every if any(f" {part.file}:" in line for line in lines)), every[0])
