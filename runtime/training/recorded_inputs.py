@@ -27,7 +27,7 @@ from runtime.job.custom import parts
 from runtime.job.embedded import EmbeddedJob
 from runtime.job.formatting import dotted
 from runtime.pretrained import folder as pretrained
-from runtime.system.files import read_json, write_json
+from runtime.system.files import read_json, sha256, write_json
 from runtime.training.checkpoints import checkpoint
 
 if TYPE_CHECKING:
@@ -90,11 +90,13 @@ def stored(folder: Path) -> InputRecord | None:
         {**record["files"], **record["arrays"]}
         name = SETTLED
         found = read_json(folder / SETTLED)
+        if record.get("preprocessing", sha256(folder / SETTLED)) != sha256(folder / SETTLED):
+            raise ValueError(SETTLED)
         return InputRecord({**found["preprocessing"]}, {row["name"]: head(row) for row in found["heads"]})
-    except (LookupError, TypeError, ValueError):
+    except (FileNotFoundError, LookupError, TypeError, ValueError):
         raise CheckpointError(
-            f"{folder / name} is gone or damaged",
-            "the file as the run has written it when it began",
+            f"{folder / name} is missing, damaged or edited",
+            "the file as the run wrote it when it began",
             "put it back, or start a new run with --new",
         ) from None
 
@@ -125,10 +127,13 @@ def _keep(run: Run, say: Callable[[str], None]) -> None:
         key: {"folder": place.is_dir(), "rows": fingerprint.of(_base(place, place.is_dir()), names)}
         for key, place, names in _named(_places(run.job), data)
     }
-    write_json(run.folder / RECORD, {"files": files, "arrays": data.content()})
     write_json(
         run.folder / SETTLED,
         {"heads": [asdict(each) for each in data.heads.values()], "preprocessing": data.preprocessing},
+    )
+    write_json(
+        run.folder / RECORD,
+        {"files": files, "arrays": data.content(), "preprocessing": sha256(run.folder / SETTLED)},
     )
     spent = time.monotonic() - start
     if spent > LONG:

@@ -23,7 +23,7 @@ from runtime.errors import CheckpointError, DataError, SpecError, Stopped
 from runtime.job_spec import load as job_spec
 from runtime.plan import plan
 from runtime.supervisor import embedded, trainer_process
-from runtime.system.files import write_json
+from runtime.system.files import read_json, write_json
 from runtime.system.signals import Interrupted
 from runtime.training import recorded_inputs
 from runtime.training.phase_timer import PhaseTimer
@@ -400,8 +400,18 @@ def test_a_damaged_record_is_not_taken_for_that_of_an_older_version(
         (tmp_path / name).unlink()
     else:
         (tmp_path / name).write_text(text)
-    with pytest.raises(CheckpointError, match=rf"/{name} is gone or damaged"):
+    with pytest.raises(CheckpointError, match=rf"/{name} is missing, damaged or edited"):
         recorded_inputs.stored(tmp_path)
+
+
+def test_an_edit_of_the_preprocessing_is_refused(started: Callable[[str], Path]) -> None:
+    folder = twin(started("table"), "edited")
+    write(folder, JOBS["table"].text)
+    settled = folder / "run" / "preprocessing.json"
+    found = read_json(settled)
+    found["preprocessing"]["numeric"][0]["mean"] = 1e3
+    write_json(settled, found)
+    assert "preprocessing.json is missing, damaged or edited" in outcome(folder)
 
 
 def test_files_that_nobody_touched_are_not_read_again(
