@@ -1,1 +1,1 @@
-"""The data of a job: what it is (`dataset`), how it is ordered and fetched (`batches`), one file per kind."""
+"""The data of a job: read, split, preprocessed, and delivered in batches."""

@@ -1,4 +1,4 @@
-"""Bad samples: what could not be used and why, and how many of them a job puts up with."""
+"""Reports samples that cannot be used, and checks their share against the job's limit."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from runtime.errors import DataError
 
 SHOWN = 20
-"""Bad samples that are listed; the rest is counted."""
+"""Largest number of bad samples that are listed by name."""
 
 
 @dataclass(frozen=True)
 class BadSample:
-    """One sample that cannot be used."""
+    """A sample that cannot be used, and the reason."""
 
     title: str
-    """Its path, or its row."""
+    """Its path or row."""
     reason: str
 
     def __str__(self) -> str:
@@ -24,16 +24,16 @@ class BadSample:
 
 
 def check(bad: Sequence[BadSample], total: int, budget: float, key: str) -> list[str]:
-    """Notes that list the bad samples, if there are few enough.
+    """Check the share of bad samples; return notes that list them.
 
     Args:
-        bad: what could not be used.
-        total: all samples, the bad ones too.
-        budget: largest share of bad samples, `data.bad_samples` of the job.
-        key: the key that names the data, for the message.
+        bad: the samples that cannot be used.
+        total: number of all samples, bad ones included.
+        budget: largest allowed share of bad samples, `data.bad_samples` of the job.
+        key: the spec key that names the data, for the message.
 
     Raises:
-        DataError: if the share is larger than the budget.
+        DataError: if the share exceeds the budget.
     """
     if not bad:
         return []

@@ -1,4 +1,4 @@
-"""Dataset: what a job's data turned out to be, in the form that training, evaluation and prediction share."""
+"""The dataset of a job, in the form that training, evaluation and prediction share."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Targets = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Head:
-    """One output: its classes, or the names and scale of its numbers."""
+    """One output of the network: its classes, or the names and scale of its numbers."""
 
     name: str
-    """Empty for a single output."""
+    """Empty if the network has a single output."""
     classes: tuple[str, ...] = ()
     """Class names in the order of the network's outputs; empty for regression."""
     several: bool = False
-    """Whether a sample may have several of the classes."""
+    """Whether a sample can have several classes (multi-label)."""
     columns: tuple[str, ...] = ()
     """Names of the numbers to predict; empty for classification."""
     mean: tuple[float, ...] = ()
@@ -33,37 +33,37 @@ class Head:
     weight: float = 1.0
     """Weight of this head in the loss."""
     class_weights: str | None = None
-    """`none` or `balanced`; as the job's `train:` says if None."""
+    """`none` or `balanced`; None to follow the job's `train:`."""
     label_smoothing: float | None = None
-    """As the job's loss says if None."""
+    """None to follow the job's loss."""
 
     @property
     def outputs(self) -> int:
-        """Outputs of the network for this head."""
+        """The number of network outputs of this head."""
         return len(self.classes) or len(self.columns)
 
 
 def head(row: Mapping[str, Any]) -> Head:
-    """The head of which `dataclasses.asdict` made plain data, as JSON gives it back."""
+    """Rebuild a head from `dataclasses.asdict`, as read back from JSON."""
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
     return Head(**values)
 
 
 @dataclass(frozen=True)
 class InputRecord:
-    """What a run has made of its data when it began; who reads that data again for the run makes the same of it."""
+    """The preprocessing and heads a run was started with; reading its data again must give the same."""
 
     preprocessing: Mapping[str, Any]
-    """That of the `Dataset`, as JSON gives it back."""
+    """`Dataset.preprocessing`, as read back from JSON."""
     heads: Mapping[str, Head]
 
 
 @dataclass
 class Batch:
-    """Some samples, prepared for the network.
+    """Some samples, preprocessed for the network.
 
-    `inputs` are the positional arguments of the network, each of shape (N, ...). `targets` hold per head class
-    indices of shape (N,) int64, class probabilities (N, classes) float, or scaled numbers (N, columns) float.
+    `inputs` are the positional arguments of the network, each of shape (N, ...). `targets` hold, by head name, class
+    indices (N,) int64, class probabilities (N, classes) float, or scaled numbers (N, columns) float.
     """
 
     ids: Ids
@@ -74,7 +74,7 @@ class Batch:
         return len(self.ids)
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on `device`; from pinned memory the copy does not block."""
+        """Move the batch to `device`; the copy does not block if memory is pinned."""
         return replace(
             self,
             inputs=tuple(x.to(device, non_blocking=True) for x in self.inputs),
@@ -82,7 +82,7 @@ class Batch:
         )
 
     def pin_memory(self) -> Batch:
-        """The batch in memory that a GPU copies from by itself; torch's loader looks for this name."""
+        """The batch in pinned memory; torch's DataLoader calls this method by name."""
         return replace(
             self,
             inputs=tuple(x.pin_memory() for x in self.inputs),
@@ -90,7 +90,7 @@ class Batch:
         )
 
     def taken(self, rows: Ids) -> Batch:
-        """Some of the samples, by their place in the batch."""
+        """A batch of the samples at these indices."""
         return Batch(
             self.ids[rows],
             tuple(x[onto(x.device, rows)] for x in self.inputs),
@@ -98,14 +98,14 @@ class Batch:
         )
 
     def between(self, start: int, end: int) -> Batch:
-        """The samples at these places."""
+        """A batch of the samples from `start` to `end`."""
         part = slice(start, end)
         return Batch(
             self.ids[part], tuple(x[part] for x in self.inputs), {name: y[part] for name, y in self.targets.items()}
         )
 
     def split(self, size: int) -> Iterator[Batch]:
-        """Parts of at most `size` samples, in order."""
+        """Micro-batches of at most `size` samples, in order."""
         if size >= len(self):
             yield self
             return
@@ -117,7 +117,7 @@ class Split(Protocol):
     """Training or validation samples, numbered from 0."""
 
     targets: Targets
-    """All targets, each of shape (size, ...)."""
+    """All targets by head, each of shape (size, ...)."""
 
     def __len__(self) -> int: ...
 
@@ -126,13 +126,13 @@ class Split(Protocol):
         ...
 
     def title(self, index: int) -> str:
-        """A name for one sample, for lists of mistakes: a path, a row, the text itself."""
+        """A name for one sample in lists: a path, a row, or the text itself."""
         ...
 
 
 @runtime_checkable
 class JointTargets(Protocol):
-    """A split that comes to the targets of a sample only by way of the sample; `targets` then reads all of them."""
+    """A split that must read a sample to get its target; `targets` then reads all samples."""
 
     def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
         """Raw inputs and targets of these samples; may run in a worker process."""
@@ -140,48 +140,49 @@ class JointTargets(Protocol):
 
 
 class Preprocessing(Protocol):
-    """Raw inputs to network inputs, on the device; random only if an epoch is given."""
+    """Converts raw inputs to network inputs, on their device; augments only if an epoch is given."""
 
     def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs: ...
 
 
 def as_it_is(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
-    """For data that is ready when it is gathered."""
+    """Return the inputs unchanged, for data that needs no preprocessing."""
     return inputs
 
 
 @dataclass
 class Dataset:
-    """Training and validation data with everything that prediction needs to know."""
+    """Training and validation data, with everything that prediction needs to know."""
 
     train: Split
     validation: Split
     heads: dict[str, Head]
     preprocessing: dict[str, Any]
-    """What `predict` needs to prepare new samples; plain JSON data, stored with the model."""
+    """What `predict` needs to preprocess new samples; plain JSON values, stored with the model."""
     prepare: Preprocessing = as_it_is
     mixable: bool = True
-    """Whether inputs are numbers that mixup may blend."""
+    """Whether the inputs are numbers that mixup can blend."""
     decoded: bool = True
-    """False where samples are decoded from files each time."""
+    """False if samples are decoded from files each time they are used."""
     notes: list[str] = field(default_factory=list)
-    """What a person should know about the data: counts, files left out, conversions."""
+    """What the user should know about the data: counts, skipped files, conversions."""
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-    """The person's own loss, in place of the job's: (outputs, targets) -> one term per sample, shape (N,)."""
+    """The user's loss, in place of the job's: (outputs, targets) -> one term per sample, shape (N,)."""
     files: dict[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)
-    """Files beside those that the spec names, by the key that led to them; relative to the folder that it names, or
-    to that of the file that it names."""
+    """Data files that the spec does not name itself, by the key that led to them. Paths are relative to the folder that
+    the key names, or to the folder of the file that it names.
+    """
     content: Callable[[], dict[str, str]] = dict
-    """Digests of what came as arrays from a program, by part; they take a second for each GB."""
+    """Digests of arrays that a Python program passed in, by split; computing them takes about a second per GB."""
     kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """What was made of the samples once: what a frozen prefix gave for them, or their copy on a GPU."""
+    """Results computed once from the samples: activations of a frozen prefix, or a copy on the GPU."""
 
 
 @dataclass
 class NewSamples:
-    """Samples that were not there at training: for `predict` (no targets) and `evaluate --data` (with targets)."""
+    """Samples that were not part of the training: for `predict` (no targets) and `evaluate --data` (with targets)."""
 
     split: Split
     prepare: Preprocessing
     notes: list[str] = field(default_factory=list)
-    """What a person should know: files or rows left out, and why."""
+    """What the user should know: skipped files or rows, and why."""

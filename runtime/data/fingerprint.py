@@ -1,8 +1,7 @@
-"""Fingerprint: whether files are what they were: by what the file system says of them, else by their bytes.
+"""Detects changed files, by their metadata first and by their content if the metadata differs.
 
-A file whose size, times and inode are the same has not been written since; any other is read, and its SHA-256 decides.
-So touching or copying a file changes nothing, and a file that took the place of another is found out whatever its size
-and its time.
+A file with the same size, times and inode has not been written since. Any other file is read, and its SHA-256 decides.
+So touching or copying a file is no change, and a replaced file is found whatever its size and time.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from runtime.system.files import sha256
 
 GONE = "missing"
 Rows = dict[str, str]
-"""By name: stamp and SHA-256, or `missing`."""
+"""By file name: stamp and SHA-256, or `missing`."""
 
 
 def stamp(path: str | Path) -> str:
-    """What the file system says of a file: size, time of the content, time of the inode, inode; empty if there is none.
+    """Metadata of a file: size, mtime, ctime and inode number; empty if there is no file.
 
-    No program can set the time of the inode, so a file with the same stamp has the same bytes.
+    No program can set the ctime, so a file with the same stamp has the same content.
     """
     try:
         found = os.stat(path)
     except OSError:
         return ""
-    # Opening a pipe would wait forever.
+    # Opening a pipe would block for ever.
     return (
         ""
         if not stat.S_ISREG(found.st_mode)
@@ -37,12 +36,12 @@ def stamp(path: str | Path) -> str:
 
 
 def of(base: Path, names: Iterable[str]) -> Rows:
-    """The rows of files, whose names are relative to `base` or absolute."""
+    """The stamps and digests of files, whose names are relative to `base` or absolute."""
     return {name: _row(os.path.join(base, name)) for name in names}
 
 
 def changed(base: Path, rows: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The name of each file that is another by now, and what has happened to it."""
+    """The name of each changed file, and what has changed."""
     for name, row in rows.items():
         path = os.path.join(base, name)
         before, _, digest = row.rpartition(" ")
@@ -60,5 +59,5 @@ def _row(path: str) -> str:
     before = stamp(path)
     try:
         return f"{before} {sha256(Path(path))}" if before else GONE
-    except OSError:  # it may not be read, which the data says where it is used
+    except OSError:  # an unreadable file is reported where the data is loaded
         return GONE

@@ -1,4 +1,4 @@
-"""Labels: the classes of a job, from labels as they were written."""
+"""Class names and class indices, from labels as written in the data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.errors import DataError, nearest
 
 
 def class_names(labels: Iterable[str]) -> tuple[str, ...]:
-    """Every label once: by number where all of them are whole numbers, else in the order of text."""
+    """The distinct labels, sorted as numbers if all are integers, else as text."""
     names = set(labels)
     if all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
@@ -23,7 +23,7 @@ def indices(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDAr
     """The class index of each label, shape (N,).
 
     Raises:
-        DataError: for a label that is not among the classes, naming `key`.
+        DataError: for a label that is not among the classes; names `key`.
     """
     place = {name: i for i, name in enumerate(classes)}
     strange = Counter(label for label in labels if label not in place)

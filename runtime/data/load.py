@@ -1,4 +1,4 @@
-"""A job's data, by task."""
+"""Loads the data of a job, by task."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ def load(job: Job, settled: InputRecord | None = None) -> Dataset:
 
     Args:
         job: the job.
-        settled: what a run has made of the same data before; tokens, categories, scales and classes are those again.
+        settled: preprocessing and heads of the run, if it read this data before: tokens, categories, scales and classes
+            are then reused instead of computed.
 
     Raises:
-        DataError: if it cannot be used.
-        SpecError: if the loss of the job does not go with its classes.
+        DataError: if the data cannot be used.
+        SpecError: if the job's loss does not fit its classes.
     """
     dataset = _read(job, settled)
     check_loss(job, dataset)
     if "pyarrow" in sys.modules:
-        # Its allocator keeps what parsing took, several times the data, for the next file.
+        # pyarrow's allocator keeps the memory of parsing, several times the size of the data.
         sys.modules["pyarrow"].default_memory_pool().release_unused()
     return dataset
 
 
 def check_loss(job: Job, dataset: Dataset) -> None:
-    """Whether the job's loss goes with the classes that the data turned out to have.
+    """Check that the job's loss fits the classes found in the data.
 
     Raises:
         SpecError: if it does not.

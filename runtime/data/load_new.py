@@ -1,4 +1,4 @@
-"""New data: samples that were not there at training, read by the module that read the training data."""
+"""Loads samples that were not part of the training, with the module that read the training data."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from runtime.errors import CheckpointError, DataError
 
 
 def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, Head], *, labelled: bool) -> NewSamples:
-    """Prepare new samples exactly as those of validation were prepared.
+    """Read new samples, preprocessed exactly as the validation samples were.
 
     Args:
-        paths: files or folders, of the kinds that the task trains from.
-        preprocessing: what was stored with the model.
+        paths: files or folders, of the kinds that the task trains on.
+        preprocessing: as stored with the model.
         heads: the outputs of the model, by name.
-        labelled: whether to read the targets too.
+        labelled: whether to read targets.
 
     Raises:
-        DataError: if nothing can be used, or a label is not among the classes.
+        DataError: if no sample can be used, or a label is not among the classes.
         CheckpointError: if this version does not know such a model.
     """
     lost = [str(path) for path in paths if not path.exists()]
@@ -30,7 +30,7 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
             "files or folders that this process can see",
             "check the spelling; in a container only the project and mounted folders can be seen",
         )
-    # Each module brings its libraries along: pyarrow, tokenizers.
+    # Imported late, because each module imports its own libraries (pyarrow, tokenizers).
     match preprocessing.get("kind"):
         case "images":
             from runtime.data.images import load_new

@@ -1,7 +1,7 @@
-"""Mixing: mixup and cutmix of a whole batch, before it is split into micro-batches.
+"""Mixup and cutmix of a whole batch, before it is split into micro-batches.
 
-All draws come from (seed, step). If a job has both, one of the two is picked for each step by a fair coin, and its own
-probability then decides whether the step is mixed.
+All random numbers depend on (seed, step) only. If a job has both, each step picks one with equal probability, and its
+own probability then decides whether the step is mixed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from runtime.job import Job
 from runtime.job.data import Cutmix, Mixup
 
 Box = tuple[int, int, int, int]
-"""Top, bottom, left, right, in pixels; bottom and right are outside."""
+"""Top, bottom, left, right, in pixels; bottom and right are exclusive."""
 
 
 def mixes(job: Job) -> bool:
-    """Whether the job asks for mixup or cutmix."""
+    """Whether the job has mixup or cutmix."""
     augment = getattr(job.data, "augment", None)
     return bool(getattr(augment, "mixup", None) or getattr(augment, "cutmix", None))
 
 
 def mix(batch: Batch, heads: Mapping[str, Head], job: Job, step: int) -> Batch:
-    """The batch mixed as the job's `data.augment` asks; as it is if the job does not, or this step is not drawn."""
+    """Mix the batch as the job's `data.augment` says; unchanged if it has neither, or this step is not selected."""
     augment = getattr(job.data, "augment", None)
     mixup, cutmix = getattr(augment, "mixup", None), getattr(augment, "cutmix", None)
     inputs, targets = mixed(batch.inputs, batch.targets, heads, job.train.seed, step, mixup, cutmix)
@@ -47,20 +47,20 @@ def mixed(
     mixup: Mixup | None = None,
     cutmix: Cutmix | None = None,
 ) -> tuple[Inputs, Targets]:
-    """Each sample blended with another one of the batch.
+    """Blend each sample with another one of the batch.
 
     Args:
         inputs: float tensors of shape (N, ...); for cutmix (N, C, H, W).
-        targets: per head class indices (N,), probabilities (N, classes) or numbers (N, columns).
+        targets: by head, class indices (N,), probabilities (N, classes) or numbers (N, columns).
         heads: the outputs, for their number of classes.
         seed: the run's seed.
         step: the optimizer step.
-        mixup: share * x + (1 - share) * partner, share drawn from Beta(alpha, alpha).
-        cutmix: a rectangle taken from the partner; share is what is left of the image.
+        mixup: share * x + (1 - share) * partner, with share from Beta(alpha, alpha) (Zhang et al. 2018).
+        cutmix: a rectangle is replaced by the partner's (Yun et al. 2019); share is the part of the image that is kept.
 
     Returns:
-        Inputs of the same shapes; targets share * y + (1 - share) * partner, class indices as probabilities first.
-        Both unchanged if the step is not mixed.
+        Inputs of the same shapes; targets share * y + (1 - share) * partner, with class indices turned into
+        probabilities. Both are unchanged if the step is not mixed.
     """
     drawn = stateless_random.generator(seed, "mixup", step)
     options = [option for option in (mixup, cutmix) if option is not None]
@@ -87,14 +87,14 @@ def blend(values: Tensor, others: Tensor, share: float) -> Tensor:
 
 
 def soften(targets: Tensor, head: Head) -> Tensor:
-    """Class indices (N,) as probabilities (N, classes) float32; anything else as it is."""
+    """Class indices (N,) as probabilities (N, classes) float32; other targets unchanged."""
     if targets.is_floating_point():
         return targets
     return functional.one_hot(targets, head.outputs).to(torch.float32)
 
 
 def rectangle(drawn: np.random.Generator, height: int, width: int, share: float) -> Box:
-    """A rectangle of the image's shape and 1 - share of its area around a random centre, cut off at the edges."""
+    """A rectangle with the image's aspect ratio and 1 - share of its area, centered at random and clipped to the image."""
     half = 0.5 * float(np.sqrt(1 - share))
     y, x = int(drawn.integers(height)), int(drawn.integers(width))
     tall, wide = half * height, half * width

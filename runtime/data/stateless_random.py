@@ -1,7 +1,7 @@
-"""Random draws without state: every number is a function of (seed, what it is for, where we are).
+"""Stateless random numbers: each is a function of (seed, purpose, position).
 
-Nothing has to be saved, and worker count, prefetching and resuming cannot change a draw. The mixing function is
-SplitMix64 (Steele, Lea & Flood 2014), vectorized over samples.
+There is no generator state to save, and the number of workers, prefetching and resuming cannot change a value. The
+mixing function is SplitMix64 (Steele, Lea & Flood 2014), vectorized over samples.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Ids = npt.NDArray[np.int64]
 
 
 def key(seed: int, *parts: int | str) -> int:
-    """A 63-bit number from the seed and what the draw is for."""
+    """A 63-bit integer from the seed and the purpose."""
     text = "/".join(map(str, (seed, *parts)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def generator(seed: int, *parts: int | str) -> np.random.Generator:
-    """A private generator for batch-wide draws: `generator(seed, "mixup", step)`."""
+    """A NumPy generator for random numbers of a whole batch, such as `generator(seed, "mixup", step)`."""
     return np.random.Generator(np.random.PCG64(key(seed, *parts)))
 
 
@@ -31,7 +31,7 @@ def permutation(seed: int, epoch: int, size: int) -> Ids:
 
 
 def uniform(seed: int, purpose: str, epoch: int, ids: Ids, count: int = 1) -> npt.NDArray[np.float64]:
-    """`count` numbers in [0, 1) for each sample, from (seed, purpose, epoch, sample id) alone; shape (N, count)."""
+    """`count` uniform numbers in [0, 1) per sample, from (seed, purpose, epoch, sample id) only; shape (N, count)."""
     start = np.uint64(key(seed, purpose, epoch))
     lanes = np.arange(count, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
     with np.errstate(over="ignore"):

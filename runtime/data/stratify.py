@@ -1,4 +1,4 @@
-"""Stratify: which samples are held out for validation, class by class."""
+"""Splits samples into training and validation, stratified by class."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from runtime.data.stateless_random import Ids
 
 
 def held_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Ids, Ids]:
-    """Positions for training and for validation, both ascending.
+    """Indices for training and for validation, both ascending.
 
-    The fraction is taken from every class; a class of two or more samples has at least one on each side, a class of
-    one sample stays in training. The answer depends on the labels, the fraction and the seed alone.
+    The fraction is taken from every class. A class of two or more samples has at least one on each side, a class of one
+    sample stays in training. The result depends on the labels, the fraction and the seed only.
 
     Args:
         labels: class index of each sample, shape (N,).

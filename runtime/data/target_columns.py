@@ -1,4 +1,4 @@
-"""Targets: what a table's columns ask the network to predict: a class, several labels, or numbers."""
+"""The targets in a table's columns: a class, several labels, or numbers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 
 FEW = 10
-"""So many classes are believed, whatever the number of rows."""
+"""Up to this many distinct values are accepted as classes, whatever the number of rows."""
 
 
 @dataclass(frozen=True)
 class TargetColumn:
-    """The targets of all rows, as they are in the file."""
+    """The targets of all rows, as written in the file."""
 
     names: tuple[str, ...]
     texts: Any
-    """Trimmed text of each row, a pyarrow array, for one class a row; else None."""
+    """Stripped text of each row, a pyarrow array, for single-label classification; else None."""
     numbers: column_values.Numbers
-    """Shape (N, names), float64; empty for classes."""
+    """Shape (N, names), float64; empty for single-label classification."""
     several: bool
-    """Whether the numbers are 0 and 1, for labels of which each can be true."""
+    """Whether the numbers are 0 and 1, for multi-label classification."""
     bad: dict[int, str]
-    """By row, why it has no target."""
+    """Why a row has no usable target, by row."""
 
 
 def read(table: Any, names: Sequence[str], *, classes: bool, option: str, source: str) -> TargetColumn:
@@ -41,12 +41,12 @@ def read(table: Any, names: Sequence[str], *, classes: bool, option: str, source
     Args:
         table: a pyarrow table.
         names: its target columns.
-        classes: whether they are labels; several columns of labels hold 0 and 1.
-        option: the key of the spec that names them, for messages.
+        classes: whether they are labels; several label columns hold 0 and 1.
+        option: the spec key that names them, for messages.
         source: the file, for messages.
 
     Raises:
-        DataError: if a column is of a type that cannot be a target.
+        DataError: if a column's type cannot be a target.
     """
     for name in names:
         column_values.check_kind(table[name], name, option, source)
@@ -63,16 +63,16 @@ def read(table: Any, names: Sequence[str], *, classes: bool, option: str, source
 
 
 def head(goal: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
-    """The output that fits the targets.
+    """The head for the targets.
 
     Args:
         goal: the targets of all rows.
-        rows: usable rows, from which classes are taken.
-        train: the training rows among them, from which the scale of numbers is taken.
-        key: the key of the spec that names the file, for messages.
+        rows: usable rows, which define the classes.
+        train: the training rows among them, which define the scale of numbers.
+        key: the spec key that names the file, for messages.
 
     Raises:
-        DataError: if there is nothing to learn: one class only, a label or a number that never changes.
+        DataError: if there is nothing to learn: a single class, or a label or number that never changes.
     """
     if goal.texts is not None:
         return Head("", classes=classes(goal, rows, key))
@@ -92,7 +92,7 @@ def head(goal: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
 
 
 def tensor(goal: TargetColumn, rows: Ids, wanted: Head, key: str) -> Tensor:
-    """The targets of some rows as a head wants them.
+    """The targets of some rows in the form of a head.
 
     Returns:
         Class indices (rows,) int64, labels (rows, classes) float32, or scaled numbers (rows, columns) float32.
@@ -128,7 +128,7 @@ def classes(goal: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
     """The classes of some rows, in the order of the outputs.
 
     Raises:
-        DataError: if there is one only, or nearly as many as rows; names `key`.
+        DataError: if there is only one, or more than one per two rows; names `key`.
     """
     assert goal.texts is not None
     found = class_names(column_values.different(goal.texts.take(rows)))
@@ -150,7 +150,7 @@ def classes(goal: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
 def _unusable(
     column: Any, name: str, values: column_values.Numbers, strange: column_values.Mask, labels: bool
 ) -> dict[int, str]:
-    """By row, why a number or a label cannot be used."""
+    """Why a number or label cannot be used, by row."""
     possible = "0 or 1" if labels else "a number"
     wrong = strange | (np.isfinite(values) & (values != 0) & (values != 1)) if labels else strange
     with np.errstate(invalid="ignore"):

@@ -1,7 +1,7 @@
-"""Transfer: numbers from the host on their way to the device, without waiting for anything that runs there.
+"""Copies values from the host to the device without a synchronization.
 
-`torch.tensor(..., device=...)` and `.to(device)` wait until the GPU has done all that was asked of it before. From here
-the copy is queued behind it; the host's memory is read before the call returns.
+`torch.tensor(..., device=...)` and `.to(device)` wait until the GPU has finished its queued work. Here the copy is
+queued instead; the host's memory is read before the call returns.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ from torch import Tensor
 def onto(
     device: torch.device, values: Tensor | npt.NDArray[Any] | Sequence[float], dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Numbers as a tensor on `device`; of the type of `values` unless `dtype` is given, plain numbers as float32."""
+    """Values as a tensor on `device`, with the dtype of `values` unless `dtype` is given; plain numbers as float32."""
     here = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.as_tensor(values)
     return here.to(device, dtype, non_blocking=True)

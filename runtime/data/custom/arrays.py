@@ -1,4 +1,4 @@
-"""Given: samples of the person's own that came as arrays, in memory or memory-mapped."""
+"""Splits of user data given as arrays, in memory or memory-mapped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.errors import DataError
 
 FORMS = "a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays of which the last holds the targets"
 PIECE = 1 << 24
-"""Bytes of samples that are read at a time."""
+"""Bytes that are hashed at a time."""
 
 
 @dataclass
@@ -26,12 +26,12 @@ class ArraySplit:
     """Samples in arrays, in memory or memory-mapped."""
 
     name: str
-    """What messages call it."""
+    """Name for messages."""
     inputs: Inputs
     raw: Tensor | None
-    """Targets as they were given; None for new samples without any."""
+    """Targets as the user gave them; None for new samples without targets."""
     rows: Tensor | None = None
-    """The samples that belong to this split; None for all."""
+    """Indices of the samples in this split; None for all."""
     targets: Targets = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -48,16 +48,16 @@ class ArraySplit:
         return f"sample {index}"
 
     def first_targets(self) -> Tensor:
-        """Targets as they were given; here all of them."""
+        """Targets as the user gave them; here all of them."""
         assert self.raw is not None
         return self.raw if self.rows is None else self.raw[self.rows]
 
     def all_targets(self) -> Tensor:
-        """All targets as they were given."""
+        """All targets as the user gave them."""
         return self.first_targets()
 
     def digest(self) -> str:
-        """SHA-256 of the samples, inputs and targets, in their order."""
+        """SHA-256 of the samples, inputs and targets, in order."""
         found = hashlib.sha256()
         for tensor in (*self.inputs, *([] if self.raw is None else [self.raw])):
             found.update(f"{tensor.dtype} {tuple(tensor.shape[1:])}".encode())
@@ -68,7 +68,7 @@ class ArraySplit:
         return found.hexdigest()
 
     def settle(self, convert: Callable[[Tensor], Tensor], highest: int | None) -> None:
-        """Fix what the network is compared with."""
+        """Set how targets are converted, and the highest valid class index."""
         self.targets = {} if self.raw is None else {"": convert(self.first_targets())}
 
 
@@ -89,7 +89,7 @@ def arrays(values: tuple[Any, ...], name: str, inputs: int | None, rows: Tensor 
 
 
 def _tensor(value: Any, name: str) -> Tensor:
-    """An array of any kind as a tensor on the same memory, checked for NaN and infinite values."""
+    """A tensor that shares memory with any kind of array; checks for NaN and infinite values."""
     tensor = value.detach().cpu() if isinstance(value, Tensor) else _converted(value, name)
     if tensor.is_complex():
         raise DataError(f"{name}: holds complex numbers", "real numbers", "give real and imaginary part as two")
@@ -113,7 +113,7 @@ def _converted(value: Any, name: str) -> Tensor:
     if array.dtype.kind not in "biuf":
         raise DataError(f"{name}: is {described(value)} with values of type {array.dtype}", "numbers", "convert it")
     with warnings.catch_warnings():
-        # A memory map for reading cannot be written; nothing here writes.
+        # torch warns about read-only memory maps; nothing here writes.
         warnings.simplefilter("ignore")
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
@@ -123,7 +123,7 @@ def empty(name: str) -> DataError:
 
 
 def described(value: Any) -> str:
-    """`None`, `the class Net`, `an array of shape (3, 4)`, `a list of 3`, `a str`."""
+    """Describe a value for messages: `None`, `the class Net`, `an array of shape (3, 4)`, `a list of 3`, `a str`."""
     if value is None:
         return "None"
     if isinstance(value, type):

@@ -1,4 +1,4 @@
-"""Own data: samples from a function of the person's own, or handed over by a Python program."""
+"""User data: samples from a function of the user, or passed in by a Python program."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ LINES = "correct these lines"
 
 
 def load(job: CustomJob) -> Dataset:
-    """Call the person's function and check what it returns.
+    """Call the user's function and check what it returns.
 
     Raises:
-        DataError: if it raises, or returns what cannot be used.
-        SpecError: if the loss or a metric of the job does not go with the targets.
+        DataError: if it raises, or its result cannot be used.
+        SpecError: if a loss or metric of the job does not fit the targets.
     """
     data = job.data
     name = f"data.file: {data.factory}() in {data.file}"
@@ -55,20 +55,20 @@ def dataset(
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
     reader: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Training and validation samples as the loop takes them.
+    """Build the dataset of a job from the user's training and validation data.
 
     Args:
-        job: for its loss, metrics and seed.
-        parts: training and validation data as the person gave them.
-        labels: what messages call the two.
-        targets: what they are; auto, classes, labels, numbers or other.
-        names: of classes, labels or numbers.
-        loss: of the person's own.
+        job: its loss, metrics and seed are used.
+        parts: training and validation data as the user gave them.
+        labels: names of the two in messages.
+        targets: kind of the targets: auto, classes, labels, numbers or other.
+        names: names of the classes, labels or numbers.
+        loss: the user's loss.
         reader: file, function and arguments that read new samples.
 
     Raises:
         DataError: if the data cannot be used.
-        SpecError: if the loss or a metric of the job does not go with the targets.
+        SpecError: if a loss or metric of the job does not fit the targets.
     """
     train, held = (opened(part, label, job.train.seed) for part, label in zip(parts, labels, strict=True))
     head, kind = target_kinds.settle(job, train, held, targets, names)
@@ -101,7 +101,7 @@ def dataset(
 
 
 def as_float32(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
-    """Double precision becomes single precision, which networks have."""
+    """Convert float64 inputs to float32, the precision of the network."""
     return tuple(x.float() if x.dtype == torch.float64 else x for x in inputs)
 
 
@@ -122,16 +122,16 @@ def _way(train: Items, names: tuple[str, ...] | None, kind: str) -> list[str]:
 def read(
     paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
 ) -> NewSamples:
-    """New samples: from the person's own reader, or .npz files with `inputs` (or `inputs_0`, ...) and `targets`.
+    """Read new samples with the user's reader, or .npz files with `inputs` (or `inputs_0`, ...) and `targets`.
 
     Args:
-        paths: files, for a reader of one's own anything.
-        preprocessing: what `dataset` left, and `code`, the folder of the model's code.
+        paths: files; for a user's reader anything.
+        preprocessing: as stored by `dataset`, plus `code`, the folder of the model's code.
         heads: the outputs of the model.
-        labelled: whether to read the targets too.
+        labelled: whether to read targets.
 
     Raises:
-        DataError: if nothing can be used.
+        DataError: if no sample can be used.
         CheckpointError: if the model's code may not be run.
     """
     shapes, reader = [tuple(x["shape"]) for x in preprocessing["inputs"]], preprocessing["reader"]
@@ -162,7 +162,7 @@ def _called(reader: Mapping[str, Any], paths: Sequence[Path], preprocessing: Map
 
 
 def _arrays(paths: Sequence[Path], count: int, labelled: bool) -> tuple[Any, ...]:
-    """The arrays of all files, one after the other."""
+    """The arrays of all files, concatenated."""
     keys = ["inputs"] if count == 1 else [f"inputs_{i}" for i in range(count)]
     keys += ["targets"] if labelled else []
     parts = [_npz(path, keys) for path in paths]

@@ -1,4 +1,4 @@
-"""Items: samples of the person's own that a map-style dataset gives one at a time."""
+"""Splits of user data given as a map-style dataset, read item by item."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ ITEM = "(inputs, target): tensors, arrays or numbers; inputs may be a tuple of t
 
 
 def as_given(targets: Tensor) -> Tensor:
-    """Targets as they came."""
+    """Return the targets unchanged."""
     return targets
 
 
 class ItemSplit:
-    """Samples of a map-style dataset, collated batch by batch.
+    """Samples of a map-style dataset, collated per batch.
 
-    Random numbers that the dataset draws from torch, NumPy or `random` are a function of the run's seed and of the
-    samples of the batch, so they differ by epoch and do not depend on worker processes or on resuming.
+    Random numbers that the dataset takes from torch, NumPy or `random` depend only on the run's seed and the sample ids
+    of the batch. They differ between epochs, and do not depend on the number of workers or on a resume.
     """
 
     def __init__(self, name: str, dataset: Any, seed: int, inputs: int | None = None) -> None:
-        """Args: `inputs` is their number if items may come without a target, else None."""
+        """Args: `inputs` is the number of inputs if items may have no target, else None."""
         self.name, self.dataset, self.seed, self.inputs = name, dataset, seed, inputs
         self.convert: Callable[[Tensor], Tensor] = as_given
         self.highest: int | None = None
@@ -52,10 +52,10 @@ class ItemSplit:
         return f"sample {index}"
 
     def samples(self, ids: Ids) -> tuple[Inputs, Targets]:
-        """Inputs and targets of these samples, each item asked for once.
+        """Inputs and targets of these samples; each item is read once.
 
         Raises:
-            DataError: if the dataset raises, or gives what cannot be a batch.
+            DataError: if the dataset raises, or its items cannot be collated.
         """
         inputs, raw = self._collated(ids)
         if raw is None:
@@ -71,7 +71,7 @@ class ItemSplit:
 
     @property
     def targets(self) -> Targets:
-        """All targets; who asks first pays for reading every item once, if the dataset does not list them."""
+        """All targets. Unless the dataset has a `targets` attribute, the first call reads every item."""
         if self._targets is None:
             self._targets = {"": self.convert(self.all_targets())}
         return self._targets
@@ -81,13 +81,13 @@ class ItemSplit:
         self._targets = value
 
     def first_targets(self) -> Tensor:
-        """Targets of the first samples as they were given."""
+        """Targets of the first samples as the user gave them."""
         found = self._collated(np.arange(min(8, len(self))))[1]
         assert found is not None
         return found
 
     def all_targets(self) -> Tensor:
-        """All targets as they were given: from the dataset's own `targets`, if it has them, else item by item."""
+        """All targets as the user gave them: the dataset's `targets` attribute if it has one, else item by item."""
         listed = self._listed()
         if listed is not None:
             return listed
@@ -95,11 +95,11 @@ class ItemSplit:
         return torch.cat([found for ids in groups if (found := self._collated(ids)[1]) is not None])
 
     def settle(self, convert: Callable[[Tensor], Tensor], highest: int | None) -> None:
-        """Fix what the network is compared with, and the highest target that there can be."""
+        """Set how targets are converted, and the highest valid class index."""
         self.convert, self.highest = convert, highest
 
     def _listed(self) -> Tensor | None:
-        """The attribute `targets`, as torchvision's datasets have it, if it says what the items say."""
+        """The `targets` attribute, as in torchvision's datasets, if it agrees with the items."""
         try:
             listed = torch.as_tensor(self.dataset.targets)
         except (AttributeError, TypeError, ValueError, RuntimeError):
@@ -129,12 +129,12 @@ class ItemSplit:
         return inputs, made[1]
 
     def _bare(self, item: Any) -> bool:
-        """Whether a new sample comes without a target."""
+        """Whether an item has no target."""
         pair = isinstance(item, tuple | list) and len(item) == 2
         return self.inputs is not None and (not pair or (self.inputs == 2 and not isinstance(item[0], tuple | list)))
 
     def _wrong(self, items: list[Any], ids: Ids, why: str) -> DataError:
-        """What keeps these samples from being a batch."""
+        """The error for items that cannot be collated."""
         parts = []
         for index, item in zip(ids.tolist(), items, strict=True):
             pair = (item, 0) if self._bare(item) else item
@@ -164,16 +164,16 @@ Items = ArraySplit | ItemSplit
 
 
 def opened(value: Any, name: str, seed: int, inputs: int | None = None) -> Items:
-    """The samples of what the person's function returned.
+    """Wrap what the user's function returned as a split.
 
     Args:
         value: one of `FORMS`.
         name: for messages.
         seed: of the run.
-        inputs: their number, if the samples may come without targets; else None.
+        inputs: number of inputs if samples may have no target, else None.
 
     Raises:
-        DataError: if it is none of the forms, or empty.
+        DataError: if it has none of the forms, or is empty.
     """
     whole, rows = _unwrapped(value)
     if isinstance(whole, TensorDataset):
@@ -196,7 +196,7 @@ def opened(value: Any, name: str, seed: int, inputs: int | None = None) -> Items
 
 
 def _unwrapped(value: Any) -> tuple[Any, Tensor | None]:
-    """What lies below torch's Subset, as `random_split` makes it, and the rows that are meant."""
+    """The dataset below torch's Subset, as `random_split` makes it, and the indices of the subset."""
     rows = None
     while isinstance(value, Subset):
         own = torch.as_tensor(value.indices, dtype=torch.int64)
@@ -206,7 +206,7 @@ def _unwrapped(value: Any) -> tuple[Any, Tensor | None]:
 
 
 def _seed(seed: int) -> None:
-    """Start the global generators that a dataset may draw from; nothing of ours draws from them."""
+    """Seed the global generators for the dataset; our code uses none of them."""
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)

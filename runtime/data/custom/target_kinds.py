@@ -1,4 +1,4 @@
-"""Kinds: what targets of the person's own are (classes, labels, numbers, or something else), and the head for them."""
+"""Determines what user targets are (classes, labels, numbers or other), and the head for them."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ NEEDS = {
     "numbers": "one number for each sample, or (samples, numbers)",
 }
 MANY = 1000
-"""More classes than this, and than samples, are no classes."""
+"""A class index of this or more, and of at least the number of samples, is taken for a mistake."""
 
 
 def settle(
     job: CustomTask, train: Items, validation: Items, asked: str, names: tuple[str, ...] | None
 ) -> tuple[Head, str]:
-    """The head for these targets, and what they are; the splits convert their targets from now on.
+    """Determine the kind of the targets and the head; makes the splits convert their targets.
 
     Args:
-        job: for its loss, its metrics and the places of its keys.
+        job: for its loss, its metrics and the positions of its keys.
         train: training samples.
         validation: validation samples.
-        asked: auto, classes, labels, numbers or other.
-        names: of classes, labels or numbers; None to number them.
+        asked: the requested kind: auto, classes, labels, numbers or other.
+        names: names of the classes, labels or numbers; None to number them.
 
     Raises:
-        DataError: if the targets are none of these.
-        SpecError: if the job asks for a loss or a metric that does not go with them.
+        DataError: if the targets are of none of these kinds.
+        SpecError: if the job requests a loss or metric that does not fit the kind.
     """
     first = train.first_targets()
     kind = _guess(job, first) if asked == "auto" else asked
@@ -59,13 +59,13 @@ def _head(kind: str, names: tuple[str, ...]) -> Head:
     if kind == "other":
         return Head("")
     if kind == "numbers":
-        # The person's own network and loss see the numbers as they are.
+        # The user's network and loss get the numbers unscaled.
         return Head("", columns=names, mean=(0.0,) * len(names), std=(1.0,) * len(names))
     return Head("", classes=names, several=kind == "labels")
 
 
 def converted(kind: str, targets: Tensor) -> Tensor:
-    """Targets as losses and scores take them: classes (N,) int64, labels and numbers (N, K) float32."""
+    """Convert targets for losses and scores: classes (N,) int64, labels and numbers (N, K) float32."""
     if kind == "classes":
         return targets.long()
     if kind == "other":
@@ -74,7 +74,7 @@ def converted(kind: str, targets: Tensor) -> Tensor:
 
 
 def highest(kind: str, count: int) -> int | None:
-    """The highest target of `count` classes or labels; None where there is none."""
+    """The highest valid target for `count` classes or labels; None if there is no limit."""
     return {"classes": count - 1, "labels": 1}.get(kind)
 
 
@@ -92,7 +92,7 @@ def _binary(targets: Tensor) -> bool:
 
 
 def _check(job: CustomTask, targets: Tensor, kind: str) -> None:
-    """Whether targets can be what they are said to be."""
+    """Check that the targets can be of this kind."""
     fits = {
         "classes": targets.ndim == 1 and not targets.is_floating_point(),
         "labels": targets.ndim == 2 and _binary(targets),
@@ -115,7 +115,7 @@ def _type(targets: Tensor) -> str:
 
 
 def _check_asked(job: CustomTask, kind: str, targets: Tensor) -> None:
-    """Whether the loss, class weights and the watched metrics of the job go with the targets."""
+    """Check that loss, class weights and watched metrics of the job fit the targets."""
     found: list[Problem] = []
     what = f"the targets are {kind} ({_type(targets)})" if kind != "other" else "the targets are of no known kind"
     loss = job.train.loss
@@ -134,9 +134,9 @@ def _check_asked(job: CustomTask, kind: str, targets: Tensor) -> None:
 
 
 def _classes(train: Items, validation: Items, names: tuple[str, ...] | None) -> int:
-    """How many classes there are: as many as are named, else as the highest index says."""
+    """The number of classes: as many as are named, else one more than the highest index."""
     if names is not None and isinstance(train, ItemSplit):
-        return len(names)  # each batch is checked; reading every item beforehand can take long
+        return len(names)  # batches are checked later; reading every item now could take long
     seen = [torch.unique(split.all_targets()) for split in (train, validation)]
     low, high = int(torch.cat(seen).min()), int(torch.cat(seen).max())
     if low < 0:
@@ -155,7 +155,7 @@ def _classes(train: Items, validation: Items, names: tuple[str, ...] | None) -> 
 
 
 def unseen(train: Items, head: Head) -> list[str]:
-    """A note on classes without a training sample, where that is known without reading every item."""
+    """A note on classes without a training sample, if the targets are known without reading every item."""
     if isinstance(train, ItemSplit) or not head.classes or head.several:
         return []
     lost = sorted(set(range(len(head.classes))) - set(torch.unique(train.targets[""]).tolist()))

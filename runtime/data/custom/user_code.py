@@ -1,7 +1,7 @@
-"""User code: Python files of the person's own, loaded from one folder and nowhere else.
+"""Loads Python files of the user from one folder and from nowhere else.
 
-A file is read by us and never from bytecode beside it, so what is recorded and verified is what runs. Files in its own
-folder can be imported while it is loaded and while its factory is called.
+Files are read as source, never as bytecode, so the code that is hashed and verified is the code that runs. Files can
+import others of their folder while they are loaded and while their factory is called.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from runtime.errors import CheckpointError
 from runtime.system.files import read_json, write_json
 
 RECORD = "code.json"
-"""In a run folder: SHA-256 of the person's own files, by name."""
+"""In a run folder: SHA-256 of the user's files, by name."""
 
 _codes: dict[Path, Code] = {}
 _siblings: dict[str, Path] = {}
-"""Modules that were imported as siblings, and the folder that each was found in."""
+"""Modules that were imported as siblings, each with the folder it came from."""
 
 
 class Code(MetaPathFinder):
-    """The Python files of one folder.
+    """The Python files of one folder; also an import hook for them.
 
     Args:
-        folder: nothing outside of it is loaded.
-        expected: SHA-256 by name relative to the folder; None to load whatever is there.
+        folder: no file outside of it is loaded.
+        expected: SHA-256 by name relative to the folder; None to accept any file.
     """
 
     def __init__(self, folder: Path, expected: Mapping[str, str] | None = None) -> None:
         self.folder, self.expected = folder.resolve(), expected
         self.sources: dict[str, bytes] = {}
-        """What was loaded, by name relative to the folder."""
+        """Content of the loaded files, by name relative to the folder."""
         self._modules: dict[str, ModuleType] = {}
         self._open: Path | None = None
 
@@ -57,12 +57,12 @@ class Code(MetaPathFinder):
         Args:
             file: relative to the folder.
             name: of the function or class.
-            arguments: by keyword.
-            offered: more of them; each is given if the function names it, and `arguments` do not.
-            given: by position.
+            arguments: keyword arguments.
+            offered: keyword arguments that are passed only if the signature names them and `arguments` does not.
+            given: positional arguments.
 
         Returns:
-            What it returns, and all arguments by keyword.
+            The result, and all keyword arguments.
         """
         with self._importable((self.folder / file).parent):
             function = getattr(self._module(file), name)
@@ -75,14 +75,14 @@ class Code(MetaPathFinder):
         return self
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of everything that was loaded, by name relative to the folder."""
+        """SHA-256 of every loaded file, by name relative to the folder."""
         return {name: hashlib.sha256(content).hexdigest() for name, content in sorted(self.sources.items())}
 
     def read(self, path: Path) -> bytes:
-        """The content of a file, recorded and, if that is asked for, verified.
+        """Read and record a file; verify it if digests are expected.
 
         Raises:
-            CheckpointError: if it is not the expected one.
+            CheckpointError: if its digest is not the expected one.
         """
         if not path.resolve().is_relative_to(self.folder):
             raise CheckpointError(f"{path} lies outside of {self.folder}", "code inside this folder", "copy it there")
@@ -101,7 +101,7 @@ class Code(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A sibling of the file that is being loaded; called by Python's import."""
+        """Find a sibling of the file that is being loaded; called by Python's import system."""
         places = [self._open] if path is None else [Path(place) for place in path]
         for place in places:
             if place is not None and (found := self._sibling(fullname, place)):
@@ -116,7 +116,7 @@ class Code(MetaPathFinder):
         for file, inside in ((folder / "__init__.py", [str(folder)]), (folder.with_name(f"{folder.name}.py"), None)):
             if file.is_file() and file.resolve().is_relative_to(self.folder):
                 return self._spec(fullname, file, inside)
-        # A folder of images called `torchvision` must not hide the library.
+        # A folder of images named `torchvision` must not hide the library.
         if folder.is_dir() and any(folder.glob("*.py")) and ("." in fullname or PathFinder.find_spec(fullname) is None):
             package = ModuleSpec(fullname, None, is_package=True)
             package.submodule_search_locations = [str(folder)]
@@ -135,7 +135,7 @@ class Code(MetaPathFinder):
             assert spec is not None
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
-            # Dataclasses, and the compiler of torch, look modules up by name.
+            # Dataclasses and torch's compiler look modules up by name.
             sys.modules[spec.name] = module
             try:
                 spec.loader.exec_module(module)
@@ -147,7 +147,7 @@ class Code(MetaPathFinder):
 
     @contextlib.contextmanager
     def _importable(self, place: Path) -> Iterator[None]:
-        """Siblings come first, as for a script; those of the same name from another folder are forgotten."""
+        """Let siblings be imported first, as in a script; drops modules of the same name from another folder."""
         for name, where in list(_siblings.items()):
             top = place / name.partition(".")[0]
             if where != place and (top.is_dir() or top.with_name(f"{top.name}.py").exists()):
@@ -163,21 +163,21 @@ class Code(MetaPathFinder):
 
 
 class _UserFileLoader(SourceFileLoader):
-    """Reads a source file through its Code, and no bytecode: that could be of another source."""
+    """Loads a source file through its Code, and no bytecode, which could come from another source."""
 
     def __init__(self, name: str, path: str, code: Code) -> None:
         super().__init__(name, path)
         self.code = code
 
     def path_stats(self, path: Any) -> Any:
-        raise OSError  # by which Python's loader knows that there is no bytecode
+        raise OSError  # tells Python's loader that there is no bytecode
 
     def get_data(self, path: Any) -> bytes:
         return self.code.read(Path(path))
 
 
 def at(folder: Path, expected: Mapping[str, str] | None = None) -> Code:
-    """The code of a folder, one for the whole process; once it is verified it stays so."""
+    """The code of a folder, one object per process; once verified, it stays verified."""
     key = folder.resolve()
     if key not in _codes or (expected is not None and _codes[key].expected != expected):
         _codes[key] = Code(key, expected)
@@ -185,10 +185,10 @@ def at(folder: Path, expected: Mapping[str, str] | None = None) -> Code:
 
 
 def allowed(folder: Path) -> Code:
-    """The code of a folder that `at` or `consent.stored` has opened before.
+    """The code of a folder that `at` or `code_consent.stored` has opened before.
 
     Raises:
-        CheckpointError: if it has not been.
+        CheckpointError: if it has not been opened.
     """
     if folder.resolve() not in _codes:
         raise CheckpointError(
@@ -208,7 +208,7 @@ def _wanted(function: Callable[..., Any], arguments: Mapping[str, Any], offered:
 
 
 def short_name(file: str) -> str | None:
-    """A loaded file by its name relative to its Code's folder; None for a file that is not the person's own."""
+    """A loaded file's name relative to its Code's folder; None for a file that is not the user's."""
     path = Path(file)
     for code in _codes.values():
         if path.is_relative_to(code.folder) and path.relative_to(code.folder).as_posix() in code.sources:
@@ -217,7 +217,7 @@ def short_name(file: str) -> str | None:
 
 
 def remember(run: Path, code: Code) -> None:
-    """Record with a run which files it uses; a run that goes on has to use the same.
+    """Record the digests of a run's files; a resumed run must use the same files.
 
     Raises:
         CheckpointError: if a file has changed since the run was started.

@@ -1,4 +1,4 @@
-"""Blame: what the person's own code raised, told by their own lines instead of ours."""
+"""Turns exceptions of user code into errors that show the user's lines instead of ours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.system import torch_errors
 
 @contextlib.contextmanager
 def blamed(refuse: Callable[[str], DrivetrainError]) -> Iterator[None]:
-    """Turn what the person's code raises into `refuse(what was raised, and the person's own lines)`."""
+    """Turn an exception of user code into `refuse(text)`; the text holds the exception and the user's lines."""
     try:
         yield
     except DrivetrainError:
@@ -27,7 +27,7 @@ def blamed(refuse: Callable[[str], DrivetrainError]) -> Iterator[None]:
 
 
 def told(error: BaseException) -> str:
-    """`ValueError: width must be even`, and below it the person's own lines that led there."""
+    """`ValueError: width must be even`, followed by the user's lines that led to it."""
     lines = own_lines(error)
     if isinstance(error, SyntaxError) and error.filename:
         place = mistake(short_name(error.filename) or error.filename, error)
@@ -37,7 +37,7 @@ def told(error: BaseException) -> str:
 
 
 def own_lines(error: BaseException) -> list[str]:
-    """`my_model.py:12: in build: return Net(width)` for each frame in a file of the person's own, the last one last."""
+    """`my_model.py:12: in build: return Net(width)` for each traceback frame in a user file, innermost last."""
     found = []
     for frame in traceback.extract_tb(error.__traceback__):
         if short := short_name(frame.filename):

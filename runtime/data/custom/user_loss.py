@@ -1,4 +1,4 @@
-"""Own loss: a callable of the person's own as terms of the objective, exact for batches that are split."""
+"""The user's loss as per-sample terms, so that it is exact when a batch is split into micro-batches."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from runtime.errors import Problem, SpecError
 from runtime.job.custom import CustomJob, CustomLossSpec
 
 Refuse = Callable[[str, str, str], SpecError]
-"""Given, possible, action."""
+"""(given, possible, do) -> the error."""
 POSSIBLE = "one term per sample, shape (N,), or their mean as a scalar"
 LINES = "correct these lines"
 
 
 class CustomTerms:
-    """(outputs, targets) -> one term per sample, shape (N,).
+    """Wraps a callable (outputs, targets) to return one term per sample, shape (N,).
 
-    A scalar is taken for the mean over the samples it was given, so a part of a batch counts by its size.
+    A scalar result is taken for the mean over its samples, so that a micro-batch counts by its size.
 
     Args:
-        function: of the person's own.
+        function: the user's.
         name: for messages.
         refuse: makes the error.
 
     Raises:
-        SpecError: if it cannot be a loss.
+        SpecError: if the result cannot be a loss.
     """
 
     def __init__(self, function: Any, name: str, refuse: Refuse) -> None:
@@ -46,7 +46,7 @@ class CustomTerms:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if isinstance(self.function, nn.Module):
-            self.function.to(outputs.device)  # its buffers, such as class weights
+            self.function.to(outputs.device)  # moves its buffers, such as class weights
         found = self.function(outputs, targets)
         if not isinstance(found, Tensor):
             raise self.refuse(f"{self.name} gives {described(found)}", POSSIBLE, "return a tensor")
@@ -65,10 +65,10 @@ class CustomTerms:
         return found.expand(len(targets)) if found.ndim == 0 else found
 
     def tried(self, outputs: Tensor, targets: Tensor) -> None:
-        """Call it once.
+        """Call it once as a check.
 
         Raises:
-            SpecError: if it raises, or cannot be a loss.
+            SpecError: if it raises, or its result cannot be a loss.
         """
         given = f"{self.name}, called with outputs {_shape(outputs)} and targets {_shape(targets)}, raised"
         with blamed(lambda told: self.refuse(f"{given} {told}", "", LINES)):
@@ -76,10 +76,10 @@ class CustomTerms:
 
 
 def load(job: CustomJob) -> CustomTerms | None:
-    """The loss of a job's file; None if it has none.
+    """The loss in the job's file; None if the job has none.
 
     Raises:
-        SpecError: if the person's code raises, or returns no loss.
+        SpecError: if the user's code raises, or returns no loss.
     """
     spec, key = job.train.loss, ("train", "loss", "file")
     if not isinstance(spec, CustomLossSpec):

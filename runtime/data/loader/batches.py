@@ -1,7 +1,7 @@
-"""Batches: which samples come when, and how they are fetched.
+"""Batches: their order, and how they are fetched.
 
-The order is a function of (seed, epoch), so nothing of it has to be saved: a resumed run asks for the batches from
-its step on and gets the same ones.
+The order is a function of (seed, epoch), so nothing needs to be saved: a resumed run continues from its step with the
+same batches.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ class Batches:
         self.pin = False
         self.tell: Callable[[str], None] = print
         self.part: Callable[[Ids], Ids] = lambda ids: ids
-        """What of a batch this process fetches, if several train together."""
+        """Selects the ids of a batch that this rank fetches."""
         self.handover = SharedMemory()
 
     @property
     def per_epoch(self) -> int:
-        """Batches in one epoch."""
+        """Number of batches in an epoch."""
         return -(-len(self.split) // self.batch_size)
 
     def order(self, epoch: int, start: int = 0) -> list[Ids]:
-        """The sample ids of each batch of an epoch, from batch `start` on."""
+        """The sample ids of each batch of an epoch, starting at batch `start`."""
         ids = stateless_random.permutation(self.seed, epoch, len(self.split))
         return [ids[i : i + self.batch_size] for i in range(start * self.batch_size, len(ids), self.batch_size)]
 
     def size(self, batch: int) -> int:
-        """Samples of batch number `batch` of an epoch, in all processes together."""
+        """Size of batch number `batch` of an epoch, over all ranks."""
         return min(self.batch_size, len(self.split) - batch * self.batch_size)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch, from batch `start` on."""
+        """The batches of one epoch, starting at batch `start`."""
         groups = [self.part(ids) for ids in self.order(epoch, start)]
         workers = self.workers_for(self.split, max(map(len, groups), default=0))
         return fetch(self.split, groups, workers=workers, pin=self.pin, tell=self.tell)
 
     def workers_for(self, split: Split, count: int) -> int:
-        """How many workers prepare batches of up to `count` samples: all that shared memory has room for."""
+        """How many workers can prepare batches of up to `count` samples; shared memory limits them."""
         workers, why = self.handover.workers(split, count, self.workers)
         if why:
             self.tell(why)
@@ -74,15 +74,15 @@ def in_order(
     tell: Callable[[str], None] = print,
     share: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
-    """All samples once, in order: for evaluation.
+    """All samples once, in order; for evaluation.
 
     Args:
         split: the samples.
         batch_size: samples per batch.
-        workers: processes that fetch them.
-        pin: whether they come in memory that a GPU copies from by itself.
-        tell: where trouble with those is told.
-        share: (i, n) for the i-th of n even parts of the samples.
+        workers: processes that prepare batches.
+        pin: whether batches are in pinned memory.
+        tell: reports problems of the workers.
+        share: (i, n) for the i-th of n equal shards of the samples.
     """
     first, last = (len(split) * part // share[1] for part in (share[0], share[0] + 1))
     ids = torch.arange(first, last).numpy()
@@ -93,20 +93,20 @@ def in_order(
 def fetch(
     split: Split, groups: Sequence[Ids], *, workers: int = 0, pin: bool = False, tell: Callable[[str], None] = print
 ) -> Iterator[Batch]:
-    """One batch per group of ids; in this process, or prepared ahead by worker processes or, pinned, by a thread."""
+    """One batch per group of ids, prepared in this process, ahead in worker processes or, if pinned, in a thread."""
     source = _Groups(split)
     if workers == 0 and not pin:
         return map(source.__getitem__, groups)
     if workers == 0 and source.together is None:
         return ahead(lambda ids: source[ids].pin_memory(), groups)
     if workers == 0:
-        # A dataset of the user's own may draw from the generators that a step draws from: never beside one.
+        # A user dataset may use the global generators that a training step uses: it must not run in a parallel thread.
         return (source[ids].pin_memory() for ids in groups)
     return map(_received, crews.WorkerSettings(workers, pin, tell).prepared(_WorkerDataset(source), groups))
 
 
 class _Groups(torch.utils.data.Dataset[Batch]):
-    """A map from a group of ids to a batch: the form in which torch's loader can share the work."""
+    """Maps a group of ids to a batch, so that torch's DataLoader can distribute the groups."""
 
     def __init__(self, split: Split) -> None:
         self.split = split
@@ -120,7 +120,7 @@ class _Groups(torch.utils.data.Dataset[Batch]):
 
 
 class _WorkerDataset(torch.utils.data.Dataset[Batch | DrivetrainError]):
-    """The same in a worker: torch would wrap what is raised there into a traceback, so an error is sent as a value."""
+    """The same in a worker process. Errors are returned as values, since torch would turn them into traceback text."""
 
     def __init__(self, source: _Groups) -> None:
         self.source = source

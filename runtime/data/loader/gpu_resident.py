@@ -1,4 +1,4 @@
-"""Resident: samples that lie on the device as they are stored, gathered there."""
+"""Keeps the raw samples of a split in GPU memory, where batches are gathered."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from runtime.data.to_device import onto
 
 
 class GpuResidentSplit:
-    """A split with all its samples on a device.
+    """A split whose samples are all in device memory.
 
     Args:
-        split: the samples, each of the same shape.
-        device: where they go.
-        at_once: bytes that are gathered and copied at a time, about.
+        split: the samples, all of the same shape.
+        device: where they are stored.
+        at_once: approximate number of bytes that are gathered and copied at a time.
         workers: processes that gather them.
     """
 
@@ -47,7 +47,7 @@ class GpuResidentSplit:
 
 
 def reside(dataset: Dataset, device: torch.device, at_once: int, workers: int = 0) -> Dataset:
-    """The same data with its samples on a device; a copy is made once, however often it is asked for."""
+    """The dataset with its samples on a device; the copy is made once and reused."""
     workers = 0 if dataset.decoded else workers
     kept = dataset.kept.setdefault("resident", {})
     for name in ("train", "validation"):
@@ -57,7 +57,7 @@ def reside(dataset: Dataset, device: torch.device, at_once: int, workers: int = 
 
 
 def _copied(split: Split, device: torch.device, at_once: int, workers: int) -> tuple[Inputs, Targets]:
-    """All inputs and targets on the device, filled part by part, so that the host never holds a second copy."""
+    """Copy all inputs and targets to the device in chunks, so that the host never holds a second copy."""
     first = next(fetch(split, [np.zeros(1, np.int64)]))
     inputs = tuple(_room(x, len(split), device) for x in first.inputs)
     targets = {name: _room(y, len(split), device) for name, y in first.targets.items()}

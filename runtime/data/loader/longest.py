@@ -1,4 +1,4 @@
-"""Longest: the samples that take most memory."""
+"""Finds the samples that need most memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.data.stateless_random import Ids
 
 
 def longest(split: Split, count: int) -> Ids:
-    """The ids of the longest samples, or, where all are alike, of the first."""
+    """The ids of the longest samples; of the first ones if all have the same length."""
     lengths: Any = getattr(split, "lengths", None)
     ids: Ids = np.arange(len(split)) if lengths is None else np.argsort(-np.asarray(lengths), kind="stable")
     return ids[:count]

@@ -1,4 +1,4 @@
-"""Ahead: batches gathered by a thread while the one before is computed."""
+"""Gathers the next batches in a thread while the current one is computed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from runtime.data.dataset import Batch
 from runtime.data.stateless_random import Ids
 
 WAITING = 2
-"""Batches that lie ready."""
+"""Number of batches that are kept ready."""
 
 
 def ahead(make: Callable[[Ids], Batch], groups: Sequence[Ids]) -> Iterator[Batch]:
-    """`make(ids)` for each group of ids, in order; what is raised there is raised here, when its batch is due."""
+    """`make(ids)` for each group of ids, in order; an exception is raised when its batch is due."""
     waiting = deque[Future[Batch]]()
     pool = ThreadPoolExecutor(1, "batches ahead")
     try:

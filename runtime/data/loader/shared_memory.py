@@ -1,4 +1,4 @@
-"""Handover: how many loader workers can hand over batches of a size through shared memory."""
+"""Limits the number of loader workers to what shared memory can hold."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PLACE = Path("/dev/shm")
 
 
 class SharedMemory:
-    """Room for batches of any size, asked for once for each size.
+    """Checks shared memory for batches; each batch size is measured once.
 
     Args:
-        processes: how many of them share the room.
+        processes: number of ranks that share it.
     """
 
     def __init__(self, processes: int = 1) -> None:
@@ -28,12 +28,12 @@ class SharedMemory:
         self.known: dict[tuple[int, int], tuple[Split, int]] = {}
 
     def workers(self, split: Split, count: int, asked: int) -> tuple[int, str]:
-        """How many of the workers that are asked for have room, and when it is found out, why they are fewer.
+        """How many of the requested workers have room; when first measured, also why they are fewer.
 
         Args:
-            split: where the samples come from.
-            count: samples of the largest batch.
-            asked: workers.
+            split: source of the samples.
+            count: size of the largest batch.
+            asked: requested workers.
         """
         if not asked or (room := _room()) is None:
             return asked, ""
@@ -50,7 +50,7 @@ class SharedMemory:
 
 
 def _room() -> int | None:
-    """Bytes that are free in shared memory; None where there is none of that kind."""
+    """Free bytes of shared memory; None if there is no /dev/shm."""
     try:
         found = os.statvfs(PLACE)
     except OSError:

@@ -1,7 +1,7 @@
-"""Workers: processes that prepare batches ahead. One that is lost or hung costs time, never a batch and never a bit.
+"""Worker processes that prepare batches ahead. A worker that dies or hangs costs time, but changes no batch.
 
-Which samples a batch holds and what is drawn for them depend on the batch alone, so a new set of workers goes on from
-the batch that is due.
+The samples of a batch and their random numbers depend on the batch alone, so replacement workers continue with the
+batch that is due.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from runtime.system.signals import die_with, forget
 
 Item = TypeVar("Item")
 POLL = 5
-"""Seconds after which to look whether the workers still live."""
+"""Seconds between checks whether the workers are alive."""
 PATIENCE = 300.0
 """Seconds without a batch after which the workers count as hung."""
 STARTS = 3
-"""How often new workers are started in an epoch."""
+"""How often workers are started in an epoch."""
 NO_ROOM = errno.ENOSPC
-"""Exit code of a worker that found no room in shared memory."""
+"""Exit code of a worker that found no space in shared memory."""
 ALONE = "the trainer prepares its batches itself from now on"
 
 
@@ -50,7 +50,7 @@ class WorkerSettings:
         """`source[ids]` for each group of ids, in order.
 
         Raises:
-            PeerError: if workers hang again and again.
+            PeerError: if the last of STARTS sets of workers hangs.
         """
         done = 0
         for start in range(1, STARTS + 1):
@@ -85,19 +85,19 @@ class WorkerSettings:
 
 
 class _WorkerLost(Exception):
-    """A worker is gone."""
+    """A worker has died."""
 
 
 class _WorkerHung(_WorkerLost):
-    """No batch came for too long."""
+    """No batch arrived within PATIENCE seconds."""
 
 
 class _SharedMemoryFull(_WorkerLost):
-    """There is no room in shared memory for a batch."""
+    """Shared memory has no space for a batch."""
 
 
 class _WorkerPool:
-    """One set of workers."""
+    """The workers of one start, behind one torch DataLoader."""
 
     def __init__(self, crew: WorkerSettings, source: Dataset[Any], groups: Sequence[Ids]) -> None:
         self.patience, before = crew.patience, set(multiprocessing.active_children())
@@ -113,11 +113,11 @@ class _WorkerPool:
         )
         handler = signal.getsignal(signal.SIGCHLD)
         self.items = iter(loader)
-        # Torch's handler raises wherever the trainer happens to be, even in the middle of an update.
+        # torch's handler would raise at any point of the trainer, even in the middle of an optimizer step.
         signal.signal(signal.SIGCHLD, handler)
         self.processes = set(multiprocessing.active_children()) - before
         self.since: float | None = None
-        """When the wait for a batch began; None while nobody waits."""
+        """When the current wait for a batch began; None if nobody waits."""
         self.hung, self.ended = False, threading.Event()
         threading.Thread(target=self._guard, name="loader guard", daemon=True).start()
 
@@ -136,7 +136,7 @@ class _WorkerPool:
             yield item
 
     def _guard(self) -> None:
-        """A worker that stops in the middle of handing over a batch leaves the trainer in a read without timeout."""
+        """Watch the workers: one that stops while it sends a batch would leave the trainer in a read without timeout."""
         while not self.ended.wait(POLL / 2):
             since = self.since
             if since is not None and time.monotonic() - since > self.patience + POLL:
@@ -145,10 +145,10 @@ class _WorkerPool:
                 return
 
     def _judge(self, error: Exception, waited: float) -> None:
-        """Go on waiting, or say what is wrong with the workers."""
+        """Return to keep waiting, or raise what is wrong with the workers."""
         if self.hung:
             raise _WorkerHung(f"the loader workers hung for {waited:.0f} s") from None
-        if not isinstance(error, RuntimeError):  # the other end of a pipe is gone a moment before its process is
+        if not isinstance(error, RuntimeError):  # a pipe is closed a moment before its process has ended
             for process in self.processes:
                 process.join(0.5)
         lost = [process for process in self.processes if process.exitcode is not None]
@@ -162,7 +162,7 @@ class _WorkerPool:
             raise _WorkerHung(f"the loader workers hung for {waited:.0f} s") from None
 
     def end(self) -> None:
-        """No worker is left, not even a stopped one."""
+        """End all workers, stopped ones too."""
         self.ended.set()
         self._kill()
         for process in self.processes:
@@ -170,19 +170,19 @@ class _WorkerPool:
 
     def _kill(self) -> None:
         for process in self.processes:
-            process.kill()  # a stopped process would not hear anything else
+            process.kill()  # a stopped process handles no other signal
 
 
 def _begin(parent: int, number: int) -> None:
-    """In a new worker."""
+    """Prepare a new worker process."""
     forget()
     die_with(parent)
-    # Python prints what fails here and drops the batch, for which the trainer would wait until it counts as hung.
+    # By default Python prints the error and drops the batch; the trainer would wait until the worker counts as hung.
     multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_undelivered)  # type: ignore[attr-defined]
 
 
 def _undelivered(error: Exception, item: object) -> None:
-    """In the thread of a worker that hands batches over, when it cannot: end the worker, which is seen at once."""
+    """A batch could not be sent: end this worker, which the trainer notices at once. Runs in the queue's feeder thread."""
     if "No space left" in str(error):
         os._exit(NO_ROOM)
     traceback.print_exception(error)
