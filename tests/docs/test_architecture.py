@@ -1,0 +1,75 @@
+"""CONTRIBUTING.md and docs/architecture.md name only what exists, and the table of packages is complete."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.paths import ROOT
+
+PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"]
+SPANS = [(page.name, span) for page in PAGES for span in re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8"))]
+PATHS = sorted({(page, span) for page, span in SPANS if re.fullmatch(r"(?!runs/)[\w./-]*(/|\.\w+)[\w./-]*", span)})
+NAMES = sorted({(page, span) for page, span in SPANS if re.fullmatch(r"[A-Za-z_]\w*\*?", span)})
+# Words that the rules forbid or quote, and the placeholder for a file that a reader adds.
+ELSEWHERE = {"eval", "exec"}
+PLACEHOLDER = re.compile(r"[\w-]*(NAME|MODULE)[\w.-]*/?$")
+
+
+def exists(path: str) -> bool:
+    """Whether a file or folder is there; of a file that a reader adds, its folder."""
+    return (ROOT / PLACEHOLDER.sub("", path)).exists() or path == "__init__.py"
+
+
+def code() -> set[str]:
+    """Every word of the package and its modules."""
+    words: set[str] = set()
+    for path in (ROOT / "runtime").rglob("*.py"):
+        words |= {path.stem, path.parent.name} | set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    return words
+
+
+def packages() -> set[str]:
+    return {path.parent.name for path in (ROOT / "runtime").glob("*/__init__.py")}
+
+
+@pytest.mark.parametrize(("page", "path"), PATHS)
+def test_every_path_exists(page: str, path: str) -> None:
+    """A file was moved or renamed: correct the page."""
+    assert exists(path), f"{page} names {path}, which does not exist"
+
+
+def test_every_name_exists() -> None:
+    """A module, function or class was renamed: correct the page."""
+    words = code()
+    assert [(page, name) for page, name in NAMES if name.rstrip("*") not in words | ELSEWHERE] == []
+
+
+def test_every_package_has_a_row() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(rows) == packages()
+    assert len(rows) == len(set(rows))
+
+
+def test_the_picture_names_every_package() -> None:
+    picture = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("    runtime/ ")[1].split("    tests/")[0]
+    named = {word for line in picture.splitlines() if line.startswith("      ") for word in re.split(r", | {2,}", line)}
+    assert packages() <= named
+
+
+def test_names_with_a_file_stand_in_it() -> None:
+    """`BUILDERS` in `runtime/models/build.py`: the file defines the name."""
+    wrong = []
+    for page in PAGES:
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        for name, file in re.findall(r"`(\w+)` (?:in|of) `(runtime/[\w/]+\.py)`", text):
+            tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+            defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+            for node in tree.body:
+                targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+                defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+            if name not in defined:
+                wrong.append((page.name, name, file))
+    assert wrong == []
