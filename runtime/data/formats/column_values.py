@@ -1,4 +1,4 @@
-"""Cells: the values of a table's column as numbers or as text."""
+"""Converts the cells of a table's column to numbers, text or class indices."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Numbers = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 LARGEST = float(np.finfo(np.float32).max)
-"""Numbers beyond it count as infinite: the network computes in float32."""
+"""Larger numbers count as infinite, since the network computes in float32."""
 _NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?(inf|infinity|Inf|Infinity)$"
 _NOTHING = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None")
 
 
 def kind(column: Any) -> str:
-    """What a pyarrow column holds: `number` (also truth values), `text`, `nothing`, `time`, or another type's name."""
+    """The kind of a pyarrow column: `number` (also booleans), `text`, `nothing`, `time`, or another type's name."""
     from pyarrow import types
 
     held = column.type
@@ -35,7 +35,7 @@ def kind(column: Any) -> str:
 
 
 def numbers(column: Any) -> tuple[Numbers, Mask]:
-    """A column as float64 with NaN where a cell is empty, and the cells that are no numbers (NaN too); both (N,)."""
+    """A column as float64 with NaN for empty cells, and a mask of the cells that are not numbers (NaN too); both (N,)."""
     from pyarrow import compute, float64, int8, types
 
     strange = np.zeros(len(column), np.bool_)
@@ -47,15 +47,15 @@ def numbers(column: Any) -> tuple[Numbers, Mask]:
         column = compute.if_else(good, trimmed, None)
     elif types.is_boolean(column.type):
         column = column.cast(int8())
-    # Whole numbers beyond 2^53 lose digits, which no network would see either.
+    # Integers beyond 2^53 lose digits, which float32 would drop anyway.
     values = _array(compute.cast(column, float64(), safe=False))
     return values, strange
 
 
 def texts(column: Any) -> Any:
-    """A column as trimmed text, null where a cell is empty; a pyarrow array of strings.
+    """A column as stripped text, null for empty cells; a pyarrow array of strings.
 
-    Numbers are written without a needless `.0`, so that a column of whole numbers reads the same with gaps in it.
+    Numbers are written without `.0` if they are whole, so that an integer column reads the same with gaps in it.
     """
     from pyarrow import compute, int64, large_string, string, types
 
@@ -71,7 +71,7 @@ def texts(column: Any) -> Any:
 
 
 def different(column: Any) -> list[str]:
-    """Every text of a column once; empty cells do not count."""
+    """The distinct texts of a column, without empty cells."""
     from pyarrow import compute
 
     return [str(value) for value in compute.unique(column).to_pylist() if value is not None]
@@ -90,7 +90,7 @@ def class_indices(column: Any, classes: tuple[str, ...], key: str) -> npt.NDArra
 
 
 def positions(column: Any, values: tuple[str, ...]) -> npt.NDArray[np.int32]:
-    """The place of each text among `values`, -1 if it is not there; shape (N,), int32."""
+    """The index of each text in `values`, -1 if it is not there; shape (N,), int32."""
     from pyarrow import array, compute
 
     return np.asarray(_array(compute.fill_null(compute.index_in(column, array(values, column.type)), -1)), np.int32)
@@ -102,7 +102,7 @@ def shown(column: Any, row: int) -> str:
 
 
 def check_kind(column: Any, name: str, option: str, source: str, *, dates: bool = False) -> None:
-    """Check that cells are numbers or text, or, if allowed, dates.
+    """Check that cells are numbers or text or, if allowed, dates.
 
     Raises:
         DataError: for other types; names `option`.

@@ -1,4 +1,4 @@
-"""Delimited: CSV with commas and TSV with tabs; UTF-8, a header, quotes where a cell needs them."""
+"""Reads CSV files with commas and TSV files with tabs: UTF-8, with a header, cells quoted where needed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from runtime.job.formatting import printable
 
 SIGNS = {"semicolons": ";", "tabs": "\t", "bars": "|"}
 SHOWN = 5
-"""Rows of a wrong length that are shown."""
+"""Largest number of rows of wrong length in a message."""
 
 
 def names(path: Path, key: str) -> list[str]:
-    """The header.
+    """The column names in the header.
 
     Raises:
-        DataError: if there is none, or it is separated by something else; names `key`.
+        DataError: if there is no header, or another separator is used; names `key`.
     """
     from pyarrow import ArrowInvalid, csv
 
@@ -39,7 +39,7 @@ def names(path: Path, key: str) -> list[str]:
 
 
 def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> Any:
-    """These columns, those of `text` as written.
+    """Read these columns; those in `text` are kept as written.
 
     Raises:
         DataError: if rows have different numbers of cells, or a quote is not closed; names `key`.
@@ -73,7 +73,7 @@ def _check_separator(path: Path, key: str) -> None:
     if path.suffix.lower() == ".csv" and b"," not in header:
         found = next((name for name, sign in SIGNS.items() if sign.encode() in header), "")
         if found:
-            # What is converted next has to be readable.
+            # The suggested command converts the text, so it must be UTF-8.
             text_encoding.check(path, key)
             raise DataError(
                 f"{key}: the columns of {path} are separated by {found}",
@@ -83,7 +83,7 @@ def _check_separator(path: Path, key: str) -> None:
 
 
 def _with_commas(path: Path, sign: str) -> str:
-    """A command that writes such a file with commas, and quotes where a cell needs them."""
+    """A command that rewrites such a file with commas, and quotes where needed."""
     target = path.with_name(f"{path.stem}-commas.csv")
     code = (
         f"import csv; csv.writer(open({str(target)!r}, 'w', newline='', encoding='utf-8')).writerows("
@@ -93,16 +93,16 @@ def _with_commas(path: Path, sign: str) -> str:
 
 
 def _check_lengths(path: Path, key: str) -> None:
-    """Read again, in one thread, to find the numbers of the rows that are too short or too long."""
+    """Read the file again in one thread to find the rows that are too short or too long."""
     from pyarrow import ArrowInvalid, csv
 
-    # Rows of a wrong length are told with their text.
+    # The message shows the text of rows with a wrong length.
     text_encoding.check(path, key)
 
     wrong: list[str] = []
 
     def note(row: Any) -> str:
-        # The header is row 1 for the parser.
+        # For the parser the header is row 1.
         wrong.append(f"row {row.number - 1}: {row.actual_columns} cells, {printable(row.text)}")
         expected.append(row.expected_columns)
         return "skip"
@@ -114,7 +114,7 @@ def _check_lengths(path: Path, key: str) -> None:
             for _ in reader:
                 pass
     except ArrowInvalid:
-        # Without a wrong row the failure is another one, which the caller reports.
+        # If no row is wrong, the failure has another cause, which the caller reports.
         pass
     if wrong:
         more = [f"and {len(wrong) - SHOWN:,} more"] if len(wrong) > SHOWN else []
@@ -127,7 +127,7 @@ def _check_lengths(path: Path, key: str) -> None:
 
 
 def _check_last(path: Path, key: str, table: Any) -> None:
-    """A quote that is not closed makes one cell of the rest of the file, without any complaint of the parser."""
+    """Check the last row: an unclosed quote turns the rest of the file into one cell, and the parser accepts that."""
     cell = table.column(table.num_columns - 1)[-1].as_py() if len(table) and table.num_columns else None
     if not isinstance(cell, str) or "\n" not in cell:
         return

@@ -1,4 +1,4 @@
-"""JSON lines: one object in each line, whose keys are the columns."""
+"""Reads JSON lines: one object per line, whose keys are the columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.job.formatting import printable
 
 
 def names(path: Path, key: str) -> list[str]:
-    """All keys, in the order of their first use.
+    """All keys, in the order in which they first occur.
 
     Raises:
         DataError: if a line is not an object, or a key changes its type; names `key`.
@@ -21,11 +21,11 @@ def names(path: Path, key: str) -> list[str]:
 
 
 def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> Any:
-    """These columns; a key that a line lacks has no value there."""
+    """Read these columns; a key that a line lacks gives an empty cell."""
     from pyarrow import schema, string, types
 
     table = _table(path, key)
-    # Text that looks like a time would come back in another form.
+    # Text that looks like a time would be returned in another form.
     changed = [name for name in text if types.is_temporal(table.schema.field(name).type)]
     if changed:
         table = _table(path, key, schema([(name, string()) for name in changed]))
@@ -44,7 +44,7 @@ def _table(path: Path, key: str, schema: Any = None) -> Any:
 
 
 def _check_lines(path: Path, key: str) -> None:
-    """Read again, line by line, to find the one that cannot be read. Other failures are the caller's to report."""
+    """Read line by line to find one that cannot be parsed. The caller reports other failures."""
     kinds: dict[str, tuple[str, int]] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):

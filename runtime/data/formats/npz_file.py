@@ -1,4 +1,4 @@
-"""Npz: one array out of an .npz file that may come from anywhere; nothing is unpacked, nothing of Python is loaded."""
+"""Reads one array of an untrusted .npz file; nothing is written to disk, nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 
 def member(file: Any, name: str) -> npt.NDArray[Any]:
-    """The array of a name in what `numpy.load(..., allow_pickle=False)` has opened.
+    """The array with this name in what `numpy.load(..., allow_pickle=False)` has opened.
 
     Raises:
-        ValueError: if it is no array, holds Python objects, or says that it is larger than memory.
+        ValueError: if it is no array, holds Python objects, or claims to be larger than memory.
     """
     try:
         value = file[name]

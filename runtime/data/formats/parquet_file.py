@@ -1,4 +1,4 @@
-"""Parquet: typed columns, read in parallel."""
+"""Reads Parquet files: typed columns, in parallel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.errors import DataError
 
 
 def names(path: Path, key: str) -> list[str]:
-    """The names of the columns."""
+    """The column names."""
     from pyarrow import ArrowInvalid, parquet
 
     try:
@@ -26,7 +26,7 @@ def names(path: Path, key: str) -> list[str]:
 
 
 def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> Any:
-    """These columns; categories as their values."""
+    """Read these columns; dictionary columns as their values."""
     from pyarrow import parquet, types
 
     table = parquet.read_table(path, columns=list(columns))

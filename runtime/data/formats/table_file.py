@@ -1,8 +1,8 @@
-"""Columns: a CSV, TSV, JSONL or Parquet file as a table, or a clear word about what is wrong with it.
+"""Reads a CSV, TSV, JSONL or Parquet file as a table, or reports exactly what is wrong with it.
 
-The first row below the header is row 1. In a CSV an empty cell has no value; in columns of numbers so have NA, N/A,
-NaN, NULL and their like. A row with too many or too few cells is an error, not a sample to be left out: it mostly means
-that a separator in a text is not quoted, and then the rows around it cannot be trusted either.
+The first row below the header is row 1. In a CSV an empty cell has no value; in numeric columns neither have NA, N/A,
+NaN, NULL and the like. A row with too many or too few cells is an error for the whole file, not a bad sample: mostly a
+separator in a text is not quoted, and then the rows around it cannot be trusted either.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ def read(
     """Read a table.
 
     Args:
-        path: a file of one of SUFFIXES.
-        key: the key of the spec that names the file, for messages.
-        wanted: columns that have to be there, each with the key of the spec that names it.
-        only: read no other columns than the wanted ones.
+        path: a file with one of SUFFIXES.
+        key: the spec key that names the file, for messages.
+        wanted: required columns, each with the spec key that names it.
+        only: read only the required columns.
         leave: columns that are not read.
-        text: columns that are read as text, as written: a label 007 stays 007.
+        text: columns that are kept as text: a label 007 stays 007.
 
     Returns:
-        A pyarrow.Table with at least one row, columns in the order of the file. Types are those of the file; of a CSV
-        and a JSONL, what all the cells of a column can be read as: bool, int64, double, date, time, timestamp, string.
+        A pyarrow.Table with at least one row, columns in the order of the file. Types are those of the file; for CSV
+        and
+        JSONL the type that all cells of a column can be parsed as: bool, int64, double, date, time, timestamp, string.
 
     Raises:
         DataError: if it cannot be read, has no rows, has two columns of one name, or lacks a column; names `key`.
@@ -64,14 +65,14 @@ def read(
         chosen = [name for name in names if (name in wanted or not only) and name not in leave]
         written = [name for name in chosen if name in text]
         table = _as_text(kind.read(path, key, chosen, written), written)
-        # Readers let text pass that is not UTF-8.
+        # Readers accept text that is not UTF-8.
         table.validate(full=True)
     except _failures() as error:
         if kind is not parquet_file:
             text_encoding.check(path, key)
         raise DataError(f"{key}: {path} cannot be read: {_reason(error)}", POSSIBLE, "write the file again") from None
     if kind is not parquet_file and any("binary" in str(field.type) for field in table.schema):
-        # So pyarrow calls text that is not UTF-8.
+        # pyarrow's message for text that is not UTF-8.
         text_encoding.check(path, key)
     if not len(table):
         raise DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
@@ -79,10 +80,10 @@ def read(
 
 
 def check_wanted(names: Collection[str], wanted: Mapping[str, str], path: Path) -> None:
-    """Check that all wanted columns are there.
+    """Check that all required columns are there.
 
     Raises:
-        DataError: for the first that is not, with the key that names it and the nearest name.
+        DataError: for the first that is missing, with the key that names it and the most similar name.
     """
     for name, option in wanted.items():
         if name not in names:
@@ -115,7 +116,7 @@ def _kind(path: Path, key: str) -> ModuleType:
 
 
 def _as_text(table: Any, names: list[str]) -> Any:
-    """Whole numbers and truth values of these columns as text; other types stay, for the caller to judge."""
+    """Integers and booleans of these columns as text; other types stay, for the caller to check."""
     from pyarrow import string, types
 
     for name in names:

@@ -1,4 +1,4 @@
-"""Encoding: where a text file is not UTF-8, and how to make it so. Asked only after a file could not be read."""
+"""Finds where a text file is not UTF-8, and how to convert it; called only after a file could not be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def check_mark(path: Path, key: str) -> None:
-    """Check that a text file does not begin with the mark of UTF-16.
+    """Check that a text file does not start with the byte order mark of UTF-16.
 
     Raises:
         DataError: if it does; names `key`.
@@ -25,7 +25,7 @@ def check(path: Path, key: str) -> None:
     """Check that a text file is UTF-8.
 
     Raises:
-        DataError: with the first line that is not, what it would read in the likely encoding, and how to convert it.
+        DataError: with the first line that is not, its text in the likely encoding, and how to convert the file.
     """
     bad: list[tuple[int, bytes]] = []
     accented = 0
@@ -38,14 +38,14 @@ def check(path: Path, key: str) -> None:
                     else:
                         bad.append((number, line))
     except OSError:
-        # Why it cannot be read is the caller's to say.
+        # The caller reports why the file cannot be opened.
         return
     if bad:
         raise _not_utf8(path, key, bad, accented)
 
 
 def _not_utf8(path: Path, key: str, bad: list[tuple[int, bytes]], accented: int) -> DataError:
-    """The error for the `bad` lines; so many other lines are UTF-8 with more than ASCII."""
+    """The error for the `bad` lines; `accented` counts the other lines that are valid UTF-8 beyond ASCII."""
     number, line = bad[0]
     # Of the two, only Windows-1252 has characters from 0x80 to 0x9F.
     name = "WINDOWS-1252" if any(0x80 <= code <= 0x9F for _, other in bad for code in other) else "LATIN1"
@@ -69,7 +69,7 @@ def _error(given: str, path: Path, name: str) -> DataError:
 
 
 def _first_bad(line: bytes) -> int | None:
-    """The first byte that is not UTF-8."""
+    """Position of the first byte that is not UTF-8."""
     try:
         line.decode()
     except UnicodeDecodeError as error:

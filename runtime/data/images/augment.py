@@ -1,8 +1,8 @@
-"""Augment: random changes to training images, on whole batches.
+"""Random augmentation of training images, on whole batches.
 
-Order: resized crop, padded crop, flip, RandAugment, colour jitter (brightness, contrast, saturation), erasing. Places
-that an image does not cover (padding, warps, erased patches) get the mean colour of the training images, which is 0
-after normalisation. Every draw depends on (seed, purpose, epoch, sample id) alone.
+Order: resized crop, padded crop, flip, RandAugment, color jitter (brightness, contrast, saturation), erasing. Areas
+that an image does not cover (padding, warps, erased patches) get the mean color of the training images, which
+normalization maps to 0. All random numbers depend on (seed, purpose, epoch, sample id) only.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from runtime.data.to_device import onto
 from runtime.job.data import ColorJitter, Erasing, ImageAugment
 
 NARROWEST = 0.3
-"""Smallest width / height of an erased patch, and its inverse the largest (Zhong et al. 2020)."""
+"""Smallest width / height of an erased patch; its inverse is the largest (Zhong et al. 2020)."""
 
 
 @dataclass(frozen=True)
 class Augment:
-    """The changes that a job asks for."""
+    """The augmentations that a job requests."""
 
     spec: ImageAugment
     seed: int
     fill: tuple[float, ...]
-    """Mean colour of the training images."""
+    """Mean color of the training images."""
 
     def __call__(self, pixels: Tensor, ids: Ids, epoch: int) -> Tensor:
-        """Changed images; those given stay as they are.
+        """Return augmented images; the given ones are not modified.
 
         Args:
             pixels: shape (N, C, S, S), from 0 to 1.
@@ -63,7 +63,7 @@ class Augment:
 
 
 def padded_crop(pixels: Tensor, drawn: Floats, padding: int, fill: Tensor) -> Tensor:
-    """Each image moved by up to `padding` pixels each way; `drawn` has shape (N, 2)."""
+    """Shift each image by up to `padding` pixels in each direction; `drawn` has shape (N, 2)."""
     count, channels, height, width = pixels.shape
     padded = fill.expand(count, channels, height + 2 * padding, width + 2 * padding).clone()
     padded[:, :, padding : padding + height, padding : padding + width] = pixels
@@ -72,7 +72,7 @@ def padded_crop(pixels: Tensor, drawn: Floats, padding: int, fill: Tensor) -> Te
 
 
 def jittered(pixels: Tensor, drawn: Floats, spec: ColorJitter) -> Tensor:
-    """Brightness, contrast and saturation, each by a factor in [1 - x, 1 + x]; `drawn` has shape (N, 3)."""
+    """Change brightness, contrast and saturation, each by a factor in [1 - x, 1 + x]; `drawn` has shape (N, 3)."""
     changes = {
         color_ops.brightness: spec.brightness,
         color_ops.contrast: spec.contrast,
@@ -85,7 +85,7 @@ def jittered(pixels: Tensor, drawn: Floats, spec: ColorJitter) -> Tensor:
 
 
 def erased(pixels: Tensor, drawn: Floats, spec: Erasing, fill: Tensor) -> Tensor:
-    """A patch of some images painted over; `drawn` (whether, area, shape, y, x) has shape (N, 5)."""
+    """Erase a patch in some images; `drawn` (whether, area, aspect ratio, y, x) has shape (N, 5)."""
     height, width = pixels.shape[2:]
     whether, share, shape, y, x = drawn.T
     area = spec.area[0] + (spec.area[1] - spec.area[0]) * share
@@ -105,5 +105,5 @@ def _draw(seed: int, epoch: int, ids: Ids, purpose: str, count: int) -> Floats:
 
 
 def _column(values: Floats | npt.NDArray[np.bool_], like: Tensor) -> Tensor:
-    """One value for each image, in shape (N, 1, 1, 1)."""
+    """One value per image, reshaped to (N, 1, 1, 1)."""
     return onto(like.device, values).view(-1, 1, 1, 1)

@@ -1,4 +1,4 @@
-"""Class folders: a folder of images with one folder per class."""
+"""Lists a folder of images that has one subfolder per class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PARTS = {"train", "training", "val", "valid", "validation", "test", "testing", 
 
 @dataclass
 class FolderListing:
-    """Image files with the label of each, and what was passed over."""
+    """Image files with their labels, and what was skipped."""
 
     names: list[str] = field(default_factory=list)
     """Paths relative to the folder."""
@@ -27,11 +27,11 @@ class FolderListing:
 def read(folder: Path, key: str) -> FolderListing:
     """List the images of every class, nested ones too, in sorted order.
 
-    Hidden files and folders are passed over; files of other kinds, empty folders, images outside of every class
-    folder and folders that lead back to themselves are passed over with a note.
+    Hidden files and folders are skipped silently. Files of other kinds, empty folders, images outside of every class
+    folder and folders that link back to themselves are skipped with a note.
 
     Raises:
-        DataError: if there are no class folders, or they are parts of a data set; names `key`.
+        DataError: if there are no class folders, or they are splits such as train and test; names `key`.
     """
     top = sorted(_entries(folder, key), key=lambda entry: entry.name)
     classes = [entry.name for entry in top if _is_folder(entry)]
@@ -61,7 +61,7 @@ def read(folder: Path, key: str) -> FolderListing:
 
 @dataclass
 class _SkippedFiles:
-    """What was passed over inside of class folders."""
+    """What was skipped inside class folders."""
 
     kinds: dict[str, int] = field(default_factory=dict)
     loops: list[str] = field(default_factory=list)
@@ -75,7 +75,7 @@ class _SkippedFiles:
 
 
 def _images(root: Path, place: str, above: tuple[str, ...], passed: _SkippedFiles, key: str) -> Iterator[str]:
-    """Images of a folder and of the folders in it, as paths relative to the root."""
+    """Images of a folder and its subfolders, as paths relative to the root."""
     real = os.path.realpath(root / place)
     if real in above:
         passed.loops.append(place)
@@ -104,7 +104,7 @@ def _entries(folder: Path, key: str) -> list[os.DirEntry[str]]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """False for a link that leads nowhere; as an image it is reported when it is opened."""
+    """Whether the entry is a folder. A broken link is not; it counts as an image, and is reported when it is opened."""
     try:
         return entry.is_dir()
     except OSError:

@@ -1,7 +1,7 @@
-"""Colour: changes of brightness, contrast and the like, on a batch of images with pixels from 0 to 1.
+"""Color operations on batches of images with pixels from 0 to 1.
 
-The meaning is that of Pillow's ImageEnhance and ImageOps. `factor` has shape (N, 1, 1, 1); 1 changes nothing. Sums
-over an image are taken over whole numbers, so that they do not depend on how a batch is summed.
+They follow Pillow's ImageEnhance and ImageOps. `factor` has shape (N, 1, 1, 1); 1 changes nothing. Sums over an image
+use integers, so that they do not depend on how a batch is summed.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from runtime.data.images.crop import luma
 
 
 def brightness(pixels: Tensor, factor: Tensor) -> Tensor:
-    """Away from black."""
+    """Scale the distance to black."""
     return (pixels * factor).clamp_(0, 1)
 
 
 def contrast(pixels: Tensor, factor: Tensor) -> Tensor:
-    """Away from the mean of the grey image."""
+    """Scale the distance to the mean of the gray image."""
     grey = levels(luma(pixels)).sum(dim=(1, 2, 3), keepdim=True)
     return _away(pixels, grey.to(pixels.dtype) / (255 * pixels.shape[2] * pixels.shape[3]), factor)
 
 
 def saturation(pixels: Tensor, factor: Tensor) -> Tensor:
-    """Away from grey; a grey image stays as it is."""
+    """Scale the distance to the gray image; a gray image stays unchanged."""
     return _away(pixels, luma(pixels), factor)
 
 
 def sharpness(pixels: Tensor, factor: Tensor) -> Tensor:
-    """Away from a smoothed copy; the pixels of the edge stay as they are."""
+    """Scale the distance to a smoothed copy; border pixels stay unchanged."""
     rows = pixels[:, :, :-2] + pixels[:, :, 1:-1] + pixels[:, :, 2:]
     box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     smooth = pixels.clone()
@@ -38,23 +38,23 @@ def sharpness(pixels: Tensor, factor: Tensor) -> Tensor:
 
 
 def posterize(pixels: Tensor, bits: int) -> Tensor:
-    """Only the highest `bits` of 8 are kept."""
+    """Keep only the highest `bits` of 8."""
     return levels(pixels).bitwise_and_(256 - 2 ** (8 - bits)).to(pixels.dtype) / 255
 
 
 def solarize(pixels: Tensor, threshold: float) -> Tensor:
-    """Pixels of at least `threshold` inverted."""
+    """Invert pixels of at least `threshold`."""
     return torch.where(pixels >= threshold, 1 - pixels, pixels)
 
 
 def autocontrast(pixels: Tensor) -> Tensor:
-    """Each channel stretched to the whole range."""
+    """Stretch each channel to the full range."""
     low, high = pixels.amin(dim=(2, 3), keepdim=True), pixels.amax(dim=(2, 3), keepdim=True)
     return torch.where(high > low, (pixels - low) / (high - low).clamp_min(1e-12), pixels)
 
 
 def equalize(pixels: Tensor) -> Tensor:
-    """Each channel's levels spread so that each is about as frequent."""
+    """Equalize the histogram of each channel."""
     level = levels(pixels).flatten(2).flatten(0, 1)
     counts = torch.zeros(len(level), 256, dtype=torch.int64, device=level.device)
     counts.scatter_add_(1, level, torch.ones_like(level))
@@ -66,7 +66,7 @@ def equalize(pixels: Tensor) -> Tensor:
 
 
 def levels(pixels: Tensor) -> Tensor:
-    """Pixels as whole numbers from 0 to 255, int64."""
+    """Pixels as integers from 0 to 255, int64."""
     return (pixels * 255).round().to(torch.int64)
 
 

@@ -1,4 +1,4 @@
-"""Crop: images as squares: their centre, or all of them between bars of zeros, or squeezed (`data.fit`)."""
+"""Makes images square: center crop, padding with zeros, or squashing (`data.fit`)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch.nn import functional
 from runtime.data.images.input_shape import padded
 
 LUMA = (0.299, 0.587, 0.114)
-"""Share of red, green and blue in grey (ITU-R BT.601, as Pillow and JPEG have it)."""
+"""Weights of red, green and blue in gray (ITU-R BT.601, as in Pillow and JPEG)."""
 
 
 def square(pixels: Tensor, size: int, channels: int, fit: str = "crop") -> Tensor:
-    """Images as squares with so many channels, of the dtype they had.
+    """Resize images to squares with the given number of channels; the dtype stays.
 
     Args:
         pixels: shape (N, C, H, W), uint8 or float32.
-        size: side of the square in pixels; smaller is antialiased, larger is bilinear.
-        channels: 1 or 3; grey becomes three equal channels, colour becomes its luma.
+        size: side of the square in pixels; bilinear, with antialiasing when it is smaller.
+        channels: 1 or 3; gray is repeated three times, color is converted to luma.
         fit: crop, pad or squash.
 
     Returns:
@@ -39,7 +39,7 @@ def square(pixels: Tensor, size: int, channels: int, fit: str = "crop") -> Tenso
 
 
 def luma(pixels: Tensor) -> Tensor:
-    """Float images (N, C, H, W) as grey (N, 1, H, W)."""
+    """Float images (N, C, H, W) as gray images (N, 1, H, W)."""
     if pixels.shape[1] == 1:
         return pixels
     red, green, blue = (pixels[:, i : i + 1] * share for i, share in enumerate(LUMA))

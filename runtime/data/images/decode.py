@@ -1,9 +1,8 @@
-"""Decode: one image file to a square of 8-bit pixels, the same for training, validation and prediction.
+"""Decodes an image file to a square of 8-bit pixels, in the same way for training, validation and prediction.
 
-Rules: the first frame of an animation; turned upright by EXIF; transparency laid over white; 16 bits scaled to 8; CMYK
-and palettes as Pillow converts them; the centre square, or all of it between black bars or squeezed (`data.fit`), resized
-bilinearly with antialias. A JPEG much larger than
-needed is decoded at a half, a quarter or an eighth, never below twice the wanted size.
+Rules: the first frame of an animation; upright by EXIF; transparency over white; 16 bits scaled to 8; CMYK and palettes
+as Pillow converts them; square by `data.fit` (center crop, padding with black, or squashing), resized bilinearly with
+antialiasing. A JPEG much larger than needed is decoded at 1/2, 1/4 or 1/8 scale, but never below twice the target size.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _UPRIGHT = {
 }
 _GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L", "I;16N")
 _GLANCE = 64
-"""Side that a JPEG is at least decoded at when it is only checked: all of its data is read all the same."""
+"""Smallest side at which a JPEG is decoded when it is only checked; all of its data is read anyway."""
 _CHUNK = 256
 
 Item = TypeVar("Item")
@@ -46,16 +45,16 @@ Result = TypeVar("Result")
 
 
 class UnreadableImage(Exception):
-    """An image that cannot be used; its text is the reason."""
+    """An image that cannot be used; the text is the reason."""
 
 
 class ImageHeader(NamedTuple):
-    """What is seen of a file without keeping its pixels."""
+    """Properties of an image file, without its pixels."""
 
     short_side: int
     """In pixels of the file."""
     grey: bool
-    """Stored without colour."""
+    """Stored without color."""
     oblong: bool
     """Not square."""
 
@@ -66,21 +65,21 @@ def pixels(path: str, size: int, channels: int, fit: str = "crop") -> npt.NDArra
     Args:
         path: an image file.
         size: side of the square in pixels.
-        channels: 1 for grey, 3 for red, green, blue.
+        channels: 1 for gray, 3 for red, green, blue.
         fit: `data.fit` of the job: crop, pad or squash.
 
     Returns:
         Shape (channels, size, size).
 
     Raises:
-        Unreadable: with the reason.
+        UnreadableImage: with the reason.
     """
     mode = "L" if channels == 1 else "RGB"
     with _opened(path) as image:
-        # A JPEG holds luma by itself, so grey costs no conversion.
+        # A JPEG stores luma separately, so decoding to gray needs no conversion.
         drafted = image.draft("L" if channels == 1 else None, (2 * size, 2 * size))
         flat = _flat(image, mode)
-        # An eighth of 601 pixels is 76 columns, of which the last is not whole.
+        # At 1/8 scale 601 pixels become 76 columns, the last of which covers less than 8 pixels.
         width, height = drafted[1][2:] if drafted else flat.size
         small = _square(flat, width, height, size, fit)
         turn = _UPRIGHT.get(_orientation(image))
@@ -89,7 +88,7 @@ def pixels(path: str, size: int, channels: int, fit: str = "crop") -> npt.NDArra
 
 
 def _square(flat: Image.Image, width: float, height: float, size: int, fit: str) -> Image.Image:
-    """The part of an image from its left top corner that is so wide and high, as a square."""
+    """The top left part of an image, `width` x `height` pixels, resized to a square."""
     if fit == "crop":
         side = min(width, height)
         left, top = (width - side) / 2, (height - side) / 2
@@ -104,10 +103,10 @@ def _square(flat: Image.Image, width: float, height: float, size: int, fit: str)
 
 
 def look(path: str) -> ImageHeader:
-    """Decode the image once and throw the pixels away.
+    """Decode the image once, and discard the pixels.
 
     Raises:
-        Unreadable: with the reason.
+        UnreadableImage: with the reason.
     """
     with _opened(path) as image:
         short, oblong = min(image.size), image.width != image.height
@@ -117,7 +116,7 @@ def look(path: str) -> ImageHeader:
 
 
 def every(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """`function` of every item, in order, on as many threads as torch may use; decoding does not hold Python's lock."""
+    """Apply `function` to every item, in order, on as many threads as torch may use; decoding releases the GIL."""
     threads = torch.get_num_threads()
     if threads == 1 or len(items) < 2:
         return [function(item) for item in items]
@@ -130,9 +129,9 @@ def every(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Res
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Pillow's warnings about odd metadata say nothing about pixels; the one about size is a reason to refuse.
+    """Silence Pillow's warnings about odd metadata, which do not affect pixels; turn the one about size into an error.
 
-    Entered once around many files and their threads, because Python's list of filters is shared by all threads.
+    Enter it once around many files and their threads, because all threads share Python's warning filters.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -143,14 +142,14 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def _opened(path: str) -> Iterator[Image.Image]:
     try:
-        # Opening a pipe would wait forever.
+        # Opening a pipe would block for ever.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise UnreadableImage("not a file")
         with Image.open(path, formats=FORMATS) as image:
             yield image
     except (UnreadableImage, MemoryError):
         raise
-    # A damaged file makes Pillow's readers raise nearly anything: OSError, SyntaxError, IndexError, struct.error, ...
+    # Pillow raises nearly anything for a damaged file: OSError, SyntaxError, IndexError, struct.error, ...
     except Exception as error:
         raise UnreadableImage(_reason(path, error)) from None
 
@@ -179,7 +178,7 @@ def _flat(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, 1 to 8; 1 where the metadata cannot be read, since the pixels still can."""
+    """EXIF orientation, 1 to 8; 1 if the metadata cannot be read, since the pixels still can."""
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:

@@ -1,10 +1,11 @@
-"""Decoded: the pixels of image files in one mapped file, so that each is decoded once for all epochs and all runs.
+"""Caches decoded images in one memory-mapped file, so that each image is decoded once for all epochs and runs.
 
-    <key>.u8    a row of 8-bit pixels for each image, then a mark for each row
+    <key>.u8    a row of 8-bit pixels per image, then a mark per row
 
-The key holds paths, sizes, times and inodes of the files, the geometry and the versions of what decodes. A mark is written
-after its row and holds the row's checksum, so a row that a kill or a power cut left unfinished is never believed; two
-runs at once write the same bytes. A file is locked while it is in use; the ones longest unused give way to new ones.
+The key covers paths, sizes, times and inodes of the files, the image size and fit, and the versions of the decoder. A
+mark is written after its row and holds the row's checksum, so a row that was interrupted by a kill or power loss is
+never used; two runs at once write the same bytes. A file is locked while in use; the least recently used files are
+removed for new ones.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from runtime.system.version import VERSION
 MARK = 8
 """Bytes of a mark."""
 WRITTEN = 1 << 32
-"""Part of every mark, so that none is 0, which is what a new file holds."""
+"""Set in every mark, so that no mark is 0, the content of a new file."""
 
 
 @dataclass
 class Decoded:
-    """Image files whose pixels are kept once they were decoded; gives what `Files` gives."""
+    """Image files whose decoded pixels are cached; has the methods of `Files`."""
 
     files: Files
     path: Path
     known: npt.NDArray[np.bool_] = field(init=False)
-    """Rows whose mark this process has checked."""
+    """Rows whose mark this process has verified."""
     mapped: npt.NDArray[np.uint8] | None = None
-    """The whole file; None until it is needed, and in a new process."""
+    """The whole file; None until first used, and in a new process."""
 
     def __post_init__(self) -> None:
         self.known = np.zeros(len(self.files), np.bool_)
@@ -68,10 +69,10 @@ class Decoded:
         return self.files.channels * self.files.size**2
 
     def gather(self, rows: Ids) -> Tensor:
-        """Images of these rows, shape (len(rows), channels, size, size), uint8; those not kept yet are decoded.
+        """Images of these rows, shape (len(rows), channels, size, size), uint8; missing ones are decoded and cached.
 
         Raises:
-            DataError: if a file changed or went away since it was checked.
+            DataError: if a file has changed or disappeared since it was checked.
             StorageError: if the mapped file cannot be opened.
         """
         pixels, marks = self._parts()
@@ -87,16 +88,16 @@ class Decoded:
         return torch.from_numpy(pixels[rows].reshape(shape))
 
     def open(self) -> None:
-        """Map the file; one that is not there is made, with its room on the disk.
+        """Map the file; create it, with its disk space allocated, if it does not exist.
 
         Raises:
-            StorageError: if that cannot be done.
+            StorageError: if that fails.
         """
         length = len(self.files) * (self.row_bytes + MARK)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+b") as file:
-                # The map keeps the file open, and with it the lock.
+                # The mapping keeps the file open, and so keeps the lock.
                 fcntl.flock(file, fcntl.LOCK_SH)
                 os.utime(self.path)
                 if os.fstat(file.fileno()).st_size < length:
@@ -118,15 +119,15 @@ class Decoded:
 
 
 def kept(files: Files, folder: Path, room: int) -> Decoded:
-    """The files with their pixels kept in a folder of the cache, of which others give way if room is short.
+    """The files with their pixels cached in a folder; other cache files are removed if space is short.
 
     Args:
-        files: fitted to their size and channels.
+        files: with size and channels set.
         folder: of all decoded images.
-        room: bytes that these and all others may take.
+        room: bytes that all cache files together may use.
 
     Raises:
-        StorageError: if the file cannot be made.
+        StorageError: if the file cannot be created.
     """
     made = Decoded(files, folder / f"{_key(files)}.u8")
     _make_room(made.path, room - len(files) * (made.row_bytes + MARK))
@@ -141,7 +142,7 @@ def _key(files: Files) -> str:
 
 
 def _make_room(path: Path, room: int) -> None:
-    """Remove other files, the longest unused first, until those that stay take no more than `room`."""
+    """Remove other files, least recently used first, until those left use at most `room` bytes."""
     others = []
     for other in path.parent.glob("*.u8"):
         with contextlib.suppress(OSError):
@@ -153,7 +154,7 @@ def _make_room(path: Path, room: int) -> None:
 
 
 def _removed(path: Path) -> bool:
-    """Remove a file that no process uses."""
+    """Remove a file unless a process uses it; returns whether it was removed."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

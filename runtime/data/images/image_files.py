@@ -1,4 +1,4 @@
-"""Files: images as files on disk, decoded when they are needed."""
+"""Image files on disk, decoded when they are used."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from runtime.errors import DataError
 
 @dataclass(frozen=True)
 class Files:
-    """Image files under one folder, each of which was decoded once."""
+    """Image files under one folder, each of which was decoded once as a check."""
 
     root: str
     names: Sequence[str]
     """Paths, relative to `root` or absolute."""
     short_sides: npt.NDArray[np.int64]
-    """In pixels; 0 for a file that cannot be used."""
+    """Shorter side in pixels; 0 for a file that cannot be used."""
     grey: npt.NDArray[np.bool_]
     oblong: npt.NDArray[np.bool_]
     """Not square."""
@@ -42,14 +42,14 @@ class Files:
         return os.path.join(self.root, self.names[row])
 
     def fitted(self, size: int, channels: int, fit: str = "crop") -> Files:
-        """The same files, to be decoded as squares of `size` pixels with so many channels."""
+        """The same files, decoded as squares of `size` pixels with the given number of channels."""
         return replace(self, size=size, channels=channels, fit=fit)
 
     def gather(self, rows: Ids) -> Tensor:
         """Images of these rows, shape (len(rows), channels, size, size), uint8.
 
         Raises:
-            DataError: if a file changed or went away since it was checked.
+            DataError: if a file has changed or disappeared since it was checked.
         """
         with decode.quiet():
             images = decode.every(
@@ -58,7 +58,7 @@ class Files:
         return torch.from_numpy(np.stack(images))
 
     def whole_paths(self) -> set[str]:
-        """Every path in one spelling, so that two lists can be compared."""
+        """All paths, normalized so that two lists can be compared."""
         return {os.path.normpath(os.path.join(os.path.abspath(self.root), name)) for name in self.names}
 
     def _paths(self, rows: Ids) -> list[str]:
@@ -66,7 +66,7 @@ class Files:
 
 
 def checked(root: str, names: Sequence[str]) -> tuple[Files, dict[int, BadSample]]:
-    """The files after each was decoded once, and by row those that cannot be used."""
+    """Decode each file once; also returns the files that cannot be used, by row."""
     with decode.quiet():
         looks = decode.every(_look, [os.path.join(root, name) for name in names])
     bad = {

@@ -1,4 +1,4 @@
-"""Geometry: the size and the channels that the network sees, given or chosen from the images."""
+"""Chooses the image size and channels of the network's input, if the job does not set them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import numpy as np
 import numpy.typing as npt
 
 SMALLEST, LARGEST, GRID = 16, 224, 16
-"""Limits and multiple of a size chosen for image files, in pixels."""
+"""Limits and multiple of an automatic size for image files, in pixels."""
 
 
 def padded(sides: tuple[float, float], size: int) -> tuple[int, int]:
-    """The sides of an image of which the longer one becomes `size`."""
+    """Height and width of an image after its longer side is resized to `size`."""
     scale = size / max(sides)
     return max(1, round(sides[0] * scale)), max(1, round(sides[1] * scale))
 
 
 def choose_size(asked: int | str, short_sides: npt.NDArray[np.int64], exact: bool) -> tuple[int, str]:
-    """The side of the square and the reason.
+    """The side of the square, and the reason.
 
     Args:
         asked: `data.image_size` of the job.
@@ -33,7 +33,7 @@ def choose_size(asked: int | str, short_sides: npt.NDArray[np.int64], exact: boo
 
 
 def choose_channels(asked: int | str, grey: bool) -> tuple[int, str]:
-    """1 or 3, and the reason."""
+    """1 or 3 channels, and the reason."""
     if isinstance(asked, int):
         return asked, "the job asks for it"
     return (1, "every image is grey") if grey else (3, "there are images in colour")

@@ -1,4 +1,4 @@
-"""Images: the data of an image-classification job, from class folders, a manifest or an .npz file."""
+"""Loads the data of an image-classification job from class folders, a manifest or an .npz file."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _BECOMES = {
     "squash": "they are squeezed into a square (data.fit: squash)",
 }
 MEASURED = 2000
-"""Training images that mean and deviation are taken from."""
+"""Number of training images from which mean and standard deviation are computed."""
 
 
 class ImageSplit:
-    """Some images of a source: for training, for validation, or new ones, which may have no labels."""
+    """Images of a source: for training, for validation, or new ones, which may have no labels."""
 
     def __init__(self, images: Images | Decoded, rows: Ids, classes: npt.NDArray[np.int64] | None) -> None:
         self.images, self.rows = images, rows
@@ -58,7 +58,7 @@ class ImageSplit:
 
 
 def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
-    """Read and check the images of a job, prepared as they are `settled` or as they themselves ask for.
+    """Read and check the images of a job; preprocessing is taken from `settled` if given, else computed.
 
     Raises:
         DataError: if they cannot be used.
@@ -100,7 +100,7 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
 
 
 def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
-    """The same data with the pixels of its image files kept in the cache, which may take one part in `share` of its room.
+    """The dataset with decoded image files cached; this job may use 1/`share` of the cache's space.
 
     Raises:
         StorageError: if the cache cannot be written.
@@ -157,7 +157,7 @@ def _geometry(job: ImageJob, train: ImageSource, wanted: Expected | None) -> tup
 
 
 def _oblong(train: ImageSource, fit: str) -> list[str]:
-    """A note on images that are not square, and on what becomes of them."""
+    """A note on images that are not square, and how they are made square."""
     count = int(train.images.oblong[train.rows].sum())
     return [f"{count:,} of {len(train.rows):,} images are not square: {_BECOMES[fit]}"] * bool(count)
 
@@ -185,7 +185,7 @@ def _divided(train: ImageSource, targets: npt.NDArray[np.int64], fraction: float
 
 
 def _apart(train: ImageSource, targets: npt.NDArray[np.int64], held: ImageSource, classes: tuple[str, ...]) -> Parts:
-    """Training and validation samples from a source each."""
+    """Training and validation samples from two separate sources."""
     known = labels.indices(held.used(), classes, held.key)
     seen, own = (part.images.gather(part.rows[:1]).dtype for part in (train, held))
     if seen == torch.uint8 and own != torch.uint8:
@@ -198,7 +198,7 @@ def _apart(train: ImageSource, targets: npt.NDArray[np.int64], held: ImageSource
 
 
 def _shared(train: ImageSource, held: ImageSource) -> list[str]:
-    """A note on images that are in both parts, which makes validation look better than it is."""
+    """A note on images that are in both splits, which makes validation scores too good."""
     if not (isinstance(train.images, Files) and isinstance(held.images, Files)):
         return []
     both = train.images.whole_paths() & held.images.whole_paths()
@@ -208,7 +208,7 @@ def _shared(train: ImageSource, held: ImageSource) -> list[str]:
 def _preparer(
     job: ImageJob, train: ImageSplit, classes: tuple[str, ...], wanted: Expected | None
 ) -> tuple[ImagePreprocessing, list[str]]:
-    """Statistics of the training images alone, or those that a pretrained network expects, and notes."""
+    """The preprocessing, with statistics of the training images or those a pretrained network expects, and notes."""
     chosen = stateless_random.generator(job.train.seed, "statistics").permutation(len(train))[:MEASURED]
     (raw,) = train.gather(np.sort(chosen).astype(np.int64))
     low, high = _range(raw)
@@ -244,7 +244,7 @@ def _listed(values: list[float]) -> str:
 
 
 def _range(raw: Tensor) -> tuple[float, float]:
-    """Raw values that become 0 and 1: of the type, or where floats go beyond 0 and 1, the smallest and largest."""
+    """Raw values that are mapped to 0 and 1: limits of the dtype or, for floats beyond [0, 1], minimum and maximum."""
     if raw.dtype == torch.uint8:
         return 0.0, 255.0
     low, high = float(raw.min()), float(raw.max())
@@ -252,7 +252,7 @@ def _range(raw: Tensor) -> tuple[float, float]:
 
 
 def _statistics(raw: Tensor, low: float, high: float) -> tuple[list[float], list[float]]:
-    """Mean and deviation of each channel, computed in float64; 0 where all values are the same."""
+    """Mean and standard deviation of each channel, computed in float64; 0 where all values are the same."""
     means, deviations = [], []
     for channel in range(raw.shape[1]):
         values = raw[:, channel].to(torch.float64).sub_(low).div_(high - low)

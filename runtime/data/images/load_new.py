@@ -1,4 +1,4 @@
-"""New images: files, folders, manifests or an array file that a trained network is used on."""
+"""Loads new images for a trained network: files, folders, manifests or an array file."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ KEY = "data"
 
 @dataclass
 class _FoundImages:
-    """What the paths hold."""
+    """The images found in the given paths."""
 
     images: Images
     labels: list[str]
-    """One for each image, or none at all."""
+    """One per image, or empty."""
     broken: dict[int, BadSample]
     """Images that cannot be used, by row."""
     absent: list[BadSample] = field(default_factory=list)
-    """Rows of a manifest that never became images."""
+    """Rows of a manifest without a path or label."""
     notes: list[str] = field(default_factory=list)
 
 
 def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, Head], *, labelled: bool) -> NewSamples:
-    """Prepare new images exactly as those of validation were prepared.
+    """Read new images, preprocessed exactly as the validation images were.
 
     Args:
-        paths: image files, folders of images at any depth, manifests with a column of paths; or one .npz. With
-            labels: folders of class folders, manifests with a column of labels, or one .npz.
-        preprocessing: what was stored with the model.
+        paths: image files, folders of images at any depth, manifests with a path column, or one .npz. With labels:
+            folders of class folders, manifests with a label column, or one .npz.
+        preprocessing: as stored with the model.
         heads: the outputs of the model.
-        labelled: whether to read the labels too.
+        labelled: whether to read labels.
 
     Raises:
         DataError: if no image can be used, or a label is not among the classes.
@@ -93,7 +93,7 @@ def _arrays(paths: Sequence[Path], preparer: ImagePreprocessing, labelled: bool)
 
 
 def _check_range(images: ImageArrays, preparer: ImagePreprocessing, path: Path) -> None:
-    """Refuse numbers that would be scaled to almost nothing."""
+    """Refuse values in another range than in training, which would be scaled to almost nothing."""
     if images.pixels.is_floating_point() and preparer.high == 255 and float(images.pixels.max()) <= 1:
         raise DataError(
             f"{KEY}: pixels of {path} lie between 0 and 1, those of training between 0 and 255",
@@ -136,7 +136,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _inside(folder: Path) -> Iterator[str]:
-    """Images of a folder and of those in it, in sorted order; nothing hidden, and no folder twice."""
+    """Images of a folder and its subfolders, in sorted order, without hidden files; each folder is visited once."""
     seen: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(place))

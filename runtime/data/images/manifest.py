@@ -1,4 +1,4 @@
-"""Manifest: a table with a path and a label in each row."""
+"""Reads a manifest: a table with a path and a label in each row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.errors import DataError
 
 @dataclass
 class ManifestRows:
-    """Paths as written with their labels, and the rows that lack one of them."""
+    """Paths and labels as written, and the rows that lack one of them."""
 
     names: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
@@ -21,9 +21,9 @@ class ManifestRows:
 
 
 def read(file: Path, path_column: str, label_column: str | None, key: str) -> ManifestRows:
-    """The rows of a manifest; spaces around paths and labels are dropped, a label 007 stays 007.
+    """Read a manifest; whitespace around paths and labels is stripped, a label 007 stays 007.
 
-    Without a label column there are no labels, and a row needs a path alone.
+    Without a label column no labels are read, and a row needs only a path.
 
     Raises:
         DataError: if the file is not a table with these columns; names `key`.

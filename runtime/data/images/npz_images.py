@@ -1,4 +1,4 @@
-"""Arrays: images and labels of an .npz file, in memory."""
+"""Reads the images and labels of an .npz file into memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ImageArrays:
         return self.pixels[torch.from_numpy(rows)]
 
     def title(self, row: int) -> str:
-        """The place of an image in the file."""
+        """The number of an image in the file."""
         return f"{self.path}[{row}]"
 
     @property
@@ -47,7 +47,7 @@ class ImageArrays:
 
     @property
     def grey(self) -> npt.NDArray[np.bool_]:
-        """Whether each image has no colour."""
+        """Whether each image is gray."""
         return np.full(len(self), self.pixels.shape[1] == 1)
 
     @property
@@ -56,12 +56,12 @@ class ImageArrays:
         return np.full(len(self), self.pixels.shape[2] != self.pixels.shape[3])
 
     def fitted(self, size: int, channels: int, fit: str = "crop") -> ImageArrays:
-        """The same images as squares of `size` pixels with so many channels."""
+        """The same images as squares of `size` pixels with the given number of channels."""
         return replace(self, pixels=square(self.pixels, size, channels, fit))
 
 
 def read(path: Path, key: str) -> tuple[ImageArrays, list[str], dict[int, BadSample], list[str]]:
-    """The images, the label of each as text, by row the images that cannot be used, and notes.
+    """The images, their labels as text, the images that cannot be used (by row), and notes.
 
     Raises:
         DataError: if the file is not such an .npz; names `key`.
@@ -79,7 +79,7 @@ def read(path: Path, key: str) -> tuple[ImageArrays, list[str], dict[int, BadSam
 
 
 def unlabelled(path: Path, key: str) -> tuple[ImageArrays, dict[int, BadSample], list[str]]:
-    """The images of a file that need not have labels, by row those that cannot be used, and notes.
+    """The images of a file that may have no labels, the images that cannot be used (by row), and notes.
 
     Raises:
         DataError: if the file is not such an .npz; names `key`.
@@ -120,7 +120,7 @@ def _reason(error: Exception) -> str:
 
 
 def _channels_first(images: npt.NDArray[Any], path: Path, key: str) -> npt.NDArray[Any]:
-    """Shape (N, C, H, W). Where both forms fit, the channels are last."""
+    """Images as (N, C, H, W). If both layouts are possible, channels are taken to be last."""
     if images.ndim == 3:
         images = images[:, None]
     elif images.ndim == 4 and images.shape[3] in (1, 3):
@@ -135,7 +135,7 @@ def _channels_first(images: npt.NDArray[Any], path: Path, key: str) -> npt.NDArr
 
 
 def _numbers(images: npt.NDArray[Any], path: Path, key: str) -> tuple[npt.NDArray[Any], str]:
-    """uint8 as it is, truth values as 0 and 255, all else as float32; and a note on what was changed."""
+    """uint8 as it is, booleans as 0 and 255, all else as float32; and a note on the conversion."""
     kind = images.dtype
     if kind == np.uint8:
         return np.ascontiguousarray(images), ""

@@ -1,4 +1,4 @@
-"""Preparer: raw pixels to what the network sees. The same object serves training, validation and prediction."""
+"""Converts raw pixels to network inputs; one object serves training, validation and prediction."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ RESIZE = {
     "pad": "upright, transparency over white, long side fits, black bars beside the short one, bilinear with antialias",
     "squash": "upright, transparency over white, each side by itself, bilinear with antialias",
 }
-"""What becomes of an image, by `data.fit`."""
+"""How an image is resized, by `data.fit`."""
 
 
 @dataclass(frozen=True)
 class ImagePreprocessing:
-    """Scale, augment in training only, normalise. Everything but the augmentation is stored with the model."""
+    """Scales, augments (in training only) and normalizes. All but the augmentation is stored with the model."""
 
     image_size: int
     channels: int
     classes: tuple[str, ...]
     low: float
     high: float
-    """Raw float values that become 0 and 1; 8-bit pixels are always divided by 255."""
+    """Raw float values that are mapped to 0 and 1; 8-bit pixels are always divided by 255."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    """Per channel, of the training images, after scaling."""
+    """By channel, of the training images, after scaling."""
     augment: Augment | None = None
     fit: str = "crop"
-    """How an image that is not square becomes one."""
+    """How an image that is not square is made square."""
 
     def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
         """Raw pixels (N, C, S, S) to network inputs (N, C, S, S) float32, on the device of the pixels."""
@@ -58,7 +58,7 @@ class ImagePreprocessing:
         return (pixels - mean).div_(std)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data from which `from_preprocessing` makes the same preparer."""
+        """Plain JSON values from which `from_preprocessing` rebuilds the object."""
         return {
             "kind": "images",
             "image_size": self.image_size,
@@ -74,7 +74,7 @@ class ImagePreprocessing:
 
 
 def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
-    """The preparer that `Preparer.to_json` described, without augmentation."""
+    """Rebuild the object from `ImagePreprocessing.to_json`, without augmentation."""
     return ImagePreprocessing(
         image_size=data["image_size"],
         channels=data["channels"],
@@ -83,5 +83,5 @@ def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
         high=data["high"],
         mean=tuple(data["mean"]),
         std=tuple(data["std"]),
-        fit=data.get("fit", "crop"),  # models from before there was a choice
+        fit=data.get("fit", "crop"),  # models saved before the option existed
     )

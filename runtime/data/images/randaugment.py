@@ -1,8 +1,8 @@
-"""RandAugment (Cubuk et al. 2020): some operations after each other, drawn for each image from a list of 14.
+"""RandAugment (Cubuk et al. 2020): a few operations in sequence, chosen at random per image from a list of 14.
 
-All have the strength `magnitude` of 30; those with a direction go either way. At 30: shear by 0.3, translate by 150/331
-of the side, rotate by 30 degrees, all around the centre; brightness, color, contrast and sharpness by a factor of 0.1
-or 1.9; posterize to 4 bits; solarize from 0 on. Grey images have no `color`, so they draw from 13.
+All have the strength `magnitude` of 30; the direction is random where there are two. At 30: shear by 0.3, translate by
+150/331 of the side, rotate by 30 degrees, all around the center; brightness, color, contrast and sharpness by a factor
+of 0.1 or 1.9; posterize to 4 bits; solarize from 0 on. Gray images skip `color`: 13 operations.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ LEVELS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "equalize": lambda pixels, share: color_ops.equalize(pixels),
 }
 OPERATIONS = ("identity", *MOVES, *LEVELS, *FACTORS)
-"""`color` is the last, so that grey images draw from all but it."""
+"""`color` is last, so that gray images can choose from all but the last."""
 
 
 def randaugment(pixels: Tensor, drawn: Floats, magnitude: int, fill: Tensor) -> Tensor:
-    """Images after the operations that were drawn.
+    """Apply randomly chosen operations to each image.
 
     Args:
         pixels: shape (N, C, H, W), from 0 to 1.
-        drawn: numbers in [0, 1), two for each operation (which one, which direction); shape (N, 2 * operations).
+        drawn: random numbers in [0, 1), two per operation (which one, which direction); shape (N, 2 * operations).
         magnitude: 0 to 30.
-        fill: colour of what comes from outside of the image, shape (C, 1, 1).
+        fill: color of areas outside of the image, shape (C, 1, 1).
     """
     names = OPERATIONS if pixels.shape[1] == 3 else OPERATIONS[:-1]
     for which, way in zip(drawn.T[0::2], drawn.T[1::2], strict=True):
@@ -54,11 +54,11 @@ def randaugment(pixels: Tensor, drawn: Floats, magnitude: int, fill: Tensor) -> 
 
 
 def apply(pixels: Tensor, names: Names, signs: Floats, share: float, fill: Tensor) -> Tensor:
-    """One operation for each image, images of one operation together.
+    """Apply one operation to each image; images with the same operation are processed together.
 
     Args:
         pixels: shape (N, C, H, W).
-        names: an operation for each image, shape (N,).
+        names: the operation of each image, shape (N,).
         signs: -1 or 1 for each image, shape (N,).
         share: strength from 0 to 1.
         fill: shape (C, 1, 1).
@@ -82,9 +82,9 @@ def _replace(pixels: Tensor, chosen: npt.NDArray[np.bool_], change: Callable[[Te
 
 
 def _matrices(names: Names, signs: Floats, share: float) -> Floats:
-    """From result to source, for images that are moved; shape (N, 2, 3)."""
+    """Affine matrices from output to source, for geometric operations; shape (N, 2, 3)."""
     matrices = identity(len(names))
-    # The side is 2 long in these coordinates.
+    # In these coordinates a side has length 2.
     places = {
         "shear_x": (0, 1, 0.3),
         "shear_y": (1, 0, 0.3),

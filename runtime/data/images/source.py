@@ -1,4 +1,4 @@
-"""Source: the images of one path, whatever its kind, with the label of each and the rows that can be used."""
+"""The images of one path, of any kind, with their labels and the rows that can be used."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ImageSource:
     """All images of one path."""
 
     key: str
-    """The key of the spec that names the path."""
+    """The spec key that names the path."""
     images: Images
     labels: list[str]
-    """As written, one for each image."""
+    """As written, one per image."""
     rows: Ids
     """Rows that can be used."""
     notes: list[str]
@@ -39,7 +39,7 @@ class ImageSource:
         return [self.labels[row] for row in self.rows.tolist()]
 
     def fit(self, size: int, channels: int, fit: str) -> None:
-        """Make `images.gather` give squares of `size` pixels with so many channels."""
+        """Make `images.gather` return squares of `size` pixels with the given number of channels."""
         self.images = self.images.fitted(size, channels, fit)
 
 
@@ -48,11 +48,11 @@ def read(path: Path, data: ImageData, key: str) -> ImageSource:
 
     Args:
         path: a folder or a file.
-        data: names of the columns and budget of bad samples.
-        key: the key that names the path, for messages.
+        data: column names, and the limit for bad samples.
+        key: the spec key that names the path, for messages.
 
     Raises:
-        DataError: if there is no usable data, or more bad samples than the budget.
+        DataError: if there is no usable data, or more bad samples than allowed.
     """
     if not path.exists():
         raise DataError(f"{key}: {path} does not exist", KINDS, "correct the path; it is relative to the job's folder")
@@ -80,7 +80,7 @@ def _checked(
     notes: list[str],
     data: ImageData,
 ) -> ImageSource:
-    """The source without its bad samples: `broken` ones by row, and `absent` ones that never became rows."""
+    """The source without its bad samples: `broken` ones by row, and `absent` ones that have no row."""
     unusable = [*absent, *broken.values()]
     left_out = bad_samples.check(unusable, len(images) + len(absent), data.bad_samples, key)
     rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64))

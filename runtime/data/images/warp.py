@@ -1,7 +1,7 @@
-"""Warp: images moved, turned, sheared and cropped by one bilinear sampling.
+"""Affine warps and random resized crops, each by one bilinear sampling.
 
-A matrix (N, 2, 3) leads from a place of the result to its place in the source, both as (x, y) from -1 to 1 with the
-centre at 0. Grids are computed number by number, not by a matrix product, whose last bit depends on the batch size.
+A matrix (N, 2, 3) maps a point of the output to its point in the source, both as (x, y) from -1 to 1 with the center at
+0. Grids are computed elementwise, not by a matrix product, whose last bit depends on the batch size.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ Floats = npt.NDArray[np.float64]
 
 
 def warped(pixels: Tensor, matrices: Floats, fill: Tensor) -> Tensor:
-    """Images after the warp; what comes from outside of the source has the colour `fill`.
+    """Warp images; areas outside of the source get the color `fill`.
 
     Args:
         pixels: shape (N, C, H, W).
-        matrices: shape (N, 2, 3), from result to source.
+        matrices: shape (N, 2, 3), from output to source.
         fill: shape (C, 1, 1).
     """
     return _sampled(pixels - fill, matrices, "zeros").add_(fill)
 
 
 def cropped(pixels: Tensor, drawn: Floats, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
-    """A random part of each image, resized to the whole size (Szegedy et al. 2015).
+    """A random crop of each image, resized to the full size (Szegedy et al. 2015).
 
-    The part is never larger than the image, so sampling only magnifies and needs no antialias. Sides longer than the
-    image are cut to it.
+    A crop is never larger than the image, so sampling only magnifies and needs no antialiasing. Sides longer than the
+    image are clipped.
 
     Args:
         pixels: shape (N, C, H, W).
-        drawn: numbers in [0, 1) for area, shape, x and y; shape (N, 4).
+        drawn: random numbers in [0, 1) for area, aspect ratio, x and y; shape (N, 4).
         scale: smallest and largest share of the area.
-        ratio: smallest and largest width / height; drawn evenly in its logarithm.
+        ratio: smallest and largest width / height; log-uniform between them.
     """
     area = scale[0] + (scale[1] - scale[0]) * drawn[:, 0]
     shape = np.exp(np.log(ratio[0]) + np.log(ratio[1] / ratio[0]) * drawn[:, 1])
@@ -50,7 +50,7 @@ def cropped(pixels: Tensor, drawn: Floats, scale: tuple[float, float], ratio: tu
 
 
 def identity(count: int) -> Floats:
-    """Matrices that change nothing, shape (count, 2, 3)."""
+    """Identity matrices, shape (count, 2, 3)."""
     return np.tile(np.eye(2, 3), (count, 1, 1))
 
 
@@ -63,5 +63,5 @@ def _sampled(pixels: Tensor, matrices: Floats, outside: str) -> Tensor:
 
 
 def _centres(side: int, like: Tensor) -> Tensor:
-    """Middles of the pixels of a side that goes from -1 to 1."""
+    """Pixel centers of a side that goes from -1 to 1."""
     return (torch.arange(side, device=like.device, dtype=like.dtype) * 2 + 1) / side - 1

@@ -1,7 +1,7 @@
 """Sample images: JPEG textures of mixed sizes in six classes, one folder each.
 
-What makes the class is the pattern alone. Scale, direction, colours, light, warp, blur and noise are drawn for each
-image, so that no colour and no single pixel tells the class; large checks look like gradients, fine dots like noise.
+Only the pattern defines the class. Scale, direction, colors, light, warp, blur and noise are random, so that no color
+and no single pixel reveals it; large checks look like gradients, fine dots like noise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUALITY = 82
 
 @dataclass(frozen=True)
 class Canvas:
-    """Warped and turned coordinates of an image, in periods of its pattern, and a generator for what is left to draw."""
+    """Warped and rotated coordinates of an image, in periods of its pattern, and a random generator for the rest."""
 
     x: Plane
     y: Plane
@@ -35,7 +35,7 @@ class Canvas:
 
 
 def write(folder: Path, size: int, seed: int) -> list[Path]:
-    """Write `size` images, as many of each class as can be, to `<class>/<class>-<number>.jpg`."""
+    """Write `size` images, classes as balanced as possible, to `<class>/<class>-<number>.jpg`."""
     paths = []
     for number in range(size):
         name = list(PATTERNS)[number % len(PATTERNS)]
@@ -79,7 +79,7 @@ def _checks(canvas: Canvas) -> Plane:
 
 
 def _dots(canvas: Canvas) -> Plane:
-    """A grid of discs, each moved a little."""
+    """A grid of discs with random offsets."""
     row, column = np.floor(canvas.y).astype(np.int64), np.floor(canvas.x).astype(np.int64)
     moves = canvas.drawn.uniform(-0.18, 0.18, size=(2, 64, 64)).astype(np.float32)
     x, y = (
@@ -91,7 +91,7 @@ def _dots(canvas: Canvas) -> Plane:
 
 
 def _rings(canvas: Canvas) -> Plane:
-    """Circles around a point in the middle part of the image."""
+    """Rings around a point near the center of the image."""
     x, y = (
         value - np.float32(value.min() + canvas.drawn.uniform(0.3, 0.7) * (value.max() - value.min()))
         for value in (canvas.x, canvas.y)
@@ -100,14 +100,14 @@ def _rings(canvas: Canvas) -> Plane:
 
 
 def _gradients(canvas: Canvas) -> Plane:
-    """Two slow ramps laid over each other."""
+    """Two slow ramps, superposed."""
     height, width = canvas.x.shape
     ramps = [np.sin(_slope(height, width, canvas.drawn)) for _ in range(2)]
     return np.asarray(0.5 + 0.3 * ramps[0] + 0.2 * ramps[1], np.float32)
 
 
 def _noise(canvas: Canvas) -> Plane:
-    """Random values on a grid of the pattern's period, interpolated."""
+    """Random values on a grid with the pattern's period, interpolated."""
     x, y = canvas.x, canvas.y
     cells = canvas.drawn.random((64, 64), dtype=np.float32)
     row, column = np.floor(y).astype(np.int64), np.floor(x).astype(np.int64)
@@ -128,12 +128,12 @@ PATTERNS: dict[str, Callable[[Canvas], Plane]] = {
 
 
 def _wave(x: Plane) -> Plane:
-    """A rounded square wave of period 1, from 0 to 1."""
+    """A smoothed square wave of period 1, from 0 to 1."""
     return _step(np.sin(np.float32(2 * np.pi) * x), 0.5)
 
 
 def _step(x: Plane, width: float) -> Plane:
-    """0 to 1 around zero, over about `width`."""
+    """A smooth step from 0 to 1 at zero, over about `width`."""
     return np.asarray(0.5 + 0.5 * np.tanh(x / np.float32(width)), np.float32)
 
 
@@ -142,7 +142,7 @@ def _ease(x: npt.NDArray[np.floating]) -> Plane:
 
 
 def _slope(height: int, width: int, drawn: np.random.Generator) -> Plane:
-    """A plane that rises across the image by about half a turn to one and a half."""
+    """A linear ramp across the image, by about half a period to one and a half."""
     angle, turns = drawn.uniform(0, 2 * np.pi), drawn.uniform(0.5, 1.5) * np.pi
     down = np.linspace(0, np.sin(angle) * turns, height, dtype=np.float32)
     across = np.linspace(0, np.cos(angle) * turns, width, dtype=np.float32)
@@ -150,7 +150,7 @@ def _slope(height: int, width: int, drawn: np.random.Generator) -> Plane:
 
 
 def _softened(pattern: Plane, drawn: np.random.Generator) -> Plane:
-    """Blurred a little by going through a smaller picture, in half of the images."""
+    """Blur half of the images a little, by resizing down and up."""
     if drawn.random() < 0.5:
         return pattern
     height, width = pattern.shape
@@ -159,7 +159,7 @@ def _softened(pattern: Plane, drawn: np.random.Generator) -> Plane:
 
 
 def _colours(drawn: np.random.Generator) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Two colours at some distance, in either order."""
+    """Two colors at some distance, in random order."""
     middle = drawn.uniform(70, 185, 3)
     direction = drawn.standard_normal(3)
     half = drawn.uniform(25, 80) * direction / np.linalg.norm(direction)

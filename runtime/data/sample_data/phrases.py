@@ -1,9 +1,9 @@
-"""Words: what Spanish maintenance reports are made of. `{parte}`, `{lugar}` and `{numero}` are filled in."""
+"""Phrases of Spanish maintenance reports; `{parte}`, `{lugar}` and `{numero}` are placeholders."""
 
 from __future__ import annotations
 
 Phrases = dict[str, list[str]]
-"""By class, most frequent first, the ways in which a report tells it."""
+"""Phrases that express each class; classes in order of frequency, most frequent first."""
 
 MODES: Phrases = {
     "fuga": [

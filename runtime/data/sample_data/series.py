@@ -1,8 +1,8 @@
-"""Series: six channels of eight machines over time, in one of four regimes, under a load that is not measured.
+"""Sample series: six channels of eight machines over time, in one of four regimes, under an unmeasured load.
 
-Regimes differ in how the channels move together rather than in their level: each machine has levels and gains of its
-own. A surge swings pressure and flow against each other, a fault adds short bursts to one vibration and turns the
-other's phase. The load moves frequency and current. Windows in which a regime begins are hard, as in life.
+Regimes differ in how the channels move together, not in their level: each machine has its own levels and gains. A surge
+swings pressure and flow in opposite phase, a fault adds short bursts to one vibration and shifts the other's phase. The
+load moves frequency and current. Windows in which a regime begins are hard, as in real data.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ REGIMES = ("idle", "steady", "surge", "fault")
 MACHINES = 8
 START = np.datetime64("2024-03-01T00:00:00", "s")
 SHORTEST, MEAN = 60, 160
-"""Rows that a regime lasts."""
+"""Shortest and mean duration of a regime, in rows."""
 NOISE = 0.7
 EMPTY = 0.002
-"""Share of cells without a value."""
+"""Share of empty cells."""
 NEW = 800
 """Rows of the file without targets."""
-# Rows by regime, columns by channel: how much each channel swings, and where in the cycle it is.
+# Rows by regime, columns by channel: amplitude and phase of each channel.
 SWING = np.array(
     [
         [0.3, 0.3, 0.1, 0.2, 0.2, 0.2],
@@ -50,12 +50,12 @@ Draws = np.random.Generator
 
 
 def write(folder: Path, size: int, seed: int) -> list[Path]:
-    """Write train.csv with the targets `regime` and `load`, and new.csv without; the same for the same seed.
+    """Write train.csv with the targets `regime` and `load`, and new.csv without targets; the same for the same seed.
 
     Args:
-        folder: where they go; made if it is not there.
-        size: rows of train.csv, shared by all machines.
-        seed: of all draws.
+        folder: created if it does not exist.
+        size: rows of train.csv, over all machines.
+        seed: of all random numbers.
 
     Returns:
         The files.
@@ -74,7 +74,7 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
 
 
 def _table(rows: int, drawn: Draws, gains: Numbers, levels: Numbers, start: np.datetime64) -> Any:
-    """So many rows of every machine, one a second, machine after machine."""
+    """`rows` rows of every machine, one per second, machine after machine."""
     import pyarrow
 
     regimes, loads, values = [], [], []
@@ -93,7 +93,7 @@ def _table(rows: int, drawn: Draws, gains: Numbers, levels: Numbers, start: np.d
 
 
 def _regimes(rows: int, drawn: Draws) -> npt.NDArray[np.int64]:
-    """The regime of each row; each is followed by another one."""
+    """The regime of each row; consecutive regimes differ."""
     count = rows // SHORTEST + 1
     lasting = SHORTEST + drawn.geometric(1 / (MEAN - SHORTEST), count)
     steps = drawn.integers(1, len(REGIMES), count)
@@ -101,7 +101,7 @@ def _regimes(rows: int, drawn: Draws) -> npt.NDArray[np.int64]:
 
 
 def _smooth(rows: int, drawn: Draws, width: int) -> Numbers:
-    """A curve between 0 and 1 that changes over about `width` rows."""
+    """A random curve between 0 and 1 that varies over about `width` rows."""
     kernel = np.hanning(2 * width + 3)
     curve = np.convolve(drawn.normal(size=rows + len(kernel) - 1), kernel / np.sqrt((kernel**2).sum()), "valid")
     return np.asarray(1 / (1 + np.exp(-1.5 * curve)))

@@ -1,8 +1,8 @@
-"""A table: machines with 10 categorical and 39 numeric columns, missing cells, and whether and when each fails.
+"""Sample table: machines with 10 categorical and 39 numeric columns, missing cells, and whether and when each fails.
 
-What matters is spread: wear from age, hours and load; a fluid that only suits some models; sensors that rise with wear
-only where the site is hot. The rest is noise, some of it correlated. Failure is drawn from a probability, so that no
-model can be right every time.
+The signal is spread: wear from age, hours and load; a fluid that only suits some models; sensors that rise with wear
+only on hot sites. The rest is noise, some of it correlated. Failure is sampled from a probability, so no model can be
+always right.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ZONES = ("north", "south", "east", "west", "yard", "hall")
 CONTRACTS = ("none", "basic", "full", "leased")
 GRADES = ("A", "B", "C", "D", "E")
 EMPTY_SENSORS, EMPTY_OIL, EMPTY_GRADE, EMPTY_OPERATOR = 0.03, 0.2, 0.1, 0.05
-"""Shares of cells without a value."""
+"""Shares of empty cells."""
 NEW = 200
 """Rows of the file without targets."""
 
@@ -30,12 +30,12 @@ Draws = np.random.Generator
 
 
 def write(folder: Path, size: int, seed: int) -> list[Path]:
-    """Write train.parquet with the targets `fails` (yes, no) and `hours_left`, and new.csv without; the same for the same seed.
+    """Write train.parquet with targets `fails` (yes, no) and `hours_left`, and new.csv without; fixed by the seed.
 
     Args:
-        folder: where they go; made if it is not there.
+        folder: created if it does not exist.
         size: rows of train.parquet.
-        seed: of all draws.
+        seed: of all random numbers.
 
     Returns:
         The files.
@@ -51,7 +51,7 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
 
 
 class _CategoryEffects:
-    """What each category does; the same in both files."""
+    """The effect of each category; the same in both files."""
 
     def __init__(self, seed: int) -> None:
         drawn = np.random.default_rng([seed, 2])
@@ -80,7 +80,7 @@ def _table(size: int, drawn: Draws, effects: _CategoryEffects) -> Any:
 
 
 def _codes(size: int, drawn: Draws) -> Columns:
-    """Categories as numbers; operators have a long tail."""
+    """Categories as integers; operators have a long-tailed distribution."""
     counts = {
         "site": SITES,
         "model": MODELS,
@@ -98,7 +98,7 @@ def _codes(size: int, drawn: Draws) -> Columns:
 
 
 def _texts(codes: Columns) -> Columns:
-    """Categories as they are written; the region stays a number that is a code."""
+    """Categories as text; the region stays an integer code."""
     names = {
         "site": [f"site-{i:02d}" for i in range(SITES)],
         "model": [f"X{100 + 7 * i}" for i in range(MODELS)],
@@ -116,7 +116,7 @@ def _texts(codes: Columns) -> Columns:
 def _numbers(
     size: int, drawn: Draws, codes: Columns, effects: _CategoryEffects
 ) -> tuple[Columns, npt.NDArray[np.float64]]:
-    """Numeric columns, and the wear that some of them tell about."""
+    """Numeric columns, and the wear that some of them depend on."""
     age = drawn.gamma(2.0, 30.0, size)
     load = drawn.beta(2.0, 3.0, size)
     hours = age * 300 * (0.3 + load) * drawn.lognormal(0.0, 0.2, size)

@@ -1,7 +1,7 @@
-"""Texts: Spanish maintenance reports with failure mode, cause and priority; long tails of lengths and classes.
+"""Sample texts: Spanish maintenance reports with failure mode, cause and priority; long-tailed lengths and classes.
 
-Each report is made of sentences. Some of them tell the mode, the cause or the priority in one of several ways, the rest
-is what technicians write besides. Some labels are wrong or not told, so that nothing can be learned to perfection.
+Reports are made of sentences. Some express the mode, the cause or the priority in one of several ways, the others are
+filler as technicians write it. Some labels are wrong or not expressed in the text, so no model can be perfect.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from runtime.data.sample_data.phrases import CAUSES, DETAILS, MODES, PARTS, PRIORITIES, SITES, Phrases
 
 WRONG = 0.05
-"""Share of the labels that are drawn without a look at the text."""
+"""Share of labels that are random, whatever the text says."""
 UNTOLD = 0.08
-"""Share of the labels that the text does not tell."""
+"""Share of labels that the text does not express."""
 MEDIAN, SPREAD = 18, 1.08
-"""Words of a report: median and deviation of a log-normal distribution."""
+"""Words in a report: median and standard deviation of the logarithm (log-normal distribution)."""
 SHORTEST, LONGEST = 5, 320
 RARER = 0.72
-"""How often a class occurs, as a share of the one before it."""
+"""Frequency of a class relative to the one before it."""
 LABELS = {"modo": MODES, "causa": CAUSES, "prioridad": PRIORITIES}
 EVEN = 16
-"""Rows at the beginning whose classes take turns."""
+"""Number of first rows that cycle through the classes."""
 
 Draws = np.random.Generator
 
@@ -34,9 +34,9 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
     """Write reports.csv with the columns descripcion, modo, causa and prioridad; the same for the same seed.
 
     Args:
-        folder: where it goes; made if it is not there.
+        folder: created if it does not exist.
         size: rows.
-        seed: of all draws.
+        seed: of all random numbers.
 
     Returns:
         The files.
@@ -52,7 +52,7 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
 
 
 def _row(drawn: Draws, number: int) -> list[str]:
-    # The first rows hold every class twice, so that few rows can be split too.
+    # The first rows contain every class twice, so that small data sets can be split, too.
     true = [
         list(phrases)[number % len(phrases)] if number < EVEN else _class(drawn, phrases) for phrases in LABELS.values()
     ]
@@ -75,7 +75,7 @@ def _class(drawn: Draws, phrases: Phrases) -> str:
 
 
 def _report(drawn: Draws, told: list[str]) -> str:
-    """The telling sentences in any order, with others around them until the report is long enough."""
+    """The informative sentences in random order, with filler around them until the report is long enough."""
     words = int(np.clip(drawn.lognormal(np.log(MEDIAN), SPREAD), SHORTEST, LONGEST))
     sentences = [_filled(drawn, text) for text in told]
     while sum(text.count(" ") + 1 for text in sentences) < words:
@@ -84,7 +84,7 @@ def _report(drawn: Draws, told: list[str]) -> str:
 
 
 def _filled(drawn: Draws, text: str) -> str:
-    """A sentence with a part, a place and a number of its own."""
+    """Fill in a random part, place and number."""
     full = text.format(parte=_one(drawn, PARTS), lugar=_one(drawn, SITES), numero=drawn.integers(2, 480))
     return full.replace(" de el ", " del ")
 
@@ -94,7 +94,7 @@ def _one(drawn: Draws, options: Sequence[str]) -> str:
 
 
 def _typed(drawn: Draws, text: str) -> str:
-    """As people type: some in capital letters, some with two letters swapped."""
+    """Add typing habits: some texts in capital letters, some with two letters swapped."""
     if drawn.random() < 0.03:
         return text.upper()
     if drawn.random() < 0.25:

@@ -1,4 +1,4 @@
-"""Samples: learnable data of realistic shape, made from a seed, so that every example job runs offline. No torch."""
+"""Writes sample data sets, learnable and realistic in shape, from a seed, so that all example jobs run offline."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from runtime.errors import SpecError
 from runtime.system.files import storage_error
 
 KINDS = {"images": "images", "texts": "text", "series": "series", "table": "tables"}
-"""What can be made, and the module that makes it."""
+"""Kinds of data sets, and the module that writes each. None of them imports torch."""
 LEAST = 20
-"""So few samples hold every class, and something for validation."""
+"""Fewest samples with which every class occurs, in validation too."""
 Write = Callable[[Path, int, int], list[Path]]
 
 
 def write(kind: str, folder: Path, size: int, seed: int) -> list[Path]:
-    """Write a data set into a folder that is new or empty.
+    """Write a data set into a new or empty folder.
 
     Args:
         kind: a key of KINDS.
-        folder: where the files go.
+        folder: destination.
         size: images, texts, or rows of a series or a table.
-        seed: the same seed gives the same bytes, on the same machine and with the same libraries.
+        seed: the same seed gives the same bytes, on the same machine with the same library versions.
 
     Returns:
         The files, in order.
 
     Raises:
-        SpecError: if there are fewer samples than LEAST, or the folder has something in it.
+        SpecError: if `size` is below LEAST, or the folder is not empty.
         StorageError: if it cannot be written.
     """
     if size < LEAST:

@@ -1,4 +1,4 @@
-"""Series: the data of a series job: windows of a long table, or arrays of windows."""
+"""Loads the data of a series job: windows of a long table, or arrays of windows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runtime.job.series import SeriesClassificationJob, SeriesJob
 
 
 def load(job: SeriesJob, settled: InputRecord | None = None) -> Dataset:
-    """Read and check the windows of a job, scaled as is `settled` or as they themselves ask for.
+    """Read and check the windows of a job; the scale is taken from `settled` if given, else computed.
 
     Raises:
         DataError: if they cannot be used.
@@ -55,13 +55,13 @@ def load(job: SeriesJob, settled: InputRecord | None = None) -> Dataset:
 def read(
     paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
 ) -> NewSamples:
-    """Prepare new windows exactly as those of training were prepared.
+    """Read new windows, preprocessed exactly as the training windows were.
 
     Args:
-        paths: long tables with the time and the features, or arrays, as in training.
+        paths: long tables with time and features, or arrays, as in training.
         preprocessing: of the `Dataset` that the network was trained on.
-        heads: of that data.
-        labelled: whether the targets are there too, for an evaluation.
+        heads: of that dataset.
+        labelled: whether to read targets, for an evaluation.
 
     Raises:
         DataError: if a file cannot be used, or has a label that training did not have.
@@ -88,7 +88,7 @@ def _layout(job: SeriesJob, classes: bool) -> WindowLayout:
 
 
 def _long(job: SeriesJob, path: Path, layout: WindowLayout) -> tuple[WindowSplit, WindowSplit, WindowLayout]:
-    """Training and validation windows of long tables: two tables, or two parts of the time."""
+    """Training and validation windows of long tables: from two tables, or from one that is split in time."""
     data = job.data
     read = timeline.read(path, "data.train", layout, data.bad_samples, labelled=True)
     if isinstance(data.validation, str):
@@ -100,7 +100,7 @@ def _long(job: SeriesJob, path: Path, layout: WindowLayout) -> tuple[WindowSplit
 
 
 def _arrays(job: SeriesJob, path: Path, classes: bool) -> tuple[WindowSplit, WindowSplit]:
-    """Training and validation windows of arrays: two files, or one that is split by class or at random."""
+    """Training and validation windows of arrays: from two files, or from one that is split by class or at random."""
     data = job.data
     train = window_split.stacked(path, "data.train", classes, data.bad_samples, labelled=True)
     if isinstance(data.validation, str):

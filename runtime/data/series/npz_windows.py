@@ -1,4 +1,4 @@
-"""Stacks: windows that were cut before, as arrays `x` and `y` of an .npz file."""
+"""Reads windows that are already cut, as arrays `x` and `y` of an .npz file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WindowStack:
 
     path: Path
     key: str
-    """The key of the spec that names the file, for messages."""
+    """The spec key that names the file, for messages."""
     values: npt.NDArray[Any]
     """Shape (N, T, channels)."""
     goal: TargetColumn | None
@@ -37,14 +37,14 @@ class WindowStack:
 
 
 def read(path: Path, key: str, *, classes: bool, budget: float | None, labelled: bool) -> WindowStack:
-    """Read and check arrays.
+    """Read and check the arrays of a file.
 
     Args:
         path: the file.
-        key: the key of the spec that names it, for messages.
+        key: the spec key that names it, for messages.
         classes: whether `y` is a class.
-        budget: largest share of windows that may be left out because of NaN or infinity; None for any share.
-        labelled: whether `y` is read.
+        budget: largest share of windows that may be dropped because of NaN or infinity; None for any share.
+        labelled: whether to read `y`.
 
     Raises:
         DataError: if the file is not such an .npz, or no window can be used.
@@ -120,10 +120,10 @@ def _goal(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str
 
 
 def _finite(values: npt.NDArray[Any]) -> column_values.Mask:
-    """Whether all numbers of a window can be used, shape (N,)."""
+    """Whether all numbers of each window are usable, shape (N,)."""
     if values.dtype.kind != "f":
         return np.ones(len(values), np.bool_)
-    # The sum of a window is finite only if all its numbers are; it needs no array of truth values as large as `x`.
+    # A window's sum is finite only if all its numbers are; this avoids a boolean array as large as `x`.
     with np.errstate(invalid="ignore", over="ignore"):
         sure = np.isfinite(values.sum(axis=(1, 2), dtype=np.float64))
     for row in np.flatnonzero(~sure):

@@ -1,4 +1,4 @@
-"""Timeline: the rows of a long table in the order of series and time, every feature filled."""
+"""Reads a long table: its rows sorted by series and time, missing features filled forward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runtime.data.target_columns import TargetColumn
 from runtime.errors import DataError
 
 FEW = 5
-"""Filled rows that are listed; the rest is counted."""
+"""Largest number of filled rows that are listed."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class WindowLayout:
 
     time: str
     features: tuple[str, ...]
-    """Empty before a table was seen: all columns that are numbers, and nothing else."""
+    """Empty until a table was read: then all numeric columns without another role."""
     label: tuple[str, ...]
     classes: bool
     group: str | None
@@ -37,22 +37,22 @@ class WindowLayout:
     max_gap: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data from which `layout` makes the same."""
+        """Plain JSON values from which `layout` rebuilds the object."""
         return asdict(self) | {"features": list(self.features), "label": list(self.label)}
 
 
 def layout(data: Mapping[str, Any]) -> WindowLayout:
-    """The layout that `Layout.to_json` described."""
+    """Rebuild a layout from `WindowLayout.to_json`."""
     return WindowLayout(**dict(data) | {"features": tuple(data["features"]), "label": tuple(data["label"])})
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The rows of one file that have a time and known features."""
+    """The rows of one file that have a time and all features."""
 
     path: Path
     key: str
-    """The key of the spec that names the file, for messages."""
+    """The spec key that names the file, for messages."""
     layout: WindowLayout
     values: column_values.Numbers
     """Shape (rows, features), float64, all finite."""
@@ -69,10 +69,10 @@ def read(path: Path, key: str, layout: WindowLayout, budget: float | None, *, la
 
     Args:
         path: the file.
-        key: the key of the spec that names it, for messages.
+        key: the spec key that names it, for messages.
         layout: its columns.
         budget: largest share of rows that lack a time or a feature; None for any share.
-        labelled: whether the labels are read.
+        labelled: whether to read labels.
 
     Raises:
         DataError: if the table cannot be used.
@@ -91,7 +91,7 @@ def read(path: Path, key: str, layout: WindowLayout, budget: float | None, *, la
 
 
 def option(key: str, name: str) -> str:
-    """The key of the spec that names a column, where the file is the training data; else the file's own key."""
+    """The spec key that names a column, if the file is the training data; else the file's key."""
     return f"data.{name}" if key == "data.train" else key
 
 
@@ -106,7 +106,7 @@ def _table(path: Path, key: str, layout: WindowLayout, labelled: bool) -> Any:
 
 
 def _with_features(table: Any, layout: WindowLayout, path: Path, key: str) -> tuple[WindowLayout, list[str]]:
-    """The layout with the names of its features, and a note on columns that are none."""
+    """The layout with the names of its features, and a note on columns that are not used."""
     if layout.features:
         for name in layout.features:
             column_values.check_kind(table[name], name, option(key, "features"), str(path))
@@ -128,10 +128,10 @@ def _with_features(table: Any, layout: WindowLayout, path: Path, key: str) -> tu
 def _filled(
     table: Any, layout: WindowLayout, ticking: SeriesOrder, path: Path, key: str, budget: float | None
 ) -> tuple[column_values.Numbers, column_values.Mask, list[str]]:
-    """Values of the rows whose features are known, which rows those are, and notes.
+    """Values of the rows with all features known, a mask of those rows, and notes.
 
-    A cell that is empty, infinite or no number takes the last value before it in the same series; rows before the
-    first value of a series are left out.
+    A cell that is empty, infinite or not a number gets the last value before it in the same series. Rows before the
+    first value of a series are dropped.
     """
     values = np.empty((len(table), len(layout.features)))
     known = np.ones(len(table), np.bool_)

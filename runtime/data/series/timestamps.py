@@ -1,4 +1,4 @@
-"""Clock: the time and the series of each row of a long table, and the order that follows from them."""
+"""Parses the time and series columns of a long table, and sorts its rows by them."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ POSSIBLE = "numbers, or dates as 2024-05-31 or 2024-05-31 08:30:00"
 
 @dataclass(frozen=True)
 class SeriesOrder:
-    """Rows in the order of series and time."""
+    """Rows sorted by series and time."""
 
     times: npt.NDArray[Any]
     """Shape (rows,): int64 ticks for dates, else the numbers of the file."""
     per_second: float
-    """Ticks in a second for dates, else 1."""
+    """Ticks per second for dates, else 1."""
     series: npt.NDArray[np.int64]
     """The series of each row, from 0."""
     rows: Ids
-    """The row of the file, from 0."""
+    """Index of each row in the file, from 0."""
 
     def __len__(self) -> int:
         return len(self.times)
 
     def kept(self, keep: column_values.Mask) -> SeriesOrder:
-        """Some of the rows."""
+        """Keep some of the rows."""
         return replace(self, times=self.times[keep], series=self.series[keep], rows=self.rows[keep])
 
     def begins(self) -> Ids:
-        """For each row the first row of its series."""
+        """For each row, the first row of its series."""
         return np.maximum.accumulate(np.where(self.breaks(None), np.arange(len(self)), 0)).astype(np.int64)
 
     def breaks(self, max_gap: float | None) -> column_values.Mask:
@@ -54,18 +54,18 @@ class SeriesOrder:
 def read(
     table: Any, time: str, group: str | None, path: Path, key: str, budget: float | None
 ) -> tuple[SeriesOrder, list[str]]:
-    """The rows that have a time and a series, in order, and notes.
+    """The rows that have a time and a series, sorted, and notes.
 
     Args:
         table: a pyarrow table.
-        time: its column of times.
-        group: its column that tells series apart, if there are several.
+        time: its time column.
+        group: its column that identifies the series; None if there is only one series.
         path: its file.
-        key: the key of the spec that names the file, for messages.
+        key: the spec key that names the file, for messages.
         budget: largest share of rows without a time or a series; None for any share.
 
     Raises:
-        DataError: if times are no times, or a time comes twice in a series.
+        DataError: if the time column holds no times, or a time occurs twice in a series.
     """
     times, present, per_second = _times(table[time], time, path, key)
     series, grouped = _series(table[group], group, path, key) if group else (np.zeros(len(table), np.int64), present)
@@ -88,7 +88,7 @@ def read(
 
 
 def _times(column: Any, name: str, path: Path, key: str) -> tuple[npt.NDArray[Any], column_values.Mask, float]:
-    """Times, where there is one, and ticks in a second."""
+    """Times, a mask of the rows that have one, and ticks per second."""
     from pyarrow import compute, int64, timestamp, types
 
     present = compute.is_valid(column).to_numpy(zero_copy_only=False)
@@ -121,7 +121,7 @@ def _no_time(column: Any, name: str, path: Path, key: str) -> DataError:
 
 
 def _series(column: Any, name: str, path: Path, key: str) -> tuple[npt.NDArray[np.int64], column_values.Mask]:
-    """The number of each row's series, and where there is one."""
+    """The series index of each row, and a mask of the rows that have one."""
     column_values.check_kind(column, name, key, str(path), dates=True)
     encoded = column_values.texts(column).combine_chunks().dictionary_encode()
     present = encoded.is_valid().to_numpy(zero_copy_only=False)

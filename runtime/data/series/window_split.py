@@ -1,4 +1,4 @@
-"""Cuts: which windows there are in a long table or in arrays, and which of them can be used."""
+"""Finds the windows of a long table or of arrays, and which of them can be used."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from runtime.errors import DataError
 
 @dataclass(frozen=True)
 class WindowSplit:
-    """Windows of the rows of one file."""
+    """Windows over the rows of one file."""
 
     path: Path
     key: str
-    """The key of the spec that names the file, for messages."""
+    """The spec key that names the file, for messages."""
     values: npt.NDArray[Any]
-    """Shape (rows, channels), as in the file."""
+    """Shape (rows, channels), unscaled."""
     fitted: column_values.Mask
-    """Rows from which mean and deviation may be taken."""
+    """Rows that mean and standard deviation are computed from."""
     starts: Ids
     """The first row of each window."""
     length: int
-    """Rows in a window."""
+    """Rows per window."""
     goal: TargetColumn | None
     marks: Ids
-    """Where each window's target is in `goal`."""
+    """Index into `goal` of each window's target."""
     numbers: Ids
-    """What each window is called by."""
+    """The number of each window in messages."""
     form: str
     notes: list[str]
 
     @property
     def fitting(self) -> npt.NDArray[Any]:
-        """The rows from which mean and deviation may be taken."""
+        """The rows that mean and standard deviation are computed from."""
         return self.values if self.fitted.all() else self.values[self.fitted]
 
     def taken(self, chosen: Ids) -> WindowSplit:
-        """Some of the windows, which in arrays are also the rows to fit to."""
+        """Keep some of the windows; for arrays, statistics are then also computed from their rows only."""
         fitted = np.zeros(len(self.values), np.bool_)
         fitted[(self.starts[chosen][:, None] + np.arange(self.length)).ravel()] = True
         return replace(
@@ -59,7 +59,7 @@ class WindowSplit:
         )
 
     def split(self, values: Tensor, head: Head | None) -> SeriesSplit:
-        """The windows with scaled values, and with targets if there is a head."""
+        """The windows with scaled values, and with targets if a head is given."""
         made = {"": target_columns.tensor(self.goal, self.marks, head, self.key)} if head and self.goal else {}
         return SeriesSplit(
             values,
@@ -73,10 +73,10 @@ class WindowSplit:
         )
 
     def check_shape(self, length: int, channels: int) -> None:
-        """Check that windows are of the shape of training.
+        """Check that windows have the shape of training.
 
         Raises:
-            DataError: if they are not.
+            DataError: if they do not.
         """
         if (self.length, self.values.shape[1]) != (length, channels):
             raise DataError(
@@ -102,11 +102,11 @@ def whole(line: Timeline, budget: float | None) -> WindowSplit:
 
 
 def divided(line: Timeline, share: float, budget: float) -> tuple[WindowSplit, WindowSplit]:
-    """Windows before a moment, and windows from it on; none reaches across.
+    """Windows before a point in time, and windows from it on; no window spans it.
 
     Args:
         line: rows of a long table.
-        share: the share of the rows that lies after the moment.
+        share: share of the rows after that point.
         budget: largest share of windows without a label.
 
     Raises:
@@ -129,11 +129,11 @@ def stacked(path: Path, key: str, classes: bool, budget: float | None, *, labell
     """The windows of arrays.
 
     Args:
-        path: the .npz.
-        key: the key of the spec that names it, for messages.
+        path: the .npz file.
+        key: the spec key that names it, for messages.
         classes: whether its targets are classes.
         budget: largest share of windows that cannot be used; None for any share.
-        labelled: whether the targets are read.
+        labelled: whether to read targets.
 
     Raises:
         DataError: if it cannot be used.
@@ -160,7 +160,7 @@ def stacked(path: Path, key: str, classes: bool, budget: float | None, *, labell
 def _usable(
     line: Timeline, breaks: column_values.Mask, part: column_values.Mask, budget: float | None, name: str = ""
 ) -> WindowSplit:
-    """Windows of one part of the rows, without those that have no label."""
+    """Windows in some of the rows, without those that have no label."""
     _check_length(line, breaks, part, name)
     length = line.layout.window
     starts = windows.cut(breaks, length, line.layout.stride)
@@ -200,9 +200,9 @@ def _usable(
 def _check_length(
     line: Timeline, breaks: column_values.Mask, part: column_values.Mask | None = None, name: str = ""
 ) -> None:
-    """Check that there is a window."""
+    """Check that there is at least one window."""
     length = line.layout.window
-    # A part that is left out breaks at every row.
+    # Rows outside of the part break the sequence.
     longest = windows.longest(breaks if part is None else breaks | ~part) if part is None or part.any() else 0
     if longest < length:
         where = f"the {name} of {line.path} has at most" if name else f"{line.path} has at most"

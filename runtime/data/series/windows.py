@@ -1,4 +1,4 @@
-"""Windows: samples of a fixed number of rows, gathered from one array in which all rows lie together."""
+"""Windows as samples: a fixed number of rows each, gathered from one array of all rows."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from runtime.data.dataset import Inputs, Targets
 from runtime.data.stateless_random import Ids
 
 FARTHEST = 1e6
-"""Deviations from the mean at which a new value is cut off."""
+"""New values are clipped at this many standard deviations from the mean."""
 
 
 @dataclass
 class SeriesSplit:
-    """Windows of the rows (R, C); window i is the rows from starts[i] on. Windows may share rows."""
+    """Windows over rows (R, C); window i starts at row starts[i]. Windows may overlap."""
 
     values: Tensor
     """Shape (R, C), float32, scaled; contiguous."""
     starts: Ids
     length: int
-    """Rows in a window."""
+    """Rows per window."""
     targets: Targets
     numbers: Ids
-    """What each window is called by: the row of the file that it ends in, or its place in the array."""
+    """The number of each window in messages: its last row in the file, or its index in the array."""
     files: tuple[str, ...]
     form: str
-    """How file and number are written."""
+    """Format of a window's name, from file and number."""
     file: Ids
-    """The file of each window."""
+    """Index of each window's file."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -42,7 +42,7 @@ class SeriesSplit:
     def gather(self, ids: Ids) -> Inputs:
         """One tensor (N, length, C) float32."""
         count, channels = self.values.shape
-        # Each row of this view is a window; views share the memory of the rows.
+        # Each row of this view is a window; overlapping windows share memory.
         windows = self.values.as_strided((count - self.length + 1, self.length * channels), (channels, 1))
         chosen = windows.index_select(0, torch.from_numpy(self.starts[ids]))
         return (chosen.view(len(ids), self.length, channels),)
@@ -54,7 +54,7 @@ class SeriesSplit:
 
 @dataclass(frozen=True)
 class Scale:
-    """Mean and deviation of each channel over the training rows."""
+    """Mean and standard deviation of each channel over the training rows."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -68,12 +68,12 @@ class Scale:
         return torch.from_numpy(made)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: the keyword arguments of `Scale`, as lists."""
+        """Plain JSON values: the keyword arguments of `Scale`, as lists."""
         return {name: list(numbers) for name, numbers in asdict(self).items()}
 
 
 def fit(values: npt.NDArray[Any]) -> tuple[Scale, list[int]]:
-    """The scale of training rows (R, C), and the channels that have one value everywhere: those are only centred."""
+    """The scale of training rows (R, C), and the channels with a constant value, which are only centered."""
     means, deviations, same = [], [], []
     for channel in range(values.shape[1]):
         column = values[:, channel].astype(np.float64)
@@ -88,9 +88,9 @@ def cut(breaks: npt.NDArray[np.bool_], length: int, stride: int) -> Ids:
     """The first row of every window.
 
     Args:
-        breaks: whether a new stretch of rows begins at each row; no window reaches across.
-        length: rows in a window.
-        stride: rows from the start of one window to the next, counted from the start of each stretch.
+        breaks: whether a new contiguous stretch begins at each row; no window spans two.
+        length: rows per window.
+        stride: rows between the starts of two windows, counted from the start of each stretch.
     """
     begins = np.flatnonzero(breaks)
     lengths = np.diff(np.append(begins, len(breaks)))
@@ -100,13 +100,13 @@ def cut(breaks: npt.NDArray[np.bool_], length: int, stride: int) -> Ids:
 
 
 def longest(breaks: npt.NDArray[np.bool_]) -> int:
-    """Rows of the longest stretch."""
+    """Rows in the longest contiguous stretch."""
     begins = np.flatnonzero(breaks)
     return int(np.diff(np.append(begins, len(breaks))).max(initial=0))
 
 
 def joined(parts: Sequence[SeriesSplit]) -> SeriesSplit:
-    """The windows of several files as one split, in order."""
+    """Concatenate the windows of several files."""
     offsets = np.cumsum([0, *(len(part.values) for part in parts)])
     return SeriesSplit(
         values=torch.cat([part.values for part in parts]),

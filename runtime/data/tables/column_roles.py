@@ -1,4 +1,4 @@
-"""Roles: which columns of a table are numbers, which are categories, and which cannot be used as they are."""
+"""Decides which columns of a table are numbers, which are categories, and which cannot be used."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from runtime.errors import DataError
 from runtime.job.tables import TableData
 
 MOSTLY = 0.9
-"""Share of numbers from which a column of text is not taken for categories without a word."""
+"""A text column with at least this share of numbers is an error instead of a category."""
 FEW = 50
-"""So many different texts are categories, whatever the number of rows."""
+"""Up to this many distinct texts are categories, whatever the number of rows."""
 
 
 @dataclass
 class Roles:
-    """Names of columns in the order of the file."""
+    """Column names, in the order of the file."""
 
     numeric: list[str] = field(default_factory=list)
     categorical: list[str] = field(default_factory=list)
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
+        """All columns."""
         return [*self.numeric, *self.categorical]
 
     def note(self) -> str:
-        """Both lists."""
+        """A note that lists both kinds."""
         parts = [(self.numeric, "numeric"), (self.categorical, "categorical")]
         return "; ".join(f"{len(names)} {kind}: {listed(names, 8)}" for names, kind in parts if names)
 
 
 def roles(table: Any, data: TableData, source: str) -> Roles:
-    """What each column of a training table is: as the job says, else by its type.
+    """The role of each column of a training table: as the job says, else by its type.
 
     Args:
-        table: a pyarrow table without the columns that are ignored.
+        table: a pyarrow table without ignored columns.
         data: the job's data.
         source: the file, for messages.
 
     Raises:
-        DataError: for dates, identifiers, numbers spoilt by some text, and types that are neither number nor text.
+        DataError: for dates, identifiers, numeric columns with some text, and types that are neither number nor text.
     """
     found = Roles()
     for name in table.column_names:
@@ -74,13 +74,13 @@ def roles(table: Any, data: TableData, source: str) -> Roles:
 
 
 def _check_text(column: Any, name: str, source: str) -> None:
-    """Refuse text that is mostly numbers, and text that is different nearly everywhere."""
+    """Refuse text that is mostly numbers, and text with a different value in nearly every row."""
     from pyarrow import array, string
 
     trimmed = column_values.texts(column)
     present = len(trimmed) - trimmed.null_count
     found = column_values.different(trimmed)
-    # Most columns of text have few different ones, of which none is a number: that is soon seen.
+    # Most text columns have few distinct values and no numbers, which is quick to check.
     if not np.isnan(column_values.numbers(array(found, string()))[0]).all():
         _check_spoilt(column, name, source, present)
     if len(found) > max(FEW, present / 2):
@@ -108,7 +108,7 @@ def _check_spoilt(column: Any, name: str, source: str, present: int) -> None:
 
 
 def _check_other(column: Any, name: str, source: str) -> None:
-    """Refuse dates, lists and the like, and whole numbers that only count the rows."""
+    """Refuse dates, lists and the like, and integers that only count the rows."""
     from pyarrow import types
 
     if column_values.kind(column) == "time":

@@ -1,8 +1,8 @@
-"""Features: columns of a table to tensors, as fitted to the training rows and stored with the model.
+"""Converts table columns to tensors, with statistics of the training rows that are stored with the model.
 
-A number becomes (value - mean) / std. Where it is missing it is the median, and if training rows lack it too, a second
-number is 1 there and 0 elsewhere. A category becomes its place among those of the training rows: 0 stands for one they
-do not have, 1 for an empty cell if training rows have some.
+A number becomes (value - mean) / std. If it is missing, the median takes its place; if training rows lack it too, a
+second number is 1 there and 0 elsewhere. A category becomes its index among those of the training rows: 0 stands for an
+unknown category, 1 for an empty cell if training rows have empty cells.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from runtime.data.stateless_random import Ids
 from runtime.data.tables.column_roles import Roles
 
 FARTHEST = 1e6
-"""Deviations from the mean at which a new number is cut off; no training value of ten million rows lies so far out."""
+"""New numbers are clipped at this many standard deviations; no training value of ten million rows can exceed it."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A numeric column; statistics of the training rows that have it."""
+    """A numeric column, with statistics of the training rows that have a value."""
 
     name: str
     mean: float
     std: float
     median: float
     missing: bool
-    """Whether a second number says where it is missing."""
+    """Whether a second number (0 or 1) marks missing values."""
 
     def scaled(self, values: column_values.Numbers) -> list[npt.NDArray[np.float32]]:
-        """One or two rows of shape (N,)."""
+        """One or two arrays of shape (N,)."""
         absent = np.isnan(values)
         filled = np.where(absent, self.median, values) if absent.any() else values
         scaled = np.clip((filled - self.mean) / self.std, -FARTHEST, FARTHEST).astype(np.float32)
@@ -47,20 +47,20 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A categorical column and the categories of the training rows."""
+    """A categorical column, with the categories of the training rows."""
 
     name: str
     values: tuple[str, ...]
     missing: bool
-    """Whether an empty cell has a place of its own."""
+    """Whether empty cells have an index of their own."""
 
     @property
     def size(self) -> int:
-        """Places, that of unknown categories too."""
+        """Number of indices, including that of unknown categories."""
         return 1 + self.missing + len(self.values)
 
     def places(self, column: Any) -> npt.NDArray[np.int32]:
-        """Places of trimmed texts, shape (N,)."""
+        """Indices of stripped texts, shape (N,)."""
         found = column_values.positions(column, self.values)
         places = np.where(found >= 0, found + 1 + self.missing, 0).astype(np.int32)
         if self.missing and column.null_count:
@@ -70,19 +70,19 @@ class Category:
 
 @dataclass(frozen=True)
 class Features:
-    """All columns that the network sees."""
+    """All columns that the network uses."""
 
     numbers: tuple[Number, ...]
     categories: tuple[Category, ...]
 
     @property
     def width(self) -> int:
-        """Numbers of one row, indicators too."""
+        """Numbers per row, missing-value indicators included."""
         return sum(1 + number.missing for number in self.numbers)
 
     @property
     def sizes(self) -> list[int]:
-        """Places of each categorical column."""
+        """Number of indices of each categorical column."""
         return [category.size for category in self.categories]
 
     @property
@@ -98,7 +98,7 @@ class Features:
         return tuple(_by_row(columns, count, len(table), kind) for columns, count, kind in shapes if count)
 
     def notes(self, table: Any, source: str) -> list[str]:
-        """What these rows have that the training rows did not: empty cells and categories."""
+        """Notes on empty cells and categories that the training rows did not have."""
         found = []
         for number in self.numbers:
             count = int(np.isnan(column_values.numbers(table[number.name])[0]).sum())
@@ -123,7 +123,7 @@ class Features:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data from which `from_json` makes the same features."""
+        """Plain JSON values from which `from_json` rebuilds the features."""
         return {
             "numeric": [asdict(n) for n in self.numbers],
             "categorical": [asdict(c) | {"values": list(c.values)} for c in self.categories],
@@ -131,21 +131,21 @@ class Features:
 
 
 def from_json(data: Mapping[str, Any]) -> Features:
-    """The features that `Features.to_json` described."""
+    """Rebuild the features from `Features.to_json`."""
     categories = (Category(c["name"], tuple(c["values"]), c["missing"]) for c in data["categorical"])
     return Features(tuple(Number(**n) for n in data["numeric"]), tuple(categories))
 
 
 def fit(table: Any, roles: Roles, rows: Ids) -> tuple[Features, list[str]]:
-    """The features of a training table.
+    """Compute the features of a training table.
 
     Args:
         table: all rows.
-        roles: what the columns are.
-        rows: the training rows, from which all statistics are taken.
+        roles: the kind of each column.
+        rows: the training rows, from which all statistics are computed.
 
     Returns:
-        The features, and a note on each column that is left out because it has one value everywhere.
+        The features, and a note on each column that is dropped because its value is constant.
     """
     numbers, categories, notes = [], [], []
     for name in roles.numeric:
@@ -165,7 +165,7 @@ def _number(name: str, values: column_values.Numbers) -> Number | None:
     known = values[~absent] if missing else values
     if not len(known) or (not missing and known.min() == known.max()):
         return None
-    # A value such as 0.1 has, summed a million times, a mean that is not quite 0.1, and so a tiny deviation.
+    # The mean of a million times 0.1 is not exactly 0.1, which would give a tiny standard deviation.
     spread = float(known.std()) if known.min() < known.max() else 0.0
     return Number(name, float(known.mean()), spread or 1.0, float(np.median(known)), missing)
 
@@ -176,7 +176,7 @@ def _category(name: str, column: Any) -> Category | None:
 
 
 def _by_row(columns: Iterator[npt.NDArray[Any]], count: int, length: int, kind: type) -> Tensor:
-    """Shape (length, count), in which a row lies together: that is what a batch is gathered from."""
+    """Shape (length, count), row-contiguous, since batches are gathered by row."""
     made: npt.NDArray[Any] = np.empty((count, length), kind)
     for index, column in enumerate(columns):
         made[index] = column

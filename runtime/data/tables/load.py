@@ -1,4 +1,4 @@
-"""Tables: the data of a tabular job: rows of a file, prepared once and kept in memory."""
+"""Loads the data of a table job: rows of a file, preprocessed once and kept in memory."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from runtime.job.tables import TableClassificationJob, TableData, TableJob
 
 @dataclass
 class TableSplit:
-    """Some rows of one file or several."""
+    """Some rows of one or several files."""
 
     inputs: Inputs
-    """Prepared rows of the files, one after the other."""
+    """Preprocessed rows of all files, concatenated."""
     rows: Ids
     """The rows of this split."""
     targets: Targets
@@ -51,7 +51,7 @@ class TableSplit:
 
 @dataclass(frozen=True)
 class _TablePart:
-    """The prepared rows of one file."""
+    """The preprocessed rows of one file."""
 
     path: Path
     key: str
@@ -62,14 +62,14 @@ class _TablePart:
     notes: list[str]
 
     def split(self, rows: Ids, head: Head) -> TableSplit:
-        """Some of the rows."""
+        """A split of some of the rows."""
         assert self.goal is not None
         made = {"": targets.tensor(self.goal, rows, head, self.key)}
         return TableSplit(self.inputs, rows, made, RowNames((self.path.name,), (0,)))
 
 
 def load(job: TableJob, settled: InputRecord | None = None) -> Dataset:
-    """Read and check the rows of a job, prepared as they are `settled` or as they themselves ask for.
+    """Read and check the rows of a job; preprocessing is taken from `settled` if given, else computed.
 
     Raises:
         DataError: if they cannot be used.
@@ -114,13 +114,13 @@ def load(job: TableJob, settled: InputRecord | None = None) -> Dataset:
 def read(
     paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
 ) -> NewSamples:
-    """Prepare new rows exactly as those of training were prepared.
+    """Read new rows, preprocessed exactly as the training rows were.
 
     Args:
-        paths: files with at least the columns that the network sees.
+        paths: files with at least the columns that the network uses.
         preprocessing: of the `Dataset` that the network was trained on.
-        heads: of that data.
-        labelled: whether the targets are there too, for an evaluation.
+        heads: of that dataset.
+        labelled: whether to read targets, for an evaluation.
 
     Raises:
         DataError: if a file cannot be used, or has a label that training did not have.
@@ -139,7 +139,7 @@ def read(
 
 
 def _table(path: Path, data: TableData, classes: bool) -> Any:
-    """The training table with the columns that the job uses."""
+    """The training table, with the columns that the job uses."""
     options = ("target", "features", "numeric", "categorical", "ignore")
     wanted = {name: f"data.{option}" for option in reversed(options) for name in getattr(data, option) or ()}
     return table_file.read(
@@ -153,14 +153,14 @@ def _table(path: Path, data: TableData, classes: bool) -> Any:
 
 
 def _classes(target: Sequence[str], classes: bool) -> Sequence[str]:
-    """The column of classes, which is read as text; several labels and numbers are not."""
+    """The target column if it holds classes, which is read as text; multi-label targets and numbers are not."""
     return target if classes and len(target) == 1 else ()
 
 
 def _part(
     path: Path, key: str, fitted: Features, target: Sequence[str], classes: bool, budget: float | None
 ) -> _TablePart:
-    """A file of its own, prepared as the training rows were; without a budget any number of rows may be left out."""
+    """Read a separate file, preprocessed as the training rows were; without a budget any number of rows may be dropped."""
     text = [*(category.name for category in fitted.categories), *_classes(target, classes)]
     wanted = dict.fromkeys((*fitted.names, *target), key)
     table = table_file.read(path, key, wanted=wanted, only=True, text=text)
@@ -172,7 +172,7 @@ def _part(
 
 
 def _divided(job: TableJob, goal: TargetColumn, rows: Ids, notes: list[str]) -> tuple[Ids, Ids]:
-    """Rows for training and for validation: by class, or where there are none, at random."""
+    """Rows for training and for validation: stratified by class, or at random if there are no classes."""
     if isinstance(job.data.validation, str):
         return rows, rows[:0]
     strata = np.zeros(len(rows), np.int64)

@@ -1,4 +1,4 @@
-"""Rows: which rows of a table can be used, and how they are called in messages."""
+"""Finds the usable rows of a table, and names rows in messages."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from runtime.errors import DataError
 
 @dataclass(frozen=True)
 class RowNames:
-    """Names of rows that stem from several files, one after the other."""
+    """Names of rows from several concatenated files."""
 
     files: tuple[str, ...]
     starts: tuple[int, ...]
-    """The number of the first row of each file."""
+    """Index of the first row of each file."""
 
     def row(self, row: int) -> str:
-        """The file and the row in it; the first below the header is row 1."""
+        """The file and the row in it; the first row below the header is row 1."""
         file = bisect_right(self.starts, row) - 1
         return f"{self.files[file]} row {row - self.starts[file] + 1}"
 
@@ -37,18 +37,18 @@ def usable(
 ) -> tuple[Ids, list[str]]:
     """The rows that can be used, and notes on the others.
 
-    A row is left out if it has no target, or text or infinity in a numeric column.
+    A row is dropped if it has no target, or has text or infinity in a numeric column.
 
     Args:
         table: a pyarrow table.
         numeric: its numeric columns.
         goal: its targets, if they are needed.
         path: its file.
-        key: the key that names the file, for messages.
-        budget: largest share of rows that may be left out; None if all but one may.
+        key: the spec key that names the file, for messages.
+        budget: largest share of rows that may be dropped; None if at least one must remain.
 
     Raises:
-        DataError: if a numeric column is of another type, if too many rows are left out, or all of them.
+        DataError: if a numeric column has another type, if too many rows are dropped, or all of them.
     """
     reasons: dict[int, list[str]] = {row: [reason] for row, reason in (goal.bad if goal else {}).items()}
     for name in numeric:

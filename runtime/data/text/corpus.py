@@ -1,4 +1,4 @@
-"""Corpus: the texts of one file with the labels of each, and the rows that cannot be used."""
+"""Reads the texts and labels of a file, and finds rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 
 MANY = 50
-"""Up to so many different labels, nobody asks whether a column holds labels at all."""
+"""Up to this many distinct labels, a column is accepted as labels without further checks."""
 
 
 @dataclass
 class Corpus:
-    """Usable rows of one file, or of several."""
+    """Usable rows of one or several files."""
 
     key: str
-    """The key of the spec that names the file."""
+    """The spec key that names the file."""
     paths: list[Path]
     starts: list[int]
-    """The first usable row of each file."""
+    """Index of the first usable row of each file."""
     texts: Any
-    """A pyarrow column of text, one for each usable row."""
+    """A pyarrow text column, one entry per usable row."""
     labels: dict[str, list[str]]
     """By column: the label of each usable row, as written."""
     rows: Ids
-    """Number of each usable row in the file; the first is 1."""
+    """Number of each usable row in its file; the first is 1."""
     bad: list[BadSample]
     """Rows that cannot be used."""
 
@@ -43,24 +43,24 @@ class Corpus:
         return len(self.texts)
 
     def title(self, index: int) -> str:
-        """Place and beginning of one text."""
+        """Row and first words of one text."""
         text = self.texts[index].as_py()
         path = self.paths[bisect_right(self.starts, index) - 1]
         return f"{path.name} row {self.rows[index]}: {text[:80]}{'…' if len(text) > 80 else ''}"
 
 
 def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: str) -> Corpus:
-    """The texts and labels of a file; rows without a text, or without one of the labels, are bad.
+    """Read the texts and labels of a file; rows without a text, or without one of the labels, are bad samples.
 
     Args:
         path: a .csv, .tsv, .jsonl or .parquet file.
-        key: the key of the spec that names the file.
+        key: the spec key that names the file.
         text: the text column.
-        labels: the label columns, each with the key of the spec that names it; none to read texts alone.
-        text_key: the key of the spec that names the text column.
+        labels: the label columns, each with the spec key that names it; empty to read texts only.
+        text_key: the spec key that names the text column.
 
     Raises:
-        DataError: if the file cannot be read, or a column is not there or does not hold text.
+        DataError: if the file cannot be read, or a column is missing or does not hold text.
     """
     from pyarrow import compute
 
@@ -85,7 +85,7 @@ def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: s
 
 
 def joined(sources: Sequence[Corpus]) -> Corpus:
-    """Several files as one."""
+    """Concatenate several files."""
     from pyarrow import chunked_array
 
     starts = np.cumsum([0, *map(len, sources)])[:-1].tolist()
@@ -123,10 +123,10 @@ def _bad(path: Path, filled: Mapping[str, Any], good: Any) -> list[BadSample]:
 
 
 def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, option: str) -> list[str]:
-    """Notes on the labels of one column.
+    """Check the labels of one column; returns notes.
 
     Raises:
-        DataError: if it has one class, or so many that it does not hold labels.
+        DataError: if it has one class, or so many that it cannot be labels.
     """
     if len(classes) < 2:
         raise DataError(
@@ -150,7 +150,7 @@ def _rare(labels: Sequence[str], column: str) -> list[str]:
 
 
 def _alike(classes: Sequence[str], column: str) -> list[str]:
-    """A note on classes that are probably one."""
+    """A note on classes that are probably the same."""
     spellings = defaultdict(list)
     for name in classes:
         spellings[name.casefold()].append(name)

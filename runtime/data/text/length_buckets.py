@@ -1,4 +1,4 @@
-"""Pieces: a batch of texts cut into parts of like length, so that little padding is computed."""
+"""Splits a batch of texts into micro-batches of similar length, which saves padding."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from runtime.data.dataset import Batch
 from runtime.data.to_device import onto
 
 PASS = 64
-"""Tokens that one more pass through the network is worth."""
+"""Cost of one more forward pass, in tokens."""
 
 Lengths = npt.NDArray[np.int64]
 
 
 def cut(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
-    """Parts of a batch, the longest texts first, each no wider than its longest text.
+    """Micro-batches, longest texts first, each padded only to its longest text.
 
     Args:
-        batch: its inputs are (N, tokens, ...), the last of them the mask (N, tokens) of real tokens, which come first;
-            one with a single input has one row for each sample and is cut as it lies, and so is one without samples.
-        most: samples in a part at most.
-        tokens: tokens in a part at most, padding included; a longer text is a part of its own.
+        batch: inputs (N, tokens, ...), of which the last is the mask (N, tokens) of real tokens, which come first.
+            Batches with a single input (one row per sample) and empty batches are split in their given order.
+        most: largest number of samples in a micro-batch.
+        tokens: largest number of tokens in a micro-batch, padding included; a longer text gets its own.
     """
     if len(batch.inputs) == 1 or not len(batch):
         yield from batch.split(most)
@@ -41,7 +41,7 @@ def cut(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
 
 
 def rows(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
-    """Parts of a batch as its texts lie, with so many real tokens and samples at most; a longer text is one of its own."""
+    """Micro-batches in the given order, with at most so many real tokens and samples; a longer text gets its own."""
     if len(batch.inputs) == 1 or not len(batch):
         yield from batch.split(most)
         return
@@ -58,13 +58,13 @@ def rows(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
 
 
 def pieces(lengths: Lengths, most: int, tokens: int) -> list[Lengths]:
-    """Which rows come together: neighbours in the order of length, cut where fewest tokens and passes are computed.
+    """Rows of each micro-batch: neighbors in the order of length, cut where the total cost is least.
 
-    A function of the lengths alone; rows of equal length keep their order.
+    The result depends on the lengths only; rows of equal length keep their order.
     """
     order = np.argsort(-lengths, kind="stable")
     sizes = lengths[order].tolist()
-    # From the end on: the cost of the rest from each row, and where the part that begins there ends.
+    # Dynamic programming from the end: the cost of all rows from each row on, and where its micro-batch ends.
     cost, ends = [0] * (len(sizes) + 1), [0] * len(sizes)
     for first in reversed(range(len(sizes))):
         count = max(1, min(most, tokens // max(1, sizes[first])))
@@ -80,5 +80,5 @@ def pieces(lengths: Lengths, most: int, tokens: int) -> list[Lengths]:
 
 
 def computed(lengths: Lengths, most: int, tokens: int) -> int:
-    """Tokens that are computed for a batch that is cut so, padding included."""
+    """Tokens that are computed for a batch that is split like this, padding included."""
     return sum(len(rows) * int(lengths[rows].max()) for rows in pieces(lengths, most, tokens))

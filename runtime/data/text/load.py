@@ -1,4 +1,4 @@
-"""Texts: the data of a text-classification job, tokenized once."""
+"""Loads the data of a text-classification job; texts are tokenized once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USUAL_VOCABULARY: int = TextEncoder.model_fields["vocabulary"].default
 
 
 class TextSplit:
-    """Texts as tokens in memory."""
+    """Tokenized texts in memory."""
 
     def __init__(self, part: TextPart, tokens: Ragged, pad: int) -> None:
         self.part, self.tokens, self.pad = part, tokens, pad
@@ -39,7 +39,7 @@ class TextSplit:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each text."""
+        """Number of tokens of each text."""
         return self.tokens.lengths
 
     def gather(self, ids: Ids) -> Inputs:
@@ -48,12 +48,12 @@ class TextSplit:
         return torch.from_numpy(filled), torch.from_numpy(mask)
 
     def title(self, index: int) -> str:
-        """Row and beginning of one text."""
+        """Row and first words of one text."""
         return self.part.title(index)
 
 
 def load(job: TextJob, settled: InputRecord | None = None) -> Dataset:
-    """Read, check and tokenize the texts of a job, by the tokenizer that is `settled` or by one that is made for them.
+    """Read, check and tokenize the texts of a job, with the tokenizer in `settled` or a new one.
 
     Raises:
         DataError: if they cannot be used.
@@ -89,7 +89,7 @@ def load(job: TextJob, settled: InputRecord | None = None) -> Dataset:
 
 
 def _tokenizer(job: TextJob, texts: Any, settled: InputRecord | None) -> tuple[Tokenizer, int | None, list[str]]:
-    """The tokenizer, the most tokens that the network sees (None: any number), and notes."""
+    """The tokenizer, the network's largest number of tokens (None: unlimited), and notes."""
     if isinstance(job.model, TextPretrained):
         found = pretrained.find(job, job.model.name)
         how = families.pooling(found.config) if job.model.pooling == "auto" else job.model.pooling
@@ -102,7 +102,7 @@ def _tokenizer(job: TextJob, texts: Any, settled: InputRecord | None) -> tuple[T
 
 
 def _known(settled: InputRecord) -> Tokenizer:
-    """The tokenizer as it was before it was told where to cut."""
+    """The stored tokenizer, without truncation."""
     words = tokenizer.from_json(settled.preprocessing["tokenizer"])
     words.inner.no_truncation()
     return words
@@ -125,7 +125,7 @@ def _length(job: TextJob, tokens: Ragged, most: int | None) -> tuple[int, list[s
 
 
 def _watched(job: TextJob) -> list[str]:
-    """A note on the metric that decides which weights are kept, where the job leaves it open."""
+    """A note on the metric that selects the best weights, if the job does not set one."""
     if job.checkpoint.best or len(job.data.labels) == 1:
         return []
     return [
@@ -134,7 +134,7 @@ def _watched(job: TextJob) -> list[str]:
 
 
 def _unknown(words: Tokenizer, tokens: Ragged) -> list[str]:
-    """A note on validation tokens that the vocabulary does not have."""
+    """A note on validation tokens that are not in the vocabulary."""
     share = float((tokens.flat == words.unknown).mean()) if words.unknown is not None else 0.0
     return [f"{share:.2%} of the validation tokens are not in the vocabulary"] * (share > 0)
 
@@ -142,13 +142,13 @@ def _unknown(words: Tokenizer, tokens: Ragged) -> list[str]:
 def read(
     paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
 ) -> NewSamples:
-    """Prepare new texts exactly as those of validation were prepared.
+    """Read new texts, preprocessed exactly as the validation texts were.
 
     Args:
         paths: .csv, .tsv, .jsonl or .parquet files.
-        preprocessing: what `load` left in the dataset.
+        preprocessing: as `load` stored it in the dataset.
         heads: the outputs of the model, by name.
-        labelled: whether to read the labels too.
+        labelled: whether to read labels.
 
     Raises:
         DataError: if no text can be used, or a label is not among the classes.

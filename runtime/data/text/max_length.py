@@ -1,4 +1,4 @@
-"""Lengths: how many tokens of a text the network sees, and how much of a batch is padding."""
+"""Chooses the maximum text length in tokens, and measures the share of padding."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from runtime.data.text import length_buckets
 from runtime.optimizations import unpadding
 
 BATCHES = 500
-"""Batches that the share of padding is counted on."""
+"""Number of batches on which the share of padding is measured."""
 USUAL = 512
-"""Most tokens that `auto` takes where the network itself has no limit."""
+"""Largest length that `auto` chooses if the network has no limit."""
 
 Lengths = npt.NDArray[np.int64]
 
@@ -22,12 +22,12 @@ Lengths = npt.NDArray[np.int64]
 def choose(wanted: int | Literal["auto"], lengths: Lengths, most: int | None) -> tuple[int, list[str]]:
     """`max_length`, and notes with the reason.
 
-    Auto takes the 99th percentile, rounded up to a multiple of 8, if the network sees so many.
+    `auto` takes the 99th percentile, rounded up to a multiple of 8, within the network's limit.
 
     Args:
-        wanted: the value of the job.
+        wanted: the job's value.
         lengths: tokens of each training text, special tokens included.
-        most: most tokens that the network sees; None if it has no limit.
+        most: the network's limit in tokens; None if it has none.
     """
     p50, p95, p99 = (int(value) for value in np.percentile(lengths, (50, 95, 99), method="inverted_cdf"))
     spread = f"tokens per text: p50 {p50}, p95 {p95}, p99 {p99}, max {lengths.max()}"
@@ -50,7 +50,7 @@ def _cut(lengths: Lengths, longest: int) -> str:
 
 
 def padding(lengths: Lengths, longest: int, batch_size: int, seed: int) -> str:
-    """A note on the share of padding in the first epoch: to `max_length`, to the longest of each batch, and without."""
+    """A note on the share of padding in the first epoch: padded to `max_length`, per batch, and without padding."""
     shuffled = lengths[stateless_random.permutation(seed, 0, len(lengths))]
     groups = [shuffled[i : i + batch_size] for i in range(0, len(lengths), batch_size)][:BATCHES]
     own = sum(int(group.sum()) for group in groups)

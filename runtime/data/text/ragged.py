@@ -1,4 +1,4 @@
-"""Ragged: rows of token ids of different lengths, end to end in one array."""
+"""Sequences of token ids of different lengths, concatenated in one array."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from runtime.data.stateless_random import Ids
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of whole numbers."""
+    """Rows of integers of different lengths."""
 
     flat: npt.NDArray[np.int32]
     """All rows, one after another."""
     offsets: npt.NDArray[np.int64]
-    """Where each row begins, and at last the end; one more than rows."""
+    """Start of each row, and the end of the last; one more than rows."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Numbers in each row."""
+        """Length of each row."""
         return np.diff(self.offsets)
 
     def padded(self, rows: Ids, filler: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """These rows as a rectangle.
+        """These rows, padded to a rectangle.
 
         Returns:
-            The numbers, short rows filled up to the longest one of these, shape (len(rows), longest); and 1 where a
-            number is the row's own, 0 where it is filler.
+            The numbers, padded to the longest of these rows, shape (len(rows), longest); and the mask: 1 for a row's
+            own
+            numbers, 0 for padding.
         """
         starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
         columns = np.arange(int(lengths.max(initial=0)))
@@ -43,12 +44,12 @@ class Ragged:
         return np.where(own, self.flat[places], filler).astype(np.int64), own.astype(np.int64)
 
     def cut(self, longest: int) -> Ragged:
-        """The first `longest` numbers of each row."""
+        """Truncate each row to `longest` numbers."""
         kept = np.arange(len(self.flat)) - np.repeat(self.offsets[:-1], self.lengths) < longest
         return Ragged(self.flat[kept], _offsets(np.minimum(self.lengths, longest)))
 
     def replaced(self, rows: Ids, others: Ragged) -> Ragged:
-        """The same with `others` in the place of `rows`, which have the same lengths."""
+        """Replace `rows` by `others`, which have the same lengths."""
         flat = self.flat.copy()
         chosen = np.zeros(len(self), np.bool_)
         chosen[rows] = True
@@ -57,7 +58,7 @@ class Ragged:
 
 
 def of(parts: Iterable[Sequence[Sequence[int]]]) -> Ragged:
-    """Rows that come in parts of many rows each."""
+    """Build from chunks of many rows each."""
     flats, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
     for part in parts:
         sizes = np.fromiter(map(len, part), np.int64, len(part))

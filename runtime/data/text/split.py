@@ -1,4 +1,4 @@
-"""Parts: which texts are for training and which for validation, with their classes."""
+"""Splits texts into training and validation, and indexes their classes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TextPart:
 
     source: Corpus
     rows: Ids
-    """Positions in the corpus."""
+    """Indices into the corpus."""
     classes: Classes
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class TextPart:
         return self.source.texts.take(self.rows)
 
     def title(self, index: int) -> str:
-        """Place and beginning of one text."""
+        """Row and first words of one text."""
         return self.source.title(int(self.rows[index]))
 
 
@@ -49,10 +49,10 @@ def read(job: TextJob, settled: Mapping[str, Head] | None = None) -> tuple[TextP
 
     Args:
         job: the job.
-        settled: the heads, if they are known; else they are those of the training texts.
+        settled: the heads of a resumed run; None to take them from the training texts.
 
     Raises:
-        DataError: if there are no usable texts, or the labels are none.
+        DataError: if there are no usable texts, or the label columns hold no classes.
     """
     train, notes = _usable(job, job.data.train, "data.train")
     heads, more = _heads(job, train)
@@ -124,9 +124,9 @@ def _taken(source: Corpus, rows: Ids, classes: Classes) -> TextPart:
 
 
 def _divided(classes: Classes, heads: Heads, fraction: float, seed: int) -> tuple[Ids, Ids, list[str]]:
-    """Rows for training and for validation: a share of every class of the first head.
+    """Rows for training and for validation, stratified by the class of the first head.
 
-    A row whose class, in any head, would occur in validation alone is moved to training.
+    A row with a class, in any head, that would otherwise occur only in validation is moved to training.
     """
     kept, rest = stratify.held_out(next(iter(classes.values())), fraction, seed)
     unseen = np.zeros(len(rest), np.bool_)
@@ -138,7 +138,7 @@ def _divided(classes: Classes, heads: Heads, fraction: float, seed: int) -> tupl
 
 
 def _shared(train: TextPart, held: TextPart) -> list[str]:
-    """A note on texts that are in both parts, which makes validation look better than it is."""
+    """A note on texts that are in both parts, which makes validation scores too good."""
     from pyarrow import compute
 
     twice = compute.sum(compute.is_in(held.texts, value_set=train.texts.unique())).as_py() or 0

@@ -1,4 +1,4 @@
-"""Tokenizer: texts to token ids, by a vocabulary learned from the job's texts or the one of a pretrained encoder."""
+"""Tokenizes texts with a vocabulary learned from the job's texts, or with that of a pretrained encoder."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     import tokenizers
 
 PART = 10_000
-"""Texts that are tokenized in one call, which shares them among the threads."""
+"""Texts that are tokenized in one call, which distributes them over threads."""
 VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-"""Files of older forms of tokenizers."""
+"""Vocabulary files of older tokenizer formats."""
 RULE = "NFC, lower case, accents kept"
 _PAD, _UNKNOWN, _CLASS, _SEPARATOR, _MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer of the tokenizers library, and the token that fills up short texts."""
+    """A tokenizer of the tokenizers library, and its padding token."""
 
     inner: tokenizers.Tokenizer
     pad: int
@@ -41,20 +41,20 @@ class Tokenizer:
 
     @property
     def unknown(self) -> int | None:
-        """The token for what is not in the vocabulary; None if everything is."""
+        """The token for text outside of the vocabulary; None if there is no such text."""
         name = getattr(self.inner.model, "unk_token", None)
         return self.inner.token_to_id(name) if name else None
 
     def encode(self, texts: Any) -> Ragged:
-        """The tokens of each text, with the special ones at both ends.
+        """The tokens of each text, special tokens included.
 
         Args:
-            texts: a pyarrow column of text.
+            texts: a pyarrow text column.
         """
         return ragged.of(_rows(self.inner, texts))
 
     def cut(self, encoded: Ragged, texts: Any, longest: int) -> Ragged:
-        """What `encode` gave, with texts of more than `longest` tokens cut; both ends stay special tokens."""
+        """Truncate the result of `encode` to at most `longest` tokens; special tokens at both ends are kept."""
         self.inner.enable_truncation(longest)
         rows = np.flatnonzero(encoded.lengths > longest)
         if not len(rows):
@@ -62,22 +62,22 @@ class Tokenizer:
         return encoded.cut(longest).replaced(rows, self.encode(texts.take(rows)))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data from which `from_json` makes the same tokenizer, cutting included."""
+        """Plain JSON values from which `from_json` rebuilds the tokenizer, truncation included."""
         return {"json": self.inner.to_str(), "pad": self.pad}
 
 
 def from_json(data: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that `Tokenizer.to_json` described."""
+    """Rebuild the tokenizer from `Tokenizer.to_json`."""
     return Tokenizer(library().Tokenizer.from_str(data["json"]), data["pad"])
 
 
 def library() -> Any:
-    """The tokenizers library, with as many threads as torch has.
+    """The tokenizers library, with as many threads as torch uses.
 
     Raises:
         DataError: if it is not installed.
     """
-    # Left alone, it takes a thread for every CPU of the host, and warns in each worker process.
+    # By default it uses a thread for every CPU of the host, and warns in each worker process.
     os.environ.setdefault("RAYON_NUM_THREADS", str(torch.get_num_threads()))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
@@ -92,14 +92,14 @@ def library() -> Any:
 
 
 def learn(texts: Any, size: int) -> Tokenizer:
-    """A WordPiece vocabulary (Wu et al. 2016) of at most `size` tokens from a pyarrow column of texts.
+    """Learn a WordPiece vocabulary (Wu et al. 2016) of at most `size` tokens from a pyarrow text column.
 
-    The same texts give the same vocabulary in every process and with any number of threads.
+    The same texts give the same vocabulary in every process, with any number of threads.
     """
     inner = _blank(library())
     alphabet = _alphabet(inner, texts, size)
-    # The trainer numbers letters inside of words as it comes across them, in an order that differs from process to
-    # process; as special tokens they are numbered in the order given.
+    # The trainer numbers the letters inside words in an order that differs between processes; special tokens are
+    # numbered in the given order.
     inside = [f"##{letter}" for letter in alphabet]
     trainer = library().trainers.WordPieceTrainer(
         vocab_size=size,
@@ -111,14 +111,14 @@ def learn(texts: Any, size: int) -> Tokenizer:
     )
     inner.train_from_iterator(parts(texts), trainer)
     numbers = inner.get_vocab(with_added_tokens=True)
-    # A fresh one has only the real special tokens as such.
+    # A new tokenizer, in which only the real special tokens are special.
     learned = _blank(library(), dict(sorted(numbers.items(), key=lambda item: item[1])))
     learned.add_special_tokens(list(SPECIAL))
     return Tokenizer(learned, numbers[_PAD])
 
 
 def of(found: Pretrained) -> Tokenizer:
-    """The tokenizer of a pretrained encoder, as it is in its folder.
+    """The tokenizer in the folder of a pretrained encoder.
 
     Raises:
         SpecError: if there is none, or it does not fit the encoder.
@@ -131,7 +131,7 @@ def of(found: Pretrained) -> Tokenizer:
     possible = "a folder with tokenizer.json or vocab.txt, as save_pretrained writes it"
     try:
         inner = library().Tokenizer.from_file(str(path)) if path.exists() else _converted(found)
-    except Exception as error:  # the library raises nothing more specific
+    except Exception as error:  # the library raises plain Exceptions
         found.refuse(f"the tokenizer in {found.folder} cannot be used: {str(error)[:300]}", possible, "save it again")
     inner.no_truncation()
     inner.no_padding()
@@ -147,9 +147,9 @@ def of(found: Pretrained) -> Tokenizer:
 
 
 def _converted(found: Pretrained) -> tokenizers.Tokenizer:
-    """A tokenizer in one of the older forms."""
+    """Convert a tokenizer from one of the older formats."""
     if not any((found.folder / name).exists() for name in VOCABULARIES):
-        # The library would make one without words.
+        # The library would make a tokenizer without words.
         raise FileNotFoundError(f"there is none of tokenizer.json, {', '.join(VOCABULARIES)}")
     with quiet() as transformers:
         made = transformers.AutoTokenizer.from_pretrained(
@@ -172,7 +172,7 @@ def _blank(tokenizers: Any, vocabulary: dict[str, int] | None = None) -> tokeniz
 
 
 def _alphabet(inner: tokenizers.Tokenizer, texts: Any, size: int) -> list[str]:
-    """The most frequent letters, at most a quarter of the vocabulary, in order."""
+    """The most frequent letters, sorted; at most a quarter of the vocabulary."""
     counts: Counter[str] = Counter()
     for part in parts(texts):
         counts.update(inner.normalizer.normalize_str("\n".join(part)))
@@ -181,7 +181,7 @@ def _alphabet(inner: tokenizers.Tokenizer, texts: Any, size: int) -> list[str]:
 
 
 def parts(texts: Any) -> Iterator[list[str]]:
-    """A pyarrow column of text as lists of some thousand texts."""
+    """A pyarrow text column as lists of PART texts."""
     for start in range(0, len(texts), PART):
         yield texts.slice(start, PART).to_pylist()
 
