@@ -8,8 +8,9 @@ from typing import Any
 
 from gpu_rows import ROWS
 
-from runtime.hardware.facts import Hardware, size
+from runtime.hardware.facts import Hardware
 from runtime.plan.plan import written
+from runtime.system.units import format_bytes
 
 SHOWN = ("precision", "compile", "cuda_graphs", "attention", "channels_last", "cudnn_benchmark", "fused_optimizer",
          "gpu_resident_data", "pinned_transfer", "loader_workers", "allocator_segments")
@@ -37,7 +38,7 @@ def _head(found: dict[str, Any], machine: Hardware) -> Iterator[str]:
         yield "Made with `--smoke`: networks and data are so small that these figures say nothing."
         yield ""
     arms = [arm for row in found["rows"].values() for arm in row.values() if "torch" in arm]
-    chip = f"capability {gpu.capability[0]}.{gpu.capability[1]}, {size(gpu.memory)}, driver {gpu.driver}" if gpu else ""
+    chip = f"capability {gpu.capability[0]}.{gpu.capability[1]}, {format_bytes(gpu.memory)}, driver {gpu.driver}" if gpu else ""
     parts = [
         chip,
         f"torch {arms[0]['torch']}" if arms else "",
@@ -134,7 +135,7 @@ def _number(arm: dict[str, Any], key: str) -> str:
 
 
 def _bytes(arm: dict[str, Any]) -> str:
-    return size(arm["peak"]) if arm.get("peak") else "-"
+    return format_bytes(arm["peak"]) if arm.get("peak") else "-"
 
 
 def _both(one: dict[str, Any], two: dict[str, Any], key: str, form: str) -> str:

@@ -106,8 +106,7 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
     from runtime.system.signals import Signals
     from runtime.training import run as runs
     from runtime.training.phase_timer import PhaseTimer
-    from runtime.tuning import process_settings
-    from runtime.tuning import time_budget
+    from runtime.tuning import process_settings, time_budget
     from runtime.tuning.tuner import Tuner
 
     here, signals = detect(scratch), Signals()
@@ -130,8 +129,7 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
 def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
     """The tuner's choice against every combination."""
     from runtime.system import timeout
-    from runtime.tuning import process_settings
-    from runtime.tuning import variants
+    from runtime.tuning import process_settings, variants
 
     start = time.perf_counter()
     found = tuner.tune(given.budget)
@@ -242,8 +240,7 @@ def delays(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 def decided(tuner: Any, slower: bool) -> bool:
     """Whether a value is taken that does the same work with a known delay, on its own side or on the incumbent's."""
-    from runtime.tuning import time_budget
-    from runtime.tuning import variants
+    from runtime.tuning import time_budget, variants
     from runtime.tuning.paired_timing import compare
 
     plan = tuner.made.plan

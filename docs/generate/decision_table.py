@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from runtime.hardware import facts, gpu_selection
-from runtime.hardware.facts import Hardware, size
+from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
 from runtime.plan import plan as plans
 from runtime.plan.plan import Decision, Plan, written
+from runtime.system.units import format_bytes
 
 SHOWN = {
     "precision": "precision",
@@ -73,7 +74,7 @@ def _chip(machine: Hardware) -> str:
     gpu = machine.gpu
     if gpu is None:
         return f"{machine.cpu.model}, {machine.cpu.budget} CPUs"
-    return f"{gpu.name}, {gpu.capability[0]}.{gpu.capability[1]}, {size(gpu.memory)}, driver {gpu.driver}"
+    return f"{gpu.name}, {gpu.capability[0]}.{gpu.capability[1]}, {format_bytes(gpu.memory)}, driver {gpu.driver}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

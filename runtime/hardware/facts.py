@@ -210,13 +210,3 @@ def _value(hint: Any, value: Any, source: str) -> Any:
             return value
     name = hint.__name__ if isinstance(hint, type) else str(hint).replace("runtime.hardware.facts.", "")
     raise SpecError(f"{source}: is {value!r}", f"a value of type {name}", "take it from `drivetrain facts --json`")
-
-
-def size(count: int | None) -> str:
-    """Bytes as a person says them: 64 MiB, 7.8 GiB."""
-    if count is None:
-        return "unknown"
-    for unit, power in (("TiB", 4), ("GiB", 3)):
-        if count >= 1024**power:
-            return f"{count / 1024**power:.1f} {unit}"
-    return f"{count / 1024**2:.0f} MiB"

@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from runtime.hardware.facts import Cpu, Gpu, Hardware, Memory, Storage, Torch, size
+from runtime.hardware.facts import Cpu, Gpu, Hardware, Memory, Storage, Torch
+from runtime.system.units import format_bytes
 
 _Row = tuple[str, str, str, str]
 """Name of the fact in the JSON, its label, the machine's side, our side."""
@@ -35,7 +36,7 @@ def _rows(hardware: Hardware) -> Iterator[_Row]:
     yield "cpu", "CPU", f"{cpu.model} ({cpu.vendor}, {cpu.architecture})", _flags(cpu)
     yield "cpu", "logical CPUs", str(cpu.host), _budget(cpu)
     yield "cpu", "physical cores", "", _cores(cpu)
-    yield "memory", "memory", size(hardware.memory.host), _memory(hardware.memory)
+    yield "memory", "memory", format_bytes(hardware.memory.host), _memory(hardware.memory)
     yield from _storage(hardware.storage)
     yield "compiler", "C++ compiler", "", hardware.compiler or "none (g++ and Python.h are both needed)"
     yield "torch", "torch", "", _torch(hardware.torch)
@@ -44,15 +45,15 @@ def _rows(hardware: Hardware) -> Iterator[_Row]:
     if not hardware.gpus:
         yield "gpus", "GPU", "", "none"
     for gpu in hardware.gpus:
-        yield "gpus", f"GPU {gpu.index}", _gpu(gpu), f"{size(gpu.free)} free"
+        yield "gpus", f"GPU {gpu.index}", _gpu(gpu), f"{format_bytes(gpu.free)} free"
 
 
 def _storage(storage: Storage) -> Iterator[_Row]:
-    shm = f"{size(storage.shm)}, {_exec(storage.shm_exec)}" if storage.shm is not None else "not there"
+    shm = f"{format_bytes(storage.shm)}, {_exec(storage.shm_exec)}" if storage.shm is not None else "not there"
     writable = "writable" if storage.cache_writable else "not writable"
     yield "storage", "/dev/shm", "", shm
     yield "storage", "temporary folder", "", _exec(storage.tmp_exec)
-    yield "storage", "run folder", "", f"{size(storage.runs_free)} free"
+    yield "storage", "run folder", "", f"{format_bytes(storage.runs_free)} free"
     yield "storage", "compile cache", storage.cache, f"{writable}, {_exec(storage.cache_exec)}"
 
 
@@ -76,9 +77,9 @@ def _cores(cpu: Cpu) -> str:
 
 
 def _memory(memory: Memory) -> str:
-    limit = f"limit {size(memory.limit)}" if memory.limit is not None else "no limit"
+    limit = f"limit {format_bytes(memory.limit)}" if memory.limit is not None else "no limit"
     swap = "swap on" if memory.swap else "swap off"
-    return f"{size(memory.available)} ({limit}, {size(memory.used)} in use, {swap})"
+    return f"{format_bytes(memory.available)} ({limit}, {format_bytes(memory.used)} in use, {swap})"
 
 
 def _exec(allowed: bool) -> str:
@@ -95,7 +96,7 @@ def _torch(torch: Torch | None) -> str:
 def _gpu(gpu: Gpu) -> str:
     major, minor = gpu.capability
     mig = ", one MIG instance" if gpu.mig else ""
-    return f"{gpu.name}, {size(gpu.memory)}, capability {major}.{minor}, driver {gpu.driver}{mig}"
+    return f"{gpu.name}, {format_bytes(gpu.memory)}, capability {major}.{minor}, driver {gpu.driver}{mig}"
 
 
 def _assumed(hardware: Hardware, key: str) -> bool:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Literal
 
 from runtime.errors import DeviceError
-from runtime.hardware.facts import Gpu, Hardware, size
-from runtime.job.values import size_bytes
+from runtime.hardware.facts import Gpu, Hardware
+from runtime.system.units import format_bytes, parse_bytes
 
 Wanted = Literal["auto", "all", "none"] | Sequence[int]
 
@@ -110,7 +110,7 @@ def allowed(gpu: Gpu, asked: float | str | None) -> int:
     """Bytes of a GPU that a job's `limits.gpu_memory` allows: a share, a size, or all of it."""
     if asked is None:
         return gpu.memory
-    return min(gpu.memory, size_bytes(asked) if isinstance(asked, str) else int(gpu.memory * asked))
+    return min(gpu.memory, parse_bytes(asked) if isinstance(asked, str) else int(gpu.memory * asked))
 
 
 def room(gpu: Gpu, asked: float | str | None) -> int:
@@ -126,7 +126,7 @@ def refuse_full(gpu: Gpu) -> None:
     """
     if gpu.free < CONTEXT:
         raise DeviceError(
-            f"{_named((gpu,))} has {size(gpu.free)} of {size(gpu.memory)} left",
-            f"at least {size(CONTEXT)}, which CUDA itself takes, and room for the training",
+            f"{_named((gpu,))} has {format_bytes(gpu.free)} of {format_bytes(gpu.memory)} left",
+            f"at least {format_bytes(CONTEXT)}, which CUDA itself takes, and room for the training",
             "nvidia-smi lists who holds the rest: end that, or name another GPU with limits.gpus",
         )

@@ -19,9 +19,10 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from runtime.system.units import SIZE_PATTERN, parse_bytes
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Digits are counted, so that every match is a finite number; one of them is not 0.
-_SIZE = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,12}(?:\.[0-9]{1,12})?) *([kmgtKMGT])(?:[iI]?[bB])?")
 _DURATION = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,9}(?:\.[0-9]{1,9})?) *([smhd])")
 _STEPS = re.compile(r"(?=[0-9]*[1-9])([0-9]{1,12}) *steps?")
 # No user and password: the spec is copied into every run folder.
@@ -90,13 +91,12 @@ class _Checked:
         return {"type": "string", "pattern": f"^(?:{self.pattern})$"}
 
 
-def size_bytes(text: str) -> int:
-    """Bytes in `256m`, `4g` (powers of 1024)."""
-    match = _SIZE.fullmatch(text)
-    size = int(float(match[1]) * 1024 ** (" kmgt".index(match[2].lower()))) if match else 0
-    if not size:
-        raise PydanticCustomError("size", "a size with its unit: 256m, 4g")
-    return size
+def check_size(text: str) -> None:
+    """Refuse what is no size, in the words of a spec."""
+    try:
+        parse_bytes(text)
+    except ValueError:
+        raise PydanticCustomError("size", "a size with its unit: 256m, 4g") from None
 
 
 def duration_seconds(text: str) -> float:
@@ -146,7 +146,7 @@ def fraction_or_path(value: Any) -> Any:
 def share_or_size(value: Any) -> Any:
     """Check a share of something, or a size."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (0 < value <= 1 if number else isinstance(value, str) and _SIZE.fullmatch(value)):
+    if not (0 < value <= 1 if number else isinstance(value, str) and SIZE_PATTERN.fullmatch(value)):
         raise PydanticCustomError("share_or_size", "a share above 0 and up to 1, or a size with its unit such as 6g")
     return value
 
@@ -173,7 +173,7 @@ def web_address(text: str) -> None:
 
 Address = Annotated[str, _Checked(web_address, _ADDRESS.pattern)]
 Name = Annotated[str, _Checked(run_name, _NAME.pattern)]
-Size = Annotated[str, _Checked(size_bytes, _SIZE.pattern)]
+Size = Annotated[str, _Checked(check_size, SIZE_PATTERN.pattern)]
 Duration = Annotated[str, _Checked(duration_seconds, _DURATION.pattern)]
 Interval = Annotated[str, _Checked(interval, f"epoch|{_STEPS.pattern}|{_DURATION.pattern}")]
 Fraction = Annotated[float, Field(ge=0, lt=1)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.job import Job
-from runtime.job.values import size_bytes
+from runtime.system.units import parse_bytes
 
 SECURE_UID = 1000
 """Whose the files are if root starts a container from a checkout of root's."""
@@ -33,7 +33,7 @@ def variables(info: Mapping[str, Any], job: Job, *, gpu: bool = False) -> dict[s
     names = ("DRIVETRAIN_GPU_CPUS", "DRIVETRAIN_GPU_MEMORY") if gpu else ("DRIVETRAIN_CPUS", "DRIVETRAIN_MEMORY")
     values = {names[0]: f"{cpus:g}"}
     if memory:
-        values |= {names[1]: memory, "DRIVETRAIN_RESERVATION": str(min(GIB, size_bytes(memory)))}
+        values |= {names[1]: memory, "DRIVETRAIN_RESERVATION": str(min(GIB, parse_bytes(memory)))}
     if limits.shm:
         values["DRIVETRAIN_SHM"] = limits.shm
     return values

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from runtime.hardware.facts import size
 from runtime.launch.project import PROJECT
 from runtime.system.exit_codes import KILLED, meaning
+from runtime.system.units import format_bytes
 
 _RUN = re.compile(rb"^run (runs/\S+) (?:starts|goes on)$", re.MULTILINE)
 
@@ -53,7 +53,7 @@ def _from_here(run: str) -> str:
 def ended(code: int, attributes: Any) -> str:
     """What the end of a container means that could not say so itself; nothing for one that could."""
     if attributes["State"].get("OOMKilled"):
-        limit = size(attributes["HostConfig"]["Memory"])
+        limit = format_bytes(attributes["HostConfig"]["Memory"])
         return (
             f"the container reached its memory limit of {limit} and was killed for it\n"
             "  possible: a smaller train.batch_size or optimize.micro_batch, or a higher limits.memory\n"

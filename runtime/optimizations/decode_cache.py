@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from runtime.hardware.facts import size
 from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache
+from runtime.system.units import format_bytes
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -39,13 +39,13 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     if taken > hardware.memory.available:
         return Choice(
             False,
-            f"{size(taken)} of pixels would come from the disk in every epoch: more than the free memory "
-            f"({size(hardware.memory.available)})",
+            f"{format_bytes(taken)} of pixels would come from the disk in every epoch: more than the free memory "
+            f"({format_bytes(hardware.memory.available)})",
         )
     return Choice(
         True,
         f"{workload.samples:,} images decoded once, not in each of {job.train.epochs} epochs: "
-        f"{size(taken)} in {hardware.storage.cache}",
+        f"{format_bytes(taken)} in {hardware.storage.cache}",
     )
 
 
@@ -61,7 +61,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return f"the cache {hardware.storage.cache} cannot be written"
     room = hardware.storage.cache_room
     if workload is not None and _bytes(workload) * SHARE > (room or 0):
-        return f"the pixels take {size(_bytes(workload))}, more than half of the room in the cache ({size(room)})"
+        return f"the pixels take {format_bytes(_bytes(workload))}, more than half of the room in the cache ({format_bytes(room)})"
     return None
 
 

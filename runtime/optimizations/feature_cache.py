@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runtime.distributed import local_processes
-from runtime.hardware.facts import size
 from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.system.units import format_bytes
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -48,7 +48,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     return Choice(
         True,
         f"{workload.prefix} computed once, not in each of {epochs} epochs: saves "
-        f"{workload.prefix_share:.0%} of a step's arithmetic, takes {size(workload.prefix_bytes)} "
+        f"{workload.prefix_share:.0%} of a step's arithmetic, takes {format_bytes(workload.prefix_bytes)} "
         f"{'of memory' if where == 'memory' else 'on the disk'}",
     )
 
@@ -88,8 +88,8 @@ def _no_room(job: Job, hardware: Hardware, workload: Workload) -> str | None:
         free, together = hardware.storage.runs_free, local_processes.wanted(job, hardware)
         each = f" in each of {together} processes" if together > 1 else ""
         return (
-            f"the outputs of {workload.prefix} take {size(workload.prefix_bytes)}{each}, more than a quarter of the free "
-            f"memory ({size(hardware.memory.available)}) and of the free disk ({size(free)})"
+            f"the outputs of {workload.prefix} take {format_bytes(workload.prefix_bytes)}{each}, more than a quarter of the free "
+            f"memory ({format_bytes(hardware.memory.available)}) and of the free disk ({format_bytes(free)})"
         )
     return None
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runtime.hardware import gpu_selection
-from runtime.hardware.facts import size
 from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache, gradient_checkpointing
+from runtime.system.units import format_bytes
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -46,12 +46,14 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
             gradient_checkpointing.room(job, hardware),
         )
         if rest > room:
-            return Choice(False, f"with the network that would be {size(rest)}, and {size(room)} may be used")
+            return Choice(
+                False, f"with the network that would be {format_bytes(rest)}, and {format_bytes(room)} may be used"
+            )
     assert hardware.gpu is not None
     return Choice(
         True,
-        f"{workload.samples:,} samples take {size(taken(workload))} of "
-        f"{size(gpu_selection.room(hardware.gpu, job.limits.gpu_memory))}",
+        f"{workload.samples:,} samples take {format_bytes(taken(workload))} of "
+        f"{format_bytes(gpu_selection.room(hardware.gpu, job.limits.gpu_memory))}",
     )
 
 
@@ -78,7 +80,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "feature_cache puts what the frozen part gives in the place of the samples"
     room = gpu_selection.room(hardware.gpu, job.limits.gpu_memory)
     if taken(workload) * SHARE > room:
-        return f"the samples take {size(taken(workload))}, more than a quarter of the {size(room)} that may be used"
+        return f"the samples take {format_bytes(taken(workload))}, more than a quarter of the {format_bytes(room)} that may be used"
     return None
 
 

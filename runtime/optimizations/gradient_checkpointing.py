@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runtime.hardware import gpu_selection
-from runtime.hardware.facts import size
 from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.system.units import format_bytes
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -31,14 +31,15 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(OFF, obstacle or "it costs time, and is needed only where memory is short")
     fixed, most = _fixed(job, workload), room(job, hardware)
     plain, saving = needed(job, workload), fixed + workload.recomputed
-    figures = f"{size(plain)} with one sample at a time, {size(most)} may be used"
+    figures = f"{format_bytes(plain)} with one sample at a time, {format_bytes(most)} may be used"
     if plain <= most:
         return Choice(OFF, f"not needed: {figures}")
     if fixed > most:
         return Choice(
-            OFF, f"no help: weights, gradients and moments alone take {size(fixed)}, {size(most)} may be used"
+            OFF,
+            f"no help: weights, gradients and moments alone take {format_bytes(fixed)}, {format_bytes(most)} may be used",
         )
-    return Choice(True, f"{figures}; recomputed blocks take {size(saving)}")
+    return Choice(True, f"{figures}; recomputed blocks take {format_bytes(saving)}")
 
 
 def doubtful(job: Job, hardware: Hardware, workload: Workload) -> bool:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from runtime.hardware.facts import size
 from runtime.optimizations import (
     Choice,
     Effect,
@@ -22,6 +21,7 @@ from runtime.optimizations import (
     micro_batch,
     wanted,
 )
+from runtime.system.units import format_bytes
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -65,7 +65,9 @@ def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str |
     if workload is None:
         return None
     need, left = ROW * workload.token_bytes, gradient_checkpointing.spare(job, hardware, workload)
-    return f"a row takes up to {size(need)}, {size(max(0, left))} may be used" if need > left / 2 else None
+    return (
+        f"a row takes up to {format_bytes(need)}, {format_bytes(max(0, left))} may be used" if need > left / 2 else None
+    )
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:

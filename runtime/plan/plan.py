@@ -15,14 +15,14 @@ from runtime import optimizations
 from runtime.errors import Problem, SpecError
 from runtime.hardware import gpu_selection
 from runtime.hardware import image_selection as image
-from runtime.hardware.facts import Hardware, size
+from runtime.hardware.facts import Hardware
 from runtime.job import Job
-from runtime.job.values import size_bytes
 from runtime.job.workload import Workload
 from runtime.optimizations import Choice, Optimization, Value
 from runtime.plan.chip_profiles import profile
 from runtime.plan.evidence import Measurement
 from runtime.system.files import parse_json
+from runtime.system.units import format_bytes, parse_bytes
 
 OPEN = ("choice", "profile")
 """Sources of decisions that measuring may change."""
@@ -174,7 +174,7 @@ def _notes(job: Job, hardware: Hardware, word: str | None) -> Iterable[str]:
         yield f"limits.gpu_memory: {limits.gpu_memory} does nothing without a GPU"
     elif limits.gpu_memory is not None and hardware.gpu is not None:
         may = gpu_selection.allowed(hardware.gpu, limits.gpu_memory)
-        yield f"limits.gpu_memory: tensors may take {size(may)} of {size(hardware.gpu.memory)}"
+        yield f"limits.gpu_memory: tensors may take {format_bytes(may)} of {format_bytes(hardware.gpu.memory)}"
     if hardware.gpu is None and hardware.image in image.BUILDS and job.limits.gpus != "none":
         yield f"image: {hardware.image} is built for a GPU and sees none, so `train` would refuse to start"
     allowed = hardware.cpu.quota or float(hardware.cpu.budget)
@@ -183,13 +183,13 @@ def _notes(job: Job, hardware: Hardware, word: str | None) -> Iterable[str]:
     if limits.cpus is not None and allowed < limits.cpus:
         yield f"limits.cpus: {limits.cpus:g} asked for, only {allowed:g} may be used here"
     if limits.memory is not None:
-        wanted = size_bytes(limits.memory)
+        wanted = parse_bytes(limits.memory)
         if memory.limit is None or memory.limit > wanted:
-            yield f"limits.memory: {limits.memory} asked for, not enforced: {size(memory.limit or memory.host)} here"
+            yield f"limits.memory: {limits.memory} asked for, not enforced: {format_bytes(memory.limit or memory.host)} here"
         elif memory.limit < wanted:
-            yield f"limits.memory: {limits.memory} asked for, only {size(memory.limit)} may be used here"
+            yield f"limits.memory: {limits.memory} asked for, only {format_bytes(memory.limit)} may be used here"
     shm = hardware.storage.shm
-    if limits.shm is not None and hardware.place != "host" and shm is not None and shm < size_bytes(limits.shm):
+    if limits.shm is not None and hardware.place != "host" and shm is not None and shm < parse_bytes(limits.shm):
         yield f"limits.shm: {limits.shm} asked for, /dev/shm has {shm >> 20} MiB"
 
 

@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from runtime import optimizations
-from runtime.hardware.facts import Hardware, size
+from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.plan.plan import Decision, Plan, written
+from runtime.system.units import format_bytes
 
 
 def console(file: IO[str] | None = None) -> Console:
@@ -32,9 +33,11 @@ def machine(hardware: Hardware) -> str:
     memory = hardware.memory
     parts = [
         f"{hardware.cpu.budget} of {hardware.cpu.host} CPUs",
-        f"{size(memory.limit)} limit of {size(memory.host)}" if memory.limit else f"{size(memory.host)}, no limit",
+        f"{format_bytes(memory.limit)} limit of {format_bytes(memory.host)}"
+        if memory.limit
+        else f"{format_bytes(memory.host)}, no limit",
     ]
-    parts += [f"{gpu.name} {size(gpu.memory)}" for gpu in hardware.gpus]
+    parts += [f"{gpu.name} {format_bytes(gpu.memory)}" for gpu in hardware.gpus]
     return f"{hardware.place}: {', '.join(parts)}"
 
 

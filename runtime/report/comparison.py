@@ -18,7 +18,6 @@ from rich import table as tables
 from rich.text import Text as Line
 
 from runtime.errors import SpecError
-from runtime.hardware.facts import size
 from runtime.job import lower_is_better
 from runtime.plan.plan_table import console
 from runtime.report.blocks import Block, Curves, Headline, Section, Table, Text, Tile, Tone
@@ -27,6 +26,7 @@ from runtime.report.log_series import thin
 from runtime.report.record import Record, read
 from runtime.report.summary import Summary, summarize
 from runtime.system.files import storage_error, write_json, write_text
+from runtime.system.units import format_bytes
 
 MOST = 8
 """Runs at most: more lines in one frame cannot be told apart."""
@@ -131,7 +131,7 @@ def _results(entries: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:
         yield row(f"last {name}", (number(s.last[name]) if name in s.last else ABSENT for s in summaries))
     yield row("time", (duration(s.seconds) for s in summaries))
     yield row("samples/s", (number(s.samples_per_second) for s in summaries))
-    yield row("peak memory", (size(int(s.peak_memory)) if s.peak_memory else "unknown" for s in summaries))
+    yield row("peak memory", (format_bytes(int(s.peak_memory)) if s.peak_memory else "unknown" for s in summaries))
     yield row("steps", (number(s.steps) for s in summaries))
     yield row("parameters", (number(s.parameters) for s in summaries))
 
@@ -147,7 +147,7 @@ def _machine(record: Record) -> dict[str, Any]:
     return {
         "processor": hardware.cpu.model,
         "CPUs": hardware.cpu.budget,
-        "memory limit": size(hardware.memory.limit) if hardware.memory.limit else "none",
+        "memory limit": format_bytes(hardware.memory.limit) if hardware.memory.limit else "none",
         "GPU": hardware.gpu.name if hardware.gpu else "none",
         "image": hardware.image or "none",
         "torch": hardware.torch.version if hardware.torch else "none",

@@ -21,7 +21,7 @@ from runtime.distributed import local_processes
 from runtime.errors import OutOfMemory, PeerError, Replanned, Stopped
 from runtime.hardware import cgroup, device_check
 from runtime.hardware.detect import detect
-from runtime.hardware.facts import Hardware, size
+from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job_spec import load as spec
 from runtime.plan import effective_plan, evidence, show_plan
@@ -30,6 +30,7 @@ from runtime.supervisor import run_folder
 from runtime.system import exit_codes, signals
 from runtime.system.exit_codes import KILLED
 from runtime.system.files import read_json, write_json
+from runtime.system.units import format_bytes
 from runtime.tracking.event_log import EventLog
 from runtime.tuning import batch_size, child_process, kernel_crash
 
@@ -188,8 +189,8 @@ def _killed(before: int | None) -> bool:
 
 
 def _at_the_limit(machine: Hardware) -> str:
-    peak = size(cgroup.peak(Path("/")))
-    return f"the trainer was killed at the memory limit of {size(machine.memory.limit)} (peak {peak})"
+    peak = format_bytes(cgroup.peak(Path("/")))
+    return f"the trainer was killed at the memory limit of {format_bytes(machine.memory.limit)} (peak {peak})"
 
 
 def _too_large(why: str) -> OutOfMemory:

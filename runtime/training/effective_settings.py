@@ -10,10 +10,11 @@ import torch
 from threadpoolctl import threadpool_info
 
 from runtime import optimizations
-from runtime.hardware.facts import Hardware, size
+from runtime.hardware.facts import Hardware
 from runtime.models import strided_convolution
 from runtime.system import torch_settings
 from runtime.system.files import write_json
+from runtime.system.units import format_bytes
 from runtime.training.run import Run
 
 CAUSES = {
@@ -97,7 +98,7 @@ def first_line(run: Run, hardware: Hardware) -> str:
     values = {o.name: o.seen(run) for o in optimizations.every()}
     instructions = str(torch.backends.cpu.get_cpu_capability()).lower().replace("_", "")
     openmp = {"iomp5": "libiomp5", "libomp": "libomp"}.get(str(values["openmp_runtime"]), "libgomp")
-    limit = f"limit {size(hardware.memory.limit)}" if hardware.memory.limit else "no memory limit"
+    limit = f"limit {format_bytes(hardware.memory.limit)}" if hardware.memory.limit else "no memory limit"
     device = hardware.gpu.name if hardware.gpu else "cpu"
     kernels = "cuDNN" if hardware.gpu else f"oneDNN {instructions}"
     return f"{device}: {values['cpu_threads']} threads, {values['precision']}, {kernels}, {openmp}, {limit}"

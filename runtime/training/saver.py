@@ -19,9 +19,9 @@ import torch
 
 from runtime.errors import StorageError
 from runtime.hardware import cgroup
-from runtime.hardware.facts import size
 from runtime.job.train import Adam, Sgd
 from runtime.job.values import interval
+from runtime.system.units import format_bytes
 from runtime.training.checkpoints import checkpoint
 from runtime.training.nonfinite import NotFinite, not_finite
 from runtime.training.run import Run
@@ -130,8 +130,8 @@ class Saver:
         if need > there + free:
             run.events.add(
                 "storage",
-                f"{run.folder} has room for {size(there + free)}, and the run will want {size(need)}: "
-                f"{keep + 1} checkpoints of {size(whole)}, the best one and the model; free some space, or set "
+                f"{run.folder} has room for {format_bytes(there + free)}, and the run will want {format_bytes(need)}: "
+                f"{keep + 1} checkpoints of {format_bytes(whole)}, the best one and the model; free some space, or set "
                 "checkpoint.keep: 1. A save that fails is tried again; one that fails at the end is exit 7",
                 run.counters.step,
             )

@@ -18,13 +18,14 @@ import psutil
 from runtime import optimizations
 from runtime.hardware import cgroup
 from runtime.hardware.detect import read_memory
-from runtime.hardware.facts import Hardware, size
+from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.optimizations import Effect, Optimization, Stage, Value
 from runtime.plan import evidence
 from runtime.plan.evidence import Measurement
 from runtime.plan.plan import OPEN, Plan, written
 from runtime.system.files import write_json
+from runtime.system.units import format_bytes
 from runtime.tuning.bench.variant import Failed, RunningVariant, VariantPool
 from runtime.tuning.paired_timing import compare
 
@@ -110,7 +111,9 @@ def _no_room() -> str | None:
     """Why two more processes like this one would not fit."""
     own = psutil.Process().memory_info().rss
     free = read_memory(Path("/"), cgroup.read_limits(Path("/"))).available
-    return f"two more processes of {size(own)} do not fit into {size(free)}" if 2.5 * own > free else None
+    return (
+        f"two more processes of {format_bytes(own)} do not fit into {format_bytes(free)}" if 2.5 * own > free else None
+    )
 
 
 def _all(

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from runtime.hardware.facts import Hardware, Torch, load
-from runtime.hardware.facts_table import render, size
+from runtime.hardware.facts_table import render
 from tests import paths
 
 MACHINES = sorted(paths.MACHINES.glob("*.json"))
@@ -97,18 +97,3 @@ def test_what_is_missing_is_said() -> None:
 def test_brackets_in_a_name_are_not_markup() -> None:
     odd = replace(machine("laptop"), name="[bold]box[/bold]")
     assert "facts of [bold]box[/bold]" in printed(odd)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (None, "unknown"),
-        (0, "0 MiB"),
-        (64 * 2**20, "64 MiB"),
-        (2**30, "1.0 GiB"),
-        (2**41, "2.0 TiB"),
-        (7.75 * 2**30, "7.8 GiB"),
-    ],
-)
-def test_size(count: int | None, text: str) -> None:
-    assert size(count) == text

@@ -95,7 +95,7 @@ import os, sys
 from pathlib import Path
 from runtime.supervisor import supervisor as supervise
 supervise._trainers = lambda *given, **named: 137
-sys.exit(supervise.train(supervise.Request(Path(sys.argv[1]), ("train.epochs=1",), Path(sys.argv[2]))))
+sys.exit(supervise.train(supervise.TrainRequest(Path(sys.argv[1]), ("train.epochs=1",), Path(sys.argv[2]))))
 """
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
 from runtime.cli.doctor.snapshot import Snapshot
-from runtime.hardware.facts import size
+from runtime.system.units import format_bytes
 
 MIB, GIB = 2**20, 2**30
 
@@ -26,13 +26,13 @@ def _shm(scene: Snapshot) -> Finding:
     if shm is None:
         return warn("/dev/shm", "not there: loader workers cannot hand batches over", mend)
     if shm <= 64 * MIB:
-        return warn("/dev/shm", f"{size(shm)}, an engine's default: loader workers end with a bus error", mend)
-    return ok("/dev/shm", size(shm))
+        return warn("/dev/shm", f"{format_bytes(shm)}, an engine's default: loader workers end with a bus error", mend)
+    return ok("/dev/shm", format_bytes(shm))
 
 
 def _disk(scene: Snapshot) -> Finding:
     total, left = scene.disk(scene.runs)
-    text = f"{size(left)} of {size(total)} left for {scene.runs}"
+    text = f"{format_bytes(left)} of {format_bytes(total)} left for {scene.runs}"
     mend = f"du -sh {scene.runs}/* shows which runs are large; docker system prune removes old images"
     if left < GIB:
         return fail("disk", f"{text}: checkpoints will not fit", mend)

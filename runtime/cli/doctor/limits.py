@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
 from runtime.cli.doctor.snapshot import Snapshot
-from runtime.hardware.facts import size
+from runtime.system.units import format_bytes
 
 GIB = 2**30
 POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -36,8 +36,8 @@ def _cpu(scene: Snapshot) -> Finding:
 
 def _memory(scene: Snapshot) -> Finding:
     memory = scene.hardware.memory
-    bound = f"limit {size(memory.limit)}" if memory.limit else "no limit"
-    text = f"{size(memory.available)} left ({bound}, host {size(memory.host)})"
+    bound = f"limit {format_bytes(memory.limit)}" if memory.limit else "no limit"
+    text = f"{format_bytes(memory.available)} left ({bound}, host {format_bytes(memory.host)})"
     if memory.available < GIB // 2:
         return fail(
             "memory",

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from runtime.data.dataset import JointTargets, Split
 from runtime.data.loader.longest import longest
-from runtime.hardware.facts import size as readable
 from runtime.optimizations.loader_workers import IN_FLIGHT
+from runtime.system.units import format_bytes as readable
 
 PLACE = Path("/dev/shm")
 

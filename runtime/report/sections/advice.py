@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.hardware.facts import size
 from runtime.optimizations.unpadding import TOKENS
 from runtime.report.blocks import Block, Section, Table, Text, Tone
 from runtime.report.cpu_starvation import starved
@@ -19,6 +18,7 @@ from runtime.report.log_series import Series
 from runtime.report.record import Record
 from runtime.report.sections.plan import differences
 from runtime.report.summary import Summary
+from runtime.system.units import format_bytes
 
 MOST = 3
 SHARE = 0.05
@@ -140,7 +140,7 @@ def _memory(record: Record, summary: Summary) -> Iterator[Advice]:
     if not limit or not peak:
         return
     part, batch = peak / limit, _batch(record)
-    told = f"{size(int(peak))} of {size(int(limit))} were used, {share(part)}"
+    told = f"{format_bytes(int(peak))} of {format_bytes(int(limit))} were used, {share(part)}"
     if part > TIGHT and batch and batch > 1:
         yield Advice(
             "smaller pieces of a batch",
@@ -155,7 +155,7 @@ def _memory(record: Record, summary: Summary) -> Iterator[Advice]:
             yield Advice(
                 "a smaller memory limit",
                 told,
-                f"{size(int(limit) - enough * MIB)} free for other containers",
+                f"{format_bytes(int(limit) - enough * MIB)} free for other containers",
                 f"limits: {{memory: {enough}m}}",
                 0.0,
             )

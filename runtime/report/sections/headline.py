@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from runtime.hardware.facts import size
 from runtime.report.blocks import Headline, Tile, Tone
 from runtime.report.formatting import duration, number, shown
 from runtime.report.record import Record
 from runtime.report.sections.plan import differences
 from runtime.report.summary import Summary
+from runtime.system.units import format_bytes
 
 _TONES = {"done": Tone.GOOD, "failed": Tone.BAD, "stopped": Tone.WARN, "running": Tone.WARN, "unknown": Tone.WARN}
 
@@ -85,9 +85,9 @@ def _tiles(summary: Summary, record: Record) -> list[Tile]:
 
 def _memory(summary: Summary, record: Record) -> Tile:
     peak, limit = summary.peak_memory, summary.memory_limit
-    value = size(int(peak)) if peak is not None else "unknown"
+    value = format_bytes(int(peak)) if peak is not None else "unknown"
     if not limit:
         known = record.hardware or "memory_limit" in record.result
         return Tile("peak memory", value, "no limit" if known else "limit unknown")
     used = None if peak is None else peak / limit
-    return Tile("peak memory", value, f"of {size(int(limit))}", used)
+    return Tile("peak memory", value, f"of {format_bytes(int(limit))}", used)

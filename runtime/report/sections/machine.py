@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from runtime.hardware.facts import Hardware, size
+from runtime.hardware.facts import Hardware
 from runtime.job.workload import flop
 from runtime.report.blocks import Block, Curves, Section, StackedBar, Table, Text, Tone
 from runtime.report.cpu_starvation import TOLD, CpuStarvation, starved
 from runtime.report.formatting import duration, share, shown
 from runtime.report.log_series import Series
 from runtime.report.summary import Summary
+from runtime.system.units import format_bytes
 
 _PHASES = {"train": "backward", "evaluate": "evaluation", "tune": "tuning"}
 """What a phase is called where the trainer tells forward, backward and update apart."""
@@ -37,17 +38,19 @@ def _facts(hardware: Hardware) -> list[tuple[str, str, str]]:
     rows = [
         ("processor", shown(cpu.model), f"{cpu.architecture}: {', '.join(cpu.flags) or 'no extensions'}"),
         ("logical CPUs", str(cpu.host), f"{cpu.budget} ({', '.join(bounds) or 'no limit'}); {cores}"),
-        ("memory", size(memory.host), f"{size(memory.limit)} limit" if memory.limit else "no limit"),
-        ("memory at the start", "", f"{size(memory.available)} free, swap {'on' if memory.swap else 'off'}"),
+        ("memory", format_bytes(memory.host), f"{format_bytes(memory.limit)} limit" if memory.limit else "no limit"),
+        ("memory at the start", "", f"{format_bytes(memory.available)} free, swap {'on' if memory.swap else 'off'}"),
     ]
     for gpu in hardware.gpus:
         chip = f"capability {'.'.join(map(str, gpu.capability))}, driver {gpu.driver}{', MIG' if gpu.mig else ''}"
-        rows.append((f"GPU {gpu.index}", f"{gpu.name}, {size(gpu.memory)}", f"{size(gpu.free)} free; {chip}"))
+        rows.append(
+            (f"GPU {gpu.index}", f"{gpu.name}, {format_bytes(gpu.memory)}", f"{format_bytes(gpu.free)} free; {chip}")
+        )
     build = f"CUDA {torch.cuda}" if torch and torch.cuda else "CPU build"
     return [
         *rows,
-        ("/dev/shm", "", f"{size(storage.shm)}{'' if storage.shm_exec else ', noexec'}"),
-        ("room for runs", "", size(storage.runs_free)),
+        ("/dev/shm", "", f"{format_bytes(storage.shm)}{'' if storage.shm_exec else ', noexec'}"),
+        ("room for runs", "", format_bytes(storage.runs_free)),
         ("place", shown(hardware.place), f"{group}, image {shown(hardware.image or 'none')}"),
         ("torch", "", f"{torch.version}, {build}" if torch else "not installed"),
         ("compiler", "", shown(hardware.compiler or "none")),
@@ -178,7 +181,7 @@ def _gpu_words(telemetry: Mapping[str, Series]) -> list[Block]:
         ):
             series = telemetry.get(f"{match[1]}_{name}")
             if series:
-                parts.append(form.format(size(int(max(series.ys))) if name == "memory" else max(series.ys)))
+                parts.append(form.format(format_bytes(int(max(series.ys))) if name == "memory" else max(series.ys)))
         found.append(Text(f"{match[1].upper()}: {', '.join(parts)}."))
         held = telemetry.get(f"{match[1]}_throttled")
         if held and any(held.ys):

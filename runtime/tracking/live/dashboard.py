@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from runtime.hardware.facts import size
+from runtime.system.units import format_bytes
 from runtime.tracking.live.run_reader import RunView
 from runtime.tracking.live.sparkline import Sparkline
 from runtime.tracking.live.time_left import clock_time
@@ -132,8 +132,8 @@ def _memory(label: str, used: float | None, limit: float | None, shape: int) -> 
     if used is None:
         return []
     if not limit:
-        return [_row(label, size(int(used)), "", "no limit", shape)]
-    share, value = used / limit, f"{size(int(used))} of {size(int(limit))}"
+        return [_row(label, format_bytes(int(used)), "", "no limit", shape)]
+    share, value = used / limit, f"{format_bytes(int(used))} of {format_bytes(int(limit))}"
     return [_row(label, value, _meter(share, shape), f"{share:.0%}", shape, warn=share > 0.9)]
 
 

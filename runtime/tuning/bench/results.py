@@ -12,13 +12,14 @@ from typing import Any, Protocol
 from rich.table import Table
 from rich.text import Text
 
-from runtime.hardware.facts import Hardware, size
+from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.plan.plan import Plan, written
 from runtime.plan.plan_table import console
 from runtime.plan.plan_table import machine as machine_line
 from runtime.report.formatting import tick
 from runtime.system.files import storage_error, write_json
+from runtime.system.units import format_bytes
 from runtime.tuning.bench.ablation import Ablation, AblationStep, steps_of
 
 COMPILED = 1.0
@@ -160,7 +161,7 @@ def _cells(rung: AblationStep) -> dict[str, str]:
         rung.pair.spread() if rung.pair else "" if rung.kind == "plain" else "not measured",
         "" if rung.samples_per_second is None else figure(rung.samples_per_second),
         "" if rung.step_seconds is None else figure(rung.step_seconds * 1000),
-        "" if rung.peak is None else size(rung.peak),
+        "" if rung.peak is None else format_bytes(rung.peak),
         "" if rung.loss_off is None else tick(float(f"{rung.loss_off:.1e}")),
         "" if first is None or first < COMPILED else f"+{first:.0f} s",
     ]

@@ -15,7 +15,7 @@ import torch
 
 from runtime.data.dataset import Dataset
 from runtime.errors import StorageError
-from runtime.hardware.facts import Hardware, size
+from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.workload import Workload
 from runtime.models.build import Model
@@ -24,6 +24,7 @@ from runtime.plan import evidence
 from runtime.plan.evidence import Measurement
 from runtime.plan.plan import OPEN, Plan, written
 from runtime.system.signals import Signals
+from runtime.system.units import format_bytes
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.run import assemble
 from runtime.tuning.memory import meter
@@ -71,7 +72,7 @@ class MicroBatchSearch:
         value = chosen(found, speeds, self._alone)
         result = worded(found, speeds, value, self.job.train.batch, self._splits_norm)
         need = found.peak(found.largest) - found.base
-        result[NEED] = Measurement(need, f"{size(need)} beyond what was held before", evidence.today())
+        result[NEED] = Measurement(need, f"{format_bytes(need)} beyond what was held before", evidence.today())
         self.say(f"fit: micro_batch {written(value)}: {result['micro_batch'].text}")
         if found.largest:
             self._keep(name, result)
@@ -201,13 +202,13 @@ def worded(
 ) -> dict[str, Measurement]:
     """The decisions with their figures."""
     today = evidence.today()
-    allowed = f"{size(found.ceiling)} may be used"
+    allowed = f"{format_bytes(found.ceiling)} may be used"
     if not found.largest:
         text = f"{found.tried_in_vain()}; the least that can be tried"
     else:
-        text = f"{size(found.peak(found.largest))} at the peak with {found.largest} at a time, {allowed}"
+        text = f"{format_bytes(found.peak(found.largest))} at the peak with {found.largest} at a time, {allowed}"
     if 0 < found.largest < batch_size and not found.whole:
-        text += f", {min(2 * found.largest, batch_size)} would take {size(found.above)}"
+        text += f", {min(2 * found.largest, batch_size)} would take {format_bytes(found.above)}"
     if splits_norm and found.largest < batch_size:
         text += f"; the whole batch does not fit, so BatchNorm sees {value} samples at a time"
     if speeds:

@@ -17,8 +17,8 @@ from runtime.data.dataset import Batch, Split
 from runtime.data.loader import batches
 from runtime.data.loader.longest import longest
 from runtime.errors import OutOfMemory
-from runtime.hardware import facts
 from runtime.job.values import interval
+from runtime.system import units
 from runtime.system.torch_errors import HalfUpdated
 from runtime.training.evaluation.validation import usual_size
 from runtime.training.run import Run
@@ -70,7 +70,7 @@ class SizeSearchResult:
     def tried_in_vain(self) -> str:
         """That nothing fits."""
         least = self.tries[0].size if self.tries else 1
-        return f"a micro-batch of {least} does not fit below {facts.size(self.ceiling)}"
+        return f"a micro-batch of {least} does not fit below {units.format_bytes(self.ceiling)}"
 
     def sizes(self) -> list[int]:
         """The sizes that fit, largest first."""

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.errors import DrivetrainError, OutOfMemory
-from runtime.hardware.facts import size as readable
 from runtime.job_spec import load as job_spec
 from runtime.plan import evidence
 from runtime.supervisor import trainer_process
 from runtime.system.files import write_json
 from runtime.system.signals import Signals, ending, stopping
+from runtime.system.units import format_bytes as readable
 from runtime.training.phase_timer import PhaseTimer
 from runtime.tuning import batch_size
 from runtime.tuning.memory.size_ladder import SizeLadder

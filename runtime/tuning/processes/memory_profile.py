@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.errors import DrivetrainError
-from runtime.hardware.facts import size
 from runtime.job_spec import load as job_spec
 from runtime.supervisor import trainer_process
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
+from runtime.system.units import format_bytes
 from runtime.training.phase_timer import PhaseTimer
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
     from runtime.report.render import png
 
     print("\n".join(_table(rows)))
-    print(f"{size(ceiling)} may be used")
+    print(f"{format_bytes(ceiling)} may be used")
     try:
         write_json(folder / "memory.json", {"ceiling": ceiling, "rows": [vars(row) for row in rows]})
         png.peaks(
@@ -122,8 +122,8 @@ def _name(recomputed: bool) -> str:
 def _table(rows: Sequence[MemoryRow]) -> Iterator[str]:
     yield f"{'micro-batch':>11}  {'predicted':>10}  {'measured':>12}  {'samples/s':>10}  blocks"
     for row in rows:
-        predicted = size(row.predicted) if row.predicted else "-"
-        measured = size(row.measured) if row.measured else "does not fit"
+        predicted = format_bytes(row.predicted) if row.predicted else "-"
+        measured = format_bytes(row.measured) if row.measured else "does not fit"
         speed = f"{row.samples_per_second:.0f}" if row.samples_per_second else "-"
         yield f"{row.micro_batch:11}  {predicted:>10}  {measured:>12}  {speed:>10}  {_name(row.recomputed)}"
 

@@ -1,0 +1,31 @@
+"""Units: sizes in bytes, as text for a reader and as text that a user has written."""
+
+from __future__ import annotations
+
+import re
+
+# Digits are counted, so that every match is a finite number; one of them is not 0.
+SIZE_PATTERN = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,12}(?:\.[0-9]{1,12})?) *([kmgtKMGT])(?:[iI]?[bB])?")
+
+
+def format_bytes(count: int | None) -> str:
+    """Bytes for a reader: 64 MiB, 7.8 GiB."""
+    if count is None:
+        return "unknown"
+    for unit, power in (("TiB", 4), ("GiB", 3)):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.1f} {unit}"
+    return f"{count / 1024**2:.0f} MiB"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in `256m`, `4g` (powers of 1024).
+
+    Raises:
+        ValueError: if the text is no size with its unit, or less than one byte.
+    """
+    match = SIZE_PATTERN.fullmatch(text)
+    count = int(float(match[1]) * 1024 ** (" kmgt".index(match[2].lower()))) if match else 0
+    if not count:
+        raise ValueError(f"{text!r} is not a size with its unit, such as 256m or 4g")
+    return count
