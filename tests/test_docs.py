@@ -133,9 +133,9 @@ def test_the_optimization_that_is_shown_is_one(tmp_path: Path) -> None:
     plain, made = (tiny.assembled(tmp_path / name, tiny.job()) for name in ("plain", "made"))
     for relu in module._all(made):
         relu.inplace = False
-    assert module.seen(made) is False
+    assert module.effective(made) is False
     module.apply(made, True)
-    assert module.seen(made) is True
+    assert module.effective(made) is True
     assert tiny.losses(made, 4) == tiny.losses(plain, 4)
 
 

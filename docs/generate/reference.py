@@ -139,7 +139,7 @@ def _facts(one: Optimization) -> Iterator[str]:
     yield f"- **Applied**: {_said(one.apply)}"
     if one.environment.__doc__:
         yield f"- **Environment**: {_said(one.environment)}"
-    yield f"- **Read back**: {_said(one.seen)}"
+    yield f"- **Read back**: {_said(one.effective)}"
 
 
 def _said(function: Any) -> str:

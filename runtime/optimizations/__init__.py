@@ -6,25 +6,33 @@ The file name is the key under `optimize:`, the row in the plan, the line in the
     choose(job, hardware, workload) -> Choice           what we would do, with the reason; workload may be None
     refuse(job, hardware, workload, value) -> str|None  why a wanted value cannot be had
     candidates(job, hardware, workload) -> list         values worth measuring, if contested
-    apply(run, value) -> None                           with `seen`, the only part that touches torch
-    seen(run) -> value                                  what is really in force, read back after assembly
+    apply(run, value) -> None                           with `effective`, the only part that touches torch
+    effective(run) -> value                             what is really in force, read back after assembly
 
-and, for a setting that must stand before the process starts, environment(hardware, value) -> dict; for one that works
-on some machines or jobs only, lacks(job, hardware) -> str|None: what is missing here, in two or three words.
+and, for a setting that must stand before the process starts, environment(hardware, value) -> dict, with
+preloaded() -> value where that names a library; for one that works on some machines or jobs only,
+lacks(job, hardware) -> str|None: what is missing here, in two or three words.
+
+`run` is an AssembledRun: what of `runtime.training.run.Run` an optimization may read and change.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import cache, partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from runtime.data.dataset import Batch, Dataset
+    from runtime.data.loader.batches import Batches
     from runtime.hardware.facts import Hardware
     from runtime.job import Job
     from runtime.job.workload import Workload
@@ -59,6 +67,103 @@ class Choice:
     reason: str
 
 
+class AssembledPlan(Protocol):
+    """What an optimization may ask of the plan, which is made from optimizations and so stands above them."""
+
+    def value(self, name: str) -> Value:
+        """The value decided for one optimization."""
+        ...
+
+
+class AssembledEvents(Protocol):
+    """Where an optimization says what it could not do."""
+
+    def add(self, kind: str, text: str, /) -> None:
+        """One event of the run."""
+        ...
+
+
+class AssembledStep(Protocol):
+    """What an optimization may change of the training step."""
+
+    micro_batch: int | None
+    cut: Callable[[Batch, int], Iterable[Batch]]
+    memory_format: torch.memory_format
+    plain: Callable[..., Any]
+    forward: Callable[..., Any]
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """What the forward pass computes in; None for fp32."""
+        ...
+
+    @property
+    def graphs(self) -> bool:
+        """Whether compiled kernels are recorded and replayed."""
+        ...
+
+    def autocast(self, dtype: torch.dtype, scaler: Any = None) -> None:
+        """Compute the forward pass in a shorter format."""
+        ...
+
+    def compile(self, *, graphs: bool = False) -> None:
+        """Compile the forward pass."""
+        ...
+
+
+class AssembledRun(Protocol):
+    """What an optimization may use of a run; training stands above this folder, and checks that its Run is one."""
+
+    dataset: Dataset
+    replaced: Dataset | None
+    prefix_dtype: torch.dtype | None
+
+    @property
+    def job(self) -> Job:
+        """What the user asked for."""
+        ...
+
+    @property
+    def hardware(self) -> Hardware:
+        """What may be used of this machine."""
+        ...
+
+    @property
+    def plan(self) -> AssembledPlan:
+        """All decisions."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        ...
+
+    @property
+    def model(self) -> nn.Module:
+        """The network."""
+        ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Over its trainable parameters."""
+        ...
+
+    @property
+    def batches(self) -> Batches:
+        """The training batches."""
+        ...
+
+    @property
+    def step(self) -> AssembledStep:
+        """The training step."""
+        ...
+
+    @property
+    def events(self) -> AssembledEvents:
+        """The events of the run."""
+        ...
+
+
 @dataclass(frozen=True)
 class Optimization:
     """One file of this folder, checked."""
@@ -73,11 +178,13 @@ class Optimization:
     choose: Callable[[Job, Hardware, Workload | None], Choice]
     refuse: Callable[[Job, Hardware, Workload | None, Value], str | None]
     candidates: Callable[[Job, Hardware, Workload | None], list[Value]]
-    apply: Callable[[Any, Value], None]
-    seen: Callable[[Any], Value]
+    apply: Callable[[AssembledRun, Value], None]
+    effective: Callable[[AssembledRun], Value]
     environment: Callable[[Hardware, Value], dict[str, str]]
     lacks: Callable[[Job, Hardware], str | None]
     """What this machine or job lacks that it could work on; None where there is something to decide."""
+    preloaded: Callable[[], Value] | None
+    """What is in force in a process that runs already; only where `environment` preloads a library."""
     redraws: bool
     """Whether dropout draws other numbers with it, so that steps can only be compared without dropout."""
 
@@ -98,9 +205,10 @@ def _from(module: ModuleType) -> Optimization:
         refuse=module.refuse,
         candidates=module.candidates,
         apply=module.apply,
-        seen=module.seen,
+        effective=module.effective,
         environment=getattr(module, "environment", lambda hardware, value: {}),
         lacks=getattr(module, "lacks", lambda job, hardware: None),
+        preloaded=getattr(module, "preloaded", None),
         redraws=getattr(module, "REDRAWS", False),
     )
 

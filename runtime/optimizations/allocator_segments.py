@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -51,11 +51,11 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
     return {VARIABLE: SETTING} if value else {}
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Nothing is left to do: the environment has done it."""
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """What the variable says in this process."""
     from runtime.system import library_variables
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -74,14 +74,14 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [choose(job, hardware, workload).value]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Leave torch the kernels that may be used."""
     from runtime.system import torch_settings
 
     torch_settings.allow_attention_kernels(*_KERNELS[str(value)])
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """Which kernels torch may use."""
     from runtime.system import torch_settings
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -39,15 +39,15 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [True, False] if workload is None or workload.has("Conv2d") else [False]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Convert the weights, and every batch of images before it enters the network."""
     import torch
 
-    run.model.to(memory_format=torch.channels_last)
+    run.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     run.step.memory_format = torch.channels_last
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """Whether the convolutions' weights lie channel by channel."""
     import torch
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runtime.optimizations import Choice, Effect, Stage, Value, unpadding, wanted
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, unpadding, wanted
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -62,7 +62,7 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
     return {"TORCHINDUCTOR_CACHE_DIR": hardware.storage.cache} if value else {}
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Compile the forward pass; the network itself, and so its saved weights, stay as they are."""
     import torch
 
@@ -78,6 +78,6 @@ def apply(run: Any, value: Value) -> None:
     run.step.compile()
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """Whether the forward pass is a compiled one."""
     return run.step.forward is not run.step.plain

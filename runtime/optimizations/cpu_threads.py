@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from runtime.distributed import local_processes
-from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -60,7 +60,7 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
     return dict.fromkeys(names, str(value))
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Set torch's own pools: intra-op to the value, inter-op to 1."""
     import torch
 
@@ -71,7 +71,7 @@ def apply(run: Any, value: Value) -> None:
             torch.set_num_interop_threads(1)
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """The size of torch's intra-op pool."""
     import torch
 

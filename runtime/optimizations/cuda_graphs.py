@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runtime.optimizations import Choice, Effect, Stage, Value, compile
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, compile
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -51,12 +51,12 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [OFF, True] if small and refuse(job, hardware, workload, True) is None else [OFF]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Compile the forward pass in the mode that records graphs; `compile` alone says whether there is one."""
     if run.plan.value("compile"):
         run.step.compile(graphs=True)
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """Whether the forward pass is compiled in that mode, and not fallen back."""
     return bool(run.step.graphs) and run.step.forward is not run.step.plain

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 from runtime.optimizations.precision import tensor_cores
 
 if TYPE_CHECKING:
@@ -53,14 +53,14 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [False] if refuse(job, hardware, workload, True) else [True, False]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Switch the race on."""
     import torch
 
     torch.backends.cudnn.benchmark = True
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """Whether cuDNN races."""
     import torch
 

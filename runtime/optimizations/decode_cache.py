@@ -5,9 +5,9 @@ Images are kept at the size that the network sees, as they would be decoded each
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, feature_cache
 from runtime.system.units import format_bytes
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [choose(job, hardware, workload).value]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Put the mapped file in front of the image files; if that cannot be made, say so and go on without."""
     from runtime.data.images.load import keep_decoded
     from runtime.errors import StorageError
@@ -86,7 +86,7 @@ def apply(run: Any, value: Value) -> None:
         run.events.add("decode_cache", f"images are decoded in every epoch: {error.given}")
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """Whether pixels come from the mapped file."""
     from runtime.data.images.decoded_cache import Decoded
 

@@ -7,10 +7,10 @@ groups of samples than the batches.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runtime.distributed import local_processes
-from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 from runtime.system.units import format_bytes
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [choose(job, hardware, workload).value]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Put the activations in the place of the samples, and the rest in the place of the network."""
     from runtime.models import feature_cache
 
@@ -115,9 +115,9 @@ def apply(run: Any, value: Value) -> None:
     assert saving is not None, "refused where nothing can be computed apart"
     place = _place(run.job, run.hardware, feature_cache.total(run.dataset, saving))
     assert place is not None, "refused where there is no room"
-    feature_cache.keep(run, place)
+    feature_cache.keep(run, place)  # type: ignore[arg-type]
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """Whether the step computes the rest alone."""
     return run.replaced is not None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -32,12 +32,12 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [True]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Switch the optimizer's groups over before the first step."""
     for group in run.optimizer.param_groups:
         group["fused"], group["foreach"] = True, False
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """What the optimizer's groups say."""
     return all(bool(group.get("fused")) for group in run.optimizer.param_groups)

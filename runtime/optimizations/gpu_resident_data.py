@@ -5,10 +5,10 @@ Images stay 8-bit; what is random about them is computed on the GPU, as it is fo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runtime.hardware import gpu_selection
-from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache, gradient_checkpointing
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, feature_cache, gradient_checkpointing
 from runtime.system.units import format_bytes
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [choose(job, hardware, workload).value]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Put the copy on the GPU in the place of the samples; if it does not fit after all, say so and go on without."""
     from runtime.data.loader.gpu_resident import reside
     from runtime.system import torch_errors
@@ -122,7 +122,7 @@ def _workers(hardware: Hardware) -> int:
     return max(0, min(MOST, hardware.cpu.budget - 1, most))
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """Whether batches are gathered on the device."""
     from runtime.data.loader.gpu_resident import GpuResidentSplit
 

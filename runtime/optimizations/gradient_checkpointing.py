@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runtime.hardware import gpu_selection
-from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 from runtime.system.units import format_bytes
 
 if TYPE_CHECKING:
@@ -85,14 +85,14 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [OFF]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Let the blocks keep their inputs only."""
     from runtime.models import recompute
 
     recompute.recompute(run.model)
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """Whether the blocks keep their inputs only."""
     from runtime.models import recompute
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from runtime.distributed import local_processes
-from runtime.optimizations import Choice, Effect, Stage, Value, gpu_resident_data
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, gpu_resident_data
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -67,11 +67,11 @@ def _room(job: Job, shm: int | None, workload: Workload | None) -> int:
     return min(MOST_ALLOWED, shm // max(1, IN_FLIGHT * batch))
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Tell the batches how many workers to start."""
     run.batches.workers = int(value)
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """What the batches were told."""
     return int(run.batches.workers)

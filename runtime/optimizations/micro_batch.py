@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -45,11 +45,11 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [OFF, *(size for size in (16, 8) if size < job.train.batch)]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Tell the step how many samples go through the network at once."""
     run.step.micro_batch = int(value)
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """How many samples the step sends through the network at once."""
     return run.step.micro_batch or OFF

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -48,12 +48,17 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
     return {"LD_PRELOAD": path, "KMP_BLOCKTIME": "1"} if path else {}
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Nothing is left to do: the environment has done it."""
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """Which runtime's code is mapped into this process; torch's own libgomp stays mapped beside a preloaded one."""
+    return preloaded()
+
+
+def preloaded() -> Value:
+    """The same without a run."""
     mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     return "iomp5" if "libiomp5" in mapped else "libomp" if "/libomp.so" in mapped else OFF
 

@@ -7,9 +7,9 @@ attention kernels stay torch's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -49,7 +49,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [choose(job, hardware, workload).value]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Let the network's dropout layers draw that way."""
     from torch import nn
 
@@ -60,7 +60,7 @@ def apply(run: Any, value: Value) -> None:
             module.__class__ = DropoutFromBits
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """Whether dropout layers draw that way."""
     from runtime.models.fast_dropout import DropoutFromBits
 

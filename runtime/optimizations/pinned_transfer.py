@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache, gpu_resident_data
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, feature_cache, gpu_resident_data
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -48,11 +48,11 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [choose(job, hardware, workload).value]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Tell the batches to come in pinned memory."""
     run.batches.pin = True
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """What the batches were told."""
     return bool(run.batches.pin)

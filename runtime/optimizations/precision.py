@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from runtime.optimizations import Choice, Effect, Stage, Value
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Gpu, Hardware
@@ -75,7 +75,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [value for value in formats if refuse(job, hardware, workload, value) is None]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Autocast around the forward pass; TF32 for the rest of a GPU's arithmetic; a scaler for fp16."""
     import torch
 
@@ -90,7 +90,7 @@ def apply(run: Any, value: Value) -> None:
         run.step.autocast(torch.float16, Scaler(run.job.train.fp16))
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """The type that autocast gives, or what fp32 kernels use; `mixed` where not all use the same."""
     import torch
 

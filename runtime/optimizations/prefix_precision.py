@@ -6,9 +6,9 @@ error of a kept number is that of bf16, at most about 1 %, and the same in every
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from runtime.optimizations import Choice, Effect, Stage, Value, feature_cache, precision
+from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, feature_cache, precision
 
 if TYPE_CHECKING:
     from runtime.hardware.facts import Hardware
@@ -73,13 +73,13 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [choose(job, hardware, workload).value]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Autocast around the prefix."""
     import torch
 
     run.prefix_dtype = torch.bfloat16
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """The format in which the prefix computes."""
     return OFF if run.prefix_dtype is None else "bf16"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from runtime.optimizations import (
+    AssembledRun,
     Choice,
     Effect,
     Stage,
@@ -101,7 +102,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [PACKED, TOKENS] if chosen == PACKED else [chosen]
 
 
-def apply(run: Any, value: Value) -> None:
+def apply(run: AssembledRun, value: Value) -> None:
     """Let the step cut its batches by length, or into rows that go through the network packed."""
     from functools import partial
 
@@ -109,14 +110,14 @@ def apply(run: Any, value: Value) -> None:
 
     if value == PACKED:
         run.step.cut = partial(length_buckets.rows, tokens=ROW)
-        rest = getattr(run.step.plain, "__self__", run.step.plain)
+        rest: Any = getattr(run.step.plain, "__self__", run.step.plain)
         if run.replaced is None or rest is not run.model:
             run.step.plain = run.step.forward = rest.packed
     else:
         run.step.cut = partial(length_buckets.cut, tokens=int(value))
 
 
-def seen(run: Any) -> Value:
+def effective(run: AssembledRun) -> Value:
     """Tokens of a part as the step cuts its batches, or that its forward pass is a packed one."""
     if getattr(run.step.plain, "__name__", "") == PACKED:
         return PACKED

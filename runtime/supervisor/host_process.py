@@ -118,7 +118,7 @@ def as_started(plan: Plan, hardware: Hardware) -> Plan:
         environment = optimization.environment(hardware, row.value)
         if optimization.stage is not Stage.PROCESS:
             os.environ.update(library_variables.merged(os.environ, environment))
-        elif "LD_PRELOAD" in environment and (now := optimization.seen(None)) != row.value:
+        elif optimization.preloaded and environment and (now := optimization.preloaded()) != row.value:
             why = f"{written(row.value)} would have to be there before the process starts, as under `drivetrain train`"
             effect = str(Effect.EXACT) if now == optimization.off else row.effect
             rows[row.name] = replace(row, value=now, source="process", reason=why, effect=effect, evidence=None)

@@ -34,7 +34,7 @@ def seen(run: Run) -> dict[str, dict[str, Any]]:
     """By decision: asked, seen, whether they agree, and the likely cause if not."""
     rows: dict[str, dict[str, Any]] = {}
     for optimization in optimizations.every():
-        asked, real = run.plan.value(optimization.name), optimization.seen(run)
+        asked, real = run.plan.value(optimization.name), optimization.effective(run)
         # Off means that torch decides, so whatever it decided is right.
         same = real == asked or (asked == optimization.off and optimization.stage is optimizations.Stage.PROCESS)
         cause = None if same else CAUSES.get(optimization.name, "the network or torch did not take the setting")
@@ -95,7 +95,7 @@ def libraries() -> dict[str, str]:
 
 def first_line(run: Run, hardware: Hardware) -> str:
     """`cpu: 2 threads, fp32, oneDNN avx512, libiomp5, limit 4.0 GiB`."""
-    values = {o.name: o.seen(run) for o in optimizations.every()}
+    values = {o.name: o.effective(run) for o in optimizations.every()}
     instructions = str(torch.backends.cpu.get_cpu_capability()).lower().replace("_", "")
     openmp = {"iomp5": "libiomp5", "libomp": "libomp"}.get(str(values["openmp_runtime"]), "libgomp")
     limit = f"limit {format_bytes(hardware.memory.limit)}" if hardware.memory.limit else "no memory limit"

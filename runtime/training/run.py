@@ -252,6 +252,7 @@ def assemble(
     for optimization in optimizations.every():
         value = plan.value(optimization.name)
         if value != optimization.off:
+            # The plan's values, to what an optimization may use of a run: here mypy holds Run against AssembledRun.
             optimization.apply(run, value)
     run.identity = identity | {"processes": str(ranks.count), "threads": str(torch.get_num_threads())}
     run.step.ranks = ranks

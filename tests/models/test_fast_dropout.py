@@ -116,10 +116,10 @@ def test_it_is_chosen_on_cpus_with_dropout(machine: str, facts: Workload | None,
 def test_layers_are_switched_in_place(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     made = replace(made, model=nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Dropout2d(0.5)))
-    assert packed_dropout.seen(made) is False
+    assert packed_dropout.effective(made) is False
     packed_dropout.apply(made, True)
     assert [type(m) for m in made.model] == [nn.Linear, DropoutFromBits, nn.Dropout2d]  # type: ignore[attr-defined]
-    assert packed_dropout.seen(made) is True
+    assert packed_dropout.effective(made) is True
     assert next(o for o in optimizations.every() if o.name == "packed_dropout").off is False
 
 

@@ -99,8 +99,8 @@ def test_gradients_and_metrics_are_those_of_the_whole_network(tmp_path: Path, na
     torch.manual_seed(0)
     asked = job(tmp_path, name)
     whole, cached = made(tmp_path, asked, False), made(tmp_path, asked, True)
-    assert feature_cache.seen(cached)
-    assert not feature_cache.seen(whole)
+    assert feature_cache.effective(cached)
+    assert not feature_cache.effective(whole)
     assert run.workload(whole.dataset, whole.model).prefix == NETWORKS[name][1]
     before = {name: value.clone() for name, value in build(asked, load(asked)).module.state_dict().items()}
     assert all(torch.equal(before[name], value) for name, value in cached.model.state_dict().items())
@@ -311,7 +311,7 @@ def test_in_bf16_the_activations_are_near_those_in_fp32(tmp_path: Path, name: st
     exact, short = (made(tmp_path, asked, True, {"prefix_precision": value}) for value in ("fp32", "bf16"))
     expected, found = gradient(exact), gradient(short)
     kept = [one.dataset.train.rows.flat for one in (exact, short)]  # type: ignore[attr-defined]
-    assert prefix_precision.seen(short) == "bf16"
+    assert prefix_precision.effective(short) == "bf16"
     off = float(np.linalg.norm(kept[1] - kept[0]) / np.linalg.norm(kept[0]))
     assert 0 < off < 2e-2
     torch.testing.assert_close(found, expected, rtol=0, atol=5e-2 * float(expected.abs().max()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,12 @@ def optimization(request: pytest.FixtureRequest) -> Optimization:
 def test_has_its_sentence(optimization: Optimization) -> None:
     assert optimization.sentence.endswith(".")
     assert len(optimization.sentence) > 30
+
+
+def test_its_functions_are_typed_as_the_interface_says(optimization: Optimization) -> None:
+    """What mypy cannot know of modules that are found in a folder."""
+    signatures = [str(inspect.signature(function)) for function in (optimization.apply, optimization.effective)]
+    assert signatures == ["(run: 'AssembledRun', value: 'Value') -> 'None'", "(run: 'AssembledRun') -> 'Value'"]
 
 
 def test_off_is_a_value(optimization: Optimization) -> None:
@@ -69,7 +76,7 @@ def test_on_trains_to_the_same_loss_within_its_effect(optimization: Optimization
     plain = tiny.losses(tiny.assembled(tmp_path, job), 4)
     for value in values:
         made = tiny.assembled(tmp_path, job, settings={optimization.name: value})  # type: ignore[dict-item]
-        assert optimization.seen(made) == value
+        assert optimization.effective(made) == value
         effect = optimization.effect(tiny.run.workload(made.dataset, made.model))
         if effect is Effect.TRAINING:
             continue

@@ -212,9 +212,9 @@ def test_settings_of_the_process_are_those_of_the_plan(tmp_path: Path) -> None:
     before = torch_settings.attention_kernels()
     made = tiny.assembled(tmp_path, tiny.job(), settings={"attention": "math", "cudnn_benchmark": True})
     assert torch_settings.attention_kernels() == (False, False, False)
-    assert (attention.seen(made), cudnn_benchmark.seen(made)) == ("math", True)
+    assert (attention.effective(made), cudnn_benchmark.effective(made)) == ("math", True)
     other = tiny.assembled(tmp_path, tiny.job())
-    assert (attention.seen(other), cudnn_benchmark.seen(other)) == ("auto", False)
+    assert (attention.effective(other), cudnn_benchmark.effective(other)) == ("auto", False)
     assert torch_settings.attention_kernels() == before
 
 

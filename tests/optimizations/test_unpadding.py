@@ -65,8 +65,8 @@ def test_loss_gradients_and_metrics_are_those_of_the_whole_batch(
     asked = reports.job(tmp_path, model=STILL + model, labels=labels)
     whole = made(tmp_path, asked, False)
     ours = made(tmp_path, asked, "freeze" in model, {"unpadding": tokens, "micro_batch": micro or "off"})
-    assert unpadding.seen(ours) == tokens
-    assert unpadding.seen(whole) == "off"
+    assert unpadding.effective(ours) == tokens
+    assert unpadding.effective(whole) == "off"
     widths: list[tuple[int, int, int]] = []
     forward = ours.step.forward
     ours.step.forward = lambda *inputs: [widths.append((*inputs[-1].shape, int(inputs[-1].sum()))), forward(*inputs)][1]

@@ -61,7 +61,7 @@ def test_a_child_has_the_settings_of_its_person(monkeypatch: pytest.MonkeyPatch)
 def test_what_a_person_has_set_otherwise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    assert allocator_segments.seen(on_gpu) is True
+    assert allocator_segments.effective(on_gpu) is True
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")
-    assert allocator_segments.seen(on_gpu) is False
+    assert allocator_segments.effective(on_gpu) is False
     assert "PYTORCH_ALLOC_CONF" in effective_settings.CAUSES["allocator_segments"]

@@ -51,23 +51,23 @@ def spoil() -> None:
 
 def test_fp32_is_fp32_after_a_run_with_tf32(tmp_path: Path) -> None:
     precision.apply(GPU_RUN, "tf32")
-    assert precision.seen(GPU_RUN) == "tf32"
+    assert precision.effective(GPU_RUN) == "tf32"
     made = tiny.assembled(tmp_path, tiny.job())
-    assert precision.seen(GPU_RUN) == precision.seen(made) == "fp32"
+    assert precision.effective(GPU_RUN) == precision.effective(made) == "fp32"
     assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32, cuda.matmul.allow_tf32) == ("highest", False, False)
 
 
 def test_fp32_is_fp32_where_torch_comes_with_tf32_for_convolutions_and_recurrent_layers(tmp_path: Path) -> None:
     cudnn.allow_tf32 = True  # as torch comes
     tiny.assembled(tmp_path, tiny.job())
-    assert precision.seen(GPU_RUN) == "fp32"
+    assert precision.effective(GPU_RUN) == "fp32"
     assert not cudnn.allow_tf32
 
 
 def test_bf16_lets_every_fp32_kernel_use_tf32_and_older_switches_can_still_be_read(tmp_path: Path) -> None:
     tiny.assembled(tmp_path, tiny.job())
     precision.apply(GPU_RUN, "bf16")
-    assert precision.seen(GPU_RUN) == "tf32"
+    assert precision.effective(GPU_RUN) == "tf32"
     # The compiler reads these, and torch refuses to read them where newer ones say otherwise.
     assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32, cuda.matmul.allow_tf32) == ("high", True, True)
 
@@ -86,8 +86,8 @@ def test_where_only_some_kernels_use_tf32_it_is_seen(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch_settings.NEW, reason="this torch has no precision for kernels of a CPU")
 def test_a_short_format_for_kernels_of_a_cpu_is_seen_and_taken_back(tmp_path: Path) -> None:
     torch.set_float32_matmul_precision("medium")
-    assert precision.seen(GPU_RUN) == "mixed"
-    assert precision.seen(tiny.assembled(tmp_path, tiny.job())) == "fp32"
+    assert precision.effective(GPU_RUN) == "mixed"
+    assert precision.effective(tiny.assembled(tmp_path, tiny.job())) == "fp32"
 
 
 def test_every_switch_is_set_at_every_assembly(tmp_path: Path) -> None:

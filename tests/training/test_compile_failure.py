@@ -87,7 +87,7 @@ def test_recorded_kernels_that_fail_leave_compiled_ones(tmp_path: Path, monkeypa
         "accessing tensor output of CUDAGraphs that has been overwritten"
     )
     assert stub.calls.count("recorded") == 1
-    assert (cuda_graphs.seen(made), compile.seen(made)) == (False, True)
+    assert (cuda_graphs.effective(made), compile.effective(made)) == (False, True)
 
 
 def test_an_evaluation_is_not_recorded_beside_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_a_compiler_that_has_given_up_is_told_and_seen(tmp_path: Path, monkeypat
         "compile failed, training goes on without it: it was compiled anew 3 times, "
         "for shapes or modes that come and go"
     ]
-    assert compile.seen(made) is False
+    assert compile.effective(made) is False
     compiled_forward.undo()
     torch.compiler.reset()
 

@@ -201,8 +201,8 @@ def assembled(folder: Path, on: bool, cache: Path) -> run.Run:
 def test_losses_and_metrics_are_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pictures(tmp_path)
     plain, ours = assembled(tmp_path, False, tmp_path / "c"), assembled(tmp_path, True, tmp_path / "c")
-    assert not decode_cache.seen(plain)
-    assert decode_cache.seen(ours)
+    assert not decode_cache.effective(plain)
+    assert decode_cache.effective(ours)
     layouts = [run.step.laid_out(next(run.batches.epoch(0)).inputs)[0].stride() for run in (plain, ours)]
     assert layouts[0] == layouts[1]
     assert tiny.losses(ours, 6) == tiny.losses(plain, 6)
@@ -217,7 +217,7 @@ def test_without_a_cache_the_run_goes_on_and_says_so(tmp_path: Path, capsys: pyt
     pictures(tmp_path)
     (tmp_path / "file").write_text("")
     made = assembled(tmp_path, True, tmp_path / "file")
-    assert not decode_cache.seen(made)
+    assert not decode_cache.effective(made)
     assert "decode_cache: images are decoded in every epoch: " in capsys.readouterr().out
     assert tiny.losses(made, 2) == tiny.losses(assembled(tmp_path, False, tmp_path / "c"), 2)
 

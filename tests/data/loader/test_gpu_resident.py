@@ -62,8 +62,8 @@ def test_images_stay_as_they_are_stored_and_losses_too(tmp_path: Path) -> None:
     """`apply` as the trainer calls it, with the CPU for a GPU: the same batches, augmentation and losses."""
     plain, kept = (tiny.assembled(tmp_path, tiny.job()) for _ in range(2))
     gpu_resident_data.apply(kept, True)
-    assert gpu_resident_data.seen(kept)
-    assert not gpu_resident_data.seen(plain)
+    assert gpu_resident_data.effective(kept)
+    assert not gpu_resident_data.effective(plain)
     assert tiny.losses(kept, 8) == tiny.losses(plain, 8)
 
 
@@ -76,7 +76,7 @@ def test_samples_that_do_not_fit_after_all_stay_on_the_host(tmp_path: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", full)
         gpu_resident_data.apply(made, True)
-    assert not gpu_resident_data.seen(made)
+    assert not gpu_resident_data.effective(made)
     assert made.dataset.kept == {}
     assert "samples stay on the host: CUDA out of memory" in (tmp_path / "events.jsonl").read_text()
     assert tiny.losses(made, 4) == tiny.losses(plain, 4)
