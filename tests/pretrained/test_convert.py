@@ -158,7 +158,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def apart(code: str) -> subprocess.CompletedProcess[str]:
     """Run a line in a process that has shut itself off."""
-    line = f"import os, socket, subprocess\nfrom runtime import unpickle\n{code}"
+    line = f"import os, socket, subprocess\nfrom runtime.pretrained import unpickle_process\n{code}"
     return subprocess.run([sys.executable, "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -175,7 +175,7 @@ def apart(code: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_the_reading_process_starts_nothing(code: str) -> None:
-    done = apart(f"unpickle._no_programs(); {code}")
+    done = apart(f"unpickle_process._no_programs(); {code}")
     assert done.returncode == 1
     assert "PermissionError" in done.stderr
     assert "is not allowed here" in done.stderr
@@ -183,7 +183,7 @@ def test_the_reading_process_starts_nothing(code: str) -> None:
 
 def test_the_reading_process_has_no_network() -> None:
     """One interface, which is down, or no leave to open a socket; the words say which."""
-    done = apart("print(unpickle._no_network()); print(socket.if_nameindex())")
+    done = apart("print(unpickle_process._no_network()); print(socket.if_nameindex())")
     said, interfaces = done.stdout.splitlines()
     if said.startswith("sockets blocked"):
         assert "network namespace" in said
@@ -193,5 +193,5 @@ def test_the_reading_process_has_no_network() -> None:
 
 
 def test_the_reading_process_is_limited() -> None:
-    done = apart("unpickle._limit(1000); bytearray(unpickle.MEMORY + (64 << 20))")
+    done = apart("unpickle_process._limit(1000); bytearray(unpickle_process.MEMORY + (64 << 20))")
     assert "MemoryError" in done.stderr
