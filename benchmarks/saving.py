@@ -22,13 +22,13 @@ from runtime.hardware.detect import detect
 from runtime.job.values import duration_seconds
 from runtime.job_spec import load as job_spec
 from runtime.plan import plan
-from runtime.supervisor import trainer_process
 from runtime.system.files import write_json
 from runtime.system.signals import Signals
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import loop
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.saver import SHARE, Saver
+from runtime.tuning import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = 300.0
@@ -51,7 +51,7 @@ class Bench:
         machine = detect(folder)
         write_json(folder / "hardware.json", machine.to_json())
         write_json(folder / "plan.json", plan.resolve(job, machine).to_json())
-        self.run = trainer_process.assembled(folder, job, Signals(), PhaseTimer())
+        self.run = prepare.assemble_run(folder, job, Signals(), PhaseTimer())
         self.run.metrics = MetricsLog(folder)
         self.run.train_mode()
         self.saver = Saver(self.run)

@@ -17,8 +17,7 @@ from runtime.job.model import Freeze
 from runtime.job_spec import load as job_spec
 from runtime.models.build import Model
 from runtime.plan import plan
-from runtime.supervisor import trainer_process
-from runtime.training import run
+from runtime.training import run, train
 from runtime.training.phase_timer import PhaseTimer
 from tests import tiny
 
@@ -58,7 +57,7 @@ def main() -> None:
         return step(batch, seed)
 
     made.step = Noted(made.step, noted)  # type: ignore[assignment]
-    trainer_process.conduct(made)
+    train.train(made)
     (own / "trained.json").write_text(json.dumps(trained))
 
 

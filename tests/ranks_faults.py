@@ -18,8 +18,7 @@ import torch
 
 from runtime.distributed import ranks
 from runtime.errors import DrivetrainError
-from runtime.supervisor import trainer_process
-from runtime.training import run
+from runtime.training import run, train
 from runtime.training.evaluation import validation
 from tests import tiny
 
@@ -137,7 +136,7 @@ def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
         spoil(made)
     metrics = validation.MetricAccumulator.metrics
     try:
-        reason, code = trainer_process.conduct(made), 0
+        reason, code = train.train(made), 0
     except DrivetrainError as error:
         reason, code = str(error), error.exit_code
     finally:

@@ -18,11 +18,12 @@ from runtime.hardware import facts
 from runtime.job_spec import load as job_spec
 from runtime.models.build import build
 from runtime.plan import plan as plans
-from runtime.supervisor import trainer_process
 from runtime.system.files import read_json
 from runtime.system.signals import Signals
 from runtime.training import run as runs
+from runtime.training import train
 from runtime.training.phase_timer import PhaseTimer
+from runtime.tuning import prepare
 
 
 class Stops(Signals):
@@ -65,10 +66,10 @@ def amount(split: Split, ids: Ids) -> int:
 def steps(job: Path, folder: Path, paced: Callable[[int], Pace]) -> None:
     """A long run by order; `paced` makes the pace for so many steps of warm-up: an epoch where images are decoded once."""
     signals = Stops(Pace())
-    run = trainer_process.assembled(folder, job_spec.load(job), signals, PhaseTimer())
+    run = prepare.assemble_run(folder, job_spec.load(job), signals, PhaseTimer())
     filling = run.batches.per_epoch if run.plan.value("decode_cache") and not run.dataset.decoded else 0
     signals.pace, signals.run = paced(filling), run
-    trainer_process.conduct(run)
+    train.train(run)
 
 
 def work(job_file: Path, folder: Path) -> Callable[[], int]:
@@ -83,7 +84,7 @@ def work(job_file: Path, folder: Path) -> Callable[[], int]:
                 shutil.copy(folder / name, scratch)
             plan = plans.load(folder / "plan.json")
             made = runs.assemble(job, machine, plan, Path(scratch), data, build(job, data), Signals(), PhaseTimer())
-            trainer_process.conduct(made)
+            train.train(made)
             return amount(data.train, np.arange(len(data.train))) * made.counters.epoch
 
     return run

@@ -35,13 +35,14 @@ from runtime.models import dry_run, fast_dropout, strided_convolution
 from runtime.models.build import Model
 from runtime.plan import effective_plan, show_plan
 from runtime.plan import plan as plans
-from runtime.supervisor import embedded_call, host_process, run_folder, trainer_process
+from runtime.supervisor import embedded_call, host_process, run_folder
 from runtime.system.files import read_json, write_json
 from runtime.system.signals import Interrupted, Signals, stopping
 from runtime.training import buffers, effective_settings
 from runtime.training import run as runs
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.progress import say
+from runtime.training.train import train as train_run
 from runtime.tuning import tuner
 from runtime.tuning.memory.micro_batch import MicroBatchSearch
 
@@ -201,7 +202,7 @@ def _trained(
         write_json(place.path / "hardware.json", machine.to_json())
         write_json(place.path / "state.json", state)
         say(f"run {place.path} {'goes on' if place.resumes else 'starts'}")
-        reason = trainer_process.conduct(_assembled(job, machine, place, dataset, network, signals))
+        reason = train_run(_assembled(job, machine, place, dataset, network, signals))
         state |= {"status": "done", "exit_code": 0}
     except (Stopped, Interrupted):
         state |= {"status": "stopped", "exit_code": Stopped.exit_code}

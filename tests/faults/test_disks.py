@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import StorageError
-from runtime.supervisor import trainer_process
-from runtime.training import saver
+from runtime.training import saver, train
 from runtime.training.checkpoints import checkpoint
 from tests import tiny
 from tests.faults import trained
@@ -57,7 +56,7 @@ def conduct(folder: Path) -> None:
     job = tiny.job(train="ema: 0.5")
     often = job.checkpoint.model_copy(update={"every": "3 steps"})
     made = tiny.assembled(folder, job.model_copy(update={"checkpoint": often}))
-    trainer_process.conduct(made)
+    train.train(made)
 
 
 def end(folder: Path) -> dict[str, bytes]:

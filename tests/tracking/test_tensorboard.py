@@ -15,12 +15,12 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from runtime.errors import StorageError
-from runtime.supervisor import trainer_process
 from runtime.tracking import tensorboard_images
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.tracking.monitor import Monitor
 from runtime.tracking.tensorboard import TensorBoardWriter
 from runtime.training.checkpoints import checkpoint
+from runtime.training.train import train as train_run
 from tests import tiny
 from tests.supervisor.test_supervisor import job, train
 
@@ -62,7 +62,7 @@ def test_a_run_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeyp
     made = tiny.assembled(tmp_path, tiny.job())
     monkeypatch.setattr(checkpoint, "save", full)
     with pytest.raises(StorageError):
-        trainer_process.conduct(made)
+        train_run(made)
     left = [thread.name for thread in threading.enumerate() if thread not in before]
     assert [name for name in left if name in ("tensorboard", "monitor")] == []
 

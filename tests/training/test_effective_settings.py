@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from runtime.supervisor import trainer_process
-from runtime.training import effective_settings, run
+from runtime.training import effective_settings, run, train
 from tests import tiny
 
 
@@ -35,6 +34,6 @@ def test_what_holds_to_the_end_is_told_once(tmp_path: Path) -> None:
 def test_what_a_network_takes_back_while_it_trains_is_told_at_the_end(tmp_path: Path) -> None:
     made, _ = begun(tmp_path)
     made.model.register_forward_hook(lambda *_: made.model.to(memory_format=torch.contiguous_format) and None)
-    trainer_process.conduct(made)
+    train.train(made)
     assert written(tmp_path) == (False, "the network or torch did not take the setting")
     assert json.loads((tmp_path / "plan.json").read_text())["seen"]["libraries"]

@@ -48,8 +48,8 @@ def test_same_bits_as_torch(spec: str, fused: bool) -> None:
 def test_what_compiles_nothing_does_not_import_the_compiler(tmp_path: Path) -> None:
     """Importing it takes as long as importing torch."""
     code = (
-        "import sys; from pathlib import Path; from tests import tiny; from runtime.supervisor import trainer_process as trainer;"
-        "trainer.conduct(tiny.assembled(Path(sys.argv[1]), tiny.job()));"
+        "import sys; from pathlib import Path; from tests import tiny; from runtime.training import train;"
+        "train.train(tiny.assembled(Path(sys.argv[1]), tiny.job()));"
         "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)

@@ -22,12 +22,13 @@ from runtime.data.tables import features
 from runtime.errors import CheckpointError, DataError, SpecError, Stopped
 from runtime.job_spec import load as job_spec
 from runtime.plan import plan
-from runtime.supervisor import embedded, trainer_process
+from runtime.supervisor import embedded
 from runtime.system.files import read_json, write_json
 from runtime.system.signals import Interrupted
-from runtime.training import recorded_inputs
+from runtime.training import recorded_inputs, train
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.run import Run
+from runtime.tuning import prepare
 from tests import own_job, reports, tiny
 from tests.trained import CASES, Case, image_folders, table, texts
 
@@ -128,9 +129,9 @@ def attempt(folder: Path, steps: int = 10**9) -> None:
     """Train the job of a folder in its run folder, from the last checkpoint to the end or to a step."""
     job, home = job_spec.load(folder / "job.yaml"), folder / "run"
     signals = Stopping(steps)
-    made: Run = trainer_process.assembled(home, job, signals, PhaseTimer(), settled=True)
+    made: Run = prepare.assemble_run(home, job, signals, PhaseTimer(), settled=True)
     signals.run = made
-    trainer_process.conduct(made)
+    train.train(made)
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,8 @@ from runtime.data.dataset import Batch
 from runtime.errors import Stopped
 from runtime.job import Job
 from runtime.job.data import Cutmix, ImageAugment, Mixup
-from runtime.supervisor import trainer_process
 from runtime.tracking.metrics_log import MetricsLog
-from runtime.training import loop
+from runtime.training import loop, train
 from runtime.training.ema import Ema
 from runtime.training.run import Counters, Run
 from runtime.training.saver import Saver
@@ -263,15 +262,13 @@ def test_steps_stretch_the_schedule_and_not_the_epochs(tmp_path: Path) -> None:
 def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, asked("max_time: 1h"))
     stop = Stopped("max_time of 1h is spent")
-    assert trainer_process._stopped(made, None, stop).action == "run the same command again"
+    assert train._stopped(made, None, stop).action == "run the same command again"
     made.clock.start -= 3600
-    assert trainer_process._stopped(made, None, stop).action.startswith("raise train.max_time, which ended before")
+    assert train._stopped(made, None, stop).action.startswith("raise train.max_time, which ended before")
     made.counters = Counters(step=3, samples=48)
-    assert trainer_process._stopped(made, Saver(made), stop).action == "run the same command to go on from there"
+    assert train._stopped(made, Saver(made), stop).action == "run the same command to go on from there"
     made.samples_before = 48
-    assert trainer_process._stopped(made, Saver(made), stop).action.startswith(
-        "raise train.max_time, which ended before"
-    )
+    assert train._stopped(made, Saver(made), stop).action.startswith("raise train.max_time, which ended before")
 
 
 def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:

@@ -174,17 +174,16 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
 SLOW = """
 import sys
 from pathlib import Path
-from runtime.tuning import process_settings as apart, tuner as tune
-from runtime.system import timeout as deadline
+from runtime.tuning import prepare, process_settings, tuner
+from runtime.system import timeout
 from runtime.plan import plan
 from runtime.job_spec import load as spec
-from runtime.supervisor import trainer_process as trainer
-from runtime.training.phase_timer import Clock
+from runtime.training.phase_timer import PhaseTimer
 from runtime.errors import Replanned
 from runtime.system.files import write_json
 from tests import tiny
 from tests.tuning.test_tuner import machine
-tune.FULL, tune.QUICKEST = 9.0, 2.0
+tuner.FULL, tuner.QUICKEST = 9.0, 2.0
 folder = Path(sys.argv[1])
 path = folder / "job.yaml"
 path.write_text(tiny.TEXT.format(model="", train="", epochs=3).replace("train: x", f"train: {sys.argv[2]}") +
@@ -194,9 +193,9 @@ here = machine(folder)
 write_json(folder / "hardware.json", here.to_json())
 write_json(folder / "plan.json", plan.resolve(asked, here).to_json())
 try:
-    trainer.assembled(folder, asked, tiny.Quiet(), Clock(), apart.Source(path))
+    prepare.assemble_run(folder, asked, tiny.Quiet(), PhaseTimer(), process_settings.SpecSource(path))
 except Replanned:
-    print("another process", deadline.broken_off(), plan.load(folder / "plan.json").value("compile"))
+    print("another process", timeout.broken_off(), plan.load(folder / "plan.json").value("compile"))
 """
 
 

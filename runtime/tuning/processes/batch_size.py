@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from runtime.errors import DrivetrainError, OutOfMemory
 from runtime.job_spec import load as job_spec
 from runtime.plan import evidence
-from runtime.supervisor import trainer_process
 from runtime.system.files import write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.system.units import format_bytes as readable
@@ -37,8 +36,10 @@ def main() -> int:
     given = arguments.parse_args()
     try:
         with stopping(), ending():
+            from runtime.tuning import prepare
+
             job = job_spec.load(given.spec, given.set)
-            fitting = trainer_process.prepared(given.folder, job, Signals(), PhaseTimer())
+            fitting = prepare.prepare(given.folder, job, Signals(), PhaseTimer())
             search = fitting.search(fitting.plan.value("gradient_checkpointing") is True)
             speeds, ceiling = measured(search, batch_size.most(len(fitting.dataset.train)))
         best = batch_size.chosen(speeds)

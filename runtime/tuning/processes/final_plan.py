@@ -12,7 +12,6 @@ from pathlib import Path
 
 from runtime.errors import DrivetrainError, Replanned
 from runtime.job_spec import load as job_spec
-from runtime.supervisor import trainer_process
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import PhaseTimer
 from runtime.tuning import process_settings
@@ -29,10 +28,10 @@ def main() -> int:
     os.dup2(2, 1)
     try:
         with stopping(), ending():
+            from runtime.tuning import prepare
+
             source = process_settings.SpecSource(given.spec, given.set)
-            trainer_process.assembled(
-                given.folder, job_spec.load(given.spec, given.set), Signals(), PhaseTimer(), source
-            )
+            prepare.assemble_run(given.folder, job_spec.load(given.spec, given.set), Signals(), PhaseTimer(), source)
     except Replanned:
         return 0  # the plan that it leaves is the one
     except DrivetrainError as error:

@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from runtime.errors import DrivetrainError, NumericsError
 from runtime.job_spec import load as job_spec
-from runtime.supervisor import trainer_process
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import PhaseTimer
@@ -63,8 +62,10 @@ def main() -> int:
     given = arguments.parse_args()
     try:
         with stopping(), ending():
+            from runtime.tuning import prepare
+
             signals = Signals()
-            run = trainer_process.assembled(given.folder, job_spec.load(given.spec, given.set), signals, PhaseTimer())
+            run = prepare.assemble_run(given.folder, job_spec.load(given.spec, given.set), signals, PhaseTimer())
             rates, losses = sweep(run, given.lowest, given.highest, given.steps)
         report(run, judged(rates, losses, given.steps), given.folder)
     except DrivetrainError as error:

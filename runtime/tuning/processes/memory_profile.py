@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import DrivetrainError
 from runtime.job_spec import load as job_spec
-from runtime.supervisor import trainer_process
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.system.units import format_bytes
@@ -51,9 +50,9 @@ def main() -> int:
     given = arguments.parse_args()
     try:
         with stopping(), ending():
-            fitting = trainer_process.prepared(
-                given.folder, job_spec.load(given.spec, given.set), Signals(), PhaseTimer()
-            )
+            from runtime.tuning import prepare
+
+            fitting = prepare.prepare(given.folder, job_spec.load(given.spec, given.set), Signals(), PhaseTimer())
             ceiling, found = climbed(fitting)
         report(found, ceiling, given.folder)
     except DrivetrainError as error:

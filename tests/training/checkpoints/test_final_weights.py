@@ -14,11 +14,11 @@ import safetensors.torch
 
 from runtime.errors import CheckpointError
 from runtime.models import saved_model
-from runtime.supervisor import trainer_process
 from runtime.training import effective_settings, loop, run
 from runtime.training.best_metric import BestMetric
 from runtime.training.checkpoints import final_weights
 from runtime.training.evaluation import validation
+from runtime.training.train import train as train_run
 from tests import tiny
 from tests.training.checkpoints.test_checkpoint import flip
 
@@ -39,7 +39,7 @@ def ended(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "_ended", hooked)
         patch.setattr(effective_settings, "record_changes", lambda *given: None)
-        trainer_process.conduct(made)
+        train_run(made)
     return made
 
 

@@ -19,11 +19,11 @@ from runtime.job_spec import load as job_spec
 from runtime.models import recompute
 from runtime.models.build import build
 from runtime.plan import evidence, plan
-from runtime.supervisor import trainer_process
 from runtime.system.files import write_json
 from runtime.training import run
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.step import Step
+from runtime.tuning import prepare
 from runtime.tuning.memory import meter, micro_batch, size_search
 from runtime.tuning.memory.micro_batch import MicroBatchSearch
 from runtime.tuning.memory.size_search import SizeSearch, SizeSearchResult, SizeTrial
@@ -299,7 +299,7 @@ def settled(folder: Path, asked: Job, replay: Any = None) -> run.Run:
     here = replace(here, storage=replace(here.storage, cache=str(folder / "cache")))
     write_json(folder / "hardware.json", here.to_json())
     write_json(folder / "plan.json", plan.resolve(asked, here, replay=replay).to_json())
-    made: run.Run = trainer_process.assembled(folder, asked, tiny.Quiet(), PhaseTimer())
+    made: run.Run = prepare.assemble_run(folder, asked, tiny.Quiet(), PhaseTimer())
     return made
 
 

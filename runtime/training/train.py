@@ -1,0 +1,157 @@
+"""Training of one assembled run: from its last checkpoint or its first step to its end, with all of its records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.errors import Stopped
+from runtime.job.values import duration_seconds
+from runtime.models import operations, saved_model
+from runtime.system.files import write_json
+from runtime.system.signals import stopping
+from runtime.tracking import tensorboard_images
+from runtime.tracking.metrics_log import MetricsLog
+from runtime.tracking.monitor import Monitor
+from runtime.training import agreement, effective_settings, loop, recorded_inputs
+from runtime.training.checkpoints import final_weights, resume
+from runtime.training.checkpoints.final_weights import FinalWeights
+from runtime.training.evaluation import worst_mistakes
+from runtime.training.nonfinite import NotFinite
+from runtime.training.profiling import efficiency, step_phases
+from runtime.training.profiling.profiler import Profiler
+from runtime.training.progress import Progress, say
+from runtime.training.run import Run
+from runtime.training.saver import NonSavingRank, Saver
+
+
+def train(run: Run, *, trace: bool = False) -> str:
+    """Train an assembled run from its last checkpoint to its end, and write its records; returns why it ended.
+
+    Raises:
+        Stopped: on a signal, after a checkpoint if there is progress.
+    """
+    folder = run.folder
+    try:
+        saver = _begun(run, trace=trace)
+    except BaseException:
+        # The thread that draws for TensorBoard, inside of torch when Python takes itself apart, would abort the process.
+        if run.metrics:
+            run.metrics.close()
+        raise
+    assert run.metrics is not None
+    progress = Progress(run.total_steps, run.counters.step)
+    with Monitor(folder, run, duration_seconds(run.job.monitor.every)) as monitor:
+        try:
+            reason = _fitted(run, saver, progress)
+            if not run.ranks.leads:
+                return reason
+            try:
+                with stopping():
+                    saver.final()
+                    best = final_weights.weights(run)
+                    saved_model.write(run, best)
+                    worst_mistakes.write(run, best.confusion)
+                    effective_settings.record_changes(run, say)
+            except Stopped as stop:
+                raise _stopped(run, saver, stop) from None
+        finally:
+            if run.tracer:
+                run.tracer.close()
+            progress.close()
+            run.metrics.close()
+    watching = {"monitor": monitor.spent, "live view": progress.spent}
+    write_json(folder / "result.json", _result(run, best, reason, monitor.peak, watching))
+    say(f"done: {reason}; {best.words()}; model in {folder}/model")
+    return reason
+
+
+def _fitted(run: Run, saver: Saver, progress: Progress) -> str:
+    """Why the training ended; several processes stay together until the leader has saved, and part then.
+
+    Raises:
+        Stopped: on a signal or when `max_time` is spent, after a checkpoint if there is progress.
+    """
+    try:
+        with stopping():
+            reason = loop.fit(run, saver, progress)
+    except Stopped as stop:
+        ended = _stopped(run, saver, stop)
+        run.ranks.barrier()
+        run.ranks.leave()
+        raise ended from None
+    run.ranks.leave()
+    return reason
+
+
+def _begun(run: Run, *, trace: bool) -> Saver:
+    """The run at its last checkpoint or at its first step, its records open; returns who saves."""
+    loaded, passed = agreement.latest(run.ranks, run.checkpoints)
+    for line in passed:
+        say(line)
+    if run.ranks.leads:
+        recorded_inputs.begin(run, say, resumes=loaded is not None)
+    if loaded:
+        run.restore(loaded)
+        say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
+    say(resume.PROMISE)
+    run.metrics = MetricsLog(
+        run.folder,
+        after=run.counters.step,
+        epoch=run.counters.epoch,
+        tell=lambda text: run.events.add("tensorboard", text, run.counters.step),
+    )
+    if run.ranks.leads:
+        tensorboard_images.begin(run)
+    saver = Saver(run) if run.ranks.leads else NonSavingRank(run)
+    if not loaded:
+        # A full or read-only disk shows now and not after an epoch; and there is always something to go back to.
+        saver.final()
+    saver.foresee()
+    run.tracer = Profiler(run) if trace and run.ranks.leads else None
+    step_phases.install(run)
+    return saver
+
+
+def _stopped(run: Run, saver: Saver, stop: Stopped) -> Stopped:
+    """Save if there is progress, and say how to go on."""
+    again = "run the same command"
+    if run.time_left() <= 0 and run.counters.samples == run.samples_before:
+        again = "raise train.max_time, which ended before this attempt had done a step, and run the command"
+    if run.counters.step == 0:
+        return Stopped(f"{stop.given} before the first step was done", "", f"{again} again")
+    try:
+        saved = f"saved as {saver.final()}"
+    except NotFinite as why:
+        saved = f"not saved, {why}; the last checkpoint stays"
+    return Stopped(f"{stop.given} after step {run.counters.step}", saved, f"{again} to go on from there")
+
+
+def _result(run: Run, best: FinalWeights, reason: str, peak: int, watching: dict[str, float]) -> dict[str, Any]:
+    spent = run.clock.phases
+    seconds = run.counters.seconds + run.clock.seconds
+    training = max(1e-9, sum(spent.get(name, 0.0) for name in (*step_phases.PARTS, "input")))
+    return {
+        "steps": run.counters.step,
+        "epochs": run.counters.epoch,
+        "seconds": seconds,
+        "samples_per_second": (run.counters.samples - run.samples_before) / training,
+        "best": {
+            "metric": best.metric,
+            "value": best.value,
+            "step": best.step,
+            "epoch": best.epoch,
+            "metrics": best.metrics,
+        },
+        "last": run.last,
+        "confusion": best.confusion,
+        "peak_memory": peak,
+        "memory_limit": run.hardware.memory.limit,
+        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "trainable": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
+        "stopped_because": reason,
+        "phases": {name: round(value, 4) for name, value in spent.items()},
+        "watching": {name: round(value, 4) for name, value in watching.items()},
+        "efficiency": efficiency.measured(run),
+        "data": list(run.dataset.notes),
+        "model": operations.note(run.network),
+    }

@@ -1,0 +1,89 @@
+"""What comes before a training: its data and network, what is measured about them, and the run under the final plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runtime.data.custom import user_code
+from runtime.distributed import local_processes
+from runtime.errors import Replanned
+from runtime.hardware import device_check
+from runtime.hardware import facts as hardware
+from runtime.job import Job
+from runtime.models import operations
+from runtime.models.build import build
+from runtime.optimizations import gradient_checkpointing
+from runtime.plan import final_plan
+from runtime.plan import plan as plans
+from runtime.system import timeout
+from runtime.system.files import read_json, write_json
+from runtime.system.signals import Signals
+from runtime.training import effective_settings, recorded_inputs
+from runtime.training import run as runs
+from runtime.training.checkpoints import checkpoint
+from runtime.training.phase_timer import PhaseTimer
+from runtime.training.progress import say
+from runtime.tuning import process_settings, tuner
+from runtime.tuning.memory import activation_bytes
+from runtime.tuning.memory.micro_batch import MicroBatchSearch
+
+
+def assemble_run(
+    folder: Path,
+    job: Job,
+    signals: Signals,
+    clock: PhaseTimer,
+    source: process_settings.SpecSource | None = None,
+    *,
+    settled: bool = False,
+) -> runs.Run:
+    """The Run of a folder that holds hardware.json and plan.json: data loaded, plan settled, applied and recorded.
+
+    With a source, children may measure threads, OpenMP runtime and allocator; `settled`, everything is measured already.
+
+    Raises:
+        Replanned: if another process is needed, for the plan that the folder now holds.
+    """
+    search = prepare(folder, job, signals, clock)
+    machine, dataset, network, plan = search.hardware, search.dataset, search.network, search.plan
+    stored = plans.load(folder / "plan.json")
+    if local_processes.wanted(job, machine) > 1:
+        say("tune: off, since several processes train together; nor is micro_batch searched")
+    elif not settled and not checkpoint.steps(folder / "checkpoints"):
+        with clock.phase("tune"):
+            fits = search.measured()
+            if fits:
+                plan = final_plan.settle(job, machine, stored, search.facts, say, fits)
+            found = tuner.measured(job, machine, plan, dataset, network, folder, signals, say, source)
+        if found:
+            plan = final_plan.settle(job, machine, stored, search.facts, say, found | fits)
+        other = any(plan.value(name) != stored.value(name) for name in process_settings.names())
+        if source and (other or timeout.broken_off()):
+            write_json(folder / "plan.json", plan.to_json())
+            raise Replanned("what was measured needs another process, or has left this one in disorder")
+    run = runs.assemble(job, machine, plan, folder, dataset, network, signals, clock)
+    if run.ranks.count > 1:
+        alone = ", each normalizes its own part of a batch" * search.facts.has("BatchNorm")
+        say(f"processes: {run.ranks.count} train together, each on its part of every batch{alone}")
+    effective_settings.record(run, say)
+    return run
+
+
+def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> MicroBatchSearch:
+    """The data, network and plan of such a folder before anything is measured, as the search that could begin to."""
+    machine = hardware.from_json(read_json(folder / "hardware.json"))
+    device_check.check(machine)
+    with clock.phase("data"):
+        dataset = recorded_inputs.read(job, folder)
+    for note in dataset.notes:
+        say(f"data: {note}")
+    network = build(job, dataset)
+    if told := operations.note(network):
+        say(f"model: {told}")
+    if network.code is not None:
+        user_code.remember(folder, network.code)
+    facts = runs.workload(dataset, network.module)
+    if gradient_checkpointing.doubtful(job, machine, facts):
+        facts = activation_bytes.counted(facts, network.module, dataset)
+    plan = final_plan.settle(job, machine, plans.load(folder / "plan.json"), facts, say)
+    return MicroBatchSearch(job, machine, plan, dataset, network, facts, folder, signals, say)
