@@ -1,19 +1,19 @@
-"""The optimizations: one file each; this folder is listed, not registered.
+"""The optimizations: one file each. They are found by listing this folder; there is no registry.
 
 The file name is the key under `optimize:`, the row in the plan, the line in the report and the test id. A file holds
 
     STAGE, EFFECT, OFF, Values                          EFFECT may be a function of the workload
-    choose(job, hardware, workload) -> Choice           what we would do, with the reason; workload may be None
-    refuse(job, hardware, workload, value) -> str|None  why a wanted value cannot be had
-    candidates(job, hardware, workload) -> list         values worth measuring, if contested
+    choose(job, hardware, workload) -> Choice           the default and its reason; workload may be None
+    refuse(job, hardware, workload, value) -> str|None  why a requested value is not possible
+    candidates(job, hardware, workload) -> list         values that the tuner compares; one value: not measured
     apply(run, value) -> None                           with `effective`, the only part that touches torch
-    effective(run) -> value                             what is really in force, read back after assembly
+    effective(run) -> value                             the effective value, read back after assembly
 
-and, for a setting that must stand before the process starts, environment(hardware, value) -> dict, with
-preloaded() -> value where that names a library; for one that works on some machines or jobs only,
+and, for a setting that must be made before the process starts, environment(hardware, value) -> dict, with
+preloaded() -> value if it preloads a library; for one that applies to some machines or jobs only,
 lacks(job, hardware) -> str|None: what is missing here, in two or three words.
 
-`run` is an AssembledRun: what of `runtime.training.run.Run` an optimization may read and change.
+`run` is an AssembledRun: the parts of `runtime.training.run.Run` that an optimization may read and change.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Value = bool | int | float | str
 
 
 class Stage(IntEnum):
-    """When an optimization is applied; the order of the members is the order of application."""
+    """When an optimization is applied, in the order of the members."""
 
     PROCESS = 0
     LOADER = 1
@@ -52,7 +52,7 @@ class Stage(IntEnum):
 
 
 class Effect(StrEnum):
-    """What an optimization may change: nothing, the rounding, or what is learned."""
+    """What an optimization may change: nothing, the rounding, or the training itself."""
 
     EXACT = "exact"
     ROUNDING = "rounding"
@@ -61,14 +61,14 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True)
 class Choice:
-    """A value and why."""
+    """A value and its reason."""
 
     value: Value
     reason: str
 
 
 class AssembledPlan(Protocol):
-    """What an optimization may ask of the plan, which is made from optimizations and so stands above them."""
+    """What an optimization may read of the plan, whose package is above this one."""
 
     def value(self, name: str) -> Value:
         """The value decided for one optimization."""
@@ -76,10 +76,10 @@ class AssembledPlan(Protocol):
 
 
 class AssembledEvents(Protocol):
-    """Where an optimization says what it could not do."""
+    """The event log, in which an optimization reports what it could not do."""
 
     def add(self, kind: str, text: str, /) -> None:
-        """One event of the run."""
+        """Record an event of the run."""
         ...
 
 
@@ -94,16 +94,16 @@ class AssembledStep(Protocol):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """What the forward pass computes in; None for fp32."""
+        """The autocast dtype of the forward pass; None for fp32."""
         ...
 
     @property
     def graphs(self) -> bool:
-        """Whether compiled kernels are recorded and replayed."""
+        """Whether compiled kernels are recorded as a CUDA graph and replayed."""
         ...
 
     def autocast(self, dtype: torch.dtype, scaler: Any = None) -> None:
-        """Compute the forward pass in a shorter format."""
+        """Run the forward pass under autocast."""
         ...
 
     def compile(self, *, graphs: bool = False) -> None:
@@ -112,7 +112,7 @@ class AssembledStep(Protocol):
 
 
 class AssembledRun(Protocol):
-    """What an optimization may use of a run; training stands above this folder, and checks that its Run is one."""
+    """What an optimization may use of a run; mypy checks that the Run of the training package fits."""
 
     dataset: Dataset
     replaced: Dataset | None
@@ -120,12 +120,12 @@ class AssembledRun(Protocol):
 
     @property
     def job(self) -> Job:
-        """What the user asked for."""
+        """The user's request."""
         ...
 
     @property
     def hardware(self) -> Hardware:
-        """What may be used of this machine."""
+        """The usable machine."""
         ...
 
     @property
@@ -135,7 +135,7 @@ class AssembledRun(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The device of the network."""
         ...
 
     @property
@@ -166,7 +166,7 @@ class AssembledRun(Protocol):
 
 @dataclass(frozen=True)
 class Optimization:
-    """One file of this folder, checked."""
+    """The interface of one optimization, read from its file."""
 
     name: str
     sentence: str
@@ -174,7 +174,7 @@ class Optimization:
     effect: Callable[[Workload | None], Effect]
     off: Value
     values: Any
-    """The type of the values, for validation and for the schema."""
+    """The type of its values, for validation and the schema."""
     choose: Callable[[Job, Hardware, Workload | None], Choice]
     refuse: Callable[[Job, Hardware, Workload | None, Value], str | None]
     candidates: Callable[[Job, Hardware, Workload | None], list[Value]]
@@ -182,11 +182,11 @@ class Optimization:
     effective: Callable[[AssembledRun], Value]
     environment: Callable[[Hardware, Value], dict[str, str]]
     lacks: Callable[[Job, Hardware], str | None]
-    """What this machine or job lacks that it could work on; None where there is something to decide."""
+    """What this machine or job lacks for it to apply; None if it applies."""
     preloaded: Callable[[], Value] | None
     """What is in force in a process that runs already; only where `environment` preloads a library."""
     redraws: bool
-    """Whether dropout draws other numbers with it, so that steps can only be compared without dropout."""
+    """Whether it changes the random numbers of dropout, so that its steps can only be compared without dropout."""
 
 
 def _constant(effect: Effect, workload: Workload | None) -> Effect:
@@ -214,14 +214,14 @@ def _from(module: ModuleType) -> Optimization:
 
 
 def wanted(job: Job, name: str, choice: Choice) -> Value:
-    """What the job asks for under this name, or else the choice."""
+    """The value that the job requests under this name, else the choice."""
     asked: Value = job.optimize.get(name, "auto")
     return choice.value if asked == "auto" else asked
 
 
 @cache
 def every() -> tuple[Optimization, ...]:
-    """All optimizations, in the order (stage, name)."""
+    """All optimizations, ordered by (stage, name)."""
     names = sorted(info.name for info in pkgutil.iter_modules(__path__))
     found = [_from(importlib.import_module(f"{__name__}.{name}")) for name in names]
     return tuple(sorted(found, key=lambda o: (o.stage, o.name)))

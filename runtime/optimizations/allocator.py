@@ -1,4 +1,4 @@
-"""Preloads tcmalloc: the many short-lived tensors of a training step are allocated without system calls."""
+"""Preloads tcmalloc, which allocates the many short-lived tensors of a training step without system calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Values = Literal["tcmalloc", "off"]
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On a CPU, where it is installed."""
+    """tcmalloc on a CPU, if it is installed."""
     if hardware.gpu is not None:
         return Choice(OFF, "tensors live on the GPU, which has an allocator of its own")
     if hardware.libraries.tcmalloc:
@@ -28,7 +28,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Only an installed library can be preloaded."""
+    """If the library is not installed."""
     if value != OFF and not hardware.libraries.tcmalloc:
         return "no libtcmalloc was found on this machine"
     return None
@@ -40,14 +40,14 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 
 def environment(hardware: Hardware, value: Value) -> dict[str, str]:
-    """Preload the library; its warnings about large blocks say nothing here and are silenced."""
+    """Preload the library, without its warnings about large blocks, which are irrelevant here."""
     if value == OFF or not hardware.libraries.tcmalloc:
         return {}
     return {"LD_PRELOAD": hardware.libraries.tcmalloc, "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": str(1 << 40)}
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Nothing is left to do: the environment has done it."""
+    """Nothing: the environment already did it."""
 
 
 def effective(run: AssembledRun) -> Value:

@@ -1,4 +1,4 @@
-"""Lets the GPU's allocator grow its segments: memory that is free in pieces can be used, so less is reserved in vain."""
+"""Lets CUDA's allocator use expandable segments, which reduces memory fragmentation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from runtime.job import Job
     from runtime.job.workload import Workload
 
-# Before anything touches the GPU; nothing reads the variable earlier.
+# Before anything touches the GPU; the variable is not read earlier.
 STAGE = Stage.LOADER
 EFFECT = Effect.EXACT
 OFF = False
 Values = bool
 
 VARIABLE, SETTING = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
-"""The older name of the variable, which every torch that we support reads."""
+"""The older name of the variable, which every supported torch reads."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On wherever a GPU is used."""
+    """On if a GPU is used."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
@@ -30,33 +30,33 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """It works on GPUs only."""
+    """Applies to GPUs only."""
     return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """It is a setting of CUDA's allocator."""
+    """On a CPU: it is a setting of CUDA's allocator."""
     if value and hardware.gpu is None:
         return "there is no GPU, whose allocator this sets"
     return None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not contested: it costs nothing that was ever measured."""
+    """Not measured: no cost was ever found."""
     return [choose(job, hardware, workload).value]
 
 
 def environment(hardware: Hardware, value: Value) -> dict[str, str]:
-    """What the allocator reads before its first segment."""
+    """The variable that the allocator reads before its first segment."""
     return {VARIABLE: SETTING} if value else {}
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Nothing is left to do: the environment has done it."""
+    """Nothing: the environment already did it."""
 
 
 def effective(run: AssembledRun) -> Value:
-    """What the variable says in this process."""
+    """The variable of this process."""
     from runtime.system import library_variables
 
     return run.device.type == "cuda" and SETTING in library_variables.allocator()

@@ -1,4 +1,4 @@
-"""Picks the kernels of scaled dot-product attention: those that give the same bits each time, or take the least memory."""
+"""Selects the kernels of scaled dot-product attention: the deterministic ones, or those that use least memory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _KERNELS = {
     "efficient": (False, True, False),
     "math": (False, False, False),
 }
-"""For each value, whether flash, memory-efficient and cuDNN kernels may be used; plain arithmetic always may."""
+"""By value: whether flash, memory-efficient and cuDNN kernels are allowed; plain math always is."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Deterministic kernels where the job wants the same bits; on chips without flash the memory-efficient one."""
+    """Deterministic kernels if the job is deterministic; the memory-efficient kernel on chips without flash attention."""
     gpu = hardware.gpu
     if not _attends(workload):
         return Choice("auto", "no attention layer")
@@ -46,17 +46,17 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def _attends(workload: Workload | None) -> bool:
-    """Whether there is an attention layer; before the network is known it is decided as if there were one."""
+    """Whether there is an attention layer; assumed until the network is known."""
     return workload is None or any("Attention" in layer for layer in workload.layers)
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Only GPUs have several kernels."""
+    """Applies to GPUs only, which have several kernels."""
     return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Only GPUs have several kernels; flash starts at 8.0; a setting must have a layer to work on."""
+    """On a CPU, which has one kernel; flash below capability 8.0; any value if the network has no attention."""
     if value == OFF:
         return None
     if hardware.gpu is None:
@@ -70,19 +70,19 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not contested: torch picks the fastest that it may use."""
+    """Not measured: torch picks the fastest of the allowed kernels."""
     return [choose(job, hardware, workload).value]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Leave torch the kernels that may be used."""
+    """Set the kernels that torch may use."""
     from runtime.system import torch_settings
 
     torch_settings.allow_attention_kernels(*_KERNELS[str(value)])
 
 
 def effective(run: AssembledRun) -> Value:
-    """Which kernels torch may use."""
+    """The kernels that torch may use."""
     from runtime.system import torch_settings
 
     now = torch_settings.attention_kernels()

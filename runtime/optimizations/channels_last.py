@@ -1,4 +1,4 @@
-"""Stores images channel by channel within each pixel: convolution kernels then need no reordering."""
+"""Stores images in channels_last layout, which spares convolution kernels a conversion."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Only four-dimensional weights have this layout."""
+    """Without convolutions: only four-dimensional weights have this layout."""
     if value and workload is not None and not workload.has("Conv2d"):
         return "the network has no two-dimensional convolution, so the setting would do nothing"
     return None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Contested wherever there are convolutions: up to 1.5x faster, sometimes slower."""
+    """Measured if there are convolutions: up to 1.5x faster, sometimes slower."""
     return [True, False] if workload is None or workload.has("Conv2d") else [False]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Convert the weights, and every batch of images before it enters the network."""
+    """Convert the weights, and each batch of images before the forward pass."""
     import torch
 
     run.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -48,7 +48,7 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether the convolutions' weights lie channel by channel."""
+    """Whether the weights of the convolutions are in channels_last layout."""
     import torch
 
     weights = [p for p in run.model.parameters() if p.ndim == 4 and min(p.shape[1:]) > 1]

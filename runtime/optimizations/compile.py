@@ -1,4 +1,4 @@
-"""Compiles the network with torch.compile: fused kernels, paid for with the time that compiling takes."""
+"""Compiles the network with torch.compile: fused kernels, at the cost of compile time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Values = bool
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On for GPUs from 8.0 on; on a CPU its gain is between 0.8x and 1.2x, so only by measurement or request."""
+    """On for GPUs from capability 8.0 on. On a CPU it gains 0.8x to 1.2x, so only by measurement or request."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
@@ -33,7 +33,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """It needs a chip that Triton knows, a compiler, a folder whose code may be executed, and blocks it may enter."""
+    """Without a GPU that Triton supports, a C++ compiler, or a cache folder that allows execution; with
+    gradient_checkpointing or packed texts.
+    """
     if not value:
         return None
     if job.optimize.get("gradient_checkpointing") is True:
@@ -53,31 +55,31 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Contested wherever it is possible."""
+    """Measured wherever it is possible."""
     return [False] if refuse(job, hardware, workload, True) else [True, False]
 
 
 def environment(hardware: Hardware, value: Value) -> dict[str, str]:
-    """Where compiled code is kept."""
+    """The folder of the compile cache."""
     return {"TORCHINDUCTOR_CACHE_DIR": hardware.storage.cache} if value else {}
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Compile the forward pass; the network itself, and so its saved weights, stay as they are."""
+    """Compile the forward pass; the network and its saved weights stay the same."""
     import torch
 
-    # A network that is compiled by way of trial is compiled in a process whose plan did not say so.
+    # In a trial by the tuner the plan of the process had not requested compilation, so the variable is not set.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", run.hardware.storage.cache)
-    # Tells the compiler too, which then chooses no kernel by racing.
+    # The compiler reads this setting, too: it then does not choose kernels by benchmarking.
     torch.use_deterministic_algorithms(run.job.train.deterministic, warn_only=True)
     if run.device.type == "cpu":
         from torch._inductor import config
 
-        # The compiler's own generator is scalar code on a CPU; with torch's, dropout draws as torch's layers do.
+        # The compiler's own generator is scalar code on CPUs; torch's also keeps dropout's random numbers the same.
         config.fallback_random = True
     run.step.compile()
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether the forward pass is a compiled one."""
+    """Whether the forward pass is compiled."""
     return run.step.forward is not run.step.plain

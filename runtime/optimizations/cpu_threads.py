@@ -1,4 +1,4 @@
-"""Computes with as many threads as the container may use: more only get in each other's way under a CPU quota."""
+"""Computes with as many threads as the container has CPUs; under a CPU quota more threads slow each other down."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Values = Annotated[int, Field(ge=1)] | Literal["off"]
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """The CPU budget, or the physical cores behind it if hyperthreads share them."""
+    """The CPU budget, or its physical cores if hyperthreads share them."""
     cpu, threads = hardware.cpu, threads_of(hardware)
     together = local_processes.wanted(job, hardware)
     if together > 1:
@@ -35,25 +35,25 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def threads_of(hardware: Hardware) -> int:
-    """The count that `choose` chooses; for processes without a job too."""
+    """The number that `choose` chooses, also for processes without a job."""
     return max(1, min(hardware.cpu.budget, hardware.cpu.cores))
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """More threads than CPUs in the affinity mask cannot run."""
+    """More threads than CPUs in the affinity mask."""
     if value != OFF and int(value) > hardware.cpu.affinity:
         return f"this process may run on {hardware.cpu.affinity} CPUs"
     return None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """One thread can beat two on small work."""
+    """One thread against the choice, because two threads can be slower on small work."""
     best = int(choose(job, hardware, workload).value)
     return [best] if best == 1 else [best, 1] if best == 2 else [best, best // 2]
 
 
 def environment(hardware: Hardware, value: Value) -> dict[str, str]:
-    """What OpenMP, MKL, OpenBLAS and the compiler's worker pool read when they are loaded."""
+    """The variables that OpenMP, MKL, OpenBLAS and the compiler's worker pool read when they are loaded."""
     if value == OFF:
         return {}
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
@@ -61,12 +61,12 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Set torch's own pools: intra-op to the value, inter-op to 1."""
+    """Set torch's pools: intra-op to the value, inter-op to 1."""
     import torch
 
     torch.set_num_threads(int(value))
     if torch.get_num_interop_threads() != 1:
-        # A process that is not ours may have started this pool, which a network in eager mode leaves idle.
+        # A host program may have started this pool already; a network in eager mode does not use it.
         with contextlib.suppress(RuntimeError):
             torch.set_num_interop_threads(1)
 

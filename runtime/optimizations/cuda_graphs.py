@@ -1,4 +1,4 @@
-"""Records a step's kernels once and replays them: spares the host's work for each, which is what small networks wait for."""
+"""Records the GPU kernels of a step as a CUDA graph and replays it, which removes launch overhead in small networks."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ OFF = False
 Values = bool
 
 SMALL = 30_000_000
-"""Parameters up to which a GPU may wait for the host to start its kernels."""
+"""Parameters; in smaller networks a GPU may wait for the host to launch kernels."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Off: it takes memory for every batch size and pays only where the host is too slow, which measuring shows."""
+    """Off: it takes memory for every batch size, and helps only if launches are the bottleneck, which a measurement
+    shows.
+    """
     return Choice(OFF, refuse(job, hardware, workload, True) or "by measurement for small networks, or by request")
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """It works on GPUs only."""
+    """Applies to GPUs only."""
     return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """It is a mode of compile, on GPUs, for batches that go through the network whole."""
+    """On a CPU; if compile is off or not possible, since it is a mode of compile; with a fixed micro_batch."""
     if not value:
         return None
     if hardware.gpu is None:
@@ -46,17 +48,17 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Contested for small networks that will be compiled; large ones keep the GPU busy anyway."""
+    """Measured for small networks that will be compiled; large ones keep the GPU busy anyway."""
     small = workload is not None and workload.parameters <= SMALL and not workload.ragged
     return [OFF, True] if small and refuse(job, hardware, workload, True) is None else [OFF]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Compile the forward pass in the mode that records graphs; `compile` alone says whether there is one."""
+    """Compile the forward pass in the mode that records graphs, if `compile` is on."""
     if run.plan.value("compile"):
         run.step.compile(graphs=True)
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether the forward pass is compiled in that mode, and not fallen back."""
+    """Whether the forward pass is compiled in that mode, without a fallback."""
     return bool(run.step.graphs) and run.step.forward is not run.step.plain

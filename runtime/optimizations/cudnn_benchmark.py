@@ -1,4 +1,4 @@
-"""Lets cuDNN race its convolution kernels for each shape and keep the fastest: pays where shapes stay the same."""
+"""Lets cuDNN benchmark its convolution kernels for each shape and use the fastest; best with constant shapes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Values = bool
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On for convolutions over samples of one size, where the job does not ask for the same bits each time."""
+    """On for convolutions over samples of one size, unless the job is deterministic."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
@@ -29,12 +29,12 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """It works on GPUs only."""
+    """Applies to GPUs only."""
     return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """A race has no certain winner, every new size is a race, and without a convolution there is none."""
+    """On a CPU, in a deterministic job, with samples of different sizes, or without convolutions."""
     if not value:
         return None
     if hardware.gpu is None:
@@ -49,19 +49,19 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Contested where it may be had: the race can pick a kernel that is slower beside others."""
+    """Measured wherever it is possible: the kernel that wins alone can be slower within a step."""
     return [False] if refuse(job, hardware, workload, True) else [True, False]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Switch the race on."""
+    """Turn it on."""
     import torch
 
     torch.backends.cudnn.benchmark = True
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether cuDNN races."""
+    """Whether cuDNN benchmarks kernels."""
     import torch
 
     return torch.backends.cudnn.benchmark

@@ -1,6 +1,7 @@
-"""Decodes every image file once and keeps its pixels in one mapped file, for all epochs and all runs.
+"""Decodes every image file once and caches the pixels in one memory-mapped file for all epochs and runs.
 
-Images are kept at the size that the network sees, as they would be decoded each time, so nothing changes but the time.
+Images are cached at the size of the network's input, exactly as they would be decoded each time, so only the speed
+changes.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ OFF = False
 Values = bool
 
 SHARE = 2
-"""All decoded images together may take one part in so many of the room in the cache."""
+"""All decoded images together may use 1/SHARE of the cache's space."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On for images that are decoded from files in more than one epoch, where disk and memory have room."""
+    """On for images that are decoded from files in more than one epoch, if disk and memory have space."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
@@ -50,7 +51,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """There must be image files, and a cache with room."""
+    """Without image files, or without a cache folder with enough space."""
     if not value:
         return None
     if not job.task.startswith("image"):
@@ -70,12 +71,12 @@ def _bytes(workload: Workload) -> int:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not contested: decoding again never pays."""
+    """Not measured: decoding again is never faster."""
     return [choose(job, hardware, workload).value]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Put the mapped file in front of the image files; if that cannot be made, say so and go on without."""
+    """Put the cache in front of the image files; if it cannot be created, report that and continue without it."""
     from runtime.data.images.load import keep_decoded
     from runtime.errors import StorageError
 
@@ -87,7 +88,7 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether pixels come from the mapped file."""
+    """Whether pixels come from the cache."""
     from runtime.data.images.decoded_cache import Decoded
 
     split = run.dataset.train

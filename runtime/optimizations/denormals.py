@@ -1,4 +1,4 @@
-"""Flushes denormal numbers to zero: arithmetic on numbers below 1e-38 is many times slower on most CPUs."""
+"""Flushes denormal numbers to zero; arithmetic on numbers below 1e-38 is many times slower on most CPUs."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Values = bool
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On where the instruction set has the switch."""
+    """On if the instruction set supports it."""
     if hardware.cpu.architecture in ("x86_64", "aarch64"):
         return Choice(True, "costs nothing, and spares the slow path when values vanish")
     return Choice(False, f"{hardware.cpu.architecture} has no such switch")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Only x86_64 and aarch64 can flush."""
+    """On CPUs other than x86_64 and aarch64."""
     if value and hardware.cpu.architecture not in ("x86_64", "aarch64"):
         return f"{hardware.cpu.architecture} cannot flush denormal numbers"
     return None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not contested."""
+    """Not measured."""
     return [choose(job, hardware, workload).value]
 
 

@@ -1,8 +1,8 @@
-"""Computes a frozen prefix of the network once for every sample and trains only the rest, on what it gave.
+"""Computes the output of a frozen prefix once per sample, caches it, and trains only the rest of the network on it.
 
-The prefix runs in evaluation mode, as frozen parts do, so its outputs are the same in every epoch; they are kept in fp32
-(`prefix_precision` says in which format they are computed). What changes is the rounding: they are computed in other
-groups of samples than the batches.
+The prefix runs in evaluation mode, as frozen modules do, so its outputs are the same in every epoch. They are kept in
+fp32; `prefix_precision` sets the format in which they are computed. Only the rounding changes, because the prefix is
+computed in other groups of samples than the batches.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ OFF = False
 Values = bool
 
 SHARE = 4
-"""The activations may take one part in so many of the memory, or of the disk, that is free."""
+"""The cache may use 1/SHARE of the free memory, or of the free disk space."""
 WORK = {"memory": 200.0, "disk": 1000.0}
-"""Operations for each kept byte from which on reading is surely cheaper than computing again: a CPU computes 10 to 100
-in the time that one byte takes to come from memory, and ten times that from a disk."""
+"""FLOPs per cached byte from which on reading is certainly cheaper than computing again: while one byte arrives from
+memory a CPU computes 10 to 100 FLOPs, and ten times that while it arrives from a disk.
+"""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On where a prefix is frozen, its outputs stay the same and fit, and computing them again costs more than reading."""
+    """On if a prefix is frozen, its outputs are constant and fit, and computing them again costs more than reading."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
@@ -54,12 +55,12 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Only frozen parts have outputs that stay the same."""
+    """Applies only if parts of the network are frozen."""
     return None if _frozen(job) else "nothing frozen"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """There must be a frozen prefix in evaluation mode, inputs that do not change, and room."""
+    """Without a frozen prefix in evaluation mode, with random augmentation, or without space for the outputs."""
     if not value:
         return None
     frozen = _frozen(job)
@@ -76,7 +77,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def _frozen(job: Job) -> Freeze | None:
-    """What the job freezes; None if that is nothing."""
+    """What the job freezes; None if nothing."""
     frozen: Freeze | None = getattr(getattr(job, "model", None), "freeze", None)
     return frozen if frozen and (frozen.embeddings or frozen.layers or frozen.names) else None
 
@@ -95,7 +96,7 @@ def _no_room(job: Job, hardware: Hardware, workload: Workload) -> str | None:
 
 
 def _place(job: Job, hardware: Hardware, needed: int) -> str | None:
-    """Where so many bytes of outputs go, kept by every process: `memory`, `disk`, or nowhere."""
+    """Where the outputs fit, given that every process stores them: `memory`, `disk`, or None."""
     needed *= local_processes.wanted(job, hardware)
     if needed * SHARE <= hardware.memory.available:
         return "memory"
@@ -103,12 +104,12 @@ def _place(job: Job, hardware: Hardware, needed: int) -> str | None:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not contested: what it saves is counted, not guessed."""
+    """Not measured: the saving is computed from FLOPs and bytes."""
     return [choose(job, hardware, workload).value]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Put the activations in the place of the samples, and the rest in the place of the network."""
+    """Replace the samples by cached activations, and the network by its rest."""
     from runtime.models import feature_cache
 
     saving = feature_cache.saving(run.dataset, run.model)
@@ -119,5 +120,5 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether the step computes the rest alone."""
+    """Whether the step computes only the rest."""
     return run.replaced is not None

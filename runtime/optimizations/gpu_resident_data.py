@@ -1,6 +1,6 @@
-"""Keeps all samples on the GPU, as they are stored: a batch is one gather there, and nothing waits for the host.
+"""Keeps all raw samples in GPU memory, where a batch is a single gather without any work on the host.
 
-Images stay 8-bit; what is random about them is computed on the GPU, as it is for batches that come from the host.
+Images stay 8-bit. Augmentation runs on the GPU, as it does for batches from the host.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ OFF = False
 Values = bool
 
 SHARE = 4
-"""All samples together may take one part in so many of the GPU memory that may be used."""
+"""All samples together may use 1/SHARE of the available GPU memory."""
 
 AT_ONCE = 4 << 20
-"""Bytes that are gathered and copied at a time, about."""
+"""Approximate number of bytes that are gathered and copied at a time."""
 MOST, IN_FLIGHT = 16, 3
-"""Processes that decode at most, and batches of each that lie in shared memory at once."""
+"""Largest number of decoding processes, and batches of each in shared memory at once."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On where the samples fit into a quarter of the GPU memory that may be used, and come more than once."""
+    """On if the samples fit into a quarter of the available GPU memory and are used in more than one epoch."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
@@ -58,12 +58,12 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """It works on GPUs only."""
+    """Applies to GPUs only."""
     return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """There must be a GPU with room, samples of one size, and nobody who prepares them on the host."""
+    """On a CPU, without enough GPU memory, with samples of different sizes, or with loader workers."""
     if not value:
         return None
     if hardware.gpu is None:
@@ -85,7 +85,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def wanted(job: Job, hardware: Hardware, workload: Workload) -> bool:
-    """Whether samples will be there, by the job's word or by our choice."""
+    """Whether samples will be on the GPU, by request or by default."""
     asked = job.optimize.get("gpu_resident_data", "auto")
     return bool(choose(job, hardware, workload).value if asked == "auto" else asked)
 
@@ -96,12 +96,12 @@ def taken(workload: Workload) -> int:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not contested: a copy that is not made is never slower."""
+    """Not measured: leaving out the copies is never slower."""
     return [choose(job, hardware, workload).value]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Put the copy on the GPU in the place of the samples; if it does not fit after all, say so and go on without."""
+    """Replace the samples by a copy on the GPU; if it does not fit after all, report that and continue without it."""
     from runtime.data.loader.gpu_resident import reside
     from runtime.system import torch_errors
 
@@ -117,7 +117,7 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def _workers(hardware: Hardware) -> int:
-    """Processes that decode, once, all files that the samples come from."""
+    """Number of processes that decode all image files once."""
     most = (hardware.storage.shm or 0) // (IN_FLIGHT * AT_ONCE)
     return max(0, min(MOST, hardware.cpu.budget - 1, most))
 

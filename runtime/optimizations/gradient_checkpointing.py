@@ -1,4 +1,4 @@
-"""Makes activations of repeated blocks again in the backward pass: less memory, for about a third more computing."""
+"""Recomputes the activations of repeated blocks in the backward pass: less memory, for about a third more compute."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from runtime.job.workload import Workload
 
 STAGE = Stage.MODEL
-# The same operations on the same numbers with the same draws.
+# The same operations on the same numbers, with the same dropout masks.
 EFFECT = Effect.EXACT
 OFF = False
 Values = bool
 TORCH = 300 << 20
-"""Bytes that torch takes for itself: its code and threads on the host, its context on a GPU."""
+"""Bytes that torch itself needs: code and threads on the host, its context on a GPU."""
 PLENTY = 2 << 30
-"""Bytes that the activations of one sample are never taken to need."""
+"""Bytes; the activations of one sample are assumed never to need more."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Off, as it takes time, unless one sample at a time does not fit without it."""
+    """Off, since it takes time, unless a single sample does not fit without it."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle or workload is None or not workload.activations:
         return Choice(OFF, obstacle or "it costs time, and is needed only where memory is short")
@@ -43,29 +43,29 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def doubtful(job: Job, hardware: Hardware, workload: Workload) -> bool:
-    """Whether activations should be counted, as memory is so short that one sample might not fit."""
+    """Whether memory is so short that one sample might not fit, so that activations should be counted."""
     asked = job.optimize.get("gradient_checkpointing", "auto")
     return asked == "auto" and workload.blocks > 1 and 0 < spare(job, hardware, workload) < PLENTY
 
 
 def spare(job: Job, hardware: Hardware, workload: Workload) -> int:
-    """Bytes left for activations once weights, gradients and moments have theirs; below 0 if those do not fit."""
+    """Bytes left for activations beside weights, gradients and optimizer state; negative if those do not fit."""
     return room(job, hardware) - _fixed(job, workload)
 
 
 def needed(job: Job, workload: Workload) -> int:
-    """Bytes that training takes with one sample at a time, as far as activations were counted."""
+    """Bytes for training with one sample at a time, as far as activations were counted."""
     return _fixed(job, workload) + workload.activations
 
 
 def _fixed(job: Job, workload: Workload) -> int:
-    """Bytes of weights, and for what is trained of gradients and the optimizer's moments, in float32."""
+    """Bytes of weights and, for trainable ones, of gradients and optimizer state, in float32."""
     moments = 1 if job.train.optimizer.name == "sgd" else 2
     return 4 * (workload.parameters + (1 + moments) * workload.trainable)
 
 
 def room(job: Job, hardware: Hardware) -> int:
-    """Bytes that weights and activations may take."""
+    """Bytes available for weights and activations."""
     free, whole = hardware.memory.available, hardware.memory.limit or hardware.memory.host
     if hardware.gpu:
         asked = job.limits.gpu_memory
@@ -74,26 +74,26 @@ def room(job: Job, hardware: Hardware) -> int:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """There must be blocks, or nothing would be saved."""
+    """Without repeated blocks, where it would save nothing."""
     if value and workload is not None and workload.blocks < 2:
         return "the network has no repeated blocks, such as encoder layers or residual blocks"
     return None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """It never makes a step faster, so there is nothing to measure."""
+    """Not measured: it never makes a step faster."""
     return [OFF]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Let the blocks keep their inputs only."""
+    """Make the blocks save only their inputs."""
     from runtime.models import recompute
 
     recompute.recompute(run.model)
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether the blocks keep their inputs only."""
+    """Whether the blocks save only their inputs."""
     from runtime.models import recompute
 
     return recompute.recomputes(run.model)

@@ -1,4 +1,4 @@
-"""Prepares batches in worker processes: pays where preparing a batch is dear and CPUs are idle."""
+"""Prepares batches in worker processes, which helps if preparation is expensive and CPUs are idle."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Values = Annotated[int, Field(ge=0, le=MOST_ALLOWED)]
 
 MOST = 16
 IN_FLIGHT = 3
-"""Batches of one worker that lie in shared memory at once: two waiting and one in use."""
+"""Batches of one worker in shared memory at once: two waiting and one in use."""
 UNKNOWN_BATCH = 10 << 20
-"""Bytes of a batch before the data is known."""
+"""Assumed bytes of a batch until the data is known."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """None on a CPU, where workers take the CPUs that compute; on a GPU the budget less one."""
+    """None on a CPU, where workers compete with the computation; on a GPU the CPU budget less one."""
     if hardware.gpu is None:
         return Choice(0, "on a CPU, workers take the CPUs that compute")
     if workload is not None and gpu_resident_data.wanted(job, hardware, workload):
@@ -46,7 +46,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Workers hand over batches through /dev/shm and die of a bus error when it is full."""
+    """If batches do not fit into /dev/shm: a worker that finds it full dies of a bus error."""
     shm = hardware.storage.shm
     room = _room(job, shm, workload)
     if int(value) > room:
@@ -55,12 +55,12 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not contested until samples are decoded from files."""
+    """Measured only if samples are decoded from files."""
     return [choose(job, hardware, workload).value]
 
 
 def _room(job: Job, shm: int | None, workload: Workload | None) -> int:
-    """Workers whose batches fit into shared memory."""
+    """Number of workers whose batches fit into shared memory."""
     if shm is None:
         return MOST_ALLOWED
     batch = workload.sample_bytes * job.train.batch if workload else UNKNOWN_BATCH
@@ -68,10 +68,10 @@ def _room(job: Job, shm: int | None, workload: Workload | None) -> int:
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Tell the batches how many workers to start."""
+    """Set the number of workers that the loader starts."""
     run.batches.workers = int(value)
 
 
 def effective(run: AssembledRun) -> Value:
-    """What the batches were told."""
+    """The number of workers that the loader starts."""
     return int(run.batches.workers)

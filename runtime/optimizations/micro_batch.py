@@ -1,4 +1,4 @@
-"""Splits the optimizer's batch into smaller passes: less memory at the same batch size, sometimes better caches."""
+"""Splits the optimizer's batch into micro-batches: less memory at the same batch size, sometimes better cache use."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ Values = Annotated[int, Field(ge=1)] | Literal["off"]
 
 
 def EFFECT(workload: Workload | None) -> Effect:
-    """Splitting changes what BatchNorm sees, and so what is learned; else only the rounding."""
+    """Splitting changes BatchNorm's statistics, and so the training; without BatchNorm only the rounding."""
     return Effect.TRAINING if workload is not None and workload.has("BatchNorm", "SyncBatchNorm") else Effect.ROUNDING
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """The whole batch at once; where the job says `auto`, it is searched what fits, before the first step."""
+    """The whole batch; if the job says `auto`, the largest size that fits is searched before the first step."""
     searched = ", if a search finds that it fits" if job.optimize.get("micro_batch") == "auto" else ""
     whole = "the whole batch" if job.train.batch_size == "auto" else f"the whole batch of {job.train.batch}"
     return Choice(OFF, f"{whole} at once{searched}")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """A part cannot be larger than the whole."""
+    """A micro-batch larger than the batch."""
     if value != OFF and job.train.batch_size != "auto" and int(value) > job.train.batch:
         return f"train.batch_size is {job.train.batch}, and a micro-batch is a part of it"
     return None
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Smaller passes may fit the caches better; never where they would change what is learned."""
+    """Smaller sizes, which may fit the caches better; never where they would change the training."""
     if EFFECT(workload) is Effect.TRAINING:
         return [OFF]
     return [OFF, *(size for size in (16, 8) if size < job.train.batch)]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Tell the step how many samples go through the network at once."""
+    """Set the number of samples per forward pass."""
     run.step.micro_batch = int(value)
 
 
 def effective(run: AssembledRun) -> Value:
-    """How many samples the step sends through the network at once."""
+    """The number of samples per forward pass."""
     return run.step.micro_batch or OFF

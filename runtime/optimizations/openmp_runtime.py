@@ -1,4 +1,6 @@
-"""Preloads Intel's or LLVM's OpenMP runtime with a short spin time: waiting threads do not burn the CPU quota."""
+"""Preloads Intel's or LLVM's OpenMP runtime with a short spin time, so that waiting threads do not use up the CPU
+quota.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Only an installed library can be preloaded."""
+    """If the library is not installed."""
     if value != OFF and _path(hardware, value) is None:
         return f"no {value} library was found on this machine"
     return None
@@ -43,17 +45,17 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 
 def environment(hardware: Hardware, value: Value) -> dict[str, str]:
-    """Preload one runtime for all libraries of the process; both understand KMP_BLOCKTIME, in milliseconds."""
+    """Preload one runtime for all libraries of the process; both read KMP_BLOCKTIME, in milliseconds."""
     path = _path(hardware, value)
     return {"LD_PRELOAD": path, "KMP_BLOCKTIME": "1"} if path else {}
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Nothing is left to do: the environment has done it."""
+    """Nothing: the environment already did it."""
 
 
 def effective(run: AssembledRun) -> Value:
-    """Which runtime's code is mapped into this process; torch's own libgomp stays mapped beside a preloaded one."""
+    """The runtime that is mapped into this process; torch's libgomp is mapped as well, but not used."""
     return preloaded()
 
 

@@ -1,8 +1,8 @@
-"""Draws the random bits of dropout four elements at a time, where torch draws a number for each element on a CPU.
+"""Generates the random bits of dropout on a CPU for four elements at a time, where torch generates a number for each.
 
-The distribution is the same (rates to 1/65536, the scale to match), the draws are others, as with another seed. Only
-`nn.Dropout` layers, and only calls from 32,768 elements on; functional dropout and that inside of recurrent and
-attention kernels stay torch's.
+The distribution is the same (rates rounded to 1/65536, the scale to match); the random numbers differ, as with another
+seed. It applies to `nn.Dropout` layers only, and to calls from 32,768 elements on. Functional dropout, and dropout
+inside recurrent and attention kernels, stays torch's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Values = bool
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On for every CPU: small calls stay torch's, so nothing is lost."""
+    """On for every CPU; small calls still use torch's dropout, so nothing is lost."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
@@ -32,7 +32,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """There must be dropout, and a CPU that draws it."""
+    """Without dropout, or on a GPU."""
     if not value:
         return None
     if hardware.gpu is not None:
@@ -45,12 +45,12 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not contested: with other draws, no two runs of it could be compared step by step."""
+    """Not measured: it changes the random numbers, so its steps cannot be compared one by one."""
     return [choose(job, hardware, workload).value]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Let the network's dropout layers draw that way."""
+    """Make the network's dropout layers use it."""
     from torch import nn
 
     from runtime.models.fast_dropout import DropoutFromBits
@@ -61,7 +61,7 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def effective(run: AssembledRun) -> Value:
-    """Whether dropout layers draw that way."""
+    """Whether dropout layers use it."""
     from runtime.models.fast_dropout import DropoutFromBits
 
     return any(isinstance(module, DropoutFromBits) for module in run.model.modules())

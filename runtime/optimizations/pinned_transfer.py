@@ -1,4 +1,4 @@
-"""Gathers batches ahead, in memory that the GPU reads by itself: copies run beside the computing of the batch before."""
+"""Gathers batches ahead in pinned memory, so that copies to the GPU overlap with the computation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Values = bool
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On wherever batches come to a GPU from the host."""
+    """On if batches are copied to a GPU."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
@@ -28,12 +28,12 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """It works on GPUs only."""
+    """Applies to GPUs only."""
     return None if hardware.gpu else "no GPU"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Only what is copied to a GPU can be pinned for it."""
+    """If nothing is copied to a GPU."""
     if not value:
         return None
     if hardware.gpu is None:
@@ -44,15 +44,15 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not contested."""
+    """Not measured."""
     return [choose(job, hardware, workload).value]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Tell the batches to come in pinned memory."""
+    """Make the loader deliver pinned batches."""
     run.batches.pin = True
 
 
 def effective(run: AssembledRun) -> Value:
-    """What the batches were told."""
+    """Whether the loader delivers pinned batches."""
     return bool(run.batches.pin)

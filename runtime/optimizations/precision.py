@@ -1,4 +1,4 @@
-"""Computes in a shorter number format where the chip is good at it: less memory, faster matrix units."""
+"""Computes in a shorter number format if the chip supports it well: less memory, faster matrix units."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ EFFECT = Effect.ROUNDING
 OFF = "fp32"
 Values = Literal["fp32", "tf32", "bf16", "fp16"]
 
-# TU116 and TU117 report capability 7.5 and have no tensor cores; fp16 there is slow and gives NaN
-# (pytorch issues 58123 and 77955).
+# TU116 and TU117 report capability 7.5 but have no tensor cores; fp16 is slow there and gives NaN (pytorch issues 58123
+# and 77955).
 _NO_TENSOR_CORES = re.compile(r"GTX 16\d\d|Quadro T\d|\bT(400|500|550|600|1000|1200|2000)\b|MX4[0-9]{2}", re.IGNORECASE)
 
 
 def tensor_cores(gpu: Gpu) -> bool:
-    """Whether the chip has tensor cores: from 7.0 on, except TU116 and TU117."""
+    """Whether the chip has tensor cores: from capability 7.0 on, except TU116 and TU117."""
     return gpu.capability >= (7, 0) and not _NO_TENSOR_CORES.search(gpu.name)
 
 
@@ -43,7 +43,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """A format the chip only emulates, or computes wrongly, cannot be had."""
+    """A format that the chip emulates, or computes wrongly."""
     if value == "fp32":
         return None
     return _refuse_cpu(hardware, value) if hardware.gpu is None else _refuse_gpu(hardware.gpu, value)
@@ -70,13 +70,13 @@ def _refuse_gpu(gpu: Gpu, value: Value) -> str | None:
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """fp32 and every shorter format that is not refused."""
+    """fp32 and every shorter format that is possible."""
     formats: list[Value] = ["fp32", "bf16"] if hardware.gpu is None else ["fp32", "tf32", "bf16", "fp16"]
     return [value for value in formats if refuse(job, hardware, workload, value) is None]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Autocast around the forward pass; TF32 for the rest of a GPU's arithmetic; a scaler for fp16."""
+    """Autocast around the forward pass; TF32 for the GPU's other float32 arithmetic; gradient scaling for fp16."""
     import torch
 
     from runtime.system import torch_settings
@@ -91,7 +91,7 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def effective(run: AssembledRun) -> Value:
-    """The type that autocast gives, or what fp32 kernels use; `mixed` where not all use the same."""
+    """The type of autocast, or of the fp32 kernels; `mixed` if they differ."""
     import torch
 
     from runtime.system import torch_settings

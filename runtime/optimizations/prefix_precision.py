@@ -1,7 +1,7 @@
-"""Computes the outputs that `feature_cache` keeps in bf16 where the chip has matrix units for it.
+"""Computes the outputs that `feature_cache` keeps in bf16 if the chip has matrix units for it.
 
-They are computed once, without gradients, and kept in fp32; what follows computes in the format of `precision`. The
-error of a kept number is that of bf16, at most about 1 %, and the same in every epoch.
+They are computed once, without gradients, and kept in fp32; the rest of the network computes in the format of
+`precision`. The error of a kept number is that of bf16, at most about 1 %, and the same in every epoch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ OFF = "fp32"
 Values = Literal["fp32", "bf16"]
 
 ENOUGH = 1e11
-"""Operations of all samples, about a second of two cores, below which there is nothing to gain; and parts that are this
-small can be slower in bf16."""
+"""FLOPs over all samples, about a second on two cores. Below, there is nothing to gain, and networks this small can be
+slower in bf16.
+"""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """bf16 for a large prefix on AMX and on tensor cores that have it, unless the job asks for another precision."""
+    """bf16 for a large prefix on AMX or tensor cores with bf16, unless the job requests another precision."""
     obstacle = refuse(job, hardware, workload, "bf16")
     if obstacle:
         return Choice("fp32", obstacle)
@@ -45,22 +46,22 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def _unit(hardware: Hardware) -> str | None:
-    """What multiplies bf16 matrices here, if anything does."""
+    """The matrix unit for bf16 in words; None if there is none."""
     if hardware.gpu is None:
         return "this CPU has matrix units for bf16 (AMX)" if "amx_bf16" in hardware.cpu.flags else None
     return f"{hardware.gpu.name} has bf16 tensor cores" if hardware.gpu.capability >= (8, 0) else None
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """It is about the outputs that feature_cache keeps."""
+    """Applies only with feature_cache."""
     return feature_cache.lacks(job, hardware)
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """There must be outputs that can be kept, and a chip that has the format."""
+    """If no outputs can be cached, or the chip does not support the format."""
     if value == OFF:
         return None
-    # Not whether the cache would be chosen: that hangs on the memory that is free when a run goes on.
+    # The cache's own choice is not consulted: it depends on free memory, which may differ when a run is resumed.
     off = job.optimize.get("feature_cache") is False
     obstacle = "optimize.feature_cache is false" if off else feature_cache.refuse(job, hardware, workload, True)
     if obstacle:
@@ -69,7 +70,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Not contested: it is over before a second epoch could show what it was worth."""
+    """Not measured: the prefix is computed only once."""
     return [choose(job, hardware, workload).value]
 
 

@@ -1,8 +1,8 @@
-"""Leaves out the padding of texts: tokens in one row, or a batch cut into parts of like length; the batch's own loss.
+"""Avoids computing the padding of texts, by packing tokens in one row or by micro-batches of similar length.
 
-`packed` lets all layers see the real tokens of a batch in one row; only attention goes text by text. A number cuts the
-batch by length into parts of so many tokens, of which a little is padding. With dropout both draw other numbers than the
-whole batch would, from the same distribution.
+`packed` puts the real tokens of a batch in one row for all layers; only attention works text by text. A number splits
+the batch by length into micro-batches of so many tokens, which contain little padding. The loss is that of the whole
+batch. With dropout both use other random numbers than the whole batch would, from the same distribution.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ PACKED = "packed"
 Values = Annotated[int, Field(ge=16)] | Literal["off", "packed"]
 
 TOKENS = 512
-"""Tokens of a part on a CPU: enough for its matrix kernels, and little padding."""
+"""Tokens of a micro-batch on a CPU: enough for its matrix kernels, with little padding."""
 ROW = 2048
-"""Tokens of a row at most: what a pass costs whatever it computes hardly counts any more."""
+"""Largest number of tokens in a row; beyond it the fixed cost of a forward pass hardly matters."""
 
 
 def EFFECT(workload: Workload | None) -> Effect:
-    """That of every split of a batch."""
+    """The same as for every split of a batch."""
     return micro_batch.EFFECT(workload)
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On for texts on a CPU: packed where encoder and memory allow; a GPU computes padding faster than more kernels."""
+    """On for texts on a CPU: packed if encoder and memory allow; a GPU computes padding faster than more kernels."""
     obstacle = refuse(job, hardware, workload, TOKENS)
     if obstacle:
         return Choice(OFF, obstacle)
@@ -62,7 +62,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 
 def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
-    """Whether rows might take more than half of the memory that is left."""
+    """Why not, if rows might take more than half of the free memory; else None."""
     if workload is None:
         return None
     need, left = ROW * workload.token_bytes, gradient_checkpointing.spare(job, hardware, workload)
@@ -72,12 +72,12 @@ def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str |
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
-    """Only texts have different lengths."""
+    """Applies to texts only."""
     return None if job.task.startswith("text") else "no padding"
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
-    """Only texts of different lengths are padded; only some encoders can be packed, and not when compiled."""
+    """If texts are not padded; for `packed`, also if the encoder does not support it, or is compiled."""
     if value == OFF:
         return None
     if not job.task.startswith("text") or (workload is not None and not workload.ragged):
@@ -97,13 +97,13 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """Packed against parts where both can be had; the padding that neither computes is counted, not guessed."""
+    """`packed` against micro-batches if both are possible; the padding that both avoid is computed, not measured."""
     chosen = choose(job, hardware, workload).value
     return [PACKED, TOKENS] if chosen == PACKED else [chosen]
 
 
 def apply(run: AssembledRun, value: Value) -> None:
-    """Let the step cut its batches by length, or into rows that go through the network packed."""
+    """Make the step split its batches by length, or into rows that go through the network packed."""
     from functools import partial
 
     from runtime.data.text import length_buckets
@@ -118,7 +118,7 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 
 def effective(run: AssembledRun) -> Value:
-    """Tokens of a part as the step cuts its batches, or that its forward pass is a packed one."""
+    """Tokens per micro-batch of the step, or that its forward pass is packed."""
     if getattr(run.step.plain, "__name__", "") == PACKED:
         return PACKED
     found: Value = getattr(run.step.cut, "keywords", {}).get("tokens", OFF)

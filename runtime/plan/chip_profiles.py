@@ -1,7 +1,7 @@
-"""Profiles: ordered rows per chip, most specific first, with what was measured to differ from `choose`.
+"""Chip profiles: preferences that were measured to beat the defaults on a chip, most specific profile first.
 
-A row without preferences only gives the chip its name in the plan. A preference needs evidence: the command and
-the figure that showed it.
+A profile without preferences only names the chip in the plan. A preference needs evidence: the command and the number
+that showed it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runtime.optimizations.precision import tensor_cores
 
 @dataclass(frozen=True)
 class Preference:
-    """A value that was measured to beat `choose` on this chip, and the measurement."""
+    """A value that was measured to beat `choose` on this chip, with the measurement."""
 
     value: Value
     evidence: str
@@ -24,7 +24,7 @@ class Preference:
 
 @dataclass(frozen=True)
 class Profile:
-    """One row: a name, which machines it fits, and what it prefers."""
+    """A name, the machines it matches, and its preferences."""
 
     name: str
     fits: Callable[[Hardware], bool]
@@ -53,5 +53,5 @@ PROFILES: tuple[Profile, ...] = (
 
 
 def profile(hardware: Hardware) -> Profile:
-    """The first row that fits."""
+    """The first profile that matches the hardware."""
     return next(row for row in PROFILES if row.fits(hardware))

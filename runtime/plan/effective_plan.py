@@ -1,4 +1,4 @@
-"""In force: the plan of a run as its trainer has left it, and that a command to go on asks for no other."""
+"""The plan of a run folder as its trainer left it, and the check that a resume requests the same plan."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from runtime.system.files import read_json
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What the command line says about a plan; fixed with the first step of a run."""
+    """What the command line requests about the plan; fixed once a run has made its first step."""
 
     plain: bool
-    """--plain"""
+    """Whether --plain was given."""
     plan: Mapping[str, Value] | None
     """The values of --plan FILE; None without it."""
 
@@ -26,15 +26,15 @@ class PlanRequest:
         return "with --plain" if self.plain else "without --plain and --plan" if self.plan is None else "with --plan"
 
     def resumed(self, run: Path, state: Mapping[str, Any], stored: Plan) -> PlanRequest:
-        """What a run that goes on was started with.
+        """The request that the run was started with.
 
         Args:
             run: its folder.
-            state: what its state.json says; that of an older version says nothing of these.
+            state: its state.json; older versions did not record these values.
             stored: its plan.
 
         Raises:
-            CheckpointError: if this is something else.
+            CheckpointError: if the present request differs.
         """
         plain = all(row.source in ("plain", *LEARNED) for row in stored.decisions)
         before = PlanRequest(state.get("plain", plain), state.get("plan", None if plain else self.plan))
@@ -47,7 +47,7 @@ class PlanRequest:
         )
 
     def _beside(self, before: PlanRequest) -> str:
-        """As text, with the first value that another plan has otherwise."""
+        """The request as text, with the first value that differs from the other plan."""
         if self.plan is None or before.plan is None:
             return str(self)
         name = next(name for name in {**before.plan, **self.plan} if before.plan.get(name) != self.plan.get(name))
@@ -55,10 +55,10 @@ class PlanRequest:
 
 
 def plan_of(run: Path) -> Plan:
-    """The plan that a run folder holds.
+    """The plan in a run folder.
 
     Raises:
-        SpecError: if it holds none that can be read.
+        SpecError: if it has no readable plan.
     """
     plan = load(run / "plan.json")
     rows = tuple(_learned(row, run) if row.name == "micro_batch" else row for row in plan.decisions)
@@ -66,12 +66,12 @@ def plan_of(run: Path) -> Plan:
 
 
 def begun(run: Path) -> bool:
-    """Whether a run has bits to keep: one that was stopped while it was measured is planned and measured anew."""
+    """Whether the run has trained a step; one that was stopped during measurement is planned and measured anew."""
     return (run / "plan.json").exists() and any((run / "checkpoints").glob("step-*"))
 
 
 def _learned(row: Decision, run: Path) -> Decision:
-    """The micro-batch, smaller where a trainer ran out of memory in a step and has gone on with less."""
+    """The row with a smaller micro-batch, if the trainer ran out of memory in a step and continued with less."""
     steps = sorted((run / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
     left = (read_json(steps[-1] / "state.json") or {}).get("micro_batch") if steps else None
     if not isinstance(left, int) or (row.value != "off" and left >= int(row.value)):

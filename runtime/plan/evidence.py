@@ -1,7 +1,7 @@
-"""Evidence: what was measured for one network on one machine, kept so that it is measured once.
+"""Evidence: measurements for one network on one machine, cached so that each is made only once.
 
-The key holds what can change a speed: the network's structure, the batch, the machine, torch and us. Whether numbers
-are right hangs on more; see `remembered`.
+The key covers everything that can change a speed: the network's structure, the batch, the machine, torch and this
+package. Whether the numbers are still valid depends on more; see `remembered`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from runtime.system.version import VERSION
 
 @dataclass(frozen=True)
 class Measurement:
-    """The verdict on one decision: the value that won, and what the others did."""
+    """The result for one decision: the value that won, and how the others did."""
 
     value: Value
     text: str
-    """`bf16 0.66x [0.63-0.70], loss ok`."""
+    """Such as `bf16 0.66x [0.63-0.70], loss ok`."""
     date: str
 
     @property
     def vetoed(self) -> bool:
-        """Whether a value was left out for its numbers."""
+        """Whether a value was excluded because of its numerical results."""
         return "vetoed: " in self.text
 
 
@@ -43,11 +43,11 @@ def today() -> str:
 
 
 def key(hardware: Hardware, workload: Workload, batch_size: int, structure: Mapping[str, Any], fixed: Any) -> str:
-    """A name for one network on one machine.
+    """A cache key for one network on one machine.
 
     Args:
-        hardware: the chip, its flags, what of it may be used, and the torch that is installed.
-        workload: the kinds of layers and the size of a sample.
+        hardware: the chip, its flags, the usable share of the machine, and the installed torch.
+        workload: layer kinds and sample size.
         batch_size: samples per step.
         structure: names and shapes of all weights and inputs.
         fixed: settings of the job that change what a step computes.
@@ -56,13 +56,13 @@ def key(hardware: Hardware, workload: Workload, batch_size: int, structure: Mapp
 
 
 def early(hardware: Hardware, job: Job) -> str:
-    """A name for one spec on one machine: what the supervisor knows of a job, which loads neither data nor network."""
+    """A cache key for one spec on one machine, which the supervisor can compute without data or network."""
     spec = {key: value for key, value in job.dumped().items() if key not in ("name", "checkpoint")}
     return _name([VERSION, _machine(hardware), spec])
 
 
 def started(hardware: Hardware, job: Job) -> dict[str, Measurement]:
-    """What an earlier run of this spec has measured of how a process starts; empty if the spec measures nothing."""
+    """Measured process settings from an earlier run of this spec; empty if the spec measures nothing."""
     return {} if job.optimize.get("measure") == "off" else load(hardware, early(hardware, job))
 
 
@@ -89,7 +89,7 @@ def _folder(hardware: Hardware) -> Path:
 
 
 def load(hardware: Hardware, name: str) -> dict[str, Measurement]:
-    """What is known under a key; empty if nothing is."""
+    """The measurements under a key; empty if there are none."""
     data = read_json(_folder(hardware) / f"{name}.json")
     try:
         return {decision: Measurement(**row) for decision, row in data.items()} if isinstance(data, dict) else {}
@@ -98,7 +98,7 @@ def load(hardware: Hardware, name: str) -> dict[str, Measurement]:
 
 
 def store(hardware: Hardware, name: str, found: Mapping[str, Measurement]) -> None:
-    """Keep what was found.
+    """Store measurements.
 
     Raises:
         OSError, StorageError: if the cache cannot be written; the evidence then serves this run only.

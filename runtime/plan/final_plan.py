@@ -1,4 +1,4 @@
-"""Final: the plan once model and data are known: what was provisional is decided again, what was measured counts."""
+"""Finalizes the plan once model and data are known: provisional decisions are made again, measurements are applied."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def settle(
     """The final plan.
 
     Args:
-        stored: the plan so far; what it has decided stays, unless it was measured since.
-        workload: what model and data turned out to be.
-        say: where changes are told.
-        measured: what was measured.
+        stored: the plan so far; final decisions stay, unless they were measured since.
+        workload: properties of model and data.
+        say: reports changes.
+        measured: measurements by decision.
     """
     known = measured or {}
     values = {

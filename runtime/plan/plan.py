@@ -1,7 +1,7 @@
-"""Plan: every decision with value, source, reason, effect and evidence; decided once, before the first step.
+"""The plan: every decision with value, source, reason, effect and evidence, made once before the first step.
 
-Precedence: job > measured > profile > the optimization's own choice. What the job asks for and cannot have is an
-error; what we preferred and cannot have is a line in the plan.
+Precedence: job > measured > profile > the optimization's default. A value that the job requests and that is not
+possible is an error; a preference of ours that is not possible is a row in the plan.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from runtime.system.files import parse_json
 from runtime.system.units import format_bytes, parse_bytes
 
 OPEN = ("choice", "profile")
-"""Sources of decisions that measuring may change."""
+"""Sources of decisions that a measurement may change."""
 LEARNED = ("memory", "crash")
-"""Sources of decisions that an end of the trainer has taught; they stand above all, even above the job."""
+"""Sources of decisions learned from a crash or from running out of memory; they override everything, even the job."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Decision:
     name: str
     value: Value
     source: str
-    """job, measured, profile, choice, plain (by --plain), file (by --plan), memory (after running out of it), or crash."""
+    """job, measured, profile, choice, plain (--plain), file (--plan), memory (after running out of it), or crash."""
     reason: str
     effect: str
     evidence: str | None = None
     provisional: bool = False
-    """True until the model and the data are known."""
+    """True until model and data are known."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Plan:
     image_reason: str
     profile: str
     notes: tuple[str, ...] = ()
-    """What a person should know: limits that are not as asked, conversions, a GPU that cannot be used."""
+    """What the user should know: limits that differ from the request, conversions, a GPU that cannot be used."""
     seen: Mapping[str, Any] = field(default_factory=dict)
     """Effective values, read back by the trainer after assembly."""
 
@@ -63,7 +63,7 @@ class Plan:
         return next(d.value for d in self.decisions if d.name == name)
 
     def environment(self, hardware: Hardware) -> dict[str, str]:
-        """The variables that must stand before the trainer starts; preloads are joined."""
+        """Environment variables that must be set before the trainer starts; preloads are joined."""
         merged = gpu_selection.environment(hardware)
         for optimization in optimizations.every():
             for key, value in optimization.environment(hardware, self.value(optimization.name)).items():
@@ -71,7 +71,7 @@ class Plan:
         return merged
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON data; `load` reads it back."""
+        """Plain JSON values; `load` reads them back."""
         return asdict(self)
 
 
@@ -84,18 +84,18 @@ def resolve(
     replay: Mapping[str, Value] | None = None,
     measured: Mapping[str, Measurement] | None = None,
 ) -> Plan:
-    """Decide everything.
+    """Make all decisions.
 
     Args:
-        job: what was asked for.
-        hardware: what may be used.
-        workload: what model and data turned out to be; None before they are known.
-        plain: everything off, the honest baseline.
-        replay: values of a stored plan, which replace our own choices.
-        measured: what was measured for this network on this machine.
+        job: the user's request.
+        hardware: the usable machine.
+        workload: properties of model and data; None before they are known.
+        plain: turn everything off, as a baseline.
+        replay: values of a stored plan, in place of our choices.
+        measured: measurements for this network on this machine.
 
     Raises:
-        SpecError: with every value that the job asks for and cannot have.
+        SpecError: with every requested value that is not possible.
     """
     row = profile(hardware)
     decisions, refused = [], []
@@ -124,7 +124,7 @@ def _decide(
     asked: Value,
 ) -> Decision:
     def decision(value: Value, source: str, reason: str, evidence: str | None = None) -> Decision:
-        # A fixed value does not depend on the workload; nor does the way a process is started.
+        # Fixed values and process settings do not depend on the workload.
         open_ = workload is None and source == "choice" and optimization.stage > optimizations.Stage.PROCESS
         effect = optimizations.Effect.EXACT if value == optimization.off else optimization.effect(workload)
         return Decision(optimization.name, value, source, reason, str(effect), evidence, open_)
@@ -197,7 +197,7 @@ def load(path: Path) -> Plan:
     """Read a stored plan.
 
     Raises:
-        SpecError: if the file is not a plan of ours.
+        SpecError: if the file is no plan.
     """
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
@@ -223,9 +223,9 @@ def replayed(plan: Plan) -> dict[str, Value]:
 
 
 def carried(fresh: Plan, stored: Plan) -> Plan:
-    """The fresh plan of a resumed run with what the stored one knows: why a value that stays was decided.
+    """The new plan of a resumed run, with the reasons of the stored plan where a value is the same.
 
-    What the ends of earlier trainers have taught stands above all, even above the job.
+    What earlier trainers learned from crashes or from running out of memory overrides everything, even the job.
     """
     old = {row.name: row for row in stored.decisions}
 
@@ -238,11 +238,11 @@ def carried(fresh: Plan, stored: Plan) -> Plan:
 
 
 def smaller(plan: Plan, part: int, why: str) -> Plan | None:
-    """The plan with half the micro-batch and the same batch size; None if it is 1 already.
+    """The plan with half the micro-batch at the same batch size; None if it is already 1.
 
     Args:
-        plan: what was in force.
-        part: samples of a batch that one process computes: never more go through at a time.
+        plan: the effective plan.
+        part: samples of a batch that one process computes, the upper limit of the micro-batch.
         why: the reason, without the number of samples.
     """
     value = plan.value("micro_batch")
@@ -259,5 +259,5 @@ def smaller(plan: Plan, part: int, why: str) -> Plan | None:
 
 
 def written(value: Value) -> str:
-    """A value as a person writes it in YAML."""
+    """A value in YAML notation."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""The plan as a table: a pleasure on a terminal of 100 columns, plain lines in a log."""
+"""Renders the plan as a table, for terminals of 100 columns and for logs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runtime.system.units import format_bytes
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """Our console: colours on a terminal only, 100 columns and no control characters elsewhere."""
+    """A rich console: colors only on a terminal, 100 columns without control characters elsewhere."""
     stream = file or sys.stdout
     terminal = stream.isatty() and not os.environ.get("NO_COLOR")
     width = None if stream.isatty() else 100
@@ -29,7 +29,7 @@ def console(file: IO[str] | None = None) -> Console:
 
 
 def machine(hardware: Hardware) -> str:
-    """One line: what this container may use."""
+    """What this container may use, in one line."""
     memory = hardware.memory
     parts = [
         f"{hardware.cpu.budget} of {hardware.cpu.host} CPUs",
@@ -42,13 +42,13 @@ def machine(hardware: Hardware) -> str:
 
 
 def render(plan: Plan, job: Job, hardware: Hardware, *, whole: bool = False) -> RenderableType:
-    """The plan: machine, decisions, notes.
+    """Render the plan: machine, decisions, notes.
 
     Args:
-        plan: what was decided.
-        job: what was asked for.
-        hardware: what may be used.
-        whole: also the decisions that do not apply to this machine and job.
+        plan: the decisions.
+        job: the user's request.
+        hardware: the usable machine.
+        whole: whether to include decisions that do not apply to this machine and job.
     """
     idle = {} if whole else _idle(plan, job, hardware)
     parts: list[RenderableType] = [_head(plan, job, hardware)]
@@ -63,14 +63,14 @@ def render(plan: Plan, job: Job, hardware: Hardware, *, whole: bool = False) -> 
 
 
 def render_changes(plan: Plan, before: Plan, file: Path, job: Job, hardware: Hardware) -> RenderableType:
-    """What differs from a plan that was shown before; one line if nothing does.
+    """Render the differences from a plan that was shown before; one line if there are none.
 
     Args:
-        plan: what holds now.
-        before: what was shown.
+        plan: the present plan.
+        before: the plan that was shown.
         file: where it is stored.
-        job: what was asked for.
-        hardware: what may be used.
+        job: the user's request.
+        hardware: the usable machine.
     """
     old = {row.name: row.value for row in before.decisions}
     rows = [row for row in plan.decisions if row.name not in old or row.value != old[row.name]]
@@ -82,7 +82,7 @@ def render_changes(plan: Plan, before: Plan, file: Path, job: Job, hardware: Har
 
 
 def _idle(plan: Plan, job: Job, hardware: Hardware) -> dict[str, str]:
-    """The decisions that are off as there is nothing they could work on, with what is lacking."""
+    """Decisions that do not apply, each with what is missing."""
     found = {o.name: (o.off, o.lacks(job, hardware)) for o in optimizations.every()}
     rows = [(row, *found[row.name]) for row in plan.decisions if row.source != "job"]
     return {row.name: lacking for row, off, lacking in rows if lacking and row.value == off}

@@ -1,4 +1,4 @@
-"""Shown: the plan is shown once; after that, in a resumed run or a notebook, only what has changed since."""
+"""Shows the plan once; after that, in a resumed run or a notebook, only the changes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from runtime.plan.plan import Plan
 from runtime.plan.plan_table import console, render, render_changes
 
 _last: dict[str, tuple[Plan, Path]] = {}
-"""The plan that was last shown in this process, by the name of the job, and where it is stored."""
+"""The plan last shown in this process and its file, by job name."""
 
 
 def show(plan: Plan, job: Job, machine: Hardware, file: Path, stored: Plan | None) -> None:
-    """Print the plan, or how it differs from the one that was shown before.
+    """Print the plan, or its differences from the one that was shown before.
 
     Args:
-        plan: what holds now.
-        job: what was asked for.
-        machine: what may be used.
+        plan: the present plan.
+        job: the user's request.
+        machine: the usable machine.
         file: where the plan of this run is stored.
-        stored: what stood there when the run was resumed; None for a run that starts.
+        stored: the plan of the run when it was resumed; None for a new run.
     """
     before = (stored, file) if stored else _last.get(job.name)
     console().print(render_changes(plan, *before, job, machine) if before else render(plan, job, machine))
