@@ -26,7 +26,7 @@ _KERNELS = {
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Deterministic kernels if the job is deterministic; the memory-efficient kernel on chips without flash attention."""
+    """Deterministic kernels if the job is deterministic; the memory-efficient one on chips without flash attention."""
     gpu = hardware.gpu
     if not _attends(workload):
         return Choice("auto", "no attention layer")

@@ -1,7 +1,7 @@
-"""Agreement: what ends or repeats a piece of work is decided by all processes together, so that none waits for another.
+"""Agreement among processes on problems: all of them stop, retry or roll back together, so none waits for another.
 
-One process may get a signal, run out of memory, or see a number that is not finite, while the others do not. So before
-they exchange numbers, each says what it has met. The gravest of it holds for all, and all raise the same.
+One process may get a signal, run out of memory, or see a non-finite number, while the others do not. So before they sum
+gradients, each reports its problem. The most serious one counts for all, and all raise the same error.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (NotFinite, "numbers are not finite in {}"),
     (HalfUpdated, "memory ran out in the middle of an update in {}"),
 )
-"""What can be met, and what the others say of it; the gravest last. Who must go back cannot stop first: a stop saves."""
+"""Problems and how other processes report them, most serious last. A rollback outranks a stop, because a stop saves
+a checkpoint.
+"""
 
 
 def agreed(ranks: Ranks, trouble: BaseException | None = None) -> BaseException | None:
-    """What all processes go by, given what this one has met: its own if none is graver, else what another has met.
+    """The problem that counts for all processes: this one's own if none is more serious, else another's; None if none.
 
     Raises:
         PeerError: if another process is gone.
@@ -45,7 +47,7 @@ def agreed(ranks: Ranks, trouble: BaseException | None = None) -> BaseException 
 
 
 def settle(ranks: Ranks, trouble: BaseException | None = None) -> None:
-    """Go on if no process has met anything; else raise what `agreed` finds."""
+    """Return if no process has a problem; else raise what `agreed` returns."""
     found = agreed(ranks, trouble)
     if found is not None:
         raise found
@@ -60,10 +62,10 @@ def _gravity(trouble: BaseException | None) -> int:
 
 
 def latest(ranks: Ranks, folder: Path) -> tuple[checkpoint.Loaded | None, list[str]]:
-    """The newest checkpoint that verifies, as `checkpoint.latest` finds it: the leader looks, the others read the same.
+    """The newest checkpoint that verifies, as `checkpoint.latest` finds it; rank 0 searches, all others read the same.
 
     Raises:
-        CheckpointError: if there are checkpoints and none verifies, or this process cannot read the leader's.
+        CheckpointError: if there are checkpoints and none verifies, or this process cannot read the chosen one.
     """
     loaded, passed = checkpoint.latest(folder) if ranks.leads else (None, [])
     step = int(ranks.leaders([loaded.state["counters"]["step"] if loaded else -1])[0])
@@ -73,6 +75,6 @@ def latest(ranks: Ranks, folder: Path) -> tuple[checkpoint.Loaded | None, list[s
 
 
 def least(ranks: Ranks, number: int | None) -> int | None:
-    """The smallest of the numbers that the processes give; None where none gives one."""
+    """The smallest number among all processes; None if no process has one."""
     given = [int(row[0]) for row in ranks.everyone([number or 0])]
     return min(filter(None, given), default=None)

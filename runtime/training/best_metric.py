@@ -1,4 +1,4 @@
-"""Watch: which evaluation was best, when to stop early, how often a plateau has lowered the rate."""
+"""Tracks metrics: the best evaluation, early stopping, and drops of a plateau schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.job.train import EarlyStopping, Plateau
 
 @dataclass
 class BestValue:
-    """The best value of one metric and the evaluations since."""
+    """The best value of one metric, and the number of evaluations since."""
 
     metric: str
     min_delta: float = 0.0
@@ -22,7 +22,7 @@ class BestValue:
     waited: int = 0
 
     def update(self, value: float, step: int, epoch: int) -> bool:
-        """Take in one evaluation; True if it is the best so far. NaN never is."""
+        """Add an evaluation; returns whether it is the best so far, which NaN never is."""
         sign = -1 if lower_is_better(self.metric) else 1
         improved = value == value and (self.best is None or sign * (value - self.best) > self.min_delta)
         if improved:
@@ -33,7 +33,7 @@ class BestValue:
 
 
 class BestMetric:
-    """Everything that depends on how metrics moved."""
+    """All decisions that depend on the course of metrics."""
 
     def __init__(self, best: str, stopping: EarlyStopping | None, schedule: Any) -> None:
         self.best = BestValue(best)
@@ -44,7 +44,7 @@ class BestMetric:
         self.drops = 0
 
     def update(self, metrics: Mapping[str, float], step: int, epoch: int) -> bool:
-        """Take in one evaluation; True if it is the best so far."""
+        """Add an evaluation; returns whether it is the best so far."""
         if self.stopping:
             self.stopping.update(metrics[self.stopping.metric], step, epoch)
         if self.plateau:
@@ -55,11 +55,11 @@ class BestMetric:
         return self.best.update(metrics[self.best.metric], step, epoch)
 
     def factor(self) -> float:
-        """What a plateau schedule multiplies the rate with."""
+        """Factor of a plateau schedule on the learning rate."""
         return float(self.schedule.factor**self.drops) if self.plateau else 1.0
 
     def stop(self) -> str | None:
-        """Why to stop early, or None."""
+        """The reason to stop early, or None."""
         watched = self.stopping
         if watched is None or watched.waited < self.patience:
             return None
@@ -69,12 +69,12 @@ class BestMetric:
         return f"{watched.metric} has not improved for {self.patience} evaluations ({best})"
 
     def state(self) -> dict[str, Any]:
-        """Everything, as plain data."""
+        """The whole state as plain values."""
         trackers = {"best": self.best, "stopping": self.stopping, "plateau": self.plateau}
         return {**{name: asdict(t) if t else None for name, t in trackers.items()}, "drops": self.drops}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Restore `state`."""
         self.best = BestValue(**state["best"])
         self.stopping = BestValue(**state["stopping"]) if self.stopping else None
         self.plateau = BestValue(**state["plateau"]) if self.plateau else None

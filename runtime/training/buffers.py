@@ -1,6 +1,6 @@
-"""Buffers: the tensors that a forward pass changes by itself, such as BatchNorm's statistics, kept and put back.
+"""Saves and restores buffers, the tensors that a forward pass changes by itself, such as BatchNorm's statistics.
 
-A network may fill a buffer in place or assign another tensor to its name, so buffers are found anew by module and name
+A network may change a buffer in place or assign another tensor to its name, so buffers are looked up by module and name
 each time.
 """
 
@@ -18,38 +18,41 @@ from runtime.errors import SpecError
 
 
 class Buffers:
-    """The buffers of a network, and what they were when they were last remembered."""
+    """The buffers of a network, with their last remembered content."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.held: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
-        """Of each module that has any: its buffers by name, the very tensors."""
+        """For each module with buffers: the tensor objects by name."""
         self.tensors: list[Tensor] = []
-        """Of these the different ones that hold something."""
+        """The distinct non-empty tensors among them."""
         self.before: list[Tensor] = []
-        """Copies of them."""
+        """Copies of `tensors`."""
 
     @functools.cached_property
     def modules(self) -> list[nn.Module]:
-        """All modules as they are when the first step begins: walking through them takes ten times as long as looking."""
+        """All modules at the first step, cached: walking the module tree takes ten times as long as reading the
+        buffers.
+        """
         return list(self.model.modules())
 
     @functools.cached_property
     def saved(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of what checkpoints hold, by name, when the first step begins."""
+        """Shapes of persistent buffers at the first step, by name."""
         return _saved(self.model)
 
     def now(self) -> list[Tensor]:
-        """The buffers that hold something, each once."""
+        """The non-empty buffers, each once."""
         found = [b for module in self.modules for b in module._buffers.values() if b is not None and b.numel()]
         return list({id(b): b for b in found}.values())
 
     @torch.no_grad()
     def remember(self) -> None:
-        """Keep what the buffers are and hold.
+        """Remember tensors and content of all buffers.
 
         Raises:
-            SpecError: if one that checkpoints hold has come, gone or changed its shape since the network was built.
+            SpecError: if a persistent buffer has appeared, disappeared or changed its shape since the network was
+                built.
         """
         self.held = [(module, dict(module._buffers)) for module in self.modules if module._buffers]
         found, known = self.now(), self.saved
@@ -72,21 +75,21 @@ class Buffers:
 
     @torch.no_grad()
     def rewind(self) -> None:
-        """Put all of it back: the same tensors under the same names, holding what they held."""
+        """Restore the remembered state: the same tensor objects under the same names, with the same content."""
         for module, buffers in self.held:
             module._buffers.clear()
             module._buffers.update(buffers)
         for tensor, before in zip(self.tensors, self.before, strict=True):
             if tensor.shape != before.shape:
                 tensor.resize_(before.shape)
-        # What shares memory between its elements cannot have been filled, only assigned.
+        # A tensor whose elements share memory cannot have been changed in place, only replaced.
         filled = [pair for pair in zip(self.tensors, self.before, strict=True) if not _shares(pair[0])]
         if filled:
             torch._foreach_copy_([tensor for tensor, _ in filled], [before for _, before in filled])
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """As they were before the `with` block, whatever happens in it."""
+        """Restore the buffers at the end of the `with` block, also after an exception."""
         self.remember()
         try:
             yield
@@ -95,9 +98,9 @@ class Buffers:
 
 
 def unshare(model: nn.Module) -> None:
-    """Give each buffer whose elements share memory, as `expand` leaves it, memory of its own, in place.
+    """Replace buffers whose elements share memory, as `expand` creates them, by contiguous copies, in place.
 
-    Neither a checkpoint nor another process could fill it otherwise.
+    Otherwise neither a checkpoint nor a broadcast could fill them.
     """
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -106,20 +109,20 @@ def unshare(model: nn.Module) -> None:
 
 
 def _shares(tensor: Tensor) -> bool:
-    """Whether elements of a tensor lie in the same place."""
+    """Whether elements of a tensor share memory."""
     return tensor.layout == torch.strided and any(
         size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
 
 
 def _alike(some: list[Tensor], others: list[Tensor]) -> bool:
-    """Whether one set of tensors can be copied onto the other."""
+    """Whether one list of tensors can be copied onto the other."""
     return all(
         a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(some, others, strict=True)
     )
 
 
 def _saved(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Shapes of the buffers that a state_dict holds, by name."""
+    """Shapes of the persistent buffers, by name."""
     state = model.state_dict(keep_vars=True)
     return {name: tuple(b.shape) for name, b in model.named_buffers(remove_duplicate=False) if name in state}

@@ -1,7 +1,7 @@
-"""Compiling: torch's compiler around a forward pass, and what is computed where it fails, told once.
+"""The forward pass under torch.compile, with a fallback to the plain one that is reported once.
 
-Torch compiles a network anew for shapes and modes that it has not seen, eight times, and then stops without a word.
-Here it may go on for longer, and when it stops that is an event like any other failure.
+By default torch recompiles a network for new shapes and modes eight times, and then silently stops. Here the limit is
+higher, and reaching it is reported like any other failure.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from runtime.training.step import Step
 
 MOST = 32
-"""Times that one network is compiled: texts of many lengths, in training and evaluation, take about ten."""
+"""Limit of compilations of one network; texts of many lengths, in training and evaluation, need about ten."""
 _before: dict[str, Any] = {}
-"""Settings of the compiler as they were found."""
+"""The compiler's settings before they were changed here."""
 
 
 def forward(step: Step, *, graphs: bool) -> Callable[..., Any]:
-    """The compiled forward pass of a step; if the compiler fails, the step goes on without.
+    """Compile the forward pass of a step; if the compiler fails, the step continues with the plain one.
 
     Args:
         step: whose plain forward pass is compiled.
-        graphs: whether kernels are recorded and replayed; only in training, and while a batch goes through the network
-            whole, since a replay writes over gradients that are still to be added up.
+        graphs: whether kernels are recorded as CUDA graphs and replayed. Only in training, and only if a batch is not
+            split, since a replay overwrites gradients that are still to be accumulated.
     """
     compiled = torch.compile(step.plain)
     recorded = torch.compile(step.plain, mode="reduce-overhead") if graphs else None
@@ -49,14 +49,14 @@ def forward(step: Step, *, graphs: bool) -> Callable[..., Any]:
         except RuntimeError as error:
             if torch_errors.is_exhausted(error):
                 raise
-            found = compiled(*inputs)  # an error of the network itself shows here again
+            found = compiled(*inputs)  # an error of the network itself is raised here again
             step.graphs = False
             step.uncompiled(f"cuda_graphs failed, training goes on with compiled kernels: {_line(error)}")
             return found
 
     def chosen(*inputs: Tensor) -> Any:
         try:
-            # An evaluation has batches of its own, and would be recorded into the same memory.
+            # An evaluation has other batch sizes, and would be recorded into the same memory.
             if step.graphs and not step.micro_batch and torch.is_grad_enabled():
                 return replayed(*inputs)
             return compiled(*inputs)
@@ -70,7 +70,7 @@ def forward(step: Step, *, graphs: bool) -> Callable[..., Any]:
 
 
 def undo() -> None:
-    """The compiler's settings as they were before anything was compiled here."""
+    """Restore the compiler's settings from before the first compilation."""
     for name, value in _before.items():
         setattr(torch._dynamo.config, name, value)
     _before.clear()
@@ -94,7 +94,7 @@ def _line(error: BaseException) -> str:
 
 
 def _kept(outputs: Any) -> Any:
-    """Outputs that the next replay does not write over."""
+    """Copy the outputs, which the next replay would overwrite."""
     if isinstance(outputs, Mapping):
         return {name: value.clone() for name, value in outputs.items()}
     return outputs.clone()

@@ -1,4 +1,4 @@
-"""What is really in force, read back after assembly and at the end, and set beside what was asked."""
+"""Reads back effective settings after assembly and at the end of a run, and compares them with the plan."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ CAUSES = {
 
 
 def seen(run: Run) -> dict[str, dict[str, Any]]:
-    """By decision: asked, seen, whether they agree, and the likely cause if not."""
+    """By decision: planned value, effective value, whether they agree, and the likely cause if not."""
     rows: dict[str, dict[str, Any]] = {}
     for optimization in optimizations.every():
         asked, real = run.plan.value(optimization.name), optimization.effective(run)
-        # Off means that torch decides, so whatever it decided is right.
+        # `off` leaves the decision to torch, so any effective value is right.
         same = real == asked or (asked == optimization.off and optimization.stage is optimizations.Stage.PROCESS)
         cause = None if same else CAUSES.get(optimization.name, "the network or torch did not take the setting")
         rows[optimization.name] = {"asked": asked, "seen": real, "same": same, "cause": cause}
@@ -43,7 +43,7 @@ def seen(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def record(run: Run, say: Callable[[str], None]) -> None:
-    """Tell what is in force, and write it into the run's plan.json."""
+    """Report the effective settings, and write them to the run's plan.json."""
     run.seen = seen(run)
     say(first_line(run, run.hardware))
     total = sum(p.numel() for p in run.model.parameters())
@@ -60,7 +60,7 @@ def record(run: Run, say: Callable[[str], None]) -> None:
 
 
 def record_changes(run: Run, say: Callable[[str], None]) -> None:
-    """Tell, and write, what is not in force any more: a network's own code, a compiler or memory may have seen to that."""
+    """Report and write settings that have changed since; causes are the network's code, the compiler or memory."""
     before, now = run.seen, seen(run)
     changed = {name: now[name] for name, row in before.items() if row["same"] and not now[name]["same"]}
     if changed:
@@ -80,7 +80,7 @@ def _warn(rows: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]) -> 
 
 
 def libraries() -> dict[str, str]:
-    """Versions and thread counts of what computes in this process, and what torch is set to."""
+    """Library versions and thread counts of this process, and torch's settings."""
     config = torch.__config__.show()
     found = {"torch": str(torch.__version__), "instruction set": str(torch.backends.cpu.get_cpu_capability())}
     for name, pattern in (("MKL", r"Math Kernel Library Version (\S+)"), ("oneDNN", r"(?:MKL-DNN|oneDNN) v(\S+)")):
@@ -94,7 +94,7 @@ def libraries() -> dict[str, str]:
 
 
 def first_line(run: Run, hardware: Hardware) -> str:
-    """`cpu: 2 threads, fp32, oneDNN avx512, libiomp5, limit 4.0 GiB`."""
+    """A line such as `cpu: 2 threads, fp32, oneDNN avx512, libiomp5, limit 4.0 GiB`."""
     values = {o.name: o.effective(run) for o in optimizations.every()}
     instructions = str(torch.backends.cpu.get_cpu_capability()).lower().replace("_", "")
     openmp = {"iomp5": "libiomp5", "libomp": "libomp"}.get(str(values["openmp_runtime"]), "libgomp")

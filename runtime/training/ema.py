@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, validated and stored beside the raw ones."""
+"""An exponential moving average (EMA) of the weights, validated and stored beside the raw ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 class Ema:
     """Average = decay * average + (1 - decay) * weights, after every step.
 
-    The decay is min(decay, (1 + updates) / (10 + updates)), so that a short run is not all start (as TensorFlow's
-    ExponentialMovingAverage with `num_updates` has it). Floating-point buffers are averaged too, others copied.
+    The decay is min(decay, (1 + updates) / (10 + updates)), which limits the influence of the initial weights in short
+    runs (as TensorFlow's ExponentialMovingAverage with `num_updates`). Floating-point buffers are averaged too, others
+    copied.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -22,7 +23,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Move the average towards the model."""
+        """Update the average with the model's weights."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         for name, value in model.state_dict().items():
@@ -33,7 +34,7 @@ class Ema:
 
     @contextlib.contextmanager
     def swapped_in(self, model: nn.Module) -> Iterator[None]:
-        """The model with the averaged weights, for the length of a `with` block."""
+        """Swap the averaged weights into the model within the `with` block."""
         raw: dict[str, Tensor] = {name: value.clone() for name, value in model.state_dict().items()}
         model.load_state_dict(self.average)
         try:

@@ -1,8 +1,8 @@
-"""Scaler: gradients of fp16 multiplied by a number on their way back, so that small ones do not vanish.
+"""Gradient scaling for fp16, which keeps small gradients from underflowing to zero.
 
-The rules are those of `torch.amp.GradScaler`: a step whose gradients are not finite is skipped and lowers the scale,
-so many good ones in a row raise it. The scale is a plain number here, since the step asks anyway whether its numbers
-are finite: nothing else waits for the GPU, the scale has bounds, and every record can show it.
+The rules are those of `torch.amp.GradScaler`: a step with non-finite gradients is skipped and lowers the scale, a
+number of good steps in a row raises it. The scale is a Python number, since the step checks for finite values anyway.
+So there is no additional synchronization with the GPU, the scale has bounds, and it can be logged.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class Scaler:
     """The scale of one run.
 
     Args:
-        spec: how it moves; None to scale nothing.
+        spec: how the scale changes; None for no scaling.
     """
 
     def __init__(self, spec: Fp16 | None = None) -> None:
         self.spec = spec
         self.scale = spec.initial_scale if spec else 1.0
         self.good = 0
-        """Good steps in a row since the scale last moved."""
+        """Good steps in a row since the last change of the scale."""
         self.fallen = False
-        """Whether the run has gone over to fp32."""
+        """Whether the run has switched to fp32."""
 
     @property
     def active(self) -> bool:
@@ -37,18 +37,18 @@ class Scaler:
         return self.spec is not None and not self.fallen
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss that the backward pass starts from."""
+        """The loss from which the backward pass starts."""
         return loss * self.scale if self.active else loss
 
     @torch.no_grad()
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Make the gradients those of the loss itself; infinite ones stay so."""
+        """Divide the gradients by the scale; infinite ones stay infinite."""
         gradients = [p.grad for p in parameters if p.grad is not None]
         if self.active and gradients:
             torch._foreach_mul_(gradients, 1.0 / self.scale)
 
     def update(self, finite: bool) -> None:
-        """After a step: lower the scale if it was skipped, raise it after so many good ones."""
+        """After a step: lower the scale if it was skipped, raise it after enough good ones."""
         if self.spec is None or self.fallen:
             return
         if not finite:
@@ -59,11 +59,11 @@ class Scaler:
             self.scale, self.good = min(self.scale * self.spec.growth_factor, self.spec.max_scale), 0
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps; nothing if nothing is scaled."""
+        """The state for a checkpoint; empty without scaling."""
         return {"scale": self.scale, "good": self.good, "fallen": self.fallen} if self.spec else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; that the run has gone over to fp32 is never forgotten in this process."""
+        """Restore from a checkpoint; a switch to fp32 in this process stays."""
         if self.spec and state:
             self.scale, self.good = float(state["scale"]), int(state["good"])
             self.fallen |= bool(state["fallen"])

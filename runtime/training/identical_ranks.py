@@ -1,6 +1,6 @@
-"""Alike: whether all processes of a run have made the same of the job; each reads the data and builds the network itself.
+"""Checks that all processes of a run have the same data and network, since each loads and builds them itself.
 
-What code of a user draws without a seed, or takes from a set or a listing of a folder, may come out otherwise in each.
+User code that uses unseeded random numbers, or iterates over a set or a folder listing, can give other results in each.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SEED = (
 
 
 def check(ranks: Ranks, job: Job, dataset: Dataset, model: nn.Module, fingerprint: str) -> None:
-    """Refuse processes that do not train the same network on the same data.
+    """Refuse to train different networks or different data.
 
     Args:
-        fingerprint: of the samples, as a checkpoint records it.
+        fingerprint: of the samples, as recorded in a checkpoint.
 
     Raises:
         DataError: if samples, targets or preprocessing differ.
-        SpecError: if the networks do.
+        SpecError: if the networks differ.
     """
     if ranks.count == 1:
         return
@@ -49,8 +49,8 @@ def check(ranks: Ranks, job: Job, dataset: Dataset, model: nn.Module, fingerprin
 
 
 def _differs(ranks: Ranks, things: Mapping[str, str]) -> str | None:
-    """The first of these things that some process has otherwise than the leader, and who."""
-    # Six bytes of a digest are a whole number that a float64 holds exactly.
+    """The first of these things in which a process differs from rank 0, and which process."""
+    # Six bytes of a digest fit into a float64 exactly.
     own = [float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])) for text in things.values()]
     first, *others = ranks.everyone(own)
     for number, row in enumerate(others, 2):

@@ -1,11 +1,11 @@
-"""The loop.
+"""The training loop.
 
 for each epoch
     for each batch            order from (seed, epoch)
-        prepare, mix          augmentation from (seed, epoch, sample), mixup from (seed, step)
+        preprocess, mix       augmentation from (seed, epoch, sample), mixup from (seed, step)
         step                  forward, backward, update
         record, save if due
-    evaluate, watch, save if best
+    evaluate, update best metric, save if best
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from runtime.training.saver import Saver
 
 
 def fit(run: Run, saver: Saver, progress: Progress) -> str:
-    """Train to the end.
+    """Train until the end.
 
     Returns:
         Why the training ended.
 
     Raises:
-        Stopped: when `max_time` is spent.
+        Stopped: if `max_time` is spent.
         Interrupted: on a signal.
         NumericsError: if numbers are not finite for the second time.
     """
-    # Among several processes a signal breaks in only where all of them get to know of it.
+    # With several processes a signal may interrupt only where all of them learn about it.
     with run.signals.held() if run.ranks.count > 1 else contextlib.nullcontext():
         return _fit(run, saver, progress)
 
@@ -66,14 +66,14 @@ def _fit(run: Run, saver: Saver, progress: Progress) -> str:
 
 
 def _ended(run: Run) -> str | None:
-    """Why the training ends before its last epoch, if it does: after an evaluation, and so at the start of an epoch."""
+    """Why the training ends before its last epoch, or None; checked after an evaluation and at an epoch's start."""
     if run.counters.batch:
         return None
     return f"{run.counters.step} steps are done" if run.steps_done() else run.watch.stop()
 
 
 def _epoch(run: Run, saver: Saver, progress: Progress) -> None:
-    """One epoch, from wherever the counters stand. What one process meets, all learn of before the next step."""
+    """Train an epoch from the present counters. A problem of one process is shared with all before the next step."""
     counters = run.counters
     run.train_mode()
     trouble: BaseException | None = None
@@ -90,7 +90,7 @@ def _epoch(run: Run, saver: Saver, progress: Progress) -> None:
 
 
 def _fetched(run: Run, batches: Iterator[Batch]) -> tuple[Batch | None, BaseException | None]:
-    """The next batch, None after the last; and what speaks against a step on it."""
+    """The next batch, None after the last; and the problem that prevents a step on it."""
     try:
         with run.signals.released():
             batch = next(batches, None)
@@ -101,7 +101,7 @@ def _fetched(run: Run, batches: Iterator[Batch]) -> tuple[Batch | None, BaseExce
 
 
 def _met(work: Callable[..., None], *given: Any) -> Exception | None:
-    """Do something; what the run must go back for waits until all processes know of it."""
+    """Call a function; return an error that requires a rollback, so that all processes can agree on it first."""
     try:
         work(*given)
     except (NotFinite, Fp16Collapse, HalfUpdated) as why:
@@ -117,7 +117,7 @@ def _save_if_due(run: Run, saver: Saver) -> None:
 
 
 def _advance(run: Run, batch: Batch, progress: Progress) -> None:
-    """One step on one batch: weights, counters and records move together, or not at all."""
+    """Train one step on one batch; weights, counters and records are updated together or not at all."""
     counters = run.counters
     place = (counters.epoch, counters.batch)
     with run.signals.held():
@@ -153,7 +153,7 @@ def _step(run: Run, batch: Batch, place: tuple[int, int], progress: Progress) ->
 
 
 def _go_back(run: Run, saver: Saver, kind: str, why: str, rest: str = "") -> None:
-    """Back to the last checkpoint."""
+    """Roll back to the last checkpoint."""
     saver.wait()
     run.step.micro_batch = agreement.least(run.ranks, run.step.micro_batch)
     loaded, passed = agreement.latest(run.ranks, run.checkpoints)
@@ -167,7 +167,7 @@ def _go_back(run: Run, saver: Saver, kind: str, why: str, rest: str = "") -> Non
 
 
 def _left_out(run: Run) -> str:
-    """The batches that are not trained on."""
+    """A description of the batches that are skipped from now on."""
     return ", ".join(f"epoch {e + 1} batch {b + 1}" for e, b in sorted(run.numerics.skip)) or "none"
 
 

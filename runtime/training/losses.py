@@ -1,10 +1,10 @@
-"""Losses as per-sample terms and weights, so that a batch split into parts gives exactly the loss of the whole.
+"""Losses as per-sample terms and weights, so that a batch split into micro-batches has exactly the loss of the whole.
 
     loss = sum over heads of head weight * (sum of terms / sum of weights)
 
-with both sums over the optimizer's whole batch. Terms contain the weights of the classes, each at its own part of a soft
-target, as in torch's CrossEntropyLoss. The weight of a sample is that of its class, for a soft target the mean of them:
-torch divides by it for class indices alone, and for soft targets by the number of samples.
+with both sums over the optimizer's whole batch. Terms include class weights; for soft targets, each class by its
+probability, as in torch's CrossEntropyLoss. The weight of a sample is that of its class, for soft targets the mean over
+classes: torch divides by the weights for class indices only, and by the number of samples for soft targets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, Me
 
 Spec = CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber
 Terms = Callable[..., Tensor]
-"""(outputs (N, C), targets) -> one term per sample (N,); with class weights (C,) as the third, if there are any."""
+"""(outputs (N, C), targets) -> one term per sample (N,); class weights (C,) are a third argument, if there are any."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class HeadLoss:
     """Shape (C,); None for equal weights and for regression."""
 
     def weighted(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The term of each sample with its weights; shape (N,)."""
+        """The weighted term of each sample; shape (N,)."""
         if self.class_weights is None:
             return self.terms(outputs, targets)
         return self.terms(outputs, targets, onto(outputs.device, self.class_weights).to(outputs.dtype))
@@ -45,7 +45,7 @@ class HeadLoss:
         if self.class_weights is None:
             return torch.ones(len(targets), dtype=torch.float32, device=targets.device)
         table = onto(targets.device, self.class_weights)
-        # In float64 the weights of a batch are the same whatever parts it comes in.
+        # In float64 the sum of weights does not depend on how the batch is split.
         return targets.double() @ table.double() if targets.ndim == 2 else table[targets]
 
 
@@ -61,11 +61,11 @@ class Objective:
         self.heads, self.losses = heads, losses
 
     def denominators(self, targets: Targets) -> dict[str, Tensor]:
-        """The sum of weights per head over the batch given; ask for it once, with the whole batch."""
+        """The sum of weights per head; call it once, with the whole batch."""
         return {name: loss.weights(targets[name]).sum(dtype=torch.float64) for name, loss in self.losses.items()}
 
     def __call__(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, over: Mapping[str, Tensor]) -> Tensor:
-        """The share of the loss that these samples make up; a scalar.
+        """The contribution of these samples to the loss; a scalar.
 
         Args:
             outputs: (N, C) for a single head, or a mapping by head name.
@@ -75,7 +75,7 @@ class Objective:
         total = None
         for name, loss in self.losses.items():
             raw = outputs[name] if isinstance(outputs, Mapping) else outputs
-            # Half precision has too few digits to sum a loss.
+            # Half precision has too few digits for the sum of a loss.
             scores = raw if raw.dtype == torch.float64 else raw.float()
             share = self.heads[name].weight * loss.weighted(scores, targets[name]).sum() / over[name].to(scores.dtype)
             total = share if total is None else total + share
@@ -84,7 +84,7 @@ class Objective:
 
 
 def terms(spec: Spec) -> Terms:
-    """The per-sample terms of a loss from the spec."""
+    """The per-sample terms of a loss in the spec."""
     match spec:
         case CrossEntropy():
             return partial(_cross_entropy, smoothing=spec.label_smoothing)
@@ -112,12 +112,12 @@ def _cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = No
 
 
 def _focal(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, spec: Focal) -> Tensor:
-    """Focal loss (Lin et al. 2017), for soft targets the expectation over classes."""
+    """Focal loss (Lin et al. 2017); for soft targets, the expectation over classes."""
     classes = outputs.shape[1]
     goal = soft(targets, classes, outputs.dtype)
     goal = goal * (1 - spec.label_smoothing) + spec.label_smoothing / classes
     log_p = F.log_softmax(outputs, dim=1)
-    # With gamma below 1 the slope at 0, where a sample is certain, is infinite, and times 0 no number.
+    # With gamma below 1 the slope at 0, for a certain prediction, is infinite; times 0 it would be NaN.
     rest = (1 - log_p.exp()).clamp_min(torch.finfo(outputs.dtype).tiny)
     each = -goal * rest**spec.gamma * log_p
     if spec.alpha is not None:
@@ -131,7 +131,7 @@ def _binary(outputs: Tensor, targets: Tensor, *, smoothing: float) -> Tensor:
 
 
 def balanced(targets: Tensor, classes: int) -> Tensor:
-    """Weights samples / (classes * samples of the class), shape (C,); classes without samples get 0."""
+    """Class weights: samples / (classes * samples of the class), shape (C,); 0 for classes without samples."""
     counts = torch.bincount(targets, minlength=classes).double()
     weights = len(targets) / (classes * counts)
     return torch.where(counts > 0, weights, torch.zeros_like(weights)).float()
@@ -143,11 +143,11 @@ def objective(
     """The objective of a job.
 
     Args:
-        spec: the job's loss; None for cross entropy, BCE or MSE by kind of head.
+        spec: the job's loss; None for cross entropy, BCE or MSE, by kind of head.
         heads: the outputs.
         targets: all training targets, for class weights.
         weighting: `none` or `balanced`.
-        own: the terms of the person's own loss, which replace the job's.
+        own: the terms of the user's loss, which replaces the job's.
     """
     if own is not None:
         return Objective(heads, {name: HeadLoss(own, None) for name in heads})

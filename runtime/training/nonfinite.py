@@ -1,9 +1,10 @@
-"""Numerics: what is done about numbers that are not finite.
+"""Handles non-finite numbers (NaN, infinity) and jumps of the loss.
 
-One bad step is skipped, weights unchanged. Three in a row, or a weight that is not finite when the run is saved: back
-to the last checkpoint, and the three batches are left out. A loss that jumps, where the job asks for a rollback: back
-too, and that batch is left out. The second time the run ends. An fp16 scaler that skips 20
-steps in a row, or falls below its least scale, ends the run with advice, or goes back and on in fp32 if the job says so.
+A single bad step is skipped; the weights stay unchanged. After three in a row, or if a weight is not finite when a
+checkpoint is due, the run rolls back to the last checkpoint, and the bad batches are skipped from then on. A jump of
+the loss does the same if the job requests a rollback. The second rollback ends the run. If the fp16 scaler skips 20
+steps in a row, or falls below its minimum scale, the run ends with advice, or rolls back and continues in fp32 if the
+job says so.
 """
 
 from __future__ import annotations
@@ -25,49 +26,50 @@ SCALER_SKIPS = 20
 SPIKE_FACTOR = 10.0
 SPIKE_WINDOW = 50
 SPIKE_FLOOR = 0.5
-"""Below this share of the first losses a jump is what small losses do, and no harm."""
+"""Share of the first losses; jumps of smaller losses are normal and ignored."""
 ADVICE = "lower train.optimizer.lr, set train.clip_norm, or look for NaN in the data"
 
 
 class NotFinite(Exception):
-    """The run must go back to its last checkpoint."""
+    """The run must roll back to its last checkpoint."""
 
 
 class Fp16Collapse(Exception):
-    """fp16 cannot go on: the run must go back to its last checkpoint, and on in fp32."""
+    """fp16 does not work here: the run must roll back to its last checkpoint and continue in fp32."""
 
 
 class NonfiniteGuard:
     """Counts bad steps and decides what follows.
 
     Args:
-        on_spike: what follows when the loss jumps: `ignore`, `warn` or `rollback`.
-        fp16: the bounds of the scaler, and what follows when it collapses.
+        on_spike: what follows if the loss jumps: `ignore`, `warn` or `rollback`.
+        fp16: bounds of the scaler, and what follows if it collapses.
     """
 
     def __init__(self, on_spike: str, fp16: Fp16 | None = None) -> None:
         self.on_spike, self.fp16 = on_spike, fp16 or Fp16()
         self.bad: list[tuple[int, int]] = []
-        """(epoch, batch) of the bad steps in a row."""
+        """(epoch, batch) of consecutive bad steps."""
         self.ids: list[int] = []
         self.skip: set[tuple[int, int]] = set()
-        """Batches that are left out after a rollback."""
+        """Batches that are skipped after a rollback."""
         self.rollbacks = 0
         self.scaler_skips = 0
         self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)
         self.first: float | None = None
-        """The usual loss of the first steps."""
+        """The median loss of the first steps."""
 
     def good(self, loss: float, place: tuple[int, int], ids: Callable[[], Ids]) -> str | None:
-        """After a step with finite numbers; a word if the loss jumped. The first 50 steps are what later ones are compared with.
+        """Record a step with finite numbers; returns a message if the loss jumped. The first 50 steps set the usual
+        loss.
 
         Args:
             loss: of the batch, before the update.
             place: (epoch, batch).
-            ids: gives the samples of the batch.
+            ids: returns the sample ids of the batch.
 
         Raises:
-            NotFinite: if the loss jumped and the job wants to go back.
+            NotFinite: if the loss jumped and the job requests a rollback.
         """
         self.bad, self.ids, self.scaler_skips = [], [], 0
         word = self._jump(loss)
@@ -78,7 +80,7 @@ class NonfiniteGuard:
         raise NotFinite(f"{word}; samples {ids().tolist()}")
 
     def _jump(self, loss: float) -> str | None:
-        """What is said of a loss that jumped."""
+        """The message about a loss that jumped; None if it did not."""
         if len(self.recent) < SPIKE_WINDOW or self.on_spike == "ignore":
             return None
         usual = statistics.median(self.recent)
@@ -89,17 +91,17 @@ class NonfiniteGuard:
         return f"the loss jumped to {loss:.4g}, {times} of the last {SPIKE_WINDOW} steps"
 
     def skipped(self, place: tuple[int, int], ids: Ids, scale: float | None) -> None:
-        """After a step that was skipped.
+        """Record a skipped step.
 
         Args:
             place: (epoch, batch).
-            ids: the samples of the batch.
-            scale: scale of the fp16 scaler, for which a skipped step is ordinary; None without one.
+            ids: sample ids of the batch.
+            scale: scale of the fp16 scaler, for which skipped steps are normal; None without one.
 
         Raises:
             NotFinite: if it was the third in a row.
-            Collapsed: if the scaler has, and the job goes on in fp32.
-            NumericsError: if the scaler has collapsed.
+            Fp16Collapse: if the scaler has collapsed and the job continues in fp32.
+            NumericsError: if the scaler has collapsed and the job does not.
         """
         if scale is not None:
             self.scaler_skips += 1
@@ -125,10 +127,10 @@ class NonfiniteGuard:
         )
 
     def roll_back(self, why: NotFinite) -> None:
-        """Note a rollback, and leave out the bad batches from now on.
+        """Record a rollback, and skip the bad batches from now on.
 
         Raises:
-            NumericsError: if the budget of rollbacks is spent.
+            NumericsError: if no further rollback is allowed.
         """
         self.rollbacks += 1
         if self.rollbacks > ROLLBACKS:
@@ -138,7 +140,7 @@ class NonfiniteGuard:
         self.recent.clear()
 
     def state(self) -> dict[str, Any]:
-        """Everything, as plain data."""
+        """The whole state as plain values."""
         return {
             "rollbacks": self.rollbacks,
             "skip": sorted(map(list, self.skip)),
@@ -150,7 +152,7 @@ class NonfiniteGuard:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`; a rollback in this process is never forgotten."""
+        """Restore `state`; rollbacks in this process still count."""
         self.rollbacks = max(self.rollbacks, state["rollbacks"])
         self.skip |= {(epoch, batch) for epoch, batch in state["skip"]}
         self.recent = deque(state["recent"], maxlen=SPIKE_WINDOW)
@@ -160,8 +162,8 @@ class NonfiniteGuard:
 
 
 def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Names of the tensors that hold NaN or infinity."""
-    # The sum is not finite if any element is not; only then is a closer look worth its price.
+    """Names of the tensors that contain NaN or infinity."""
+    # A sum is not finite if any element is not; only then all elements are checked, which is slower.
     return [
         name
         for name, value in tensors

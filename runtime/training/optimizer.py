@@ -1,4 +1,4 @@
-"""The optimizer of a run: torch's own, with no weight decay on norms and biases."""
+"""The optimizer of a run: torch's own, without weight decay on norms and biases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
 
 
 def build(spec: Adam | Sgd, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer that the spec names."""
+    """Build the optimizer that the spec names."""
     parameters = groups(model, spec.weight_decay)
     made: torch.optim.Optimizer
     if isinstance(spec, Sgd):
@@ -40,7 +40,7 @@ def build(spec: Adam | Sgd, model: nn.Module) -> torch.optim.Optimizer:
 
 @cache
 def _light(kind: Any) -> Any:
-    # torch marks these methods for its compiler, and the marks import it at the first call: it takes as long as torch
-    # itself, in every run that compiles nothing. An optimizer is never compiled here.
+    # torch decorates these methods for its compiler, and the decorators import it at the first call. That takes as long
+    # as importing torch, even in runs that compile nothing. An optimizer is never compiled here.
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in ("step", "zero_grad", "add_param_group")}
     return type(kind.__name__, (kind,), methods | {"step": torch.no_grad()(methods["step"])})

@@ -1,4 +1,4 @@
-"""Clock: where the time of a run goes, by phase."""
+"""Measures the time of a run by phase."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Item = TypeVar("Item")
 
 
 class PhaseTimer:
-    """Seconds by phase; monotonic, so that a changed wall clock changes nothing.
+    """Seconds by phase, on a monotonic clock.
 
-    Phases nest and exclude each other: while an inner one runs, the outer one stands still, so they add up.
+    Phases can nest: while an inner one runs, the outer one is paused, so that all phases add up to the total.
     """
 
     def __init__(self) -> None:
@@ -25,12 +25,12 @@ class PhaseTimer:
 
     @property
     def seconds(self) -> float:
-        """Seconds since this clock was made."""
+        """Seconds since the timer was created."""
         return time.monotonic() - self.start
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time of a `with` block."""
+        """Count the time of the `with` block."""
         self._turn()
         self.open.append(name)
         try:
@@ -46,7 +46,7 @@ class PhaseTimer:
         self.since = now
 
     def waiting(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
-        """Pass items through, counting the time that each took to come."""
+        """Pass items through, and count the time of waiting for each."""
         source = iter(items)
         while True:
             with self.phase(name):
@@ -57,6 +57,6 @@ class PhaseTimer:
 
 
 def since_start() -> float:
-    """Seconds since this process began, by the clock that nobody can set."""
+    """Seconds since this process began, on a clock that cannot be set."""
     ticks = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK"))

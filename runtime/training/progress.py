@@ -1,6 +1,6 @@
-"""Progress: a live picture on a terminal, one plain line at a time everywhere else.
+"""Shows the progress of a run: a live view on a terminal, single lines everywhere else.
 
-The picture comes from the run folder, as in `drivetrain watch`, and is painted by a thread of its own.
+The live view reads the run folder, as `drivetrain watch` does, and is painted by its own thread.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from runtime.training.run import Run
 
 LINE_EVERY = 5.0
-"""Seconds between two plain lines."""
+"""Seconds between two lines."""
 PAINT_EVERY = 1.0
-"""Seconds between two pictures: as often as the sensors are read."""
+"""Seconds between two refreshes, the interval at which sensors are read."""
 PAINT_SHARE, PAINT_LEAST = 0.005, 10.0
-"""What painting may take of the time of a CPU, and the most seconds between two pictures that follow from it."""
+"""Largest share of a CPU that painting may use, and the longest interval in seconds that follows from it."""
 EVALUATION_SHARE = 1 / 3
-"""What a batch costs in an evaluation, in steps, until one was timed: it goes forward only."""
+"""Assumed cost of an evaluation batch relative to a training step, until one was timed: it runs forward only."""
 
 
 class Progress:
-    """Shows where the run stands."""
+    """Shows the progress of a run."""
 
     def __init__(self, total: int, done: int) -> None:
         self.total, self.done = total, done
@@ -43,10 +43,10 @@ class Progress:
         self.left: TimeLeft | None = None
         self.live: Live | None = None
         self.spent = 0.0
-        """CPU seconds of the live picture, known when it is closed."""
+        """CPU seconds of the live view, known after it is closed."""
 
     def step(self, run: Run, step: int, loss: float) -> None:
-        """After step number `step`."""
+        """Report step number `step`."""
         now = time.monotonic()
         if self.left is None:
             self.left = self._begin(run)
@@ -60,7 +60,7 @@ class Progress:
         say(f"{head}  step {step}/{self.total}  loss {loss:.4f}{speed}  {self._left(run, now)}")
 
     def _begin(self, run: Run) -> TimeLeft:
-        """Leave what `watch` needs in the run folder, and start the picture."""
+        """Write what `watch` needs to the run folder, and start the live view."""
         batches = len(run.dataset.validation) / run.batches.batch_size
         ahead = {
             "steps": self.total,
@@ -82,13 +82,13 @@ class Progress:
         return left_text(None if left is None else min(left, most), at_most)
 
     def evaluation(self, run: Run, best: bool) -> None:
-        """After an evaluation."""
+        """Report an evaluation."""
         if self.live is None:
             shown = "  ".join(f"{name} {value:.4f}" for name, value in run.last.items())
             say(f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}  {shown}{'  best' if best else ''}")
 
     def close(self) -> None:
-        """Leave the last picture behind, and the screen clean."""
+        """Close the live view, and leave its last state on the screen."""
         if self.live:
             self.live.close()
             self.spent += self.live.spent
@@ -96,7 +96,7 @@ class Progress:
 
 
 class Live:
-    """A thread that follows a run folder and paints it until closed."""
+    """A thread that reads a run folder and paints it until closed."""
 
     def __init__(self, folder: Path) -> None:
         self.follower, self.painter = RunReader(folder), Painter(console())
@@ -116,7 +116,7 @@ class Live:
                 rest = pause(self.spent - before)
             self._paint()
         except Exception as error:
-            # The picture shows the run, it is not the run: that goes on, with its lines.
+            # A failing view must not end the run, which continues with plain lines.
             say(f"the live view ended: {error}")
 
     def _paint(self) -> None:
@@ -124,22 +124,24 @@ class Live:
         self.spent = time.thread_time()
 
     def close(self) -> None:
-        """Paint the last picture, and leave it there like any other text."""
+        """Paint a last time, and leave the text on the screen."""
         self.stop.set()
         self.thread.join()
         self.painter.leave()
 
 
 def pause(cost: float) -> float:
-    """Seconds until the next picture, where the last one took so many of CPU time: a busy machine is painted less often."""
+    """Seconds until the next refresh, given the CPU seconds of the last: on a busy machine the view refreshes less
+    often.
+    """
     return min(PAINT_LEAST, max(PAINT_EVERY, cost / PAINT_SHARE))
 
 
 def live_terminal() -> bool:
-    """Whether there is a terminal that may be painted on."""
+    """Whether stdout is a terminal that can be painted on."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def say(text: str) -> None:
-    """One line, at once."""
+    """Print a line, unbuffered."""
     print(text, flush=True)

@@ -1,10 +1,10 @@
-"""Inputs: what a run learns from, recorded when it begins, and held against what is there when it goes on.
+"""Records a run's inputs when it starts, and checks them when it is resumed.
 
-    data.json            the files of the data and of a pretrained network, and arrays of a program, by fingerprint
-    preprocessing.json   what was made of the data: vocabulary, categories, scales, classes
+    data.json            fingerprints of data files, files of a pretrained network, and arrays passed in by a program
+    preprocessing.json   what was computed from the data: vocabulary, categories, scales, classes
 
-A run that goes on, and an evaluation of it, prepare their data by what is recorded: weights are never used with other
-preprocessing than they were trained with.
+A resumed run, and an evaluation of it, preprocess their data as recorded: weights are never used with another
+preprocessing than in their training.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 RECORD, SETTLED = "data.json", "preprocessing.json"
 SHOWN = 5
-"""Changes that are listed; the rest is counted."""
+"""Largest number of changes that are listed."""
 LONG = 1.0
-"""Seconds from which on recording is worth a line."""
+"""Seconds; if recording takes longer, a line is printed."""
 UNKNOWN = "this run began with a version that did not record its data: what has changed in it since cannot be seen"
 Refuse = Callable[[str], DrivetrainError]
-"""The error for a change, by what has changed."""
+"""Makes the error for a change, given what has changed."""
 
 
 def read(job: Job, folder: Path) -> Dataset:
-    """The data of a run: if it goes on, only what it began with, and prepared in the same way.
+    """Load the data of a run; if it is resumed, only unchanged data, preprocessed in the same way.
 
     Raises:
         DataError: if it cannot be used.
@@ -57,17 +57,17 @@ def read(job: Job, folder: Path) -> Dataset:
 
 
 def unchanged(job: Job, folder: Path, settled: InputRecord, refuse: Refuse) -> Dataset:
-    """The data of a run, prepared as it was when the run began.
+    """Load the data of a run, preprocessed as when the run started.
 
     Args:
-        job: that of the run.
-        folder: that of the run.
-        settled: what the run has made of its data.
+        job: of the run.
+        folder: of the run.
+        settled: the recorded preprocessing and heads.
         refuse: makes the error for a change.
 
     Raises:
         DataError: if it cannot be used.
-        DrivetrainError: if a file has changed since the run began, is gone, or has come.
+        DrivetrainError: if a file was changed, removed or added since the run started.
     """
     record, places = read_json(folder / RECORD), _places(job)
     _check(_changed(record["files"], places), refuse)
@@ -77,10 +77,10 @@ def unchanged(job: Job, folder: Path, settled: InputRecord, refuse: Refuse) -> D
 
 
 def stored(folder: Path) -> InputRecord | None:
-    """What a run has made of its data; None if it began with a version that did not record that.
+    """The recorded preprocessing and heads; None if the run was started with a version that did not record them.
 
     Raises:
-        CheckpointError: if one of the two files is gone or damaged.
+        CheckpointError: if one of the two files is missing or damaged.
     """
     if not any((folder / name).exists() for name in (RECORD, SETTLED)):
         return None
@@ -102,10 +102,10 @@ def stored(folder: Path) -> InputRecord | None:
 
 
 def begin(run: Run, say: Callable[[str], None], *, resumes: bool) -> None:
-    """Record what a run begins with; if it goes on, look whether arrays of a program are what it began with.
+    """Record the inputs of a new run; for a resumed one, check arrays that a program passed in.
 
     Raises:
-        CheckpointError: if they are not.
+        CheckpointError: if the arrays have changed.
         StorageError: if the folder cannot be written.
     """
     settled = stored(run.folder) if resumes else None
@@ -156,7 +156,7 @@ def _check(changes: Sequence[str], refuse: Refuse) -> None:
 
 
 def _changed(record: Mapping[str, Any], places: Mapping[str, Path]) -> list[str]:
-    """Recorded files that are another by now, each with its key."""
+    """Recorded files that have changed, each with its key."""
     found = []
     for key, entry in record.items():
         base = _base(places[key], entry["folder"])
@@ -165,7 +165,7 @@ def _changed(record: Mapping[str, Any], places: Mapping[str, Path]) -> list[str]
 
 
 def _added(record: Mapping[str, Any], places: Mapping[str, Path], dataset: Dataset) -> list[str]:
-    """Files that are read by now and were not when the run began, each with its key."""
+    """Files that were not there when the run started, each with its key."""
     return [
         f"{_base(place, place.is_dir()) / name} was not there ({key})"
         for key, place, names in _named(places, dataset)
@@ -175,7 +175,7 @@ def _added(record: Mapping[str, Any], places: Mapping[str, Path], dataset: Datas
 
 
 def _differs(record: Mapping[str, Any], settled: InputRecord, dataset: Dataset) -> list[str]:
-    """What else is not as it was: arrays of a program, and what was made of all data."""
+    """What else has changed: arrays passed in by a program, and what was computed from the data."""
     before, now = record["arrays"], dataset.content()
     found = [
         f"the {name} samples have other values (a function that draws random numbers has to fix their seed)"
@@ -192,14 +192,14 @@ def _differs(record: Mapping[str, Any], settled: InputRecord, dataset: Dataset) 
 
 
 def _plain(value: Any) -> Any:
-    """As JSON gives it back: tuples as lists."""
+    """A value as JSON gives it back: tuples as lists."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _places(job: Job) -> dict[str, Path]:
-    """What the spec names and a run reads, by key."""
+    """Paths that the spec names and a run reads, by key."""
     model: Any = getattr(job, "model", None)
     found = {dotted(key): job.resolve(path) for key, path in job.data_paths()}
     if getattr(model, "source", None) == "transformers":
@@ -212,7 +212,7 @@ def _places(job: Job) -> dict[str, Path]:
 
 
 def _texts(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every text among the arguments of a function of the person's own: it may be the path of a file."""
+    """All strings among the arguments of a user function: each could be a path."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, Mapping | list | tuple):
@@ -221,7 +221,7 @@ def _texts(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 
 def _named(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[str, Path, Sequence[str]]]:
-    """Key, place and names of the files that are read there; a folder that only the person's own code reads has none."""
+    """Key, path and file names of what is read; a folder that only user code reads has no file names."""
     for key, place in places.items():
         names = list(dataset.files.get(key, ()))
         if os.path.isfile(place):
@@ -235,5 +235,5 @@ def _named(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[str, 
 
 
 def _base(place: Path, folder: bool) -> Path:
-    """What the names of a place are relative to."""
+    """The folder that file names are relative to."""
     return place if folder else place.parent

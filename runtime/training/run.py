@@ -1,4 +1,4 @@
-"""Run: the assembled thing: model, optimizer, data, step, counters."""
+"""A run, assembled from job, hardware and plan: model, optimizer, data, step and counters."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ from runtime.training.step import Step
 
 @dataclass
 class Counters:
-    """Where the run stands."""
+    """The position of the run."""
 
     epoch: int = 0
-    """The epoch that is being trained, from 0."""
+    """The current epoch, from 0."""
     batch: int = 0
     """Batches of this epoch that are done."""
     step: int = 0
-    """Optimizer steps done."""
+    """Optimizer steps that are done."""
     samples: int = 0
-    """Samples seen."""
+    """Samples processed."""
     seconds: float = 0.0
     """Training time of earlier attempts."""
 
 
 @dataclass
 class Run:
-    """Everything a training needs; `loop.fit` drives it."""
+    """Everything that a training needs; `loop.fit` drives it."""
 
     job: Job
     hardware: Hardware
@@ -82,22 +82,22 @@ class Run:
     clock: PhaseTimer
     counters: Counters = field(default_factory=Counters)
     samples_before: int = 0
-    """Samples seen by earlier attempts."""
+    """Samples processed by earlier attempts."""
     metrics: MetricsLog | None = None
     last: dict[str, float] = field(default_factory=dict)
     """Metrics of the last evaluation."""
     tracer: Profiler | None = None
-    """Profiles a few steps, if that was asked for."""
+    """Profiles a few steps, if requested."""
     identity: dict[str, str] = field(default_factory=dict)
-    """What the bits depend on beside spec and plan."""
+    """What the exact bits of the run depend on, beside spec and plan."""
     ranks: Ranks = ALONE
     """This process among those that train together."""
     replaced: Dataset | None = None
-    """The dataset as it was read, where what a frozen prefix gives has taken its place."""
+    """The original dataset, if cached activations of a frozen prefix have replaced it."""
     prefix_dtype: torch.dtype | None = None
-    """Short format in which a frozen prefix is computed once; None for fp32."""
+    """dtype in which a frozen prefix is computed once; None for fp32."""
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What was in force when it was last looked at, by decision."""
+    """Effective settings when last read back, by decision."""
 
     @property
     def total_steps(self) -> int:
@@ -116,41 +116,41 @@ class Run:
 
     @property
     def readable(self) -> Dataset:
-        """The dataset whose samples can be shown to people."""
+        """The dataset whose samples can be shown to the user."""
         return self.replaced or self.dataset
 
     def train_mode(self) -> None:
-        """Training mode, except for frozen parts."""
+        """Set training mode, except for frozen modules."""
         self.model.train()
         for module in self.frozen:
             module.eval()
 
     def prepared(self, batch: Batch, epoch: int | None) -> Batch:
-        """The batch on the device, ready for the network; augmented if an epoch is given."""
+        """The batch on the device, preprocessed; augmented if an epoch is given."""
         batch = batch.to(self.device)
         return Batch(batch.ids, self.dataset.prepare(batch.inputs, batch.ids, epoch), batch.targets)
 
     def mixed(self, batch: Batch) -> Batch:
-        """The batch after mixup or cutmix, if the job asks for them; draws from (seed, step)."""
+        """The batch after mixup or cutmix, if the job has them; random numbers depend on (seed, step)."""
         if not self.dataset.mixable:
             return batch
         whole = mix(batch, self.dataset.heads, self.job, self.counters.step)
         return whole.taken(self.ranks.part(np.arange(len(whole)))) if mixes(self.job) else whole
 
     def set_rate(self) -> float:
-        """Set the learning rate of the coming step, and return it."""
+        """Set the learning rate of the next step, and return it."""
         rate = self.job.train.optimizer.lr * self.schedule(self.counters.step) * self.watch.factor()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return float(rate)
 
     def step_seed(self) -> int:
-        """Where this step's dropout starts: a function of (seed, step), so there is no generator state to lose."""
+        """The seed of this step's dropout: a function of (seed, step), so there is no generator state to save."""
         where = (self.counters.step, self.ranks.number) if self.ranks.number else (self.counters.step,)
         return stateless_random.key(self.job.train.seed, "step", *where)
 
     def state(self) -> dict[str, Any]:
-        """Everything beside tensors that is needed to go on."""
+        """Everything needed to resume, except tensors."""
         return {
             "counters": {**asdict(self.counters), "seconds": self.counters.seconds + self.clock.seconds},
             "watch": self.watch.state(),
@@ -164,10 +164,10 @@ class Run:
         }
 
     def restore(self, loaded: checkpoint.Loaded) -> None:
-        """Go on from a verified checkpoint.
+        """Resume from a verified checkpoint.
 
         Raises:
-            CheckpointError: if it does not hold what this run needs.
+            CheckpointError: if it does not contain what this run needs.
         """
         tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": self.model.state_dict()}
         resume.check_fit(loaded, self.state(), tensors | ({"ema": self.ema.average} if self.ema else {}))
@@ -189,7 +189,7 @@ class Run:
         self.last = state["last"]
         self.numerics.load(state["numerics"])
         if state["micro_batch"] is not None:
-            # Memory ran out with more; the plan may name less by now.
+            # Memory ran out with a larger micro-batch; the plan may have a smaller one by now.
             self.step.micro_batch = min(state["micro_batch"], self.step.micro_batch or state["micro_batch"])
 
     def time_left(self) -> float:
@@ -209,14 +209,14 @@ def assemble(
     signals: Signals,
     clock: PhaseTimer,
 ) -> Run:
-    """Put a run together and apply the plan to it."""
+    """Assemble a run and apply the plan to it."""
     device = torch.device(f"cuda:{os.environ.get(NUMBER, 0)}" if hardware.gpu else "cpu")
     ranks = joined(device)
     torch_setup.begin(job, hardware, device)
     model = network.module.to(device)
     identity = resume.identity(hardware, dataset)
     identical_ranks.check(ranks, job, dataset, model, identity["data"])
-    # Code of the user's own may draw first weights from what no seed of ours reaches.
+    # User code may initialize weights from random numbers that our seed does not control.
     ranks.lead([*model.parameters(), *model.buffers()])
     if device.type == "cpu":
         strided_convolution.rewrite(model)
@@ -224,7 +224,7 @@ def assemble(
     made = optimizer.build(job.train.optimizer, model)
     goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights, dataset.loss)
     batches = Batches(dataset.train, job.train.batch, job.train.seed)
-    if not (dataset.mixable and mixes(job)):  # what is mixed must be whole
+    if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
         batches.part = ranks.part
     total = batches.per_epoch * job.train.epochs
     run = Run(
@@ -252,7 +252,7 @@ def assemble(
     for optimization in optimizations.every():
         value = plan.value(optimization.name)
         if value != optimization.off:
-            # The plan's values, to what an optimization may use of a run: here mypy holds Run against AssembledRun.
+            # Here mypy checks that Run fits AssembledRun, the interface for optimizations.
             optimization.apply(run, value)
     run.identity = identity | {"processes": str(ranks.count), "threads": str(torch.get_num_threads())}
     run.step.ranks = ranks
@@ -265,7 +265,7 @@ def assemble(
 
 
 def workload(dataset: Dataset, model: nn.Module) -> Workload:
-    """What the model and the data turned out to be."""
+    """Properties of model and data that decisions depend on."""
     kinds: dict[str, int] = {}
     for module in model.modules():
         if not list(module.children()) or "Attention" in type(module).__name__:

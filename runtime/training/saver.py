@@ -1,7 +1,7 @@
-"""Saving: when a run is saved, in the background where memory allows a copy, and what follows if a disk is full.
+"""Decides when to save, writes in the background if memory allows a copy, and handles a full disk.
 
-A save that fails while the run goes on is an event; it is tried again until there is room. A save that fails when the
-run ends is the run's end: StorageError, exit 7.
+A failed save during the run is recorded as an event and tried again. A failed save at the end of the run ends it with a
+StorageError, exit 7.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from runtime.training.nonfinite import NotFinite, not_finite
 from runtime.training.run import Run
 
 SHARE = 0.02
-"""Largest share of the training time that saving may take before the interval is stretched."""
+"""Largest share of the training time for saving; beyond it the interval is stretched."""
 RETRY_AFTER = 10.0
 """Seconds before a failed save is tried again."""
 ROOM = 1.5
-"""How many times the size of a copy must be free before one is made."""
+"""Free memory that a copy requires, as a multiple of its size."""
 
 
 @dataclass(frozen=True)
 class PendingCheckpoint:
-    """A checkpoint that is still to be written."""
+    """A checkpoint that is yet to be written."""
 
     name: str
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
     state: Mapping[str, Any]
     best: int | None
-    """Step of the best evaluation so far, whose weights must stay."""
+    """Step of the best evaluation so far, whose weights must be kept."""
     trouble: str | None
-    """Why the rows up to this step are not on disk: a checkpoint without them could not be resumed from."""
+    """Why metrics up to this step are not on disk; a checkpoint without them could not be resumed from."""
 
 
 class Saver:
@@ -70,7 +70,7 @@ class Saver:
         return time.monotonic() - self.last >= max(self.every, self.cost / SHARE)
 
     def check(self) -> None:
-        """Look at all weights and buffers.
+        """Check all weights and buffers.
 
         Raises:
             NotFinite: if one of them is not finite.
@@ -80,7 +80,7 @@ class Saver:
             raise NotFinite(f"not finite: {', '.join(wrong[:5])}")
 
     def periodic(self) -> None:
-        """Save while the run goes on; in the background if there is room for a copy.
+        """Save during the run; in the background if memory allows a copy.
 
         Raises:
             NotFinite: if a weight is not finite; nothing is written then.
@@ -96,7 +96,7 @@ class Saver:
             self.cost, self.last = time.monotonic() - start, time.monotonic()
 
     def best(self, notes: Mapping[str, Any]) -> None:
-        """Save the weights of an evaluation that was the best so far."""
+        """Save the weights of the best evaluation so far."""
         with self.run.clock.phase("checkpoint"), self.run.signals.held():
             self.wait()
             self.unsaved_best = None
@@ -117,13 +117,15 @@ class Saver:
             return self._write(snapshot)
 
     def foresee(self) -> None:
-        """Tell at once if the disk has no room for all that the run will keep; an event, for others may free some."""
+        """Report early if the disk has no space for all that the run will save; only an event, since space may be
+        freed.
+        """
         run, keep = self.run, self.run.job.checkpoint.keep
         weights = _bytes(run.model.state_dict()) + (_bytes(run.ema.average) if run.ema else 0)
         whole = weights + moments(run.job.train.optimizer) * sum(
             p.numel() * p.element_size() for p in run.step.parameters
         )
-        # While one is written, the last ones are still there; the best one and model/ hold weights alone.
+        # While a checkpoint is written, the last ones still exist; the best one and model/ contain weights only.
         need = (keep + 1) * whole + 2 * weights
         there = sum(path.stat().st_size for path in run.checkpoints.glob("*/*.*"))
         free = shutil.disk_usage(run.folder).free
@@ -168,13 +170,13 @@ class Saver:
         self.thread.start()
 
     def wait(self) -> None:
-        """Until the save in the background is done."""
+        """Wait until the save in the background is done."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
 
     def _try(self, snapshot: PendingCheckpoint) -> None:
-        """Write, or note the failure and keep what must not be lost."""
+        """Write a checkpoint; on failure, record it and keep the weights of a best evaluation for another try."""
         try:
             if self.unsaved_best is not None:
                 self._write(self.unsaved_best)
@@ -205,7 +207,7 @@ class Saver:
 
 
 def moments(spec: Adam | Sgd) -> int:
-    """Numbers that the optimizer keeps for each weight."""
+    """Values that the optimizer stores for each weight."""
     if isinstance(spec, Sgd):
         return int(spec.momentum > 0)
     return 3 if spec.amsgrad else 2
@@ -216,7 +218,7 @@ def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def _copied(snapshot: PendingCheckpoint) -> PendingCheckpoint:
-    """The snapshot with tensors of its own, so that training may go on."""
+    """The checkpoint with copies of the tensors, so that training can continue."""
     tensors = {
         group: {name: value.detach().to("cpu", copy=True) for name, value in values.items()}
         for group, values in snapshot.tensors.items()
@@ -225,7 +227,7 @@ def _copied(snapshot: PendingCheckpoint) -> PendingCheckpoint:
 
 
 class NonSavingRank(Saver):
-    """The saver of a process that does not lead: rank 0 saves for all of them."""
+    """The saver of all processes but rank 0, which saves for all."""
 
     def due(self, *, epoch_ended: bool = False) -> bool:
         """Never."""

@@ -1,4 +1,4 @@
-"""Learning rates as pure functions of the step: nothing to save, nothing that can drift on resume."""
+"""Learning rate schedules as pure functions of the step: no state to save or restore."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def schedule(spec: Spec, steps: int, per_epoch: int) -> Schedule:
     Args:
         spec: from the job.
         steps: optimizer steps of the whole run.
-        per_epoch: optimizer steps of one epoch.
+        per_epoch: optimizer steps per epoch.
     """
     match spec:
         case OneCycle():
@@ -33,7 +33,7 @@ def schedule(spec: Spec, steps: int, per_epoch: int) -> Schedule:
         case StepDown():
             return lambda step: spec.factor ** (step // (per_epoch * spec.epochs))
         case Plateau() | Constant():
-            # A plateau's drops depend on metrics; the loop multiplies them on top (`Watch.drops`).
+            # The drops of a plateau schedule depend on metrics; the run multiplies by `BestMetric.factor`.
             return lambda step: 1.0
 
 
@@ -49,7 +49,7 @@ def _warm(step: int, steps: int, warmup: float, rest: Callable[[float], float]) 
 
 
 def _one_cycle(step: int, steps: int, warmup: float) -> float:
-    """Cosine up from 1/25 and cosine down to 1/10,000 of the top (Smith & Topin 2018)."""
+    """Cosine from 1/25 up to the peak, then cosine down to 1/10,000 of it (Smith & Topin 2018)."""
     climb = max(1.0, warmup * steps) if warmup else 0.0
     if step < climb:
         return 1 - (1 - ONE_CYCLE_START) * _cosine(step / climb)

@@ -1,6 +1,6 @@
-"""Step: one optimizer step on one batch, the part of the loop that optimizations replace.
+"""One optimizer step on one batch, the part of the training that optimizations change.
 
-Plain, it computes in fp32 on the whole batch. `precision` puts autocast and a scaler around it, `channels_last` a
+By default it computes in fp32 on the whole batch. `precision` adds autocast and gradient scaling, `channels_last` a
 memory format, `compile` a compiled forward pass, `micro_batch` a split; the code below stays the same.
 """
 
@@ -26,16 +26,16 @@ from runtime.training.losses import Objective
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave."""
+    """The result of a step."""
 
     loss: float
     grad_norm: float
     finite: bool
-    """False if loss or gradient were not finite; the weights are then as they were."""
+    """False if loss or gradient norm were not finite; the weights are then unchanged."""
 
 
 def outcome_of(loss: Tensor, norm: Tensor) -> StepResult:
-    """What a step gave, read in one go: the only time in a step that the host waits for the GPU."""
+    """Read the result in a single transfer, the only synchronization with the GPU in a step."""
     values = torch.stack([loss.double(), norm.double()]).tolist()
     return StepResult(values[0], values[1], math.isfinite(values[0]) and math.isfinite(values[1]))
 
@@ -48,7 +48,7 @@ class Step:
         optimizer: over its trainable parameters.
         objective: the loss.
         clip_norm: largest gradient norm; None for no clipping.
-        device: where all of it lives.
+        device: of the network and the batches.
     """
 
     def __init__(
@@ -63,37 +63,38 @@ class Step:
         self.clip_norm, self.device = clip_norm, device
         self.micro_batch: int | None = None
         self.cut: Callable[[Batch, int], Iterable[Batch]] = Batch.split
-        """How a batch is cut into parts of at most so many samples."""
+        """Splits a batch into micro-batches of at most so many samples."""
         self.memory_format = torch.contiguous_format
-        """Of images on their way into the network, however they were read: kernels round by layout."""
+        """Of images before the forward pass, however they were read: rounding depends on the memory format."""
         self.dtype: torch.dtype | None = None
         self.scaler = Scaler()
         self.plain: Callable[..., Any] = model
-        """What is computed of the network: all of it, or what is left behind a part whose outputs are kept."""
+        """What is computed of the network: all of it, or what follows a prefix whose outputs are cached."""
         self.forward: Callable[..., Any] = model
         self.compile_error: str | None = None
         self.graphs = False
-        """Whether compiled kernels are recorded and replayed."""
+        """Whether compiled kernels are recorded as CUDA graphs and replayed."""
         self.ranks = ALONE
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.buffers = Buffers(model)
         self.tell: Callable[[str], None] = print
         self.uncompiled: Callable[[str], None] = print
-        """Where it is told, once, that compiling failed."""
+        """Reports, once, that compilation failed."""
         self.released: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        """Around what may be broken off by a signal: compiling takes longer than anyone waits."""
+        """Context in which a signal may interrupt: compilation takes longer than a user would wait."""
 
     def __call__(self, batch: Batch, seed: int) -> StepResult:
-        """One step, all of it or nothing; `seed` starts this step's dropout.
+        """Train one step, completely or not at all; `seed` seeds this step's dropout.
 
-        If memory runs out, the same batch is tried again in parts of half the size, from the same buffers and draws.
+        If memory runs out, the batch is tried again in micro-batches of half the size, with the same buffers and random
+        numbers.
 
         Raises:
-            SpecError: if the network has a buffer in another shape than before training.
-            OutOfMemory: if one sample at a time is too much.
-            HalfUpdated: if it was the update that ran out; parts are half the size from now on.
+            SpecError: if a buffer of the network has another shape than before training.
+            OutOfMemory: if a single sample is too much.
+            HalfUpdated: if memory ran out in the update; micro-batches have half the size from now on.
         """
-        # A forward pass changes BatchNorm's statistics even if the step comes to nothing.
+        # A forward pass changes BatchNorm's statistics even if the step fails.
         self.buffers.remember()
         over = self._denominators(batch)
         while True:
@@ -118,7 +119,9 @@ class Step:
     def _tried(
         self, batch: Batch, over: dict[str, Tensor], seed: int
     ) -> tuple[tuple[Tensor, list[Tensor]] | None, BaseException | None]:
-        """The loss of this process's part and its gradients, ready to be added up; or what has broken it off."""
+        """The loss and packed gradients of this process's shard, ready to be summed over processes; or what interrupted
+        it.
+        """
         self._seed(seed)
         try:
             with self.released():
@@ -132,25 +135,25 @@ class Step:
             return None, error.with_traceback(None)
 
     def _seed(self, seed: int) -> None:
-        """Start this step's draws; `torch.manual_seed` does it for devices that are not there, with a stack trace each."""
+        """Seed the generators; `torch.manual_seed` would seed those of absent devices too, with a stack trace each."""
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)
 
     def _denominators(self, batch: Batch) -> dict[str, Tensor]:
-        """What the whole batch weighs, in all processes together."""
+        """Sums of weights for the whole batch, over all processes."""
         own = self.objective.denominators(batch.targets)
         return dict(zip(own, self.ranks.total(list(own.values())), strict=True))
 
     def _together(self, loss: Tensor, packed: list[Tensor]) -> Tensor:
-        """The loss of all processes' parts; the parameters then have their gradient."""
+        """Sum loss and gradients over all processes; the parameters then have their gradients."""
         self.ranks.gradients(self.parameters, packed)
         self.ranks.lead(self.buffers.now())
         return self.ranks.total([loss])[0]
 
     def _gradients(self, batch: Batch, over: dict[str, Tensor]) -> Tensor:
-        """The loss of this process's part of the batch; its gradients are left on the parameters."""
+        """The loss of this process's shard of the batch; gradients are accumulated on the parameters."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         with self._casts_kept():
             for part in self.parts(batch):
@@ -160,7 +163,7 @@ class Step:
         return loss
 
     def parts(self, batch: Batch) -> Iterable[Batch]:
-        """The parts of a batch that go through the network one after another."""
+        """The micro-batches of a batch."""
         return self.cut(batch, self.micro_batch or len(batch))
 
     def _update(self, loss: Tensor) -> StepResult:
@@ -187,7 +190,7 @@ class Step:
         self.tell(f"memory ran out with {tried} samples at a time; going on with {self.micro_batch}, same batch size")
 
     def outputs(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
-        """The network's outputs under this step's precision and memory format."""
+        """The network's outputs, with this step's precision and memory format."""
         with self._cast():
             result: Tensor | Mapping[str, Tensor] = self.forward(*self.laid_out(inputs))
         return result
@@ -197,7 +200,9 @@ class Step:
 
     @contextlib.contextmanager
     def _casts_kept(self) -> Iterator[None]:
-        """The outermost autocast keeps the weights it has cast: here for all parts, and off but for the forward pass."""
+        """Keep the outermost autocast's cache of cast weights for all micro-batches, and turn autocast off outside of
+        the forward pass.
+        """
         several = self.micro_batch is not None or self.cut is not Batch.split
         if self.dtype is None or not several or not torch_compat.casts_keep_gradients():
             yield
@@ -210,14 +215,14 @@ class Step:
         return tuple(x.contiguous(memory_format=self.memory_format) if x.ndim == 4 else x for x in inputs)
 
     def autocast(self, dtype: torch.dtype, scaler: Scaler | None = None) -> None:
-        """Compute the forward pass in a shorter format, and scale its gradients."""
+        """Run the forward pass under autocast, and scale its gradients if a scaler is given."""
         self.dtype, self.scaler = dtype, scaler or Scaler()
 
     def fall_back(self) -> None:
-        """Compute in fp32 from now on, and scale nothing."""
+        """Compute in fp32 without scaling from now on."""
         self.dtype, self.scaler.fallen = None, True
 
     def compile(self, *, graphs: bool = False) -> None:
-        """Compile the forward pass; if the compiler fails, go on without, loudly and once."""
+        """Compile the forward pass; if the compiler fails, report it once and continue without."""
         self.graphs = graphs
         self.forward = compiled_forward.forward(self, graphs=graphs)

@@ -1,4 +1,4 @@
-"""Fresh: torch's settings of the whole process as a run begins with them, whatever an earlier one has left."""
+"""Sets torch's process-wide settings for a run, whatever an earlier run in the process has left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.system import torch_settings
 
 
 def begin(job: Job, hardware: Hardware, device: torch.device) -> None:
-    """What the job asks of torch, and for the rest what a run begins with; optimizations change it afterwards."""
+    """Apply the job's settings, and defaults for the rest; optimizations may change them afterwards."""
     torch_settings.reset()
     torch.set_deterministic_debug_mode("warn" if job.train.deterministic else "default")
     if hardware.gpu and job.limits.gpu_memory is not None:

@@ -1,12 +1,12 @@
-"""Checkpoints without pickle: safetensors and JSON, a manifest with SHA-256 written last.
+"""Checkpoints without pickle: safetensors and JSON, with a manifest of SHA-256 digests that is written last.
 
     checkpoints/
       step-120/   model.safetensors optimizer.safetensors [ema.safetensors] state.json MANIFEST.json
       best-96/    the weights of the best evaluation
 
-A checkpoint is written into a temporary folder, every file synced, the manifest last, then the folder renamed and its
-parent synced; older ones are removed only then. One that does not match its manifest is never loaded. What is replaced
-steps aside (`.old-step-120`) until the new one is there; after a kill in between it comes back.
+A checkpoint is written to a temporary folder: every file is fsynced, the manifest last, then the folder is renamed and
+its parent fsynced; only then are older ones removed. A checkpoint that does not match its manifest is never loaded. A
+folder that is to be replaced is first renamed (`.old-step-120`); after a kill in between it is renamed back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMAT = 1
 MANIFEST = "MANIFEST.json"
 OLD = ".old-"
 MOST_BYTES = 1 << 20
-"""A manifest is a few hundred bytes long; what is longer is none."""
+"""A manifest takes a few hundred bytes; a longer file is not a manifest."""
 
 Tensors = Mapping[str, Tensor]
 
@@ -47,7 +47,7 @@ class Loaded:
 
 
 def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping[str, Any]) -> Path:
-    """Write the checkpoint `folder/name`, all of it or nothing.
+    """Write the checkpoint `folder/name` atomically.
 
     Raises:
         StorageError: if it cannot be written; nothing is left behind.
@@ -59,7 +59,7 @@ def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping
         beside.mkdir()
         for stem, group in tensors.items():
             safetensors_file.write(beside / f"{stem}.safetensors", group)
-        # Not write_json: infinity must come back as what it was.
+        # Not write_json, which would not keep infinity.
         write_text(beside / "state.json", json.dumps(state, indent=1) + "\n")
         parts = sorted(beside.iterdir())
         files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in parts}
@@ -73,7 +73,7 @@ def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping
 
 
 def _put(beside: Path, final: Path) -> None:
-    """Rename a whole folder to its name; one that has the name is kept until then."""
+    """Rename a finished folder to its final name; an existing folder of that name is kept until then."""
     old = final.with_name(OLD + final.name)
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():
@@ -89,7 +89,7 @@ def _put(beside: Path, final: Path) -> None:
 
 
 def recover(folder: Path) -> None:
-    """After a kill: bring back what was about to be replaced, and remove what was not finished.
+    """Clean up after a kill: restore a folder that was being replaced, and remove unfinished ones.
 
     Raises:
         StorageError: if that is not possible.
@@ -125,7 +125,11 @@ def verify(path: Path) -> str | None:
 
 
 def _listed(path: Path) -> dict[str, dict[str, Any]]:
-    """The files that a manifest lists; ValueError says what is wrong with it. Names that lead elsewhere are refused."""
+    """The files listed in a manifest; refuses paths outside of the folder.
+
+    Raises:
+        ValueError: with what is wrong with the manifest.
+    """
     file = path / MANIFEST
     manifest = read_json(file) if file.is_file() and file.stat().st_size <= MOST_BYTES else None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
@@ -144,7 +148,7 @@ def _listed(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def load(path: Path) -> Loaded:
-    """Read one checkpoint.
+    """Read a checkpoint.
 
     Raises:
         CheckpointError: if it does not match its manifest.
@@ -159,7 +163,7 @@ def load(path: Path) -> Loaded:
                 return Loaded(path, tensors, state)
             wrong = "it cannot be read: state.json holds no state"
         except (OSError, ValueError) as error:
-            # The manifest only proves that files are as they were written.
+            # The manifest only proves that the files are as they were written.
             wrong = f"it cannot be read: {error}"
     raise CheckpointError(
         f"checkpoint {path}: {wrong}",
@@ -169,10 +173,10 @@ def load(path: Path) -> Loaded:
 
 
 def latest(folder: Path) -> tuple[Loaded | None, list[str]]:
-    """The newest checkpoint that verifies, and one line for each that was passed over. The folder must be ours.
+    """The newest checkpoint that verifies, and a line for each that was skipped. Writes to the folder.
 
     Raises:
-        CheckpointError: if there are checkpoints and none verifies: never a silent start from zero.
+        CheckpointError: if there are checkpoints and none verifies; a run never restarts silently from zero.
     """
     recover(folder)
     passed: list[str] = []
@@ -202,13 +206,13 @@ def number(path: Path) -> int:
 
 
 def prune(folder: Path, keep: int, best: int | None, newest: int | None = None) -> None:
-    """Remove what is no longer needed: all but the last `keep`, and every best that none of them names.
+    """Remove checkpoints: all steps except the last `keep`, and every best one that those do not refer to.
 
     Args:
         folder: of the checkpoints.
-        keep: how many stay, one at least.
+        keep: how many stay, at least one.
         best: step of the best evaluation.
-        newest: the step that was just written. What is beyond was damaged when the run went back, and does not count.
+        newest: the step that was just written. Higher steps were damaged when the run went back, and do not count.
 
     Raises:
         StorageError: if something cannot be removed.
@@ -233,7 +237,7 @@ def _best_of(path: Path) -> int | None:
     try:
         best = parse_json((path / "state.json").read_text(encoding="utf-8"))["watch"]["best"]
         return best["step"] if best["best"] is not None else None
-    except (OSError, ValueError, LookupError, TypeError):  # damaged: it names none
+    except (OSError, ValueError, LookupError, TypeError):  # damaged: it refers to none
         return None
 
 
@@ -255,7 +259,7 @@ def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) 
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
-    """Put state back by parameter name.
+    """Load optimizer state by parameter name.
 
     Raises:
         CheckpointError: if a name is unknown.
@@ -272,7 +276,7 @@ def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ten
         parameter = parameters[name]
         place = parameter.device if key != "step" or optimizer.param_groups[0].get("fused") else torch.device("cpu")
         value = value.to(place)
-        # Moments take the memory format of their parameter, which fused kernels require.
+        # Moments take the memory format of their parameter, as fused kernels require.
         same = value.shape == parameter.shape and value.ndim > 0
         optimizer.state[parameter][key] = (
             torch.empty_like(parameter, dtype=value.dtype).copy_(value) if same else value.clone()

@@ -1,4 +1,4 @@
-"""Chosen: the weights that a run ends with: those of its best evaluation, or the next best that can be read."""
+"""Selects the final weights of a run: those of its best evaluation, or the next best that can be read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.training.run import Run
 
 @dataclass(frozen=True)
 class FinalWeights:
-    """A checkpoint, and the evaluation that it was judged by."""
+    """A checkpoint, and the evaluation that selected it."""
 
     loaded: Loaded
     metric: str
@@ -27,16 +27,16 @@ class FinalWeights:
     confusion: dict[str, Any] = field(default_factory=dict)
 
     def words(self) -> str:
-        """What they are, for a person."""
+        """A description of the weights for messages."""
         if self.value is None:
             return f"the weights of the last step, {self.step}"
         return f"best {self.metric} {self.value:.4f} after epoch {self.epoch}"
 
 
 def weights(run: Run) -> FinalWeights:
-    """The weights of the best evaluation; else of an older one that was the best in its time, else of the last step.
+    """Load the weights of the best evaluation; else of an earlier best one, else of the last step.
 
-    An event tells if they are not those of the best.
+    An event is recorded if they are not those of the best evaluation.
 
     Raises:
         CheckpointError: if no checkpoint of the run can be read.
@@ -62,7 +62,7 @@ def weights(run: Run) -> FinalWeights:
 
 
 def _candidates(run: Run) -> Iterator[Path]:
-    """What may be used, the best first."""
+    """Checkpoints that may be used, best first."""
     best = run.watch.best
     if best.best is not None:
         first = run.checkpoints / f"best-{best.step}"

@@ -1,4 +1,4 @@
-"""Resume: whether a checkpoint fits the run that is to go on from it, and what has changed around it since."""
+"""Checks whether a checkpoint fits the run that resumes from it, and what has changed in the environment since."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMISE = "killed at any moment, the same command goes on with the same bits: sa
 
 
 def identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
-    """What the bits of a run depend on beside its spec and plan."""
+    """Everything beside spec and plan that the exact bits of a run depend on."""
     return {
         "image": hardware.image or "none",
         "cpu": hardware.cpu.model + (f", kept back by {hardware.cpu.capped}" if hardware.cpu.capped else ""),
@@ -30,7 +30,7 @@ def identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
 
 
 def _fingerprint(split: Split) -> str:
-    """Size and targets of a split; its size alone where targets come only by reading every sample."""
+    """Digest of a split's size and targets; of its size only, if targets require reading every sample."""
     digest = hashlib.sha256()
     for name, values in {} if isinstance(split, JointTargets) else split.targets.items():
         digest.update(name.encode() + values.detach().cpu().contiguous().numpy().tobytes())
@@ -38,10 +38,10 @@ def _fingerprint(split: Split) -> str:
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """One line for everything that has changed around a run since its checkpoint.
+    """One line for everything that has changed since the checkpoint.
 
     Raises:
-        CheckpointError: if it is the data.
+        CheckpointError: if the data has changed.
     """
     if before["data"] != now["data"]:
         raise CheckpointError(
@@ -57,18 +57,18 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def check_fit(loaded: checkpoint.Loaded, state: Mapping[str, Any], tensors: Mapping[str, checkpoint.Tensors]) -> None:
-    """Look whether a checkpoint holds what a run needs, no less and no more.
+    """Check that a checkpoint has exactly what a run needs.
 
     Args:
         loaded: the checkpoint.
-        state: the state of the run, as it is before anything is loaded.
-        tensors: likewise its tensors, all but the optimizer's.
+        state: the state of the run before anything is loaded.
+        tensors: its tensors, without the optimizer's.
 
     Raises:
-        CheckpointError: naming what is missing, unknown or of another kind.
+        CheckpointError: naming what is missing, unknown or of another type.
     """
     scaler = loaded.state.get("scaler")
-    # After a crash a run goes on without fp16, and so without its scaler.
+    # After a collapse of fp16 a run continues in fp32, and so without the scaler's state.
     free = {"last": loaded.state.get("last")} | ({} if scaler and state["scaler"] else {"scaler": scaler})
     wrong = _unlike(loaded.state, {**state, **free}, "")
     wrong += [f"{stem}.safetensors" for stem in {*tensors, "optimizer"} ^ set(loaded.tensors)]
@@ -90,7 +90,7 @@ def check_fit(loaded: checkpoint.Loaded, state: Mapping[str, Any], tensors: Mapp
 
 
 def _unlike(found: Any, wanted: Any, place: str) -> list[str]:
-    """Where two trees of plain data differ in keys or kinds; None stands for any kind."""
+    """Where two trees of plain values differ in keys or types; None matches any type."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         places = {key: f"{place}.{key}".lstrip(".") for key in found.keys() | wanted.keys()}
         wrong = [places[key] for key in found.keys() ^ wanted.keys()]

@@ -1,4 +1,4 @@
-"""Tally: losses and scores of all heads over some samples, added batch by batch."""
+"""Accumulates losses and scores of all heads, batch by batch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from runtime.training.losses import HeadLoss, Objective
 
 
 class MetricAccumulator:
-    """What an evaluation counts.
+    """The counts of an evaluation.
 
     Args:
         heads: the outputs by name.
-        objective: the loss; None where there is none to compare with.
+        objective: the loss; None if there are no targets for it.
     """
 
     def __init__(self, heads: Mapping[str, Head], objective: Objective | None) -> None:
@@ -32,7 +32,7 @@ class MetricAccumulator:
     def add(self, outputs: Tensor | Mapping[str, Tensor], targets: Targets, ids: Ids | None = None) -> None:
         """Add a batch: outputs (N, outputs) by head or for the single head, and the targets of the same samples.
 
-        With the numbers of the samples, `ids`, the worst mistakes are kept too.
+        With the sample ids, `ids`, the worst mistakes are collected, too.
         """
         for name in self.heads:
             raw = (outputs[name] if isinstance(outputs, Mapping) else outputs).float()
@@ -43,7 +43,7 @@ class MetricAccumulator:
                 self.sums[name] += _loss_sums(self.objective.losses[name], raw, targets[name])
 
     def add_up(self, total: Callable[[Sequence[Tensor]], list[Tensor]], place: tuple[int, int] = (0, 1)) -> None:
-        """Make the counts those of all processes that count together; `place` is (i, n) for the i-th of n."""
+        """Sum the counts over all processes; `place` is (i, n) for the i-th of n."""
         own = [*self.sums.values(), *(count for score in self.scores.values() for count in score.counts())]
         tables = [worst.table(*place) for worst in self.worst.values()]
         summed = total([*own, *tables])
@@ -53,7 +53,7 @@ class MetricAccumulator:
             worst.read(table)
 
     def metrics(self, over: str = "validation/") -> dict[str, float]:
-        """Every metric by its name: `validation/accuracy`, with several heads `validation/<head>/accuracy`."""
+        """All metrics by name: `validation/accuracy`, with several heads `validation/<head>/accuracy`."""
         found: dict[str, float] = {}
         total = 0.0
         for name, head in self.heads.items():
@@ -66,7 +66,7 @@ class MetricAccumulator:
         return whole | found
 
     def confusion(self) -> dict[str, Any]:
-        """By head with classes that exclude each other: the classes, the counts (truth by row), the worst mistakes."""
+        """By head with exclusive classes: the classes, the confusion matrix (truth by row), the worst mistakes."""
         return {
             name: {
                 "classes": list(self.heads[name].classes),

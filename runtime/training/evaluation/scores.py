@@ -1,6 +1,6 @@
-"""Scores of an evaluation, from one confusion matrix or one set of sums: nothing is kept per sample.
+"""Scores of an evaluation, from a confusion matrix or from sums; nothing is kept per sample.
 
-Written here because importing torchmetrics costs 1.5 s at every start; the tests compare with it.
+Not taken from torchmetrics because importing it takes 1.5 s at every start; the tests compare with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ClassScores:
         self.matrix += torch.bincount(flat, minlength=self.classes**2).view(self.classes, self.classes)
 
     def counts(self) -> list[Tensor]:
-        """What is counted; counts of different samples add up."""
+        """The counts; those of different samples can be added."""
         return [self.matrix]
 
     def compute(self) -> dict[str, float]:
@@ -37,7 +37,7 @@ class ClassScores:
 
 
 class LabelScores:
-    """Exact-match accuracy and macro F1 for samples with several labels, threshold one half."""
+    """Exact-match accuracy and macro F1 for multi-label targets, with a threshold of 0.5."""
 
     def __init__(self, head: Head) -> None:
         self.marks = torch.zeros(3, len(head.classes), dtype=torch.float64)
@@ -51,7 +51,7 @@ class LabelScores:
         self.total += len(guess)
 
     def counts(self) -> list[Tensor]:
-        """What is counted; counts of different samples add up."""
+        """The counts; those of different samples can be added."""
         return [self.marks, self.exact, self.total]
 
     def compute(self) -> dict[str, float]:
@@ -74,7 +74,7 @@ class NumberScores:
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: both (N, columns), scaled.
 
-        Sums stay scaled: squares of numbers far from 0 would leave no digits for how they differ.
+        Sums use scaled values: squares of numbers far from 0 would lose the digits in which they differ.
         """
         truth = targets.cpu().double()
         error = outputs.cpu().double() - truth
@@ -82,7 +82,7 @@ class NumberScores:
         self.total += len(truth)
 
     def counts(self) -> list[Tensor]:
-        """What is counted; counts of different samples add up."""
+        """The counts; those of different samples can be added."""
         return [self.sums, self.total]
 
     def compute(self) -> dict[str, float]:
@@ -98,13 +98,13 @@ class NumberScores:
 
 
 class NoScores:
-    """For targets that only a loss of the person's own understands."""
+    """For targets that only the user's loss can interpret."""
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Nothing to add."""
 
     def counts(self) -> list[Tensor]:
-        """What is counted; counts of different samples add up."""
+        """The counts; there are none."""
         return []
 
     def compute(self) -> dict[str, float]:
@@ -116,7 +116,7 @@ Scores = ClassScores | LabelScores | NumberScores | NoScores
 
 
 def scores(head: Head) -> Scores:
-    """The scores that fit a head."""
+    """The scores for a head's kind of output."""
     if not head.outputs:
         return NoScores()
     if not head.classes:

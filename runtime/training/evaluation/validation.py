@@ -15,31 +15,31 @@ from runtime.training.run import Run
 
 
 def evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
-    """Evaluate the run's network (its average, if it keeps one) on the validation data.
+    """Evaluate the run's network (its EMA, if there is one) on the validation data.
 
     Returns:
         The metrics by name, and per head with classes the confusion matrix (truth by row).
     """
     weights = run.ema.swapped_in(run.model) if run.ema else contextlib.nullcontext()
     run.model.eval()
-    # Broken in the middle of a swap, the network would be neither. Evaluating changes nothing of it, whatever it does.
+    # A signal must not interrupt the swap of the averaged weights. Buffers are restored, whatever the network does.
     with run.signals.held(), weights, run.step.buffers.unchanged():
         tally = _counted(run)
     with torch.inference_mode():
         tally.add_up(run.ranks.total, (run.ranks.number, run.ranks.count))
     found = tally.metrics()
-    # What follows from them must follow in all processes.
+    # All processes use rank 0's numbers, so that all make the same decisions.
     return dict(zip(found, run.ranks.leaders(list(found.values())), strict=True)), tally.confusion()
 
 
 def usual_size(run: Run) -> int:
-    """How many samples are evaluated at a time where the batch is not split: no activations are kept."""
+    """Samples per evaluation batch if training batches are not split; larger, since no activations are saved."""
     usual = run.job.train.batch
     return max(usual, min(256, 4 * usual))
 
 
 def _counted(run: Run) -> MetricAccumulator:
-    """What this process counts in its part of the samples, once all have counted theirs."""
+    """The counts of all processes, after each has evaluated its shard of the samples."""
     try:
         with run.signals.released():
             tally, trouble = _fitting(run), None
@@ -51,7 +51,7 @@ def _counted(run: Run) -> MetricAccumulator:
 
 
 def _fitting(run: Run) -> MetricAccumulator:
-    """Evaluate; if memory runs out, all of it again with half as many samples at a time."""
+    """Evaluate; if memory runs out, start over with half as many samples per batch."""
     size = run.step.micro_batch or usual_size(run)
     while True:
         try:

@@ -1,7 +1,7 @@
-"""Mistakes: the samples that the network was most sure of and wrong about, found by the evaluation itself.
+"""Collects the worst mistakes of an evaluation: samples with the most confident wrong predictions.
 
-An evaluation keeps their numbers; when the run ends, those of the best one are written out with a name, and for images
-a small picture, so that the report needs no data.
+An evaluation keeps their ids. At the end of the run, those of the best evaluation are written with a name and, for
+images, a small picture, so that the report needs no data.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 FILE = "mistakes.json"
 MOST = 12
-"""Mistakes of one head."""
+"""Mistakes per head."""
 SIDE = 96
 """Pixels of the longer side of a picture."""
 
 
 class WorstMistakes:
-    """The surest wrong answers of one head with classes that exclude each other."""
+    """The most confident wrong predictions of one head with exclusive classes."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[float, int, int, int]] = []
-        """Probability given to the wrong class, sample, truth, answer; the surest first."""
+        """Probability of the predicted class, sample id, true class, predicted class; most confident first."""
 
     def update(self, ids: Ids, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: outputs (N, classes), targets (N,) or probabilities (N, classes), samples `ids` (N,)."""
@@ -47,18 +47,20 @@ class WorstMistakes:
         self._sort()
 
     def _sort(self) -> None:
-        # The number breaks ties, so that the size of the batches changes nothing.
+        # Ties are broken by sample id, so that the batch size does not matter.
         self.rows = sorted(self.rows, key=lambda row: (-row[0], row[1]))[:MOST]
 
     def table(self, number: int, count: int) -> Tensor:
-        """The rows as one of `count` parts, (count, MOST, 5) float64, the rest zero: a sum over all processes has all."""
+        """The rows as one of `count` slices, (count, MOST, 5) float64, zero elsewhere; the sum over all processes has
+        all rows.
+        """
         made = torch.zeros(count, MOST, 5, dtype=torch.float64)
         for place, row in enumerate(self.rows):
             made[number, place] = torch.tensor([1.0, *row], dtype=torch.float64)
         return made
 
     def read(self, table: Tensor) -> None:
-        """Take the rows of such a sum."""
+        """Read the rows from such a sum."""
         rows = [row for row in table.flatten(0, 1).tolist() if row[0]]
         self.rows = [(row[1], int(row[2]), int(row[3]), int(row[4])) for row in rows]
         self._sort()
@@ -72,7 +74,7 @@ class WorstMistakes:
 
 
 def write(run: Run, confusion: Mapping[str, Any]) -> None:
-    """Write the mistakes of an evaluation; what cannot be shown is an event and ends nothing."""
+    """Write the mistakes of an evaluation; a mistake that cannot be shown is only recorded as an event."""
     try:
         found = {
             head: [_shown(run, one["classes"], row) for row in one.get("mistakes", [])]
@@ -80,7 +82,7 @@ def write(run: Run, confusion: Mapping[str, Any]) -> None:
         }
         write_json(run.folder / FILE, found)
     except Exception as error:
-        # The run is done and its model is written; this is only a part of its report.
+        # The run is done and its model is written; only a part of the report is missing.
         run.events.add("report", f"the worst mistakes are not shown: {error}", run.counters.step)
 
 

@@ -1,7 +1,7 @@
-"""Efficiency: what a training computed in a second, beside what this machine computes in one large matrix product.
+"""Efficiency: FLOP/s of the training, relative to those of one large matrix product on this machine.
 
-Counted are matrix products, convolutions and attention, as torch counts them: three times a forward pass, once for it and
-twice for the backward pass. Recurrent layers that a library computes in one piece are not counted.
+Matrix products, convolutions and attention are counted with torch's FLOP counter: three times a forward pass, once for
+forward and twice for backward. Recurrent layers in a single library call are not counted.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SIDE = 1024
 TIMES = 5
 SAMPLES = 64
 SHORT = 20.0
-"""Seconds of a run that tells too little to measure anything beside it."""
+"""Seconds; shorter runs are not representative enough to be compared."""
 
 
 def measured(run: Run) -> dict[str, float] | None:
-    """Operations of a sample in training, and operations a second of the product in the run's precision.
+    """FLOPs per training sample, and FLOP/s of the product in the run's precision.
 
-    None where they would mean little: if a part of the network is frozen or kept, nothing is counted, or the run was
-    too short.
+    None if they would mean little: part of the network is frozen or cached, no FLOPs were counted, or the run was too
+    short.
     """
     if run.frozen or run.replaced is not None or run.clock.seconds < SHORT:
         return None
@@ -34,13 +34,13 @@ def measured(run: Run) -> dict[str, float] | None:
         operations = 3 * _forward(run)
         return {"operations": operations, "product": product(run.device, run.step.dtype)} if operations else None
     except Exception as error:
-        # The run is done and its model is written; this is only a line of its report.
+        # The run is done and its model is written; only a line of the report is missing.
         run.events.add("report", f"the efficiency is not known: {error}", run.counters.step)
         return None
 
 
 def _forward(run: Run) -> float:
-    """Operations of a sample in a forward pass, the mean of a few."""
+    """FLOPs per sample of a forward pass, averaged over a few."""
     batch = next(iter(in_order(run.dataset.validation, min(SAMPLES, run.job.train.batch))))
     run.model.eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -49,11 +49,11 @@ def _forward(run: Run) -> float:
 
 
 def product(device: torch.device, dtype: torch.dtype | None) -> float:
-    """Operations a second of a large matrix product, the best of a few."""
+    """FLOP/s of a large matrix product, the best of a few."""
     left, right = (torch.randn(SIDE, SIDE, device=device).to(dtype or torch.float32) for _ in range(2))
     best = float("inf")
     for _ in range(TIMES + 1):
         start = time.perf_counter()
-        (left @ right)[0, 0].item()  # waits for a GPU, too
+        (left @ right)[0, 0].item()  # also waits for a GPU
         best = min(best, time.perf_counter() - start)
     return 2 * SIDE**3 / best

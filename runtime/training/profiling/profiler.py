@@ -1,6 +1,6 @@
-"""Tracer: a few warm steps under torch.profiler: the dearest operators, and a trace to look at in Perfetto.
+"""Profiles a few warm steps with torch.profiler: the most expensive operators, and a trace for Perfetto.
 
-It watches; what is computed, and so every bit of the run, stays as it is.
+Profiling changes nothing in the computation, so the run stays bit-identical.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 
 TRACE, OPERATORS = "trace.json.gz", "operators.json"
 WARM = 10
-"""Steps before: the first ones load kernels, fill caches and compile."""
+"""Steps before profiling: the first ones load kernels, fill caches and compile."""
 STEPS = 5
-"""Steps that are traced."""
+"""Steps that are profiled."""
 SHOWN = 20
-"""Operators that are kept."""
+"""Operators that are recorded."""
 
 
 class Profiler:
     """Counts steps, and profiles some of them.
 
     Args:
-        run: whose folder the files go to.
+        run: its folder gets the files.
     """
 
     def __init__(self, run: Run) -> None:
         self.run, self.seen, self.start = run, 0, 0.0
         self.profile: Any = None
-        # A run of fewer steps is traced from its second one on.
+        # A short run is profiled from its second step on.
         self.warm = min(WARM, max(1, run.total_steps - run.counters.step - STEPS))
 
     def step(self) -> None:
-        """After every step."""
+        """Call after every step."""
         self.seen += 1
         if self.seen == self.warm:
             self._begin()
@@ -53,7 +53,7 @@ class Profiler:
         self.start = time.perf_counter()
 
     def close(self) -> None:
-        """End the trace, if it runs, and write what it saw; what cannot be written is an event and ends nothing."""
+        """Stop profiling, if it is active, and write the results; a failure is only recorded as an event."""
         if self.profile is None:
             return
         seconds = time.perf_counter() - self.start
@@ -74,7 +74,7 @@ class Profiler:
 
 
 def _operators(profile: Any, steps: int, seconds: float, device: str) -> dict[str, Any]:
-    """The dearest operators: time in them alone, on the device that computes, in seconds over all traced steps."""
+    """The most expensive operators by self time on the computing device, in seconds over all profiled steps."""
     own = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     rows = [
         {"name": row.key, "seconds": getattr(row, own) / 1e6, "calls": row.count}

@@ -1,6 +1,6 @@
-"""Stopwatch: what of a training on a CPU is forward, backward, update and compiling.
+"""Splits the step time of a training on a CPU into forward, backward, update and compilation.
 
-A GPU computes after the call has returned, so there the phase `train` stays whole.
+On a GPU calls return before the computation ends, so there the phase `train` is not split.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 from runtime.training.run import Run
 
 PARTS = ("forward", "train", "optimizer", "compile")
-"""The phases of a step. What is neither forward nor update stays `train`: backward, loss, preparing, records."""
+"""The phases of a step. `train` holds all that is not listed: backward, loss, preprocessing, records."""
 
 
 def install(run: Run) -> None:
-    """Let the clock of a run tell the parts of its steps apart."""
+    """Make the timer of a run split the time of its steps."""
     if run.device.type != "cpu":
         return
     timed = _Timed(run)
@@ -24,7 +24,7 @@ def install(run: Run) -> None:
 
 
 class _Timed:
-    """Functions that count as a phase of their own while training; an evaluation stays one phase."""
+    """Wraps functions as a phase of their own during training; an evaluation stays one phase."""
 
     def __init__(self, run: Run) -> None:
         self.clock = run.clock
@@ -42,6 +42,6 @@ class _Timed:
         return call
 
     def _name(self, name: str) -> str:
-        """The first forward pass compiles."""
+        """The phase to count; the first forward pass counts as compilation."""
         first, self.compiles = self.compiles and name == "forward", self.compiles and name != "forward"
         return "compile" if first else name
