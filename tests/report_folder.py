@@ -94,7 +94,7 @@ def result(classes: list[str]) -> dict[str, Any]:
         "memory_limit": 4 * 2**30,
         "parameters": 94_538,
         "trainable": 94_538,
-        "stopped_because": "all 12 epochs are done",
+        "stopped_because": "all 12 epochs trained",
         "phases": {"import": 2.1, "data": 0.4, "train": 35.2, "evaluate": 2.9, "checkpoint": 0.6},
     }
 
@@ -103,7 +103,7 @@ def seen(plan: plans.Plan) -> dict[str, Any]:
     found: dict[str, Any] = {
         d.name: {"asked": d.value, "seen": d.value, "same": True, "cause": None} for d in plan.decisions
     }
-    found["allocator"] |= {"asked": "tcmalloc", "seen": "malloc", "same": False, "cause": "LD_PRELOAD was dropped"}
+    found["allocator"] |= {"asked": "tcmalloc", "seen": "malloc", "same": False, "cause": "LD_PRELOAD was removed"}
     return found | {"libraries": {"torch": "2.13.0+cpu", "oneDNN": "3.11.2", "libiomp5": "openmp 20240515, 2 threads"}}
 
 

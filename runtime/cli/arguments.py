@@ -14,7 +14,9 @@ Add = Callable[[str, str], argparse.ArgumentParser]
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; `command` is the name of what was asked for."""
-    whole = argparse.ArgumentParser(prog="drivetrain", description="Fits a training job to the machine it lands on.")
+    whole = argparse.ArgumentParser(
+        prog="drivetrain", description="Trains a PyTorch job with settings chosen for this machine."
+    )
     whole.add_argument("--version", action="version", version=f"drivetrain {VERSION}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
@@ -24,94 +26,127 @@ def parser() -> argparse.ArgumentParser:
         return made
 
     def with_job(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        made.add_argument("job", type=Path, help="job spec in YAML")
-        made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a value")
+        made.add_argument("job", type=Path, help="YAML file of the job")
+        made.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="override one value of the job, e.g. train.epochs=3; repeatable",
+        )
         return made
 
-    with_job(add("validate", "check a job spec; no torch, no network"))
-    made = add("facts", "what this container may use, host beside allowed")
-    made.add_argument("--json", action="store_true", help="as JSON, the input of plan --hardware")
-    made = with_job(add("plan", "every decision with its reason"))
-    made.add_argument("--hardware", type=Path, metavar="FILE", help="decide for a recorded machine")
-    made.add_argument("--plain", action="store_true", help="everything off")
-    made.add_argument("--all", action="store_true", help="also the decisions that do not apply to this machine and job")
-    made.add_argument("--json", action="store_true", help="as JSON, the input of train --plan")
-    made = with_job(add("train", "train, or resume an unfinished run"))
-    made.add_argument("--plain", action="store_true", help="everything off: the honest baseline")
-    made.add_argument("--plan", type=Path, metavar="FILE", help="replay a stored plan")
-    made.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go")
-    made.add_argument("--new", action="store_true", help="start a new run, whatever is unfinished")
-    made.add_argument("--trace", action="store_true", help="profile a few steps: operators and a trace for Perfetto")
-    made = with_job(add("launch", "host side: train in a container under the job's limits"))
-    made.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="which kind of image")
-    made.add_argument("--plain", action="store_true", help="everything off: the honest baseline")
-    made.add_argument("--new", action="store_true", help="start a new run, whatever is unfinished")
-    made.add_argument("--trace", action="store_true", help="profile a few steps: operators and a trace for Perfetto")
-    made.add_argument("--network", action="store_true", help="a network for own code that needs one")
-    made = with_job(add("find-lr", "learning-rate range test: a picture and a suggested rate"))
-    made.add_argument("--output", type=Path, metavar="DIR", help="where they go; runs/find-lr-<name> if absent")
-    made.add_argument("--lowest", type=float, default=1e-6, help="first learning rate (1e-6)")
-    made.add_argument("--highest", type=float, default=10.0, help="last learning rate (10)")
-    made.add_argument("--steps", type=int, default=100, help="mini-batches (100)")
-    made = with_job(add("memory", "memory at the peak by micro-batch, predicted and measured: a table and a picture"))
-    made.add_argument("--output", type=Path, metavar="DIR", help="where they go; runs/memory-<name> if absent")
-    made = with_job(add("bench", "the ladder: plain, then each optimization in turn, all, all without each"))
-    made.add_argument("--against", action="append", default=[], metavar="KEY=VALUE", help="a variant of the job, last")
-    made.add_argument("--output", type=Path, metavar="DIR", help="where the files go; runs/bench-<name> if absent")
-    made.add_argument("--rounds", type=int, default=8, help="pairs of blocks of each comparison (8)")
+    with_job(add("validate", "check a job file for mistakes; needs neither torch nor network"))
+    made = add("facts", "show this machine's hardware and how much of it this process may use")
+    made.add_argument("--json", action="store_true", help="print JSON, which `plan --hardware` reads")
+    made = with_job(add("plan", "show the settings chosen for this machine and job, with reasons"))
+    made.add_argument(
+        "--hardware", type=Path, metavar="FILE", help="plan for another machine: the output of `facts --json` there"
+    )
+    made.add_argument("--plain", action="store_true", help="turn all optimizations off")
+    made.add_argument("--all", action="store_true", help="include settings that do not apply to this machine and job")
+    made.add_argument("--json", action="store_true", help="print JSON, which `train --plan` reads")
+    made = with_job(add("train", "train a job, or resume its unfinished run"))
+    made.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
+    made.add_argument(
+        "--plan", type=Path, metavar="FILE", help="use the settings of a stored plan instead of choosing them"
+    )
+    made.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="parent of the run folders (default: runs)"
+    )
+    made.add_argument("--new", action="store_true", help="start a new run, even if an earlier one is unfinished")
+    made.add_argument(
+        "--trace", action="store_true", help="profile a few steps: slowest operators, and a trace for Perfetto"
+    )
+    made = with_job(add("launch", "train in a Docker container with the job's resource limits; run it on the host"))
+    made.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="use a CPU or a GPU image (default: cpu)")
+    made.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
+    made.add_argument("--new", action="store_true", help="start a new run, even if an earlier one is unfinished")
+    made.add_argument(
+        "--trace", action="store_true", help="profile a few steps: slowest operators, and a trace for Perfetto"
+    )
+    made.add_argument("--network", action="store_true", help="give the container network access, for your own code")
+    made = with_job(add("find-lr", "run a learning-rate range test: plot the loss and suggest a rate"))
+    made.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/find-lr-<name>)")
+    made.add_argument("--lowest", type=float, default=1e-6, help="first learning rate (default: 1e-6)")
+    made.add_argument("--highest", type=float, default=10.0, help="last learning rate (default: 10)")
+    made.add_argument("--steps", type=int, default=100, help="number of mini-batches (default: 100)")
+    made = with_job(add("memory", "predict and measure peak memory for each micro-batch size"))
+    made.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/memory-<name>)")
+    made = with_job(add("bench", "measure the speedup of each optimization: alone, together, and left out"))
+    made.add_argument(
+        "--against", action="append", default=[], metavar="KEY=VALUE", help="also compare with a variant of the job"
+    )
+    made.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/bench-<name>)")
+    made.add_argument("--rounds", type=int, default=8, help="number of paired measurements per comparison (default: 8)")
     made.add_argument("--json", action="store_true", help="print JSON instead of a table")
     _add_look(add)
     _add_use(add)
     _add_data(add)
-    add("schema", "JSON schema of the job spec")
+    add("schema", "print the JSON schema of the job file")
     return whole
 
 
 def _add_look(add: Add) -> None:
     """The commands that show runs and the machine."""
-    made = add("watch", "follow a run, or look at one that has ended, from its folder alone")
-    made.add_argument("run", type=named_run.parse, nargs="?", help="run folder, or its name; the newest if absent")
-    made = add("report", "write the report of a run anew")
-    made.add_argument("run", type=named_run.parse, help="run folder, or its name below runs/")
-    made = add("compare", "specs, plans and results of runs side by side, with their curves")
-    made.add_argument("runs", type=named_run.parse, nargs="+", metavar="RUN", help="two run folders or more")
-    made.add_argument("--output", type=Path, metavar="DIR", help="where the files go; compare-... beside the first run")
+    made = add("watch", "show the live progress of a run, or the last state of a finished one")
+    made.add_argument("run", type=named_run.parse, nargs="?", help="run folder or its name (default: the newest run)")
+    made = add("report", "write the report of a run again")
+    made.add_argument("run", type=named_run.parse, help="run folder, or its name in runs/")
+    made = add("compare", "compare runs side by side: job files, plans, results and curves")
+    made.add_argument("runs", type=named_run.parse, nargs="+", metavar="RUN", help="two or more run folders")
+    made.add_argument(
+        "--output", type=Path, metavar="DIR", help="output folder (default: compare-... next to the first run)"
+    )
     made.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    made = add("doctor", "what is wrong on this machine, with the command that mends it")
-    made.add_argument("--json", action="store_true", help="as JSON")
+    made = add("doctor", "check this machine for problems and show the command that fixes each")
+    made.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_use(add: Add) -> None:
     """The commands that use a trained model."""
-    run = "run folder, its name below runs/, or a model folder copied elsewhere"
-    code = "run the Python code that lies in a model folder outside of its run; read it first"
-    made = add("evaluate", "metrics and confusion matrix on validation data or on new labelled data")
+    run = "run folder, its name in runs/, or a copied model folder"
+    code = "allow a copied model folder to run the Python code inside it; read that code first"
+    made = add("evaluate", "compute metrics and the confusion matrix on validation or new labeled data")
     made.add_argument("run", type=named_run.parse, help=run)
     made.add_argument(
-        "--data", type=Path, metavar="PATH", help="new labelled data instead of the run's validation data"
+        "--data", type=Path, metavar="PATH", help="labeled data to use instead of the run's validation data"
     )
-    made.add_argument("--output", type=Path, metavar="DIR", help="where the files go; evaluation/ in the run if absent")
+    made.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: evaluation/ in the run)")
     made.add_argument("--run-code", action="store_true", help=code)
-    made = add("predict", "a trained model's answers for new samples")
+    made = add("predict", "predict new samples with a trained model")
     made.add_argument("run", type=named_run.parse, help=run)
-    made.add_argument("inputs", type=Path, nargs="+", metavar="INPUT", help="files or folders, as the task reads them")
-    made.add_argument("--format", choices=("csv", "jsonl"), default="csv", help="one row or one line for each sample")
-    made.add_argument("--output", type=Path, metavar="FILE", help="stdout if absent")
-    made.add_argument("--probabilities", action="store_true", help="the probability of every class")
+    made.add_argument(
+        "inputs",
+        type=Path,
+        nargs="+",
+        metavar="INPUT",
+        help="input files or folders, in the format of the training data",
+    )
+    made.add_argument(
+        "--format",
+        choices=("csv", "jsonl"),
+        default="csv",
+        help="output format: one CSV row or JSON line per sample (default: csv)",
+    )
+    made.add_argument("--output", type=Path, metavar="FILE", help="output file (default: standard output)")
+    made.add_argument("--probabilities", action="store_true", help="include the probability of every class")
     made.add_argument("--run-code", action="store_true", help=code)
-    made = add("export", "a trained model as ONNX, checked against the original")
+    made = add("export", "export a trained model to ONNX and check it against the original")
     made.add_argument("run", type=named_run.parse, help=run)
-    made.add_argument("--output", type=Path, metavar="FILE", help="model.onnx in the run if absent")
-    made.add_argument("--data", type=Path, metavar="PATH", help="samples for the check instead of made-up ones")
+    made.add_argument("--output", type=Path, metavar="FILE", help="output file (default: model.onnx in the run)")
+    made.add_argument("--data", type=Path, metavar="PATH", help="samples for the check (default: random inputs)")
     made.add_argument("--run-code", action="store_true", help=code)
 
 
 def _add_data(add: Add) -> None:
     """The commands that make data and weights ready."""
-    made = add("sample", "write learnable sample data, the input of the example jobs")
-    made.add_argument("kind", choices=("images", "texts", "series", "table"), help="what to make")
+    made = add("sample", "write the generated data that the example jobs train on")
+    made.add_argument("kind", choices=("images", "texts", "series", "table"), help="kind of data")
     made.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
-    made.add_argument("--size", type=int, default=1200, help="images, texts, or rows (1200)")
-    made.add_argument("--seed", type=int, default=0, help="the same seed gives the same data (0)")
-    made = add("convert", "a pickle checkpoint to safetensors, read apart without network")
-    made.add_argument("file", type=Path, metavar="FILE", help="pytorch_model.bin, best_model.bin, *.pt")
+    made.add_argument("--size", type=int, default=1200, help="number of images, texts or rows (default: 1200)")
+    made.add_argument("--seed", type=int, default=0, help="random seed; the same seed gives the same data (default: 0)")
+    made = add("convert", "convert a pickle checkpoint to safetensors, in an isolated process")
+    made.add_argument(
+        "file", type=Path, metavar="FILE", help="checkpoint file: pytorch_model.bin, best_model.bin, *.pt"
+    )

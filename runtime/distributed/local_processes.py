@@ -130,7 +130,7 @@ def wait(leader: subprocess.Popen[bytes], others: Sequence[subprocess.Popen[byte
         told = PeerError(
             f"a process that trains with this one was lost (exit {lost[0].returncode})",
             "all processes of a run",
-            "run the same command again: it goes on from its last checkpoint; "
+            "run the same command again; it resumes from the last checkpoint; "
             "ranks/*/log.txt in the run folder says more",
         )
         print(told, file=sys.stderr, flush=True)

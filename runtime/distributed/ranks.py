@@ -155,7 +155,7 @@ class Ranks:
             raise PeerError(
                 f"process {self.number + 1} of {self.count} has lost another one: {str(error)[:120]}",
                 "all processes of a run",
-                "run the same command again: it goes on from its last checkpoint",
+                "run the same command again; it resumes from the last checkpoint",
             ) from None
 
 

@@ -43,7 +43,7 @@ def _chosen(hardware: Hardware, wanted: Wanted) -> tuple[tuple[Gpu, ...], str | 
     if wanted == "none":
         return (), f"limits.gpus: none, so {_named(here)} stays unused" if here else None
     if not here:
-        return (), "limits.gpus: all asked for, this machine has none" if wanted == "all" else None
+        return (), "limits.gpus: all requested, but this machine has no GPU" if wanted == "all" else None
     if hardware.image == "cpu":
         return (), f"this is the CPU image, so {_named(here)} stays unused; `make train-gpu` would use it"
     best = max(here, key=lambda gpu: (gpu.free >= CONTEXT, gpu.capability, gpu.memory, -gpu.index))
@@ -126,7 +126,7 @@ def refuse_full(gpu: Gpu) -> None:
     """
     if gpu.free < CONTEXT:
         raise DeviceError(
-            f"{_named((gpu,))} has {format_bytes(gpu.free)} of {format_bytes(gpu.memory)} left",
+            f"{_named((gpu,))} has {format_bytes(gpu.free)} of {format_bytes(gpu.memory)} free",
             f"at least {format_bytes(CONTEXT)}, which CUDA itself takes, and room for the training",
             "nvidia-smi lists who holds the rest: end that, or name another GPU with limits.gpus",
         )

@@ -21,16 +21,16 @@ Values = Literal["tcmalloc", "off"]
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """tcmalloc on a CPU, if it is installed."""
     if hardware.gpu is not None:
-        return Choice(OFF, "tensors live on the GPU, which has an allocator of its own")
+        return Choice(OFF, "training runs on the GPU, which has its own allocator")
     if hardware.libraries.tcmalloc:
-        return Choice("tcmalloc", "installed; large tensors are reused without page faults")
+        return Choice("tcmalloc", "installed; it reuses large buffers without page faults")
     return Choice(OFF, "tcmalloc is not installed (Debian: libtcmalloc-minimal4)")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """If the library is not installed."""
     if value != OFF and not hardware.libraries.tcmalloc:
-        return "no libtcmalloc was found on this machine"
+        return "libtcmalloc is not installed on this machine"
     return None
 
 

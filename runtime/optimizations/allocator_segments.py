@@ -26,7 +26,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
-    return Choice(True, "batches of different sizes leave no holes in the GPU's memory")
+    return Choice(True, "avoids GPU memory fragmentation when batch sizes differ")
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
@@ -37,7 +37,7 @@ def lacks(job: Job, hardware: Hardware) -> str | None:
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """On a CPU: it is a setting of CUDA's allocator."""
     if value and hardware.gpu is None:
-        return "there is no GPU, whose allocator this sets"
+        return "it configures the GPU allocator, and there is no GPU"
     return None
 
 

@@ -29,19 +29,18 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Deterministic kernels if the job is deterministic; the memory-efficient one on chips without flash attention."""
     gpu = hardware.gpu
     if not _attends(workload):
-        return Choice("auto", "no attention layer")
+        return Choice("auto", "the network has no attention layer")
     if gpu is None:
-        return Choice("auto", "on a CPU torch has one fused kernel, and takes it where it can")
+        return Choice("auto", "on a CPU torch has one fused kernel and uses it where possible")
     if gpu.capability >= (8, 0):
         if job.train.deterministic:
-            return Choice(
-                "flash", "flash where there is no mask, else plain arithmetic: other backward passes add in any order"
-            )
-        return Choice("auto", "flash, memory-efficient or cuDNN: torch picks by shape")
+            return Choice("flash", "flash without a mask, else math: the other backward kernels are not deterministic")
+        return Choice("auto", "torch picks flash, memory-efficient or cuDNN by shape")
     if job.train.deterministic:
-        return Choice("math", "flash starts at 8.0, and the memory-efficient backward pass adds in any order")
+        return Choice("math", "flash needs capability 8.0, and the memory-efficient backward pass is not deterministic")
     return Choice(
-        "efficient", "flash starts at 8.0; this one has kernels from 5.0 on and needs no square of the length"
+        "efficient",
+        "flash needs capability 8.0; memory-efficient attention works from 5.0, with memory linear in length",
     )
 
 
@@ -60,12 +59,12 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if value == OFF:
         return None
     if hardware.gpu is None:
-        return "on a CPU there is one kernel to choose from"
+        return "a CPU has only one attention kernel"
     if not _attends(workload):
-        return "the network has no attention layer, so the setting would do nothing"
+        return "the network has no attention layer, so the setting would have no effect"
     if value == "flash" and hardware.gpu.capability < (8, 0):
         chip = hardware.gpu
-        return f"{chip.name} has capability {chip.capability[0]}.{chip.capability[1]}; flash attention starts at 8.0"
+        return f"{chip.name} has capability {chip.capability[0]}.{chip.capability[1]}; flash attention needs 8.0"
     return None
 
 

@@ -20,17 +20,17 @@ Values = bool
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On for convolutions over images, except on GPUs without tensor cores."""
     if (workload is None and not job.task.startswith("image")) or (workload and not workload.has("Conv2d")):
-        return Choice(False, "no two-dimensional convolution")
+        return Choice(False, "the network has no 2D convolution")
     if hardware.gpu is not None and hardware.gpu.capability < (7, 0):
-        return Choice(False, "kernels of this chip prefer the plain layout")
+        return Choice(False, "convolution kernels of this GPU are faster in NCHW layout")
     kernels = "cuDNN" if hardware.gpu else "oneDNN"
-    return Choice(True, f"{kernels} convolves in this layout without reordering")
+    return Choice(True, f"{kernels} convolutions need no reordering in NHWC layout")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Without convolutions: only four-dimensional weights have this layout."""
     if value and workload is not None and not workload.has("Conv2d"):
-        return "the network has no two-dimensional convolution, so the setting would do nothing"
+        return "the network has no 2D convolution, so the setting would have no effect"
     return None
 
 

@@ -24,12 +24,15 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     if obstacle:
         return Choice(False, obstacle)
     if hardware.gpu is None:
-        return Choice(False, "on CPUs it gains 0.8x to 1.2x and costs up to a minute; by measurement or request")
+        return Choice(
+            False,
+            "on CPUs the speedup is 0.8x to 1.2x and compiling takes up to a minute; used only if measured faster or requested",
+        )
     if job.optimize.get("cuda_graphs") is True:
-        return Choice(True, "the job asks for cuda_graphs, a mode of it")
+        return Choice(True, "the job sets cuda_graphs, which needs compile")
     if hardware.gpu.capability < (8, 0):
-        return Choice(False, "Triton's matrix kernels start at 8.0; by measurement or request")
-    return Choice(True, "fused kernels on a GPU that Triton supports")
+        return Choice(False, "Triton's matrix kernels need capability 8.0; used only if measured faster or requested")
+    return Choice(True, "Triton can generate fused kernels for this GPU")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
@@ -39,16 +42,16 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if not value:
         return None
     if job.optimize.get("gradient_checkpointing") is True:
-        return "the job asks for gradient_checkpointing, whose blocks run outside of compiled code"
+        return "the job sets gradient_checkpointing, whose blocks cannot be compiled"
     if wanted(job, "unpadding", unpadding.choose(job, hardware, workload)) == unpadding.PACKED:
-        return "unpadding puts texts in rows, of another shape in every step; with compile: true it cuts them instead"
+        return "unpadding gives every step another input shape; set compile: true to split batches into chunks instead"
     gpu, storage = hardware.gpu, hardware.storage
     if gpu is not None and gpu.capability < (7, 0):
-        return f"{gpu.name} has capability {gpu.capability[0]}.{gpu.capability[1]}; the compiler starts at 7.0"
+        return f"{gpu.name} has capability {gpu.capability[0]}.{gpu.capability[1]}; torch.compile needs 7.0"
     if hardware.compiler is None:
-        return "no C++ compiler with Python's headers was found"
+        return "there is no C++ compiler with Python headers"
     if not storage.cache_writable:
-        return f"the compile cache {storage.cache} cannot be written"
+        return f"the compile cache {storage.cache} is not writable"
     if not storage.cache_exec:
         return f"the compile cache {storage.cache} is mounted noexec"
     return None

@@ -26,12 +26,14 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     cpu, threads = hardware.cpu, threads_of(hardware)
     together = local_processes.wanted(job, hardware)
     if together > 1:
-        return Choice(max(1, threads // together), f"{threads} shared by {together} processes")
+        return Choice(max(1, threads // together), f"the {threads} CPUs are shared by {together} processes")
     if threads < cpu.budget:
-        return Choice(threads, f"{cpu.budget} CPUs are hyperthreads of {cpu.cores} cores")
+        return Choice(threads, f"one thread per physical core: {cpu.cores} for {cpu.budget} logical CPUs")
     if cpu.quota is not None and cpu.quota < min(cpu.affinity, cpu.cpuset or cpu.affinity):
-        return Choice(threads, f"the quota of {cpu.quota:g} CPUs rounded down, at least 1; {cpu.host} on the host")
-    return Choice(threads, f"all {threads} CPUs that this process may run on")
+        return Choice(
+            threads, f"the CPU quota of {cpu.quota:g}, rounded down, at least 1; the host has {cpu.host} CPUs"
+        )
+    return Choice(threads, f"all {threads} CPUs available to this process")
 
 
 def threads_of(hardware: Hardware) -> int:
@@ -42,7 +44,7 @@ def threads_of(hardware: Hardware) -> int:
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """More threads than CPUs in the affinity mask."""
     if value != OFF and int(value) > hardware.cpu.affinity:
-        return f"this process may run on {hardware.cpu.affinity} CPUs"
+        return f"only {hardware.cpu.affinity} CPUs are available to this process"
     return None
 
 

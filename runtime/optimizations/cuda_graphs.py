@@ -24,7 +24,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Off: it takes memory for every batch size, and helps only if launches are the bottleneck, which a measurement
     shows.
     """
-    return Choice(OFF, refuse(job, hardware, workload, True) or "by measurement for small networks, or by request")
+    return Choice(
+        OFF, refuse(job, hardware, workload, True) or "used for small networks if measured faster, or if requested"
+    )
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
@@ -37,13 +39,13 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if not value:
         return None
     if hardware.gpu is None:
-        return "CUDA graphs are recorded on a GPU, and this job runs on a CPU"
+        return "CUDA graphs need a GPU; this job runs on a CPU"
     if job.optimize.get("compile") is False:
-        return "it is a mode of compile, which the job switches off"
+        return "it needs compile, which the job turns off"
     if obstacle := compile.refuse(job, hardware, workload, True):
-        return f"it is a mode of compile, which cannot be had: {obstacle}"
+        return f"it needs compile, which is not possible here: {obstacle}"
     if job.optimize.get("micro_batch", "auto") not in ("auto", "off"):
-        return "optimize.micro_batch adds up gradients, which a replayed graph would write over"
+        return "optimize.micro_batch accumulates gradients, which a replayed graph would overwrite"
     return None
 
 

@@ -24,8 +24,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     if obstacle:
         return Choice(False, obstacle)
     if hardware.gpu and not tensor_cores(hardware.gpu) and hardware.gpu.capability >= (7, 0):
-        return Choice(False, "on chips of the GTX 16 kind the race was seen to pick slow kernels")
-    return Choice(True, "all samples have one size, so each race is run once")
+        return Choice(False, "on GTX 16 GPUs cuDNN's benchmark has picked slow kernels")
+    return Choice(True, "all samples have one size, so the benchmark runs once per layer")
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
@@ -38,13 +38,13 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if not value:
         return None
     if hardware.gpu is None:
-        return "cuDNN runs on GPUs, and this job runs on a CPU"
+        return "cuDNN needs a GPU; this job runs on a CPU"
     if job.train.deterministic:
-        return "train.deterministic asks for the same bits each time, and who wins a race is up to chance"
+        return "train.deterministic needs the same kernels in every run, and benchmark results vary"
     if job.task.startswith(("text", "tabular")) if workload is None else not workload.has("Conv"):
-        return "there is no convolution"
+        return "the network has no convolution"
     if workload is not None and workload.ragged:
-        return "samples have different lengths, and every new one would be a race"
+        return "samples have different lengths, and every new length would be benchmarked again"
     return None
 
 

@@ -31,21 +31,21 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     if obstacle:
         return Choice(False, obstacle)
     if job.train.epochs < 2:
-        return Choice(False, "one epoch decodes nothing twice")
+        return Choice(False, "in a single epoch no image is decoded twice")
     if workload is None:
-        return Choice(True, "image files are decoded once, if their pixels fit")
+        return Choice(True, "decode each image file once, if the pixels fit into the cache")
     if feature_cache.choose(job, hardware, workload).value:
-        return Choice(False, "feature_cache asks for every image once")
+        return Choice(False, "feature_cache reads every image only once")
     taken = _bytes(workload)
     if taken > hardware.memory.available:
         return Choice(
             False,
-            f"{format_bytes(taken)} of pixels would come from the disk in every epoch: more than the free memory "
+            f"the pixels ({format_bytes(taken)}) would be read from disk in every epoch: they exceed the free memory "
             f"({format_bytes(hardware.memory.available)})",
         )
     return Choice(
         True,
-        f"{workload.samples:,} images decoded once, not in each of {job.train.epochs} epochs: "
+        f"{workload.samples:,} images are decoded once instead of in each of {job.train.epochs} epochs: "
         f"{format_bytes(taken)} in {hardware.storage.cache}",
     )
 
@@ -55,14 +55,14 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if not value:
         return None
     if not job.task.startswith("image"):
-        return "no images are decoded"
+        return "the job has no image files to decode"
     if workload is not None and workload.decoded:
-        return "the images are in memory already"
+        return "the images are already in memory"
     if not hardware.storage.cache_writable:
-        return f"the cache {hardware.storage.cache} cannot be written"
+        return f"the cache {hardware.storage.cache} is not writable"
     room = hardware.storage.cache_room
     if workload is not None and _bytes(workload) * SHARE > (room or 0):
-        return f"the pixels take {format_bytes(_bytes(workload))}, more than half of the room in the cache ({format_bytes(room)})"
+        return f"the pixels take {format_bytes(_bytes(workload))}, more than half of the cache space ({format_bytes(room)})"
     return None
 
 
@@ -84,7 +84,7 @@ def apply(run: AssembledRun, value: Value) -> None:
         run.dataset = keep_decoded(run.dataset, run.hardware.storage, SHARE)
         run.batches.split = run.dataset.train
     except StorageError as error:
-        run.events.add("decode_cache", f"images are decoded in every epoch: {error.given}")
+        run.events.add("decode_cache", f"the cache is not used, images are decoded in every epoch: {error.given}")
 
 
 def effective(run: AssembledRun) -> Value:

@@ -20,14 +20,14 @@ Values = bool
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On if the instruction set supports it."""
     if hardware.cpu.architecture in ("x86_64", "aarch64"):
-        return Choice(True, "costs nothing, and spares the slow path when values vanish")
-    return Choice(False, f"{hardware.cpu.architecture} has no such switch")
+        return Choice(True, "free, and avoids slow arithmetic on values below 1e-38")
+    return Choice(False, f"{hardware.cpu.architecture} cannot flush denormal numbers to zero")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """On CPUs other than x86_64 and aarch64."""
     if value and hardware.cpu.architecture not in ("x86_64", "aarch64"):
-        return f"{hardware.cpu.architecture} cannot flush denormal numbers"
+        return f"{hardware.cpu.architecture} cannot flush denormal numbers to zero"
     return None
 
 

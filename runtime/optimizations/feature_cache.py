@@ -39,18 +39,18 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(False, obstacle)
     epochs = job.train.epochs
     if epochs < 2:
-        return Choice(False, "one epoch computes nothing twice")
+        return Choice(False, "in a single epoch nothing is computed twice")
     if workload is None:
-        return Choice(True, "frozen parts are computed once, if they come first and their outputs fit")
+        return Choice(True, "compute frozen layers once, if they come first and their outputs fit")
     where = _place(job, hardware, workload.prefix_bytes)
     assert where is not None
     if workload.prefix_work < WORK[where]:
-        return Choice(False, f"{workload.prefix} are computed as fast as their outputs are read from {where}")
+        return Choice(False, f"computing {workload.prefix} is as fast as reading their outputs from {where}")
     return Choice(
         True,
-        f"{workload.prefix} computed once, not in each of {epochs} epochs: saves "
-        f"{workload.prefix_share:.0%} of a step's arithmetic, takes {format_bytes(workload.prefix_bytes)} "
-        f"{'of memory' if where == 'memory' else 'on the disk'}",
+        f"{workload.prefix} are computed once instead of in each of {epochs} epochs: saves "
+        f"{workload.prefix_share:.0%} of the computation per step, needs {format_bytes(workload.prefix_bytes)} "
+        f"{'of memory' if where == 'memory' else 'of disk space'}",
     )
 
 
@@ -65,14 +65,14 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return None
     frozen = _frozen(job)
     if frozen is None:
-        return "nothing of the network is frozen (model.freeze)"
+        return "no part of the network is frozen (model.freeze)"
     if frozen.train_mode:
-        return "model.freeze.train_mode keeps dropout and BatchNorm of frozen parts changing"
+        return "with model.freeze.train_mode the outputs of frozen layers change from step to step"
     augment = [name for name, asked in getattr(job.data, "augment", None) or () if asked]
     if augment:
-        return f"data.augment.{augment[0]} changes the inputs from epoch to epoch"
+        return f"data.augment.{augment[0]} changes the inputs in every epoch"
     if job.optimize.get("loader_workers", "auto") not in ("auto", 0):
-        return "optimize.loader_workers prepares inputs in other processes, and there are none to prepare"
+        return "optimize.loader_workers needs inputs to load, and cached features need none"
     return None if workload is None else _no_room(job, hardware, workload)
 
 
@@ -84,7 +84,7 @@ def _frozen(job: Job) -> Freeze | None:
 
 def _no_room(job: Job, hardware: Hardware, workload: Workload) -> str | None:
     if not workload.prefix:
-        return "no frozen part of this network can be computed apart, before everything that is trained"
+        return "this network has no frozen layers that all come before the trained ones"
     if _place(job, hardware, workload.prefix_bytes) is None:
         free, together = hardware.storage.runs_free, local_processes.wanted(job, hardware)
         each = f" in each of {together} processes" if together > 1 else ""

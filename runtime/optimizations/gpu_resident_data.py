@@ -37,9 +37,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     if obstacle:
         return Choice(False, obstacle)
     if workload is None:
-        return Choice(True, "if the samples fit into a quarter of the GPU memory that may be used")
+        return Choice(True, "used if the samples fit into a quarter of the available GPU memory")
     if job.train.epochs < 2 and not workload.decoded:
-        return Choice(False, "one epoch decodes nothing twice")
+        return Choice(False, "in a single epoch no image is decoded twice")
     if workload.activations:
         rest, room = (
             gradient_checkpointing.needed(job, workload) + taken(workload),
@@ -47,7 +47,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         )
         if rest > room:
             return Choice(
-                False, f"with the network that would be {format_bytes(rest)}, and {format_bytes(room)} may be used"
+                False,
+                f"samples and network together need {format_bytes(rest)}; {format_bytes(room)} of GPU memory is available",
             )
     assert hardware.gpu is not None
     return Choice(
@@ -67,20 +68,20 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if not value:
         return None
     if hardware.gpu is None:
-        return "there is no GPU, so samples are where they are used"
+        return "there is no GPU to keep the samples on"
     if job.task.startswith("text") if workload is None else workload.ragged:
-        return "samples have different lengths, and batches of them are put together on the host"
+        return "samples have different lengths, so batches are assembled on the host"
     if job.optimize.get("loader_workers", "auto") not in ("auto", 0):
         return "optimize.loader_workers prepares batches on the host"
     if workload is None:
         return None
     if job.task == "custom" and not workload.decoded:
-        return "a dataset of your own may draw something new each time it is asked"
+        return "your dataset may return random samples, so they cannot be stored"
     if feature_cache.choose(job, hardware, workload).value:
-        return "feature_cache puts what the frozen part gives in the place of the samples"
+        return "feature_cache replaces the samples by cached features"
     room = gpu_selection.room(hardware.gpu, job.limits.gpu_memory)
     if taken(workload) * SHARE > room:
-        return f"the samples take {format_bytes(taken(workload))}, more than a quarter of the {format_bytes(room)} that may be used"
+        return f"the samples take {format_bytes(taken(workload))}, more than a quarter of the {format_bytes(room)} of available GPU memory"
     return None
 
 
@@ -111,7 +112,7 @@ def apply(run: AssembledRun, value: Value) -> None:
         if not torch_errors.is_exhausted(error):
             raise
         run.dataset.kept.pop("resident", None)
-        run.events.add("gpu_resident_data", f"samples stay on the host: {str(error).splitlines()[0][:160]}")
+        run.events.add("gpu_resident_data", f"the samples stay in host memory: {str(error).splitlines()[0][:160]}")
         return
     run.batches.split = run.dataset.train
 

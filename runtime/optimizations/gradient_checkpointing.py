@@ -28,18 +28,18 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Off, since it takes time, unless a single sample does not fit without it."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle or workload is None or not workload.activations:
-        return Choice(OFF, obstacle or "it costs time, and is needed only where memory is short")
+        return Choice(OFF, obstacle or "it costs time and is only needed when memory is short")
     fixed, most = _fixed(job, workload), room(job, hardware)
     plain, saving = needed(job, workload), fixed + workload.recomputed
-    figures = f"{format_bytes(plain)} with one sample at a time, {format_bytes(most)} may be used"
+    figures = f"{format_bytes(plain)} with micro-batch 1, {format_bytes(most)} available"
     if plain <= most:
         return Choice(OFF, f"not needed: {figures}")
     if fixed > most:
         return Choice(
             OFF,
-            f"no help: weights, gradients and moments alone take {format_bytes(fixed)}, {format_bytes(most)} may be used",
+            f"it would not help: weights, gradients and optimizer state alone take {format_bytes(fixed)}, {format_bytes(most)} available",
         )
-    return Choice(True, f"{figures}; recomputed blocks take {format_bytes(saving)}")
+    return Choice(True, f"{figures}; recomputing activations reduces it to {format_bytes(saving)}")
 
 
 def doubtful(job: Job, hardware: Hardware, workload: Workload) -> bool:

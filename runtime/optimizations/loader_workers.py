@@ -30,19 +30,19 @@ UNKNOWN_BATCH = 10 << 20
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """None on a CPU, where workers compete with the computation; on a GPU the CPU budget less one."""
     if hardware.gpu is None:
-        return Choice(0, "on a CPU, workers take the CPUs that compute")
+        return Choice(0, "on a CPU, workers compete with training for the same cores")
     if workload is not None and gpu_resident_data.wanted(job, hardware, workload):
-        return Choice(0, "gpu_resident_data gathers batches on the GPU")
+        return Choice(0, "gpu_resident_data assembles batches on the GPU")
     if workload is not None and workload.decoded:
-        return Choice(0, "the data is in memory: a batch is one gather")
+        return Choice(0, "the data is in memory, so a batch is a single indexing operation")
     together = local_processes.wanted(job, hardware)
     workers = max(0, min(MOST, hardware.cpu.budget // together - 1))
     shm = hardware.storage.shm
     room = _room(job, shm, workload)
     if room < workers:
-        return Choice(room, f"as many as /dev/shm ({(shm or 0) >> 20} MiB) has room for")
+        return Choice(room, f"as many as fit into /dev/shm ({(shm or 0) >> 20} MiB)")
     shared = f", shared by {together} processes," if together > 1 else ""
-    return Choice(workers, f"the CPU budget of {hardware.cpu.budget}{shared} less the one that drives the GPU")
+    return Choice(workers, f"the {hardware.cpu.budget} available CPUs{shared} minus one for the training process")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
@@ -50,7 +50,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     shm = hardware.storage.shm
     room = _room(job, shm, workload)
     if int(value) > room:
-        return f"/dev/shm has {(shm or 0) >> 20} MiB, enough for the batches of {room} workers (set limits.shm)"
+        return f"/dev/shm has {(shm or 0) >> 20} MiB, enough for {room} workers (set limits.shm)"
     return None
 
 

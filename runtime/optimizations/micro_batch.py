@@ -26,7 +26,7 @@ def EFFECT(workload: Workload | None) -> Effect:
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """The whole batch; if the job says `auto`, the largest size that fits is searched before the first step."""
-    searched = ", if a search finds that it fits" if job.optimize.get("micro_batch") == "auto" else ""
+    searched = ", if the search finds that it fits" if job.optimize.get("micro_batch") == "auto" else ""
     whole = "the whole batch" if job.train.batch_size == "auto" else f"the whole batch of {job.train.batch}"
     return Choice(OFF, f"{whole} at once{searched}")
 
@@ -34,7 +34,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """A micro-batch larger than the batch."""
     if value != OFF and job.train.batch_size != "auto" and int(value) > job.train.batch:
-        return f"train.batch_size is {job.train.batch}, and a micro-batch is a part of it"
+        return f"train.batch_size is {job.train.batch}, and a micro-batch cannot be larger"
     return None
 
 

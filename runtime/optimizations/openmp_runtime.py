@@ -23,18 +23,22 @@ Values = Literal["iomp5", "libomp", "off"]
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Whichever of the two is installed."""
     if hardware.gpu is not None:
-        return Choice(OFF, "the GPU computes; torch's own libgomp is enough")
+        return Choice(OFF, "training runs on the GPU; torch's own libgomp is enough")
     if hardware.libraries.iomp5:
-        return Choice("iomp5", "libiomp5 is installed; KMP_BLOCKTIME=1 spares the quota, no pinning")
+        return Choice(
+            "iomp5", "libiomp5 is installed; KMP_BLOCKTIME=1 keeps waiting threads from using up the CPU quota"
+        )
     if hardware.libraries.libomp:
-        return Choice("libomp", "LLVM's libomp is installed; KMP_BLOCKTIME=1 spares the quota, no pinning")
-    return Choice(OFF, "neither libiomp5 nor libomp is installed (Debian: libomp5); torch brings libgomp")
+        return Choice(
+            "libomp", "LLVM's libomp is installed; KMP_BLOCKTIME=1 keeps waiting threads from using up the CPU quota"
+        )
+    return Choice(OFF, "neither libiomp5 nor libomp is installed (Debian: libomp5); torch uses its own libgomp")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """If the library is not installed."""
     if value != OFF and _path(hardware, value) is None:
-        return f"no {value} library was found on this machine"
+        return f"the {value} library is not installed on this machine"
     return None
 
 

@@ -28,7 +28,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
-    return Choice(True, "random bits for four elements at a time; same distribution, other draws")
+    return Choice(True, "generates random bits for four elements at a time; same distribution, other random numbers")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
@@ -36,11 +36,11 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if not value:
         return None
     if hardware.gpu is not None:
-        return "a GPU draws dropout's numbers side by side"
+        return "a GPU already generates dropout masks in parallel"
     if job.optimize.get("compile") is True:
-        return "a compiled network draws dropout as torch does (optimize.compile)"
+        return "compiled networks use torch's own dropout (optimize.compile)"
     if workload is not None and not {"Dropout", "DropoutFromBits"} & set(workload.layers):
-        return "no dropout layer"
+        return "the network has no dropout layer"
     return None
 
 

@@ -23,7 +23,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     if obstacle:
         return Choice(False, obstacle)
     if workload is not None and gpu_resident_data.wanted(job, hardware, workload):
-        return Choice(False, "gpu_resident_data copies nothing from the host")
+        return Choice(False, "with gpu_resident_data nothing is copied from the host")
     return Choice(True, "the next batch is copied while the GPU computes this one")
 
 
@@ -37,9 +37,9 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if not value:
         return None
     if hardware.gpu is None:
-        return "there is no GPU that batches are copied to"
+        return "there is no GPU to copy batches to"
     if workload is not None and feature_cache.choose(job, hardware, workload).value:
-        return "feature_cache computes what batches consist of, on the GPU"
+        return "with feature_cache batches are already on the GPU"
     return None
 
 

@@ -31,14 +31,14 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """bf16 from capability 8.0 on, fp16 on the first tensor cores, fp32 elsewhere and on CPUs."""
     gpu = hardware.gpu
     if gpu is None:
-        return Choice("fp32", "on CPUs shorter formats are often slower; only by measurement or request")
+        return Choice("fp32", "on CPUs lower precision is often slower; used only if measured faster or requested")
     chip = f"{gpu.name} ({gpu.capability[0]}.{gpu.capability[1]})"
     if gpu.capability >= (8, 0):
-        return Choice("bf16", f"{chip} has bf16 tensor cores; TF32 for what stays fp32")
+        return Choice("bf16", f"{chip} has bf16 tensor cores; TF32 for operations that stay in fp32")
     if tensor_cores(gpu):
-        return Choice("fp16", f"{chip} has fp16 tensor cores and no bf16; with gradient scaling")
+        return Choice("fp16", f"{chip} has fp16 but no bf16 tensor cores; with gradient scaling")
     if gpu.capability >= (7, 0):
-        return Choice("fp32", f"{chip} has no tensor cores, and fp16 on it gives NaN")
+        return Choice("fp32", f"{chip} has no tensor cores, and fp16 produces NaN on it")
     return Choice("fp32", f"{chip} has no tensor cores")
 
 
@@ -52,20 +52,20 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 def _refuse_cpu(hardware: Hardware, value: Value) -> str | None:
     flags = set(hardware.cpu.flags)
     if value == "tf32":
-        return "TF32 is a format of NVIDIA GPUs from capability 8.0 on; this job runs on a CPU"
+        return "TF32 needs an NVIDIA GPU of capability 8.0 or newer; this job runs on a CPU"
     wanted = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "fphp"}}[str(value)]
     if not flags & wanted:
         left = f" left under {hardware.cpu.capped}" if hardware.cpu.capped else ""
-        return f"this CPU has no {value} instructions{left} ({' or '.join(sorted(wanted))}); emulated it is many times slower"
+        return f"this CPU has no {value} instructions{left} ({' or '.join(sorted(wanted))}); emulation is many times slower"
     return None
 
 
 def _refuse_gpu(gpu: Gpu, value: Value) -> str | None:
     chip = f"{gpu.name} has capability {gpu.capability[0]}.{gpu.capability[1]}"
     if value in ("bf16", "tf32") and gpu.capability < (8, 0):
-        return f"{chip}; {value} starts at 8.0, below it torch only emulates it"
+        return f"{chip}; {value} needs 8.0, below that torch only emulates it"
     if value == "fp16" and gpu.capability >= (7, 0) and not tensor_cores(gpu):
-        return f"{gpu.name} has no tensor cores, and fp16 on it gives NaN"
+        return f"{gpu.name} has no tensor cores, and fp16 produces NaN on it"
     return None
 
 

@@ -33,22 +33,22 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice("fp32", obstacle)
     kept = feature_cache.choose(job, hardware, workload)
     if job.optimize.get("feature_cache", "auto") == "auto" and not kept.value:
-        return Choice("fp32", f"nothing is computed once and kept: {kept.reason}")
+        return Choice("fp32", f"feature_cache is not used: {kept.reason}")
     asked = job.optimize.get("precision", "auto")
     if asked not in ("auto", "bf16"):
         return Choice("fp32", f"optimize.precision is {asked}")
     unit = _unit(hardware)
     if unit is None:
-        return Choice("fp32", "without matrix units for bf16 it is often slower; by request")
+        return Choice("fp32", "without bf16 matrix units it is often slower; used only if requested")
     if workload is not None and workload.prefix_work * workload.prefix_bytes < ENOUGH:
-        return Choice("fp32", "computing the kept outputs once takes no time worth saving")
-    return Choice("bf16", f"{unit}; what is kept is computed once, without gradients")
+        return Choice("fp32", "computing the cached features once takes too little time to matter")
+    return Choice("bf16", f"{unit}; the cached features are computed once, without gradients")
 
 
 def _unit(hardware: Hardware) -> str | None:
     """The matrix unit for bf16 in words; None if there is none."""
     if hardware.gpu is None:
-        return "this CPU has matrix units for bf16 (AMX)" if "amx_bf16" in hardware.cpu.flags else None
+        return "this CPU has bf16 matrix units (AMX)" if "amx_bf16" in hardware.cpu.flags else None
     return f"{hardware.gpu.name} has bf16 tensor cores" if hardware.gpu.capability >= (8, 0) else None
 
 
@@ -65,7 +65,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     off = job.optimize.get("feature_cache") is False
     obstacle = "optimize.feature_cache is false" if off else feature_cache.refuse(job, hardware, workload, True)
     if obstacle:
-        return f"nothing is computed once and kept: {obstacle}"
+        return f"feature_cache is not used: {obstacle}"
     return precision.refuse(job, hardware, workload, value)
 
 

@@ -52,13 +52,15 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     if obstacle:
         return Choice(OFF, obstacle)
     if EFFECT(workload) is Effect.TRAINING:
-        return Choice(OFF, "BatchNorm would see other batches, which changes what is learned; by request")
+        return Choice(
+            OFF, "BatchNorm would see other batches, which changes the training result; used only if requested"
+        )
     if hardware.gpu is not None:
-        return Choice(OFF, "on a GPU more passes cost more than the padding that is left; by request")
+        return Choice(OFF, "on a GPU extra passes cost more than the padding they save; used only if requested")
     why = refuse(job, hardware, workload, PACKED) or _too_large(job, hardware, workload)
     if why:
-        return Choice(TOKENS, f"texts of like length together; not packed: {why}")
-    return Choice(PACKED, "the tokens of all texts in one row, without any padding between them")
+        return Choice(TOKENS, f"groups texts of similar length; not packed: {why}")
+    return Choice(PACKED, "all tokens of a batch go into one sequence without padding")
 
 
 def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
@@ -67,7 +69,9 @@ def _too_large(job: Job, hardware: Hardware, workload: Workload | None) -> str |
         return None
     need, left = ROW * workload.token_bytes, gradient_checkpointing.spare(job, hardware, workload)
     return (
-        f"a row takes up to {format_bytes(need)}, {format_bytes(max(0, left))} may be used" if need > left / 2 else None
+        f"one sequence needs up to {format_bytes(need)}, {format_bytes(max(0, left))} available"
+        if need > left / 2
+        else None
     )
 
 
@@ -81,18 +85,18 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
     if value == OFF:
         return None
     if not job.task.startswith("text") or (workload is not None and not workload.ragged):
-        return "samples have one size, so nothing is padded"
+        return "all samples have the same size, so there is no padding"
     if (
         workload is not None
         and workload.prefix
         and not workload.prefix_ragged
         and wanted(job, "feature_cache", feature_cache.choose(job, hardware, workload))
     ):
-        return "feature_cache leaves one vector of each text"
+        return "with feature_cache each text is a single vector"
     if value == PACKED and job.optimize.get("compile") is True:
-        return "the job asks for compile, and a row has another shape in every step"
+        return "the job sets compile, and packed sequences have another shape in every step"
     if value == PACKED and workload is not None and not workload.token_bytes:
-        return "in this encoder tokens have more to do with each other than attention"
+        return "this encoder mixes tokens in other layers than attention"
     return None
 
 

@@ -46,10 +46,10 @@ def settle(
         if old.source in LEARNED:
             row = old
         if old.value != row.value:
-            say(f"plan: {row.name} is {written(row.value)}, not {written(old.value)}: {row.reason}")
+            say(f"plan: {row.name} changed from {written(old.value)} to {written(row.value)}: {row.reason}")
         rows.append(row)
     off = {o.name: o.off for o in optimizations.every()}
     changing = [r.name for r in rows if r.effect == optimizations.Effect.TRAINING and r.value != off[r.name]]
     if changing:
-        say(f"plan: {', '.join(changing)} changes what is learned here (BatchNorm), as the job asks")
+        say(f"plan: {', '.join(changing)} changes the training result here (BatchNorm), as set in the job")
     return replace(fresh, decisions=tuple(rows))

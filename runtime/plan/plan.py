@@ -130,22 +130,22 @@ def _decide(
         return Decision(optimization.name, value, source, reason, str(effect), evidence, open_)
 
     if plain:
-        return decision(optimization.off, "plain", "everything is off")
+        return decision(optimization.off, "plain", "all optimizations are off (--plain)")
     if asked != "auto":
-        return decision(asked, "job", "asked for by the job")
+        return decision(asked, "job", "set in the job file")
     if optimization.name in replay:
         value = replay[optimization.name]
         obstacle = optimization.refuse(job, hardware, workload, value)
         if obstacle is None:
-            return decision(value, "file", "replayed from a stored plan")
+            return decision(value, "file", "from the stored plan (--plan)")
         choice = optimization.choose(job, hardware, workload)
-        return decision(choice.value, "choice", f"the stored {value} cannot be had here: {obstacle}")
+        return decision(choice.value, "choice", f"the stored value {value} is not possible here: {obstacle}")
     seen = measured.get(optimization.name)
     if seen and optimization.refuse(job, hardware, workload, seen.value) is None:
         return decision(seen.value, "measured", f"measured on {seen.date}", seen.text)
     preference = profile(hardware).preferences.get(optimization.name)
     if preference and optimization.refuse(job, hardware, workload, preference.value) is None:
-        return decision(preference.value, "profile", "measured on this kind of chip", preference.evidence)
+        return decision(preference.value, "profile", "measured earlier on this kind of chip", preference.evidence)
     choice = optimization.choose(job, hardware, workload)
     return decision(choice.value, "choice", choice.reason)
 
@@ -158,9 +158,9 @@ def _refusal(
     return Problem(
         job.document.place(path),
         ".".join(path),
-        f"is {written(asked)}, which cannot be had here",
+        f"is {written(asked)}, which is not possible here",
         reason,
-        f"leave it out: we would choose {written(ours.value)} ({ours.reason})",
+        f"remove the key; the default here is {written(ours.value)} ({ours.reason})",
     )
 
 
@@ -171,26 +171,26 @@ def _notes(job: Job, hardware: Hardware, word: str | None) -> Iterable[str]:
     if hardware.gpu_note:
         yield f"gpu: {hardware.gpu_note}"
     if limits.gpu_memory is not None and hardware.gpu is None:
-        yield f"limits.gpu_memory: {limits.gpu_memory} does nothing without a GPU"
+        yield f"limits.gpu_memory: {limits.gpu_memory} has no effect without a GPU"
     elif limits.gpu_memory is not None and hardware.gpu is not None:
         may = gpu_selection.allowed(hardware.gpu, limits.gpu_memory)
-        yield f"limits.gpu_memory: tensors may take {format_bytes(may)} of {format_bytes(hardware.gpu.memory)}"
+        yield f"limits.gpu_memory: tensors may use {format_bytes(may)} of {format_bytes(hardware.gpu.memory)}"
     if hardware.gpu is None and hardware.image in image.BUILDS and job.limits.gpus != "none":
-        yield f"image: {hardware.image} is built for a GPU and sees none, so `train` would refuse to start"
+        yield f"image: {hardware.image} needs a GPU and sees none, so `train` will not start"
     allowed = hardware.cpu.quota or float(hardware.cpu.budget)
     if limits.cpus is not None and allowed > limits.cpus:
-        yield f"limits.cpus: {limits.cpus:g} asked for, not enforced: {allowed:g} CPUs may be used"
+        yield f"limits.cpus: {limits.cpus:g} requested but not enforced; {allowed:g} CPUs are available"
     if limits.cpus is not None and allowed < limits.cpus:
-        yield f"limits.cpus: {limits.cpus:g} asked for, only {allowed:g} may be used here"
+        yield f"limits.cpus: {limits.cpus:g} requested, only {allowed:g} available"
     if limits.memory is not None:
         wanted = parse_bytes(limits.memory)
         if memory.limit is None or memory.limit > wanted:
-            yield f"limits.memory: {limits.memory} asked for, not enforced: {format_bytes(memory.limit or memory.host)} here"
+            yield f"limits.memory: {limits.memory} requested but not enforced; {format_bytes(memory.limit or memory.host)} available"
         elif memory.limit < wanted:
-            yield f"limits.memory: {limits.memory} asked for, only {format_bytes(memory.limit)} may be used here"
+            yield f"limits.memory: {limits.memory} requested, only {format_bytes(memory.limit)} available"
     shm = hardware.storage.shm
     if limits.shm is not None and hardware.place != "host" and shm is not None and shm < parse_bytes(limits.shm):
-        yield f"limits.shm: {limits.shm} asked for, /dev/shm has {shm >> 20} MiB"
+        yield f"limits.shm: {limits.shm} requested, /dev/shm has {shm >> 20} MiB"
 
 
 def load(path: Path) -> Plan:

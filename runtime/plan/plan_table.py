@@ -55,10 +55,12 @@ def render(plan: Plan, job: Job, hardware: Hardware, *, whole: bool = False) -> 
     rows = [row for row in plan.decisions if row.name not in idle]
     parts.append(_rows(rows))
     if any(row.provisional for row in rows):
-        parts.append(Text("  ? settled when model and data are known", style="dim"))
+        parts.append(Text("  ? provisional: decided again once the model and data are loaded", style="dim"))
     if idle:
         counts = ", ".join(f"{why}: {count}" for why, count in Counter(idle.values()).items())
-        parts.append(Text(f"  {len(idle)} more do not apply ({counts}): `drivetrain plan JOB --all`", style="dim"))
+        parts.append(
+            Text(f"  {len(idle)} settings do not apply ({counts}); `drivetrain plan JOB --all` shows them", style="dim")
+        )
     return Group(*parts, *_notes(plan.notes))
 
 
@@ -75,7 +77,7 @@ def render_changes(plan: Plan, before: Plan, file: Path, job: Job, hardware: Har
     old = {row.name: row.value for row in before.decisions}
     rows = [row for row in plan.decisions if row.name not in old or row.value != old[row.name]]
     head = Text(f"plan for {job.name} ({job.task}): ", style="bold")
-    count = f"{len(rows)} of {len(plan.decisions)} decisions differ from" if rows else "unchanged, as in"
+    count = f"{len(rows)} of {len(plan.decisions)} settings differ from" if rows else "unchanged from"
     head.append(f"{count} {file}\n  machine  {machine(hardware)}", style="not bold")
     fresh = [note for note in plan.notes if note not in before.notes]
     return Group(head, *([_rows(rows)] if rows else []), *_notes(fresh))
@@ -97,7 +99,7 @@ def _head(plan: Plan, job: Job, hardware: Hardware) -> Text:
 
 def _rows(decisions: Iterable[Decision]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
-    for title in ("decision", "value", "source", "effect", "reason"):
+    for title in ("setting", "value", "source", "effect", "reason"):
         table.add_column(title, no_wrap=title != "reason", overflow="fold")
     off = {o.name: o.off for o in optimizations.every()}
     for row in decisions:

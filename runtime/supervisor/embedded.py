@@ -201,7 +201,7 @@ def _trained(
     try:
         write_json(place.path / "hardware.json", machine.to_json())
         write_json(place.path / "state.json", state)
-        say(f"run {place.path} {'goes on' if place.resumes else 'starts'}")
+        say(f"run {place.path} {'resumes' if place.resumes else 'starts'}")
         reason = train_run(_assembled(job, machine, place, dataset, network, signals))
         state |= {"status": "done", "exit_code": 0}
     except (Stopped, Interrupted):

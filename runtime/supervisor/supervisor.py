@@ -128,7 +128,7 @@ def _run(
     }
     write_json(run.path / "hardware.json", machine.to_json())
     write_json(run.path / "state.json", state)
-    print(f"run {run.path} {'goes on' if run.resumes else 'starts'}", flush=True)
+    print(f"run {run.path} {'resumes' if run.resumes else 'starts'}", flush=True)
     code = _attempts(request, job, machine, plan, run)
     kernel_crash.tidy(run.path)
     state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
@@ -236,7 +236,7 @@ def _report(run: Path, seconds: float | None) -> None:
         written = subprocess.run(command, check=False, timeout=seconds, preexec_fn=bound).returncode == 0
     except subprocess.TimeoutExpired:
         written = False
-    print(f"report {run}/report.html" if written else "warning: the report could not be written", flush=True)
+    print(f"report: {run}/report.html" if written else "warning: the report could not be written", flush=True)
 
 
 def _now() -> str:

@@ -10,5 +10,5 @@ def meaning(what: str) -> str:
         f"{what} was killed (exit {KILLED}, SIGKILL), and not at its memory limit\n"
         "  possible: `kill -9`, `docker kill`, `docker stop` with too short a time, or a host that ran out of memory: "
         "`dmesg | grep -i kill` names what its kernel killed\n"
-        "  do:       run the same command again: it goes on from its last checkpoint"
+        "  do:       run the same command again; it resumes from the last checkpoint"
     )

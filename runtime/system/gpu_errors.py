@@ -20,7 +20,7 @@ def meaning(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
         return PeerError(
             f"another process of this run is lost: {text.splitlines()[0][:160]}",
             "all processes of a run",
-            "run the same command again: it goes on from its last checkpoint; "
+            "run the same command again; it resumes from the last checkpoint; "
             "ranks/*/log.txt in the run folder says more",
         )
     if torch_errors.is_exhausted(error) or not any(word in text for word in WORDS):

@@ -50,7 +50,7 @@ def plan_text(plan: Plan) -> str:
         )
         for row in plan.decisions
     ]
-    lines = [("decision", "value", "source", "effect", "reason"), ("---",) * 5, *rows]
+    lines = [("setting", "value", "source", "effect", "reason"), ("---",) * 5, *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 

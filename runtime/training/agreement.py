@@ -18,7 +18,7 @@ from runtime.training.nonfinite import Fp16Collapse, NotFinite
 
 KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (MemoryError, "memory ran out in {}"),
-    (Stopped, "max_time is spent in {}"),
+    (Stopped, "max_time has passed in {}"),
     (Interrupted, "stopped by a signal to {}"),
     (Fp16Collapse, "the fp16 scaler has collapsed in {}"),
     (NotFinite, "numbers are not finite in {}"),

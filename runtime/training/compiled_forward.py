@@ -51,7 +51,7 @@ def forward(step: Step, *, graphs: bool) -> Callable[..., Any]:
                 raise
             found = compiled(*inputs)  # an error of the network itself is raised here again
             step.graphs = False
-            step.uncompiled(f"cuda_graphs failed, training goes on with compiled kernels: {_line(error)}")
+            step.uncompiled(f"cuda_graphs failed, training continues with compiled kernels: {_line(error)}")
             return found
 
     def chosen(*inputs: Tensor) -> Any:
@@ -63,7 +63,7 @@ def forward(step: Step, *, graphs: bool) -> Callable[..., Any]:
         except failures as error:
             step.forward = step.plain
             step.compile_error = _cause(error)
-            step.uncompiled(f"compile failed, training goes on without it: {step.compile_error}")
+            step.uncompiled(f"compile failed, training continues without it: {step.compile_error}")
             return step.plain(*inputs)
 
     return chosen
@@ -85,7 +85,7 @@ def _go_on_for_longer() -> None:
 
 def _cause(error: BaseException) -> str:
     if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
-        return f"it was compiled anew {MOST} times, for shapes or modes that come and go"
+        return f"recompiled {MOST} times because input shapes or modes keep changing"
     return _line(error)
 
 

@@ -18,15 +18,15 @@ from runtime.system.units import format_bytes
 from runtime.training.run import Run
 
 CAUSES = {
-    "cpu_threads": "something set the number of threads after us",
-    "openmp_runtime": "LD_PRELOAD was dropped, or another OpenMP runtime came first",
-    "allocator": "LD_PRELOAD was dropped",
-    "allocator_segments": "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF was set to something else before",
-    "cuda_graphs": "compile is off, of which it is a mode, or failed",
+    "cpu_threads": "other code changed the number of threads",
+    "openmp_runtime": "LD_PRELOAD was removed, or another OpenMP runtime was loaded first",
+    "allocator": "LD_PRELOAD was removed",
+    "allocator_segments": "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF was already set to another value",
+    "cuda_graphs": "it needs compile, which is off or failed",
     "gpu_resident_data": "the samples did not fit; see events.jsonl",
     "compile": "the compiler failed; see events.jsonl",
-    "micro_batch": "memory ran out with more; see events.jsonl",
-    "precision": "numbers were not finite, or the network took none of it; see events.jsonl",
+    "micro_batch": "a larger micro-batch ran out of memory; see events.jsonl",
+    "precision": "values were not finite, or no layer used it; see events.jsonl",
 }
 
 
@@ -37,7 +37,7 @@ def seen(run: Run) -> dict[str, dict[str, Any]]:
         asked, real = run.plan.value(optimization.name), optimization.effective(run)
         # `off` leaves the decision to torch, so any effective value is right.
         same = real == asked or (asked == optimization.off and optimization.stage is optimizations.Stage.PROCESS)
-        cause = None if same else CAUSES.get(optimization.name, "the network or torch did not take the setting")
+        cause = None if same else CAUSES.get(optimization.name, "the network or torch ignored the setting")
         rows[optimization.name] = {"asked": asked, "seen": real, "same": same, "cause": cause}
     return rows
 
@@ -48,7 +48,7 @@ def record(run: Run, say: Callable[[str], None]) -> None:
     say(first_line(run, run.hardware))
     total = sum(p.numel() for p in run.model.parameters())
     trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
-    say(f"model: {trained:,} of {total:,} parameters are trained")
+    say(f"model: {trained:,} of {total:,} parameters are trainable")
     if names := strided_convolution.rewritten(run.model):
         run.events.add(
             "convolution",
@@ -76,7 +76,7 @@ def _write(run: Run) -> None:
 def _warn(rows: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]) -> None:
     for name, row in rows.items():
         if not row["same"]:
-            say(f"warning: {name} is {row['seen']}, asked for {row['asked']}: {row['cause']}")
+            say(f"warning: {name}: requested {row['asked']}, effective {row['seen']}: {row['cause']}")
 
 
 def libraries() -> dict[str, str]:

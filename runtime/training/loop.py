@@ -62,14 +62,14 @@ def _fit(run: Run, saver: Saver, progress: Progress) -> str:
             with run.signals.held():
                 _go_back(run, saver, "memory", str(why))
         reason = _ended(run)
-    return reason or f"all {run.job.train.epochs} epochs are done"
+    return reason or f"all {run.job.train.epochs} epochs trained"
 
 
 def _ended(run: Run) -> str | None:
     """Why the training ends before its last epoch, or None; checked after an evaluation and at an epoch's start."""
     if run.counters.batch:
         return None
-    return f"{run.counters.step} steps are done" if run.steps_done() else run.watch.stop()
+    return f"{run.counters.step} steps trained" if run.steps_done() else run.watch.stop()
 
 
 def _epoch(run: Run, saver: Saver, progress: Progress) -> None:
@@ -97,7 +97,7 @@ def _fetched(run: Run, batches: Iterator[Batch]) -> tuple[Batch | None, BaseExce
     except KeyboardInterrupt as why:
         return None, why
     late = batch is not None and run.ranks.leads and run.time_left() <= 0
-    return batch, Stopped(f"max_time of {run.job.train.max_time} is spent") if late else None
+    return batch, Stopped(f"max_time of {run.job.train.max_time} has passed") if late else None
 
 
 def _met(work: Callable[..., None], *given: Any) -> Exception | None:

@@ -132,9 +132,9 @@ class Saver:
         if need > there + free:
             run.events.add(
                 "storage",
-                f"{run.folder} has room for {format_bytes(there + free)}, and the run will want {format_bytes(need)}: "
-                f"{keep + 1} checkpoints of {format_bytes(whole)}, the best one and the model; free some space, or set "
-                "checkpoint.keep: 1. A save that fails is tried again; one that fails at the end is exit 7",
+                f"{run.folder} has {format_bytes(there + free)} of space, and the run needs {format_bytes(need)}: "
+                f"{keep + 1} checkpoints of {format_bytes(whole)}, the best one and the model; free disk space, or set "
+                "checkpoint.keep: 1. A failed save is retried; if the last one fails, the exit code is 7",
                 run.counters.step,
             )
 
@@ -184,13 +184,15 @@ class Saver:
             self._write(snapshot)
         except StorageError as error:
             if self.failed is None:
-                self.run.events.add("storage", f"not saved, training goes on: {error.given}", self.run.counters.step)
+                self.run.events.add(
+                    "storage", f"checkpoint not saved, training continues: {error.given}", self.run.counters.step
+                )
             self.failed = error
             if snapshot.name.startswith("best-"):
                 self.unsaved_best = _copied(snapshot)
             return
         if self.failed is not None:
-            self.run.events.add("storage", f"saved again: {snapshot.name}", self.run.counters.step)
+            self.run.events.add("storage", f"checkpoints are saved again: {snapshot.name}", self.run.counters.step)
         self.failed = None
 
     def _write(self, snapshot: PendingCheckpoint) -> Path:

@@ -187,7 +187,7 @@ class Step:
         if tried == 1:
             raise torch_errors.one_sample(error) from None
         self.micro_batch = tried // 2
-        self.tell(f"memory ran out with {tried} samples at a time; going on with {self.micro_batch}, same batch size")
+        self.tell(f"out of memory with micro-batch {tried}; continuing with {self.micro_batch}, same batch size")
 
     def outputs(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs, with this step's precision and memory format."""

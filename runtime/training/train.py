@@ -116,14 +116,14 @@ def _stopped(run: Run, saver: Saver, stop: Stopped) -> Stopped:
     """Save if there is progress, and say how to go on."""
     again = "run the same command"
     if run.time_left() <= 0 and run.counters.samples == run.samples_before:
-        again = "raise train.max_time, which ended before this attempt had done a step, and run the command"
+        again = "raise train.max_time (it passed before this attempt finished a step), and run the command"
     if run.counters.step == 0:
-        return Stopped(f"{stop.given} before the first step was done", "", f"{again} again")
+        return Stopped(f"{stop.given} before the first step finished", "", f"{again} again")
     try:
         saved = f"saved as {saver.final()}"
     except NotFinite as why:
-        saved = f"not saved, {why}; the last checkpoint stays"
-    return Stopped(f"{stop.given} after step {run.counters.step}", saved, f"{again} to go on from there")
+        saved = f"not saved: {why}; the last checkpoint is kept"
+    return Stopped(f"{stop.given} after step {run.counters.step}", saved, f"{again} again to resume from there")
 
 
 def _result(run: Run, best: FinalWeights, reason: str, peak: int, watching: dict[str, float]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def assemble_run(
     machine, dataset, network, plan = search.hardware, search.dataset, search.network, search.plan
     stored = plans.load(folder / "plan.json")
     if local_processes.wanted(job, machine) > 1:
-        say("tune: off, since several processes train together; nor is micro_batch searched")
+        say("tune: off for distributed training; micro_batch is not searched either")
     elif not settled and not checkpoint.steps(folder / "checkpoints"):
         with clock.phase("tune"):
             fits = search.measured()
@@ -63,8 +63,8 @@ def assemble_run(
             raise Replanned("what was measured needs another process, or has left this one in disorder")
     run = runs.assemble(job, machine, plan, folder, dataset, network, signals, clock)
     if run.ranks.count > 1:
-        alone = ", each normalizes its own part of a batch" * search.facts.has("BatchNorm")
-        say(f"processes: {run.ranks.count} train together, each on its part of every batch{alone}")
+        alone = ", and BatchNorm uses the statistics of that share" * search.facts.has("BatchNorm")
+        say(f"processes: {run.ranks.count}, each trains on its share of every batch{alone}")
     effective_settings.record(run, say)
     return run
 

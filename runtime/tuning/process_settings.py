@@ -95,7 +95,7 @@ def measured(
     end, found = time.monotonic() + seconds, dict[str, Measurement]()
     obstacle = _no_room()
     if obstacle or seconds < CHILDREN * max(standing, STANDING):
-        say(f"tune: threads, OpenMP runtime and allocator not measured, {obstacle or 'the budget is spent'}")
+        say(f"tune: threads, OpenMP runtime and allocator not measured: {obstacle or 'not enough time'}")
         return found
     with tempfile.TemporaryDirectory(prefix="tune-") as scratch:
         write_json(Path(scratch) / "hardware.json", hardware.to_json())
@@ -112,7 +112,9 @@ def _no_room() -> str | None:
     own = psutil.Process().memory_info().rss
     free = read_memory(Path("/"), cgroup.read_limits(Path("/"))).available
     return (
-        f"two more processes of {format_bytes(own)} do not fit into {format_bytes(free)}" if 2.5 * own > free else None
+        f"two more processes of {format_bytes(own)} each do not fit into {format_bytes(free)} of free memory"
+        if 2.5 * own > free
+        else None
     )
 
 
@@ -133,7 +135,7 @@ def _all(
     for optimization, value in rivals:
         name, left = optimization.name, end - time.monotonic()
         if left < 1.5 * standing:
-            say(f"tune: {name} {written(value)} not measured, the budget is spent")
+            say(f"tune: {name} {written(value)} not measured: no time left")
             continue
         challenger = variants.changed(plan, name, value)
         side, verdict = _verdict(shop, incumbent, challenger, optimization, total, end)
@@ -144,7 +146,7 @@ def _all(
         if loser:
             loser.close()
         found[name] = Measurement(plan.value(name), f"{before.text}; {text}" if before else text, evidence.today())
-        say(f"tune: {name} {text}{', taken' if verdict.wins else ''}")
+        say(f"tune: {name} {text}{'; accepted' if verdict.wins else ''}")
 
 
 def _verdict(

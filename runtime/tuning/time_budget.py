@@ -62,22 +62,22 @@ def planned(
         seconds: what may be spent, whatever the length; None for a share of the run.
         say: where it is told.
     """
-    start, short = time.monotonic(), "of training, too short to measure anything"
+    start, short = time.monotonic(), "of training is too short to measure optimizations"
     if seconds is None and SHARE * count < FEWEST:
         # However long its steps are: the share would be gone before anything is compared.
-        say(f"tune: {count:,} steps {short}")
+        say(f"tune: skipped, {count:,} steps {short}")
         return None
     arm = begin()
     if seconds is None:
         # The first step is the slowest; a short run should not pay for four more.
         most = arm.steps(1) * count
         if most < WORTH_FROM:
-            say(f"tune: at most {most:.0f} s {short}")
+            say(f"tune: skipped, at most {most:.0f} s {short}")
             return None
     step, total = predicted(arm, count)
     if seconds is None and total < WORTH_FROM:
-        say(f"tune: about {total:.0f} s {short}")
+        say(f"tune: skipped, about {total:.0f} s {short}")
         return None
     seconds = SHARE * total if seconds is None else seconds
-    say(f"tune: about {total:.0f} s of training, {seconds:.0f} s to measure what is contested")
+    say(f"tune: about {total:.0f} s of training; measuring optimizations for up to {seconds:.0f} s")
     return TimeBudget(step, total, seconds, start)

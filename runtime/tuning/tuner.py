@@ -130,7 +130,7 @@ class Tuner:
         (contest,) = contests
         self._all(contest, limit)
         names = ", ".join(contest.found) or "nothing"
-        self.say(f"tune: took {limit.spent():.0f} s of {limit.seconds:.0f} s, measured {names}")
+        self.say(f"tune: finished in {limit.spent():.0f} s of {limit.seconds:.0f} s; measured: {names}")
         return contest.found
 
     def _all(self, contest: TunerState, limit: TimeBudget) -> None:
@@ -160,7 +160,7 @@ class Tuner:
             contest.tried.setdefault((optimization.name, value), []).extend([(0.0, contest.plan)] * 2)
             if f"{optimization.name} {value}" not in late:
                 late.add(f"{optimization.name} {value}")
-                self.say(f"tune: {optimization.name} {written(value)} not measured, the budget is spent")
+                self.say(f"tune: {optimization.name} {written(value)} not measured: no time left")
             return
         verdict = self._verdict(optimization, contest.incumbent, challenger, step, left)
         text = contest.take(optimization.name, value, verdict)
@@ -256,7 +256,7 @@ def measured(
     known = evidence.load(hardware, name)
     names = name, evidence_keys.numbers(name, job, dataset, network) if known else None
     if names[1] and (sure := evidence.load(hardware, names[1])):
-        say(f"tune: measured before, on {next(iter(sure.values())).date}; nothing to measure again")
+        say(f"tune: measured before, on {next(iter(sure.values())).date}; reusing the results")
         return sure
     copied = replace(network, module=copy.deepcopy(network.module))
     made = assemble(job, hardware, plan, folder, dataset, copied, signals, PhaseTimer())

@@ -42,7 +42,7 @@ class TunerState:
 
     def take(self, name: str, value: Value, verdict: Verdict) -> str:
         """Note a verdict; returns it in words."""
-        again = " beside what was taken" if self.tried.get((name, value)) else ""
+        again = " together with the accepted settings" if self.tried.get((name, value)) else ""
         text, before = f"{written(value)} {verdict.text}{again}", self.found.get(name)
         self.tried.setdefault((name, value), []).append((verdict.ratio, self.plan))
         if verdict.wins:
@@ -51,7 +51,7 @@ class TunerState:
             self.tried.setdefault((name, old), []).append((1 / verdict.ratio, self.plan))
         kept = self.plan.value(name)
         self.found[name] = Measurement(kept, f"{before.text}; {text}" if before else text, evidence.today())
-        return text + (", taken" if verdict.wins else "")
+        return text + ("; accepted" if verdict.wins else "")
 
     def rank(self, name: str, value: Value) -> tuple[int, float, int]:
         """What comes first: what was never measured, then by what was seen, then by what is expected."""

@@ -40,7 +40,7 @@ def test_tried_out(tmp_path: Path) -> None:
     assert one["losses"][:both] == pytest.approx(two["losses"][:both], rel=1e-3)
     assert two["plan"]["precision"] == "fp32"
     assert one["samples_per_second"] > 0
-    assert "TF32 is a format of NVIDIA GPUs" in found["precisions"]["tf32"]["missing"]
+    assert "TF32 needs an NVIDIA GPU" in found["precisions"]["tf32"]["missing"]
     text = path.with_suffix(".md").read_text()
     assert "these figures say nothing" in text
     assert "| small MLP | 8 |" in text

@@ -92,7 +92,7 @@ def test_a_lost_process_ends_the_run_and_it_goes_on_with_the_same_bits(job: Path
     whole = train(job, *TOGETHER, "--set", "name=whole")
     assert whole.returncode == 0, whole.stderr
     assert "processes: 2 train together" in whole.stdout
-    assert "each normalizes its own part of a batch" in whole.stdout
+    assert "BatchNorm uses the statistics of that share" in whole.stdout
     broken = ("--set", "name=broken", "--set", "train.epochs=40")
     running = subprocess.Popen(command(job, *TOGETHER, *broken), cwd=ROOT, stderr=subprocess.PIPE, text=True)
     metrics = job.parent / "runs" / "broken-001" / "metrics.jsonl"

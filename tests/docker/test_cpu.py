@@ -80,7 +80,7 @@ def test_a_noexec_cache_gives_the_reason(container: Run) -> None:
     options = ("--tmpfs", "/cache/compile:noexec,mode=1777", "-v", f"{ROOT}/jobs:/workspace/jobs:ro")
     done = container("plan", "jobs/digits.yaml", "--set", "optimize.compile=true", options=options)
     assert done.returncode == 2
-    assert "optimize.compile: is true, which cannot be had here" in done.stderr
+    assert "optimize.compile: is true, which is not possible here" in done.stderr
     assert "the compile cache /cache/compile is mounted noexec" in done.stderr
 
 

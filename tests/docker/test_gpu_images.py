@@ -93,7 +93,7 @@ def test_c_code_with_pythons_headers_can_be_compiled(word: str) -> None:
 def test_the_plan_warns_and_training_refuses(word: str) -> None:
     plan = inside(word, "plan", "jobs/digits.yaml")
     assert plan.returncode == 0, plan.stderr
-    assert f"{word} is built for a GPU and sees none, so `train` would refuse to start" in " ".join(plan.stdout.split())
+    assert f"{word} needs a GPU and sees none, so `train` will not start" in " ".join(plan.stdout.split())
     done = inside(word, "train", "jobs/digits.yaml")
     assert done.returncode == 9
     assert f"the image {word} is built for a GPU and sees none" in done.stderr

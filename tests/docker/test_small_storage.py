@@ -44,7 +44,7 @@ def test_little_shared_memory(container: Run, job: Path, size: str) -> None:
         container, job, f"--shm-size={size}", settings=("optimize.loader_workers=64", "data.image_size=256")
     )
     assert code == 2, log
-    assert f"/dev/shm has {size[:-1]} MiB, enough for the batches of" in log
+    assert f"/dev/shm has {size[:-1]} MiB, enough for" in log
     code, log = train(container, job, f"--shm-size={size}", settings=("optimize.loader_workers=2", "name=two"))
     assert code == (2 if size == "1m" else 0), log
 
@@ -54,7 +54,7 @@ def test_shared_memory_that_cannot_be_written(container: Run, job: Path) -> None
     read_only = "--tmpfs=/dev/shm:ro,size=64m"
     code, log = train(container, job, read_only, settings=("optimize.loader_workers=1",))
     assert code == 2, log
-    assert "/dev/shm has 0 MiB, enough for the batches of 0 workers" in log
+    assert "/dev/shm has 0 MiB, enough for 0 workers" in log
     code, log = train(container, job, read_only)
     assert code == 0, log
 
@@ -77,7 +77,7 @@ def test_64_mb_for_runs(container: Run, job: Path, small: Path) -> None:
     assert code == 0, log
     code, log = train(container, job, settings=("model.width=90", "name=middle"))
     assert code == 7, log
-    assert "storage: not saved, training goes on" in log
+    assert "storage: checkpoint not saved, training continues" in log
     assert "epoch 3/3" in log
     assert "free some space" in log
     for path in checkpoint.steps(small / "middle-001" / "checkpoints"):

@@ -128,7 +128,7 @@ def check(numbers: range, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict
             assert all(torch.isfinite(value.float()).all() for value in values), (number, path, faults)
         assert checkpoint.latest(place / "checkpoints")[0] is not None
         assert rows(place, "events.jsonl"), (number, faults)
-    assert set(endings) <= {"all 3 epochs are done", "exit 5"}, endings
+    assert set(endings) <= {"all 3 epochs trained", "exit 5"}, endings
     return endings | {"files of weights": written[0]}
 
 

@@ -46,7 +46,7 @@ def test_a_gpu_that_is_lost(tmp_path: Path, calm: Path) -> None:
     text = trained.finish(job, expected=9, FAULT="runtime.training.loop:_step:20:device")
     assert "the GPU has failed: CUDA error: unspecified launch failure" in text
     assert "the last checkpoint is untouched" in text
-    assert text.count("parameters are trained") == 1
+    assert text.count("parameters are trainable") == 1
     loaded, passed = checkpoint.latest(trained.run(job) / "checkpoints")
     assert loaded is not None
     assert (loaded.state["counters"]["step"], passed) == (14, [])
@@ -92,7 +92,7 @@ def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     made = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True})
     assert tiny.losses(made, 3) == plain
     events = (tmp_path / "events.jsonl").read_text()
-    assert events.count("compile failed, training goes on without it") == 1
+    assert events.count("compile failed, training continues without it") == 1
     assert made.step.compile_error
 
 

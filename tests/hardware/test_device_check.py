@@ -81,7 +81,7 @@ GTX = card(1, "GTX 1080", (6, 1), 8)
             [0, 2],
             "3 GPUs of 2 kinds: GPU 0, 2 (RTX 3060) are used, GPU 1 (GTX 1080) is not; one run takes GPUs of one kind",
         ),
-        ("all", [], [], "limits.gpus: all asked for, this machine has none"),
+        ("all", [], [], "limits.gpus: all requested, but this machine has no GPU"),
         ("auto", [], [], None),
         ("none", [card(0), GTX], [], "limits.gpus: none, so GPU 0 (RTX 3060) and 1 (GTX 1080) stays unused"),
         ("none", [], [], None),

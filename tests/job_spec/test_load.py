@@ -184,7 +184,7 @@ def test_what_the_machine_refuses_names_the_place_in_the_spec(
     path = tmp_path / "job.yaml"
     path.write_text(SPEC + "optimize: {cpu_threads: 100000}\n")
     assert main(["plan", str(path)]) == 2
-    assert f"{path}:4:12: optimize.cpu_threads: is 100000, which cannot be had here\n" in capsys.readouterr().err
+    assert f"{path}:4:12: optimize.cpu_threads: is 100000, which is not possible here\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", examples.JOBS, ids=lambda path: path.stem)

@@ -111,4 +111,4 @@ def test_a_trainer_that_was_killed_is_not_only_a_number(tmp_path: Path) -> None:
     assert (
         "the trainer was killed (exit 137, SIGKILL), and not at its memory limit\n  possible: `kill -9`" in done.stderr
     )
-    assert "run the same command again: it goes on from its last checkpoint" in done.stderr
+    assert "run the same command again; it resumes from the last checkpoint" in done.stderr

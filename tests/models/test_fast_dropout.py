@@ -101,11 +101,11 @@ def test_elsewhere_it_is_torchs(layer: nn.Dropout, x: torch.Tensor, training: bo
 @pytest.mark.parametrize(
     ("machine", "facts", "value", "reason"),
     [
-        ("laptop", Workload(layers={"Dropout": 2}), True, "same distribution, other draws"),
+        ("laptop", Workload(layers={"Dropout": 2}), True, "same distribution, other random numbers"),
         ("laptop", None, True, "same distribution"),
-        ("laptop", Workload(layers={"Linear": 2}), False, "no dropout layer"),
-        ("laptop", Workload(layers={"Dropout2d": 2}), False, "no dropout layer"),
-        ("t4", Workload(layers={"Dropout": 2}), False, "a GPU draws dropout's numbers side by side"),
+        ("laptop", Workload(layers={"Linear": 2}), False, "the network has no dropout layer"),
+        ("laptop", Workload(layers={"Dropout2d": 2}), False, "the network has no dropout layer"),
+        ("t4", Workload(layers={"Dropout": 2}), False, "a GPU already generates dropout masks in parallel"),
     ],
 )
 def test_it_is_chosen_on_cpus_with_dropout(machine: str, facts: Workload | None, value: bool, reason: str) -> None:
@@ -126,7 +126,7 @@ def test_layers_are_switched_in_place(tmp_path: Path) -> None:
 def test_a_compiled_network_draws_as_torch_does() -> None:
     asked = tiny.job(optimize="compile: true")
     choice = packed_dropout.choose(asked, tiny.machine(), Workload(layers={"Dropout": 2}))
-    assert (choice.value, "draws dropout as torch does" in choice.reason) == (False, True)
+    assert (choice.value, "use torch's own dropout" in choice.reason) == (False, True)
 
 
 def test_what_only_looks_like_a_tensor_is_torchs() -> None:

@@ -50,26 +50,26 @@ TEXT = "text-classification"
 
 # name, machine, workload, task, spec, value, reason
 TABLE: list[tuple[str, str, Workload | None, str, dict[str, str], Any, str]] = [
-    ("allocator_segments", "laptop", None, "", {}, False, "no GPU, whose allocator"),
-    *(("allocator_segments", name, CNN, "", {}, True, "leave no holes") for name in GPUS),
+    ("allocator_segments", "laptop", None, "", {}, False, "it configures the GPU allocator"),
+    *(("allocator_segments", name, CNN, "", {}, True, "avoids GPU memory fragmentation") for name in GPUS),
     ("attention", "laptop", BERT, TEXT, {}, "auto", "on a CPU torch has one fused kernel"),
-    ("attention", "h200", CNN, "", {}, "auto", "no attention layer"),
-    ("attention", "h200", None, TEXT, {}, "flash", "flash where there is no mask, else plain arithmetic"),
-    ("attention", "h200", BERT, TEXT, {}, "flash", "flash where there is no mask, else plain arithmetic"),
-    ("attention", "h200", BERT, TEXT, FREE, "auto", "torch picks by shape"),
-    ("attention", "t4", BERT, TEXT, {}, "math", "flash starts at 8.0, and the memory-efficient backward pass adds"),
-    ("attention", "gtx960", BERT, TEXT, FREE, "efficient", "kernels from 5.0 on"),
-    ("cuda_graphs", "laptop", CNN, "", {}, False, "recorded on a GPU"),
-    ("cuda_graphs", "gtx960", CNN, "", {}, False, "cannot be had: NVIDIA GeForce GTX 960 has capability 5.2"),
-    ("cuda_graphs", "h200", CNN, "", {}, False, "by measurement for small networks"),
-    ("cuda_graphs", "h200", CNN, "", {"optimize": "compile: false"}, False, "which the job switches off"),
-    ("cudnn_benchmark", "laptop", CNN, "", FREE, False, "cuDNN runs on GPUs"),
-    ("cudnn_benchmark", "h200", CNN, "", {}, False, "who wins a race is up to chance"),
+    ("attention", "h200", CNN, "", {}, "auto", "the network has no attention layer"),
+    ("attention", "h200", None, TEXT, {}, "flash", "flash without a mask, else math"),
+    ("attention", "h200", BERT, TEXT, {}, "flash", "flash without a mask, else math"),
+    ("attention", "h200", BERT, TEXT, FREE, "auto", "torch picks flash, memory-efficient"),
+    ("attention", "t4", BERT, TEXT, {}, "math", "flash needs capability 8.0, and the memory-efficient backward pass"),
+    ("attention", "gtx960", BERT, TEXT, FREE, "efficient", "memory-efficient attention works from 5.0"),
+    ("cuda_graphs", "laptop", CNN, "", {}, False, "CUDA graphs need a GPU"),
+    ("cuda_graphs", "gtx960", CNN, "", {}, False, "not possible here: NVIDIA GeForce GTX 960 has capability 5.2"),
+    ("cuda_graphs", "h200", CNN, "", {}, False, "used for small networks if measured faster"),
+    ("cuda_graphs", "h200", CNN, "", {"optimize": "compile: false"}, False, "which the job turns off"),
+    ("cudnn_benchmark", "laptop", CNN, "", FREE, False, "cuDNN needs a GPU"),
+    ("cudnn_benchmark", "h200", CNN, "", {}, False, "benchmark results vary"),
     ("cudnn_benchmark", "h200", CNN, "", FREE, True, "all samples have one size"),
-    ("cudnn_benchmark", "gtx1660", CNN, "", FREE, False, "GTX 16 kind"),
+    ("cudnn_benchmark", "gtx1660", CNN, "", FREE, False, "on GTX 16 GPUs"),
     ("cudnn_benchmark", "h200", BERT, TEXT, FREE, False, "no convolution"),
-    ("cudnn_benchmark", "h200", replace(CNN, ragged=True), "", FREE, False, "every new one would be a race"),
-    ("gpu_resident_data", "laptop", CNN, "", {}, False, "no GPU, so samples are where they are used"),
+    ("cudnn_benchmark", "h200", replace(CNN, ragged=True), "", FREE, False, "every new length would be benchmarked"),
+    ("gpu_resident_data", "laptop", CNN, "", {}, False, "no GPU to keep the samples on"),
     ("gpu_resident_data", "h200", None, "", {}, True, "if the samples fit"),
     ("gpu_resident_data", "t4", CNN, "", {}, True, "10,000 samples take 117 MiB of 14."),
     ("gpu_resident_data", "gpu-2gb", replace(CNN, samples=100_000), "", {}, False, "more than a quarter of the"),
@@ -89,10 +89,18 @@ TABLE: list[tuple[str, str, Workload | None, str, dict[str, str], Any, str]] = [
         "",
         {},
         False,
-        "with the network that would be 1.4",
+        "samples and network together need 1.4",
     ),
-    ("gpu_resident_data", "h200", BERT, TEXT, {}, False, "put together on the host"),
-    ("gpu_resident_data", "h200", FILES, "", {"train": "epochs: 1"}, False, "one epoch decodes nothing twice"),
+    ("gpu_resident_data", "h200", BERT, TEXT, {}, False, "assembled on the host"),
+    (
+        "gpu_resident_data",
+        "h200",
+        FILES,
+        "",
+        {"train": "epochs: 1"},
+        False,
+        "in a single epoch no image is decoded twice",
+    ),
     ("gpu_resident_data", "h200", CNN, "", {"optimize": "loader_workers: 4"}, False, "prepares batches on the host"),
     (
         "gpu_resident_data",
@@ -101,13 +109,13 @@ TABLE: list[tuple[str, str, Workload | None, str, dict[str, str], Any, str]] = [
         "",
         {"limits": "gpu_memory: 256m"},
         False,
-        "a quarter of the 256 MiB that may be used",
+        "a quarter of the 256 MiB of available GPU memory",
     ),
-    ("pinned_transfer", "laptop", CNN, "", {}, False, "no GPU that batches are copied to"),
-    ("pinned_transfer", "h200", CNN, "", {}, False, "gpu_resident_data copies nothing"),
+    ("pinned_transfer", "laptop", CNN, "", {}, False, "no GPU to copy batches to"),
+    ("pinned_transfer", "h200", CNN, "", {}, False, "with gpu_resident_data nothing is copied"),
     ("pinned_transfer", "h200", BERT, TEXT, {}, True, "while the GPU computes this one"),
-    ("loader_workers", "h200", FILES, "", {}, 0, "gpu_resident_data gathers batches on the GPU"),
-    ("loader_workers", "h200", replace(FILES, samples=10**9), "", {}, 15, "the CPU budget of 16 less the one"),
+    ("loader_workers", "h200", FILES, "", {}, 0, "gpu_resident_data assembles batches on the GPU"),
+    ("loader_workers", "h200", replace(FILES, samples=10**9), "", {}, 15, "the 16 available CPUs minus one"),
 ]
 
 
@@ -123,16 +131,16 @@ def test_decisions(
 
 
 REFUSED = [
-    ("h200", "", "cudnn_benchmark: true", "train.deterministic asks for the same bits"),
-    ("laptop", "", "cuda_graphs: true", "recorded on a GPU"),
-    ("h200", "", "cuda_graphs: true, compile: false", "which the job switches off"),
-    ("h200", "", "cuda_graphs: true, micro_batch: 8", "adds up gradients"),
-    ("p100", "", "cuda_graphs: true", "the compiler starts at 7.0"),
-    ("t4", TEXT, "attention: flash", "Tesla T4 has capability 7.5; flash attention starts at 8.0"),
-    ("laptop", TEXT, "attention: math", "on a CPU there is one kernel"),
-    ("laptop", "", "pinned_transfer: true", "no GPU that batches are copied to"),
-    ("laptop", "", "allocator_segments: true", "no GPU, whose allocator"),
-    ("laptop", "", "gpu_resident_data: true", "no GPU, so samples are where"),
+    ("h200", "", "cudnn_benchmark: true", "train.deterministic needs the same kernels"),
+    ("laptop", "", "cuda_graphs: true", "CUDA graphs need a GPU"),
+    ("h200", "", "cuda_graphs: true, compile: false", "which the job turns off"),
+    ("h200", "", "cuda_graphs: true, micro_batch: 8", "accumulates gradients"),
+    ("p100", "", "cuda_graphs: true", "torch.compile needs 7.0"),
+    ("t4", TEXT, "attention: flash", "Tesla T4 has capability 7.5; flash attention needs 8.0"),
+    ("laptop", TEXT, "attention: math", "a CPU has only one attention kernel"),
+    ("laptop", "", "pinned_transfer: true", "no GPU to copy batches to"),
+    ("laptop", "", "allocator_segments: true", "it configures the GPU allocator"),
+    ("laptop", "", "gpu_resident_data: true", "no GPU to keep the samples on"),
 ]
 
 
@@ -176,7 +184,7 @@ def test_a_dataset_that_may_draw_at_random_stays_on_the_host() -> None:
     choice = gpu_resident_data.choose(asked, machine("h200"), FILES)
     assert (choice.value, choice.reason) == (
         False,
-        "a dataset of your own may draw something new each time it is asked",
+        "your dataset may return random samples, so they cannot be stored",
     )
 
 
@@ -191,8 +199,8 @@ def test_a_wrong_share_of_memory(asked: str) -> None:
 @pytest.mark.parametrize(
     ("where", "note"),
     [
-        ("laptop", "limits.gpu_memory: 0.5 does nothing without a GPU"),
-        ("gtx1080", "limits.gpu_memory: tensors may take 4.0 GiB of 8.0 GiB"),
+        ("laptop", "limits.gpu_memory: 0.5 has no effect without a GPU"),
+        ("gtx1080", "limits.gpu_memory: tensors may use 4.0 GiB of 8.0 GiB"),
     ],
 )
 def test_the_plan_says_what_a_share_of_memory_means(where: str, note: str) -> None:

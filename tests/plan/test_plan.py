@@ -87,14 +87,14 @@ def test_the_job_comes_first() -> None:
 @pytest.mark.parametrize(
     ("name", "optimize", "reason"),
     [
-        ("t4", "precision: bf16", "bf16 starts at 8.0, below it torch only emulates it"),
-        ("gtx1660", "precision: fp16", "no tensor cores, and fp16 on it gives NaN"),
+        ("t4", "precision: bf16", "bf16 needs 8.0, below that torch only emulates it"),
+        ("gtx1660", "precision: fp16", "no tensor cores, and fp16 produces NaN on it"),
         ("codespace-2core-cgroup2", "precision: bf16", "this CPU has no bf16 instructions"),
-        ("codespace-2core-cgroup2", "precision: tf32", "TF32 is a format of NVIDIA GPUs"),
-        ("gtx1080", "compile: true", "the compiler starts at 7.0"),
-        ("vm-2core-cgroup1", "cpu_threads: 64", "this process may run on 2 CPUs"),
+        ("codespace-2core-cgroup2", "precision: tf32", "TF32 needs an NVIDIA GPU"),
+        ("gtx1080", "compile: true", "torch.compile needs 7.0"),
+        ("vm-2core-cgroup1", "cpu_threads: 64", "only 2 CPUs are available to this process"),
         ("vm-2core-cgroup1", "micro_batch: 64", "train.batch_size is 32"),
-        ("laptop", "openmp_runtime: iomp5", "no iomp5 library was found"),
+        ("laptop", "openmp_runtime: iomp5", "the iomp5 library is not installed"),
     ],
 )
 def test_asked_for_and_impossible(name: str, optimize: str, reason: str) -> None:
@@ -104,7 +104,7 @@ def test_asked_for_and_impossible(name: str, optimize: str, reason: str) -> None
     key = optimize.split(":")[0]
     assert text.startswith(f"job.yaml:5:3: optimize.{key}: is ")
     assert reason in text
-    assert "leave it out: we would choose" in text
+    assert "remove the key; the default here is" in text
 
 
 def test_several_refusals_at_once() -> None:
@@ -122,10 +122,10 @@ def limited(cpus: float, memory: int) -> Hardware:
 @pytest.mark.parametrize(
     ("limits", "here", "note"),
     [
-        ("cpus: 2", limited(1, 4 << 30), "limits.cpus: 2 asked for, only 1 may be used here"),
-        ("cpus: 1", limited(2, 4 << 30), "limits.cpus: 1 asked for, not enforced: 2 CPUs may be used"),
-        ("memory: 4g", limited(2, 2 << 30), "limits.memory: 4g asked for, only 2.0 GiB may be used here"),
-        ("memory: 1g", limited(2, 2 << 30), "limits.memory: 1g asked for, not enforced: 2.0 GiB here"),
+        ("cpus: 2", limited(1, 4 << 30), "limits.cpus: 2 requested, only 1 available"),
+        ("cpus: 1", limited(2, 4 << 30), "limits.cpus: 1 requested but not enforced; 2 CPUs are available"),
+        ("memory: 4g", limited(2, 2 << 30), "limits.memory: 4g requested, only 2.0 GiB available"),
+        ("memory: 1g", limited(2, 2 << 30), "limits.memory: 1g requested but not enforced; 2.0 GiB available"),
     ],
 )
 def test_limits_that_are_not_as_asked(limits: str, here: Hardware, note: str) -> None:
@@ -173,7 +173,7 @@ def test_a_stored_value_that_cannot_be_had_here() -> None:
     made = plan.resolve(job(), machine("t4"), replay={"precision": "bf16"})
     row = next(d for d in made.decisions if d.name == "precision")
     assert row.value == "fp16"
-    assert "the stored bf16 cannot be had here: Tesla T4 has capability 7.5" in row.reason
+    assert "the stored value bf16 is not possible here: Tesla T4 has capability 7.5" in row.reason
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,10 @@ def test_what_does_not_apply_is_one_line() -> None:
     for name in ("cuda_graphs", "pinned_transfer", "attention", "feature_cache", "unpadding"):
         assert name not in text
         assert name in whole
-    assert "9 more do not apply (no GPU: 6, nothing frozen: 2, no padding: 1): `drivetrain plan JOB --all`" in text
+    assert (
+        "9 settings do not apply (no GPU: 6, nothing frozen: 2, no padding: 1); `drivetrain plan JOB --all` shows them"
+        in text
+    )
     assert "do not apply" not in whole
     assert all(row.name in whole for row in made.decisions)
     asked = job("optimize: {cuda_graphs: false}")
@@ -219,11 +222,11 @@ def test_a_plan_that_was_shown_is_not_shown_again() -> None:
     wanted, here, file = job(), machine(), Path("runs/a-001/plan.json")
     made = plan.resolve(wanted, here)
     text = shown(render_changes(made, made, file, wanted, here))
-    assert text.startswith("plan for a (image-classification): unchanged, as in runs/a-001/plan.json")
+    assert text.startswith("plan for a (image-classification): unchanged from runs/a-001/plan.json")
     assert "cpu_threads" not in text
     other = plan.resolve(job("optimize: {cpu_threads: 1}"), here)
     text = shown(render_changes(other, replace(made, notes=("old",)), file, wanted, here))
-    assert f"1 of {len(made.decisions)} decisions differ from runs/a-001/plan.json" in text
+    assert f"1 of {len(made.decisions)} settings differ from runs/a-001/plan.json" in text
     assert "cpu_threads 1 job" in text
     assert "denormals" not in text
 

@@ -83,7 +83,7 @@ def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
     accuracy = float((model(points).argmax(dim=1) == kinds).float().mean())
     assert (result.metric, result.best) == ("validation/accuracy", pytest.approx(accuracy))
     assert set(result.metrics) == {"validation/loss", "validation/accuracy", "validation/f1"}
-    assert result.stopped == "all 3 epochs are done"
+    assert result.stopped == "all 3 epochs trained"
     state = json.loads((result.folder / "state.json").read_text())
     assert (state["status"], state["exit_code"], state["source"]) == ("done", 0, __file__)
     assert train(tmp_path, name="circle").folder == tmp_path / "circle-002"
@@ -175,7 +175,7 @@ def test_training_in_a_thread_hears_no_signals_and_works(tmp_path: Path) -> None
     thread = threading.Thread(target=lambda: found.append(train(tmp_path, epochs=1)))
     thread.start()
     thread.join()
-    assert found[0].stopped == "all 1 epochs are done"
+    assert found[0].stopped == "all 1 epochs trained"
 
 
 def test_a_part_that_was_frozen_by_hand_does_not_move(tmp_path: Path) -> None:
@@ -293,4 +293,4 @@ def test_the_plan_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[
     train(tmp_path, name="notebook")
     said = capsys.readouterr().out
     assert "decision " not in said
-    assert "plan for notebook (python): unchanged, as in" in said
+    assert "plan for notebook (python): unchanged from" in said

@@ -104,7 +104,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(job: Path) -> None:
     slow.wait()
     resumed = train(job)
     assert resumed.returncode == 0, resumed.stderr
-    assert "goes on" in resumed.stdout
+    assert "resumes" in resumed.stdout
     assert same(job.parent / "runs" / "tiny-001", run)
     assert rows(job.parent / "runs" / "tiny-001") == rows(run)
 
@@ -120,7 +120,7 @@ def test_a_signal_saves_and_exits_with_75(job: Path, number: signal.Signals) -> 
     assert running.returncode == 75, out + err
     origin = {signal.SIGTERM: "", signal.SIGINT: " (Ctrl-C)"}[number]
     assert f"stopped by {number.name}{origin} after step" in err
-    assert "run the same command to go on from there" in err
+    assert "run the same command again to resume from there" in err
     assert "Traceback" not in err
     assert json.loads((run / "state.json").read_text())["status"] == "stopped"
 
@@ -147,7 +147,7 @@ def test_max_time_stops_with_75_and_goes_on(job: Path) -> None:
     first = train(job)
     if first.returncode != 0:
         assert first.returncode == 75, first.stderr
-        assert "max_time of 1s is spent" in first.stderr
+        assert "max_time of 1s has passed" in first.stderr
 
 
 def test_plain_is_the_baseline(job: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_stored_plan_replays(job: Path) -> None:
     ("options", "code", "expected"),
     [
         (["--set", "data.train=lost.npz"], 3, "data.train: 'lost.npz' is not there"),
-        (["--set", "optimize.cpu_threads=999"], 2, "optimize.cpu_threads: is 999, which cannot be had here"),
+        (["--set", "optimize.cpu_threads=999"], 2, "optimize.cpu_threads: is 999, which is not possible here"),
         (["--set", "train.optimizer.lr=1e30"], 5, "lower train.optimizer.lr"),
         (["--set", "model.freeze.names=[nothing*]"], 2, "'nothing*' fits no parameter"),
         (["--plain", "--plan", "x.json"], 2, "--plain and --plan together"),
@@ -201,7 +201,7 @@ def test_frozen_parts_do_not_move(job: Path) -> None:
     done = train(job)
     assert done.returncode == 0, done.stderr
     run = job.parent / "runs" / "tiny-001"
-    assert "parameters are trained" in done.stdout
+    assert "parameters are trainable" in done.stdout
     first, last = (sorted((run / "checkpoints").glob("step-*"))[i] for i in (0, -1))
     one, two = (safetensors.torch.load_file(path / "model.safetensors") for path in (first, last))
     assert torch.equal(one["features.0.weight"], two["features.0.weight"])

@@ -45,7 +45,7 @@ def test_all_stop_at_one_step_and_the_leader_saves(ends: dict[str, Ends], folder
     assert (leader["code"], other["code"]) == (75, 75), (leader, other)
     assert (leader["step"], other["step"]) == (step, step)
     assert checkpoint.steps(folder / case / "checkpoints")[-1].name == f"step-{step}"
-    what = "max_time of 1h is spent" if case.startswith("time") else "stopped by "
+    what = "max_time of 1h has passed" if case.startswith("time") else "stopped by "
     assert what in leader["reason"]
     if case == "signal@1":
         assert "stopped by a signal to process 2 of 2 after step 4" in leader["reason"]
@@ -54,7 +54,7 @@ def test_all_stop_at_one_step_and_the_leader_saves(ends: dict[str, Ends], folder
 @pytest.mark.parametrize("case", ["time@1", "other metrics@1"])
 def test_the_leader_decides_about_time_and_metrics(ends: dict[str, Ends], case: str) -> None:
     leader, other = ends[case]
-    assert (leader["code"], leader["reason"]) == (other["code"], other["reason"]) == (0, "all 3 epochs are done")
+    assert (leader["code"], leader["reason"]) == (other["code"], other["reason"]) == (0, "all 3 epochs trained")
     assert leader["weights"] == other["weights"] == ends["nothing@"][0]["weights"]
 
 

@@ -28,7 +28,7 @@ def fit(folder: Path, settings: dict[str, Any]) -> run.Run:
     made.metrics = MetricsLog(folder)
     saver = Saver(made)
     saver.final()
-    assert loop.fit(made, saver, Still()) == "all 3 epochs are done"  # type: ignore[arg-type]
+    assert loop.fit(made, saver, Still()) == "all 3 epochs trained"  # type: ignore[arg-type]
     made.metrics.close()
     return made
 
@@ -45,7 +45,7 @@ def test_a_failing_compiler_is_told_once_and_nothing_is_lost(
     made = fit(tmp_path / "compiled", {"compile": True, "cuda_graphs": graphs})
     (event,) = [json.loads(row) for row in (tmp_path / "compiled" / "events.jsonl").read_text().splitlines()]
     assert (event["kind"], event["step"]) == ("compile", 0)
-    assert event["text"].startswith("compile failed, training goes on without it: backend='broken' raised")
+    assert event["text"].startswith("compile failed, training continues without it: backend='broken' raised")
     assert "\n" not in event["text"]
     assert made.step.forward is made.step.plain
     weights = plain.model.state_dict()
@@ -83,7 +83,7 @@ def test_recorded_kernels_that_fail_leave_compiled_ones(tmp_path: Path, monkeypa
     made = fit(tmp_path / "run", {"compile": True, "cuda_graphs": True})
     (event,) = [json.loads(row) for row in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert event["text"] == (
-        "cuda_graphs failed, training goes on with compiled kernels: "
+        "cuda_graphs failed, training continues with compiled kernels: "
         "accessing tensor output of CUDAGraphs that has been overwritten"
     )
     assert stub.calls.count("recorded") == 1
@@ -136,8 +136,7 @@ def test_a_compiler_that_has_given_up_is_told_and_seen(tmp_path: Path, monkeypat
         restless.texts = number
         made.step.outputs((torch.zeros(4, 1, 8, 8),))
     assert told == [
-        "compile failed, training goes on without it: it was compiled anew 3 times, "
-        "for shapes or modes that come and go"
+        "compile failed, training continues without it: recompiled 3 times because input shapes or modes keep changing"
     ]
     assert compile.effective(made) is False
     compiled_forward.undo()

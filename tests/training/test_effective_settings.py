@@ -35,5 +35,5 @@ def test_what_a_network_takes_back_while_it_trains_is_told_at_the_end(tmp_path: 
     made, _ = begun(tmp_path)
     made.model.register_forward_hook(lambda *_: made.model.to(memory_format=torch.contiguous_format) and None)
     train.train(made)
-    assert written(tmp_path) == (False, "the network or torch did not take the setting")
+    assert written(tmp_path) == (False, "the network or torch ignored the setting")
     assert json.loads((tmp_path / "plan.json").read_text())["seen"]["libraries"]

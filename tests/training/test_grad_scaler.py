@@ -114,7 +114,7 @@ def fit(folder: Path, train: str, bad: range) -> tuple[run.Run, str]:
 
 def test_a_few_skipped_steps_are_ordinary_and_the_scale_is_on_record(tmp_path: Path) -> None:
     made, reason = fit(tmp_path, "fp16: {growth_interval: 4}", range(3, 5))
-    assert reason == "all 3 epochs are done"
+    assert reason == "all 3 epochs trained"
     scales = [row["scale"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
     assert scales == [65536, 65536, 32768, 16384, 16384, 16384, 16384, 32768, 32768, 32768, 32768, 65536]
     saved = checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1])
@@ -132,7 +132,7 @@ def test_a_collapse_ends_the_run_with_advice(tmp_path: Path) -> None:
 @pytest.fixture
 def fallen(tmp_path: Path) -> run.Run:
     made, reason = fit(tmp_path, "fp16: {min_scale: 4096.0, fallback: fp32}", range(3, 40))
-    assert reason == "all 3 epochs are done"
+    assert reason == "all 3 epochs trained"
     return made
 
 

@@ -95,7 +95,7 @@ def test_one_bad_step_is_skipped_and_seen(tmp_path: Path, action: Callable[[run.
         object.__setattr__(made, "step", _Wrapped(step, checked))
 
     _, reason = fit(tmp_path, spoil)
-    assert reason == "all 3 epochs are done"
+    assert reason == "all 3 epochs trained"
     bad = [row for row in rows(tmp_path, "metrics.jsonl") if row.get("skipped")]
     assert [row["step"] for row in bad] == [5]
     assert not torch.isfinite(torch.tensor([bad[0]["train/loss"], bad[0]["grad_norm"]])).all()
@@ -124,7 +124,7 @@ def assert_all_finite(folder: Path) -> None:
 
 def test_three_in_a_row_go_back_and_leave_the_batches_out(tmp_path: Path) -> None:
     made, reason = fit(tmp_path, at_steps(5, 6, 7, action=nan_input))
-    assert reason == "all 3 epochs are done"
+    assert reason == "all 3 epochs trained"
     assert made.numerics.rollbacks == 1
     assert made.numerics.skip == {(1, 0), (1, 1), (1, 2)}
     (text,) = [row["text"] for row in rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
@@ -147,7 +147,7 @@ def test_a_buffer_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
         next(b for n, b in made.model.named_buffers() if n.endswith("running_mean")).fill_(float("nan"))
 
     _, reason = fit(tmp_path, at_steps(6, action=poison))
-    assert reason == "all 3 epochs are done"
+    assert reason == "all 3 epochs trained"
     assert any(
         "not finite: features.1.running_mean; back to step-0" in row["text"] for row in rows(tmp_path, "events.jsonl")
     )
@@ -211,7 +211,7 @@ def outlier(*batches: tuple[int, int]) -> Callable[[run.Run], None]:
 
 def test_a_spike_goes_back_and_leaves_its_batch_out(tmp_path: Path) -> None:
     made, reason = fit(tmp_path, outlier((15, 2)), BACK, epochs=20)
-    assert reason == "all 20 epochs are done"
+    assert reason == "all 20 epochs trained"
     assert (made.numerics.rollbacks, made.numerics.skip) == (1, {(15, 2)})
     (text,) = [row["text"] for row in rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
     assert "the loss jumped to" in text
@@ -288,12 +288,12 @@ def test_memory_that_runs_out_in_a_step(tmp_path: Path) -> None:
     """From the retry on, the same as naming that micro-batch: buffers and draws are rewound."""
     (tmp_path / "a").mkdir()
     made, reason = fit(tmp_path / "a", exhausted(5))
-    assert reason == "all 3 epochs are done"
+    assert reason == "all 3 epochs trained"
     assert made.step.micro_batch == 4
     texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
     assert texts == [
-        "memory ran out with 16 samples at a time; going on with 8, same batch size",
-        "memory ran out with 8 samples at a time; going on with 4, same batch size",
+        "out of memory with micro-batch 16; continuing with 8, same batch size",
+        "out of memory with micro-batch 8; continuing with 4, same batch size",
     ]
     (tmp_path / "b").mkdir()
     named, _ = fit(tmp_path / "b", lambda made: setattr(made.step, "micro_batch", 4))
@@ -323,11 +323,11 @@ def test_memory_that_runs_out_in_the_middle_of_an_update(tmp_path: Path) -> None
         made.optimizer.step = step  # type: ignore[method-assign]
 
     made, reason = fit(tmp_path / "a", spoil)
-    assert reason == "all 3 epochs are done"
+    assert reason == "all 3 epochs trained"
     assert made.step.micro_batch == 8
     texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
     assert texts == [
-        "memory ran out with 16 samples at a time; going on with 8, same batch size",
+        "out of memory with micro-batch 16; continuing with 8, same batch size",
         "memory ran out in the middle of an update; back to step-0",
     ]
     (tmp_path / "b").mkdir()
@@ -347,7 +347,7 @@ def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     made, reason = fit(tmp_path / "a", spoil)
-    assert reason == "all 3 epochs are done"
+    assert reason == "all 3 epochs trained"
     assert made.step.micro_batch is None
     texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
     assert texts[:2] == [

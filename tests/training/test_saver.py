@@ -81,13 +81,13 @@ def test_a_full_disk_is_an_event_and_saving_goes_on_when_there_is_room(
     kept.periodic()
     folder = tmp_path / "checkpoints"
     assert [p.name for p in folder.iterdir()] == ["step-0"]
-    assert capsys.readouterr().out.count("not saved, training goes on") == 1
+    assert capsys.readouterr().out.count("checkpoint not saved, training continues") == 1
     with pytest.raises(StorageError, match="No space left on device"):
         kept.final()
     full[0] = False
     kept.periodic()
     assert sorted(p.name for p in folder.iterdir()) == ["best-7", "step-0", "step-7"]
-    assert "saved again" in capsys.readouterr().out
+    assert "checkpoints are saved again" in capsys.readouterr().out
     kept.run.metrics.close()  # type: ignore[union-attr]
 
 
@@ -352,5 +352,5 @@ def test_a_disk_that_is_too_small_is_told_at_the_start(
     made.metrics.close()
     events = tmp_path / "events.jsonl"
     told = events.read_text() if events.exists() else ""
-    assert ("the run will want" in told and "3 checkpoints of" in told and "checkpoint.keep: 1" in told) == bool(lack)
+    assert ("the run needs" in told and "3 checkpoints of" in told and "checkpoint.keep: 1" in told) == bool(lack)
     assert bool(told) == bool(lack)

@@ -231,7 +231,9 @@ def test_a_split_with_batchnorm_is_warned_of(name: str, warned: bool, tmp_path: 
     )
     done = train(path)
     assert done.returncode == 0, done.stderr
-    assert ("plan: micro_batch changes what is learned here (BatchNorm), as the job asks" in done.stdout) is warned
+    assert (
+        "plan: micro_batch changes the training result here (BatchNorm), as set in the job" in done.stdout
+    ) is warned
 
 
 def test_a_step_seeds_the_device_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,7 +231,7 @@ def test_early_stopping_after_its_patience(tmp_path: Path) -> None:
 
 def test_early_stopping_waits_for_what_still_improves(tmp_path: Path) -> None:
     train = "optimizer: {name: adamw, lr: 0.003}, early_stopping: {metric: validation/loss, patience: 1}"
-    assert fitted(tiny.assembled(tmp_path, asked(train))) == "all 2 epochs are done"
+    assert fitted(tiny.assembled(tmp_path, asked(train))) == "all 2 epochs trained"
 
 
 def test_a_plateau_lowers_the_rate_after_its_patience(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_plateau_lowers_the_rate_after_its_patience(tmp_path: Path) -> None:
 
 def test_steps_end_the_run_whatever_the_epochs(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, asked("steps: 6"))
-    assert fitted(made) == "6 steps are done"
+    assert fitted(made) == "6 steps trained"
     assert [row["step"] for row in rows(tmp_path, "lr")] == [1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in rows(tmp_path, "validation/loss")] == [4, 6]
     assert made.total_steps == 6
@@ -256,19 +256,19 @@ def test_steps_stretch_the_schedule_and_not_the_epochs(tmp_path: Path) -> None:
     rates = [row["lr"] for row in rows(tmp_path, "lr")]
     assert rates[-1] == pytest.approx(1e-3 * 1e-4)
     (tmp_path / "more").mkdir()
-    assert fitted(tiny.assembled(tmp_path / "more", asked("steps: 600"))) == "all 2 epochs are done"
+    assert fitted(tiny.assembled(tmp_path / "more", asked("steps: 600"))) == "all 2 epochs trained"
 
 
 def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, asked("max_time: 1h"))
-    stop = Stopped("max_time of 1h is spent")
+    stop = Stopped("max_time of 1h has passed")
     assert train._stopped(made, None, stop).action == "run the same command again"
     made.clock.start -= 3600
-    assert train._stopped(made, None, stop).action.startswith("raise train.max_time, which ended before")
+    assert train._stopped(made, None, stop).action.startswith("raise train.max_time (it passed before")
     made.counters = Counters(step=3, samples=48)
-    assert train._stopped(made, Saver(made), stop).action == "run the same command to go on from there"
+    assert train._stopped(made, Saver(made), stop).action == "run the same command again to resume from there"
     made.samples_before = 48
-    assert train._stopped(made, Saver(made), stop).action.startswith("raise train.max_time, which ended before")
+    assert train._stopped(made, Saver(made), stop).action.startswith("raise train.max_time (it passed before")
 
 
 def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
     made.step._gradients = slow  # type: ignore[method-assign]
     with pytest.raises(Stopped) as stop:
         fitted(made)
-    assert "max_time of 1h is spent" in str(stop.value)
+    assert "max_time of 1h has passed" in str(stop.value)
     assert made.counters.step == 3
     assert stop.value.exit_code == 75
 

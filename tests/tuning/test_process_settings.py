@@ -148,9 +148,9 @@ def test_an_exact_setting_must_give_the_same_numbers(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("seconds", "standing", "own", "expected"),
     [
-        (3.0, 1.0, 1, "the budget is spent"),
-        (14.0, 1.0, 1, "the budget is spent"),
-        (60.0, 25.0, 1, "the budget is spent"),
+        (3.0, 1.0, 1, "not enough time"),
+        (14.0, 1.0, 1, "not enough time"),
+        (60.0, 25.0, 1, "not enough time"),
         (60.0, 1.0, 1 << 60, "do not fit into"),
     ],
 )
@@ -216,7 +216,7 @@ def test_evidence_of_another_way_to_start_is_taken_by_a_new_process(job: Path) -
     evidence.store(here, name, {"cpu_threads": evidence.Measurement(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")})
     output, _ = started(job).communicate(timeout=120)
     assert "tune: measured before, on 2026-11-21" in output
-    assert "plan: cpu_threads is 1, not 2: measured on 2026-11-21" in output
+    assert "plan: cpu_threads changed from 2 to 1: measured on 2026-11-21" in output
     found = rows(job, 1)
     assert (found["cpu_threads"]["source"], found["cpu_threads"]["evidence"]) == (
         "measured",

@@ -94,7 +94,7 @@ def measured(folder: Path, optimize: str, said: list[str]) -> dict[str, evidence
 def test_short_runs_are_not_measured(tmp_path: Path) -> None:
     said: list[str] = []
     assert measured(tmp_path, "compile: false", said) == {}
-    assert "too short to measure anything" in said[-1]
+    assert "too short to measure optimizations" in said[-1]
 
 
 def test_off_measures_nothing(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_full_measures_and_is_remembered(tmp_path: Path, monkeypatch: pytest.Mon
     assert found["channels_last"].text.endswith("loss ok")
     said.clear()
     assert measured(tmp_path, "measure: full, compile: false, precision: fp32", said) == found
-    assert said == [f"tune: measured before, on {found['channels_last'].date}; nothing to measure again"]
+    assert said == [f"tune: measured before, on {found['channels_last'].date}; reusing the results"]
 
 
 def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

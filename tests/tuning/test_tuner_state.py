@@ -122,7 +122,7 @@ def test_what_lost_narrowly_is_tried_again_beside_what_was_taken(tmp_path: Path)
     found = tuner(tmp_path, machine(), cost, calm(), said).tune(1e9)
     assert taken(found) == {"precision": "bf16", "channels_last": False}
     assert found["precision"].text == (
-        "bf16 0.91x [0.91-0.91], loss ok; bf16 1.90x [1.90-1.90], loss ok beside what was taken"
+        "bf16 0.91x [0.91-0.91], loss ok; bf16 1.90x [1.90-1.90], loss ok together with the accepted settings"
     )
     assert [line.split(",")[0] for line in said[1:-1]] == [
         "tune: precision bf16 0.91x [0.91-0.91]",
@@ -149,8 +149,8 @@ def test_a_short_format_that_is_capped_is_never_taken_however_fast(tmp_path: Pat
 def test_without_budget_nothing_is_measured_and_that_is_said(tmp_path: Path) -> None:
     said: list[str] = []
     assert not tuner(tmp_path, machine(), table(), calm(), said).tune(0.0)
-    assert "tune: precision bf16 not measured, the budget is spent" in said
-    assert "tune: channels_last false not measured, the budget is spent" in said
+    assert "tune: precision bf16 not measured: no time left" in said
+    assert "tune: channels_last false not measured: no time left" in said
 
 
 def busy() -> None:
@@ -230,9 +230,9 @@ def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
     if steps * seconds < time_budget.WORTH_FROM or steps * time_budget.SHARE < time_budget.FEWEST:
         assert not found
         assert now[0] <= seconds
-        assert "too short to measure anything" in said[-1]
+        assert "too short to measure optimizations" in said[-1]
     else:
         assert now[0] <= time_budget.SHARE * steps * seconds + 2 * worst
         assert said[-1].startswith(
-            f"tune: took {now[0]:.0f} s of {time_budget.SHARE * steps * seconds:.0f} s, measured "
+            f"tune: finished in {now[0]:.0f} s of {time_budget.SHARE * steps * seconds:.0f} s; measured: "
         )

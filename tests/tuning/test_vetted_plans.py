@@ -73,7 +73,7 @@ def test_the_same_job_again_is_neither_measured_nor_checked(tmp_path: Path) -> N
     assert measured(tmp_path, asked)[1].endswith("with other data or settings; loss ok")
     assert measured(tmp_path, asked) == (
         {"channels_last": row},
-        "tune: measured before, on 2026-11-21; nothing to measure again",
+        "tune: measured before, on 2026-11-21; reusing the results",
     )
 
 
@@ -98,7 +98,7 @@ def test_other_settings_and_other_data_share_speeds_and_check_numbers(
     again, said = measured(tmp_path, *other)
     assert again == found
     assert said == "tune: measured before, on 2026-11-21, with other data or settings; loss ok"
-    assert "nothing to measure again" in measured(tmp_path, *other)[1]
+    assert "reusing the results" in measured(tmp_path, *other)[1]
 
 
 @pytest.mark.parametrize(

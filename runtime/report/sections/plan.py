@@ -21,7 +21,7 @@ def plan_section(plan: Plan) -> Section:
     quiet = {i: Tone.QUIET for i, d in enumerate(plan.decisions) if d.name in off and d.value == off[d.name]}
     blocks: list[Block] = [
         Text(f"Profile {shown(plan.profile)}. Image {shown(plan.image or 'none')}: {shown(plan.image_reason)}."),
-        Table(("decision", "value", "source", "effect", "reason"), rows, quiet),
+        Table(("setting", "value", "source", "effect", "reason"), rows, quiet),
     ]
     if any(decision.provisional for decision in plan.decisions):
         blocks.append(Text("Values with a question mark were not settled by model and data.", Tone.QUIET))

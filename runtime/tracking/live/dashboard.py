@@ -48,7 +48,7 @@ def line(view: RunView) -> str:
 def left_text(left: float | None, at_most: bool) -> str:
     """`1:20 left`; with `at most` where the training may end earlier."""
     if left is None:
-        return "measuring the time left"
+        return "estimating time left"
     return f"{'at most ' if at_most else ''}{clock_time(left)} left"
 
 

@@ -13,7 +13,7 @@ from runtime.errors import CheckpointError
 from runtime.hardware.facts import Hardware
 from runtime.training.checkpoints import checkpoint
 
-PROMISE = "killed at any moment, the same command goes on with the same bits: same image, CPU model, threads, processes"
+PROMISE = "after a kill, the same command resumes; results stay bit-identical on the same image, CPU model, threads, processes"
 
 
 def identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:

@@ -65,7 +65,7 @@ class MicroBatchSearch:
         name = self._key()
         known = evidence.load(self.hardware, name)
         if known and self._still_fits(known):
-            self.say(f"fit: measured before, on {known['micro_batch'].date}; nothing to measure again")
+            self.say(f"fit: measured before, on {known['micro_batch'].date}; reusing the results")
             return _decisions(known)
         found, speeds = self.found()
         self._meter().begin()  # the copy of the network goes only with a collection

@@ -218,7 +218,7 @@ def test_without_a_cache_the_run_goes_on_and_says_so(tmp_path: Path, capsys: pyt
     (tmp_path / "file").write_text("")
     made = assembled(tmp_path, True, tmp_path / "file")
     assert not decode_cache.effective(made)
-    assert "decode_cache: images are decoded in every epoch: " in capsys.readouterr().out
+    assert "decode_cache: the cache is not used, images are decoded in every epoch: " in capsys.readouterr().out
     assert tiny.losses(made, 2) == tiny.losses(assembled(tmp_path, False, tmp_path / "c"), 2)
 
 
@@ -250,13 +250,13 @@ PICTURES = Workload(samples=1000, sample_bytes=12288, decoded=False)
 @pytest.mark.parametrize(
     ("facts", "epochs", "room", "value", "reason"),
     [
-        (None, 3, 1 << 30, True, "decoded once, if their pixels fit"),
-        (replace(PICTURES, decoded=True), 3, 1 << 30, False, "in memory already"),
-        (PICTURES, 3, 1 << 30, True, "1,000 images decoded once, not in each of 3 epochs: 12 MiB in "),
-        (PICTURES, 1, 1 << 30, False, "one epoch decodes nothing twice"),
-        (PICTURES, 3, 20 << 20, False, "the pixels take 12 MiB, more than half of the room in the cache (20 MiB)"),
-        (PICTURES, 3, None, False, "more than half of the room in the cache (unknown)"),
-        (replace(PICTURES, samples=100_000), 3, 1 << 40, False, "would come from the disk in every epoch"),
+        (None, 3, 1 << 30, True, "decode each image file once, if the pixels fit"),
+        (replace(PICTURES, decoded=True), 3, 1 << 30, False, "already in memory"),
+        (PICTURES, 3, 1 << 30, True, "1,000 images are decoded once instead of in each of 3 epochs: 12 MiB in "),
+        (PICTURES, 1, 1 << 30, False, "in a single epoch no image is decoded twice"),
+        (PICTURES, 3, 20 << 20, False, "the pixels take 12 MiB, more than half of the cache space (20 MiB)"),
+        (PICTURES, 3, None, False, "more than half of the cache space (unknown)"),
+        (replace(PICTURES, samples=100_000), 3, 1 << 40, False, "would be read from disk in every epoch"),
     ],
 )
 def test_it_is_chosen_where_disk_and_memory_have_room(

@@ -170,7 +170,7 @@ def test_a_setting_without_effect_is_told_only_if_the_job_asked(run: Path) -> No
     spec = run / "job.yaml"
     spec.write_text(spec.read_text().replace("optimize: {}", "optimize: {allocator: tcmalloc}"))
     (one,) = given(run)
-    assert (one.line, one.why) == ("optimize: {allocator: auto}", "it had no effect: LD_PRELOAD was dropped")
+    assert (one.line, one.why) == ("optimize: {allocator: auto}", "it had no effect: LD_PRELOAD was removed")
 
 
 def test_at_most_three_the_most_helpful_first(run: Path) -> None:

@@ -161,7 +161,7 @@ def test_one_plain_line(run: Path) -> None:
     text = line(RunReader(run).read())
     assert re.fullmatch(r"epoch 7/12  step 270/540  loss 0\.\d{4}  5\d\d samples/s  0:(1[7-9]|2\d) left", text)
     assert left_text(75.2, True) == "at most 1:15 left"
-    assert left_text(None, False) == "measuring the time left"
+    assert left_text(None, False) == "estimating time left"
 
 
 def test_no_run_folder(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     progress.evaluation(run, True)
     progress.close()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "epoch 1/4  step 1/40  loss 1.0000  measuring the time left"
+    assert lines[0] == "epoch 1/4  step 1/40  loss 1.0000  estimating time left"
     assert lines[1] == "epoch 1/4  step 6/40  loss 0.1667  32 samples/s  0:38 left"  # 34 steps, 4 evaluations of 1 s
     assert lines[2] == "epoch 1/4  validation/loss 0.5000  best"
     ahead = json.loads((tmp_path / "progress.json").read_text())

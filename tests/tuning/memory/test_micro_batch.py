@@ -244,7 +244,7 @@ def test_remembered_until_it_would_not_fit_any_more(tmp_path: Path, limited: Any
     first = fitted(job(), tmp_path, said := [""])
     again = fitted(job(), tmp_path, said := [""])
     assert again == first
-    assert said == ["", f"fit: measured before, on {first['micro_batch'].date}; nothing to measure again"]
+    assert said == ["", f"fit: measured before, on {first['micro_batch'].date}; reusing the results"]
     limited(9)
     assert fitted(job(), tmp_path)["micro_batch"].value == 9
 
