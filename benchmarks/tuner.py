@@ -136,7 +136,7 @@ def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
     spent = time.perf_counter() - start
     plan = tuner.made.plan
     for name in found.keys() - process_settings.names():
-        plan = variants.changed(plan, name, found[name].value)
+        plan = plan.with_values({name: found[name].value})
     if timeout.broken_off():
         print("  the compiler was broken off in this process; what is compiled now may fail for that", flush=True)
     choice = {name: plan.value(name) for name in SWITCHED}
@@ -167,9 +167,9 @@ def with_values(plan: Any, values: dict[str, Any]) -> Any:
     from runtime.tuning import variants
 
     if values["compile"] and plan.value("unpadding") == unpadding.PACKED:
-        plan = variants.changed(plan, "unpadding", unpadding.TOKENS)
+        plan = plan.with_values({"unpadding": unpadding.TOKENS})
     for name, value in values.items():
-        plan = variants.changed(plan, name, value)
+        plan = plan.with_values({name: value})
     return plan
 
 

@@ -70,7 +70,6 @@ def convolutional(folder: Path, name: str) -> run.Run:
     network = Convolutions("norm" in on).double()
     made = plan.resolve(job, here, run.workload(data, network), plain=True)
     asked: dict[str, Value] = {"channels_last": "channels_last" in on, "fused_optimizer": "fused" in on}
-    rows = [replace(row, value=asked.get(row.name, row.value)) for row in made.decisions]
     if "unseeded" in on:
         for parameter in network.parameters():
             parameter.data.add_(int(os.environ["DRIVETRAIN_RANK"]))
@@ -81,7 +80,7 @@ def convolutional(folder: Path, name: str) -> run.Run:
     found = run.assemble(
         job,
         here,
-        replace(made, decisions=tuple(rows)),
+        made.with_values(asked),
         folder,
         data,
         Model(network, "none", {}, Freeze()),

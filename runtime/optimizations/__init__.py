@@ -219,6 +219,11 @@ def wanted(job: Job, name: str, choice: Choice) -> Value:
     return choice.value if asked == "auto" else asked
 
 
+def off_values() -> dict[str, Value]:
+    """Plain PyTorch: the value of each optimization that does nothing."""
+    return {optimization.name: optimization.off for optimization in every()}
+
+
 @cache
 def every() -> tuple[Optimization, ...]:
     """All optimizations, ordered by (stage, name)."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runtime.errors import CheckpointError
 from runtime.optimizations import Value
-from runtime.plan.plan import LEARNED, Decision, Plan, load, replayed
+from runtime.plan.plan import LEARNED, Decision, Plan, load
 from runtime.system.files import read_json
 
 
@@ -38,7 +38,7 @@ class PlanRequest:
         """
         plain = all(row.source in ("plain", *LEARNED) for row in stored.decisions)
         before = PlanRequest(state.get("plain", plain), state.get("plan", None if plain else self.plan))
-        if self in (before, PlanRequest(False, replayed(stored))):
+        if self in (before, PlanRequest(False, stored.values())):
             return before
         raise CheckpointError(
             f"{run} is unfinished and was started {before}; this command is {self._beside(before)}",
@@ -61,8 +61,7 @@ def plan_of(run: Path) -> Plan:
         SpecError: if it has no readable plan.
     """
     plan = load(run / "plan.json")
-    rows = tuple(_learned(row, run) if row.name == "micro_batch" else row for row in plan.decisions)
-    return replace(plan, decisions=rows)
+    return plan.with_rows(_learned(row, run) for row in plan.decisions if row.name == "micro_batch")
 
 
 def begun(run: Path) -> bool:
@@ -77,4 +76,4 @@ def _learned(row: Decision, run: Path) -> Decision:
     if not isinstance(left, int) or (row.value != "off" and left >= int(row.value)):
         return row
     reason = f"memory ran out with more than {left} samples at a time"
-    return replace(row, value=left, source="memory", reason=reason, evidence=None, provisional=False)
+    return row.learned(left, "memory", reason)

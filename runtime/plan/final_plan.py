@@ -10,7 +10,7 @@ from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.workload import Workload
 from runtime.plan.evidence import Measurement
-from runtime.plan.plan import LEARNED, OPEN, Plan, resolve, written
+from runtime.plan.plan import LEARNED, OPEN, Decision, Plan, resolve, written
 
 
 def settle(
@@ -29,27 +29,36 @@ def settle(
         say: reports changes.
         measured: measurements by decision.
     """
-    known = measured or {}
-    values = {
-        d.name: d.value
-        for d in stored.decisions
-        if not d.provisional and d.source != "job" and not (d.source in OPEN and d.name in known)
-    }
-    plain = all(d.source == "plain" for d in stored.decisions)
-    fresh = resolve(job, machine, workload, plain=plain, replay=values, measured=measured)
-    before = {d.name: d for d in stored.decisions}
-    rows = []
-    for row in fresh.decisions:
-        old = before[row.name]
-        if row.source == "file" and old.value == row.value:
-            row = replace(row, source=old.source, reason=old.reason, evidence=old.evidence)
-        if old.source in LEARNED:
-            row = old
+    plan = refined(stored, job, machine, workload, measured)
+    for row in plan.decisions:
+        old = stored.row(row.name)
         if old.value != row.value:
             say(f"plan: {row.name} changed from {written(old.value)} to {written(row.value)}: {row.reason}")
-        rows.append(row)
-    off = {o.name: o.off for o in optimizations.every()}
-    changing = [r.name for r in rows if r.effect == optimizations.Effect.TRAINING and r.value != off[r.name]]
+    changing = [row.name for row in plan.enabled() if row.effect == optimizations.Effect.TRAINING]
     if changing:
         say(f"plan: {', '.join(changing)} changes the training result here (BatchNorm), as set in the job")
-    return replace(fresh, decisions=tuple(rows))
+    return plan
+
+
+def refined(
+    stored: Plan, job: Job, machine: Hardware, workload: Workload, measured: Mapping[str, Measurement] | None = None
+) -> Plan:
+    """The stored plan, decided again where it was provisional or where something was measured since."""
+    known = measured or {}
+    values = {
+        row.name: row.value
+        for row in stored.decisions
+        if not row.provisional and row.source != "job" and not (row.source in OPEN and row.name in known)
+    }
+    plain = all(row.source == "plain" for row in stored.decisions)
+    fresh = resolve(job, machine, workload, plain=plain, replay=values, measured=measured)
+    return fresh.with_rows(_explained(row, stored.row(row.name)) for row in fresh.decisions)
+
+
+def _explained(row: Decision, old: Decision) -> Decision:
+    """A value that stays keeps its reason; what an end of the trainer has taught stays as it is."""
+    if old.source in LEARNED:
+        return old
+    if row.source == "file" and old.value == row.value:
+        return replace(row, source=old.source, reason=old.reason, evidence=old.evidence)
+    return row

@@ -6,7 +6,7 @@ possible is an error; a preference of ours that is not possible is a row in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from runtime.job.workload import Workload
 from runtime.optimizations import Choice, Optimization, Value
 from runtime.plan.chip_profiles import profile
 from runtime.plan.evidence import Measurement
+from runtime.plan.plan_notes import plan_notes
 from runtime.system.files import parse_json
-from runtime.system.units import format_bytes, parse_bytes
 
 OPEN = ("choice", "profile")
 """Sources of decisions that a measurement may change."""
@@ -44,6 +44,10 @@ class Decision:
     provisional: bool = False
     """True until model and data are known."""
 
+    def learned(self, value: Value, source: str, reason: str) -> Decision:
+        """The decision after something has taught another value; the evidence was about the old one."""
+        return replace(self, value=value, source=source, reason=reason, evidence=None, provisional=False)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -58,9 +62,36 @@ class Plan:
     seen: Mapping[str, Any] = field(default_factory=dict)
     """Effective values, read back by the trainer after assembly."""
 
+    def row(self, name: str) -> Decision:
+        """The decision of this name."""
+        return next(row for row in self.decisions if row.name == name)
+
     def value(self, name: str) -> Value:
         """The value decided for one optimization."""
-        return next(d.value for d in self.decisions if d.name == name)
+        return self.row(name).value
+
+    def values(self) -> dict[str, Value]:
+        """All values by name; what `resolve` replays of a stored plan."""
+        return {row.name: row.value for row in self.decisions}
+
+    def enabled(self) -> tuple[Decision, ...]:
+        """The decisions that differ from plain PyTorch, in the order of application."""
+        off = optimizations.off_values()
+        return tuple(row for row in self.decisions if row.name in off and row.value != off[row.name])
+
+    def with_rows(self, rows: Iterable[Decision]) -> Plan:
+        """The plan with these rows in the place of its own of the same name."""
+        found = {row.name: row for row in rows}
+        return replace(self, decisions=tuple(found.get(row.name, row) for row in self.decisions))
+
+    def with_values(self, values: Mapping[str, Value]) -> Plan:
+        """The plan with other values and the reasons of its own: for a trial, not for a record."""
+        return self.with_rows(replace(row, value=values[row.name]) for row in self.decisions if row.name in values)
+
+    def only(self, names: Collection[str]) -> Plan:
+        """The plan with everything off but these."""
+        off = optimizations.off_values()
+        return self.with_values({name: value for name, value in off.items() if name not in names})
 
     def environment(self, hardware: Hardware) -> dict[str, str]:
         """Environment variables that must be set before the trainer starts; preloads are joined."""
@@ -97,7 +128,6 @@ def resolve(
     Raises:
         SpecError: with every requested value that is not possible.
     """
-    row = profile(hardware)
     decisions, refused = [], []
     for optimization in optimizations.every():
         asked = job.optimize.get(optimization.name, "auto")
@@ -110,7 +140,7 @@ def resolve(
     if refused:
         raise SpecError(refused)
     chosen = image.choose(hardware)
-    return Plan(tuple(decisions), chosen.word, chosen.reason, row.name, tuple(_notes(job, hardware, chosen.word)))
+    return Plan(tuple(decisions), chosen.word, chosen.reason, profile(hardware).name, tuple(plan_notes(job, hardware)))
 
 
 def _decide(
@@ -164,35 +194,6 @@ def _refusal(
     )
 
 
-def _notes(job: Job, hardware: Hardware, word: str | None) -> Iterable[str]:
-    limits, memory = job.limits, hardware.memory
-    if hardware.gpu_trouble:
-        yield f"gpu: {hardware.gpu_trouble}"
-    if hardware.gpu_note:
-        yield f"gpu: {hardware.gpu_note}"
-    if limits.gpu_memory is not None and hardware.gpu is None:
-        yield f"limits.gpu_memory: {limits.gpu_memory} has no effect without a GPU"
-    elif limits.gpu_memory is not None and hardware.gpu is not None:
-        may = gpu_selection.allowed(hardware.gpu, limits.gpu_memory)
-        yield f"limits.gpu_memory: tensors may use {format_bytes(may)} of {format_bytes(hardware.gpu.memory)}"
-    if hardware.gpu is None and hardware.image in image.BUILDS and job.limits.gpus != "none":
-        yield f"image: {hardware.image} needs a GPU and sees none, so `train` will not start"
-    allowed = hardware.cpu.quota or float(hardware.cpu.budget)
-    if limits.cpus is not None and allowed > limits.cpus:
-        yield f"limits.cpus: {limits.cpus:g} requested but not enforced; {allowed:g} CPUs are available"
-    if limits.cpus is not None and allowed < limits.cpus:
-        yield f"limits.cpus: {limits.cpus:g} requested, only {allowed:g} available"
-    if limits.memory is not None:
-        wanted = parse_bytes(limits.memory)
-        if memory.limit is None or memory.limit > wanted:
-            yield f"limits.memory: {limits.memory} requested but not enforced; {format_bytes(memory.limit or memory.host)} available"
-        elif memory.limit < wanted:
-            yield f"limits.memory: {limits.memory} requested, only {format_bytes(memory.limit)} available"
-    shm = hardware.storage.shm
-    if limits.shm is not None and hardware.place != "host" and shm is not None and shm < parse_bytes(limits.shm):
-        yield f"limits.shm: {limits.shm} requested, /dev/shm has {shm >> 20} MiB"
-
-
 def load(path: Path) -> Plan:
     """Read a stored plan.
 
@@ -217,24 +218,15 @@ def load(path: Path) -> Plan:
     return replace(plan, notes=tuple(plan.notes))
 
 
-def replayed(plan: Plan) -> dict[str, Value]:
-    """The values of a stored plan, for `resolve`."""
-    return {decision.name: decision.value for decision in plan.decisions}
-
-
 def carried(fresh: Plan, stored: Plan) -> Plan:
     """The new plan of a resumed run, with the reasons of the stored plan where a value is the same.
 
     What earlier trainers learned from crashes or from running out of memory overrides everything, even the job.
     """
-    old = {row.name: row for row in stored.decisions}
-
-    def row(now: Decision) -> Decision:
-        before = old.get(now.name, now)
-        kept = before.source in LEARNED or (now.source == "file" and now.value == before.value)
-        return before if kept else now
-
-    return replace(fresh, decisions=tuple(row(now) for now in fresh.decisions))
+    replayed = {row.name: row.value for row in fresh.decisions if row.source == "file"}
+    return fresh.with_rows(
+        row for row in stored.decisions if row.source in LEARNED or replayed.get(row.name) == row.value
+    )
 
 
 def smaller(plan: Plan, part: int, why: str) -> Plan | None:
@@ -249,13 +241,8 @@ def smaller(plan: Plan, part: int, why: str) -> Plan | None:
     now = part if value == "off" else min(part, int(value))
     if now == 1:
         return None
-    rows = [
-        replace(row, value=now // 2, source="memory", reason=f"{why} with {now} at a time", provisional=False)
-        if row.name == "micro_batch"
-        else row
-        for row in plan.decisions
-    ]
-    return replace(plan, decisions=tuple(rows), seen={})
+    row = plan.row("micro_batch").learned(now // 2, "memory", f"{why} with {now} at a time")
+    return replace(plan.with_rows([row]), seen={})
 
 
 def written(value: Value) -> str:

@@ -74,7 +74,7 @@ def render_changes(plan: Plan, before: Plan, file: Path, job: Job, hardware: Har
         job: the user's request.
         hardware: the usable machine.
     """
-    old = {row.name: row.value for row in before.decisions}
+    old = before.values()
     rows = [row for row in plan.decisions if row.name not in old or row.value != old[row.name]]
     head = Text(f"plan for {job.name} ({job.task}): ", style="bold")
     count = f"{len(rows)} of {len(plan.decisions)} settings differ from" if rows else "unchanged from"
@@ -101,7 +101,7 @@ def _rows(decisions: Iterable[Decision]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
     for title in ("setting", "value", "source", "effect", "reason"):
         table.add_column(title, no_wrap=title != "reason", overflow="fold")
-    off = {o.name: o.off for o in optimizations.every()}
+    off = optimizations.off_values()
     for row in decisions:
         value = written(row.value) + (" ?" if row.provisional else "")
         reason = f"{row.reason} [{row.evidence}]" if row.evidence else row.reason

@@ -137,7 +137,7 @@ def _results(entries: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:
 
 
 def _plan(record: Record) -> dict[str, Any]:
-    return {d.name: d.value for d in record.plan.decisions} if record.plan else {}
+    return record.plan.values() if record.plan else {}
 
 
 def _machine(record: Record) -> dict[str, Any]:

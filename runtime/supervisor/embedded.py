@@ -232,7 +232,7 @@ def _assembled(
     facts, clock = runs.workload(dataset, network.module), PhaseTimer()
     before = place.path / "plan.json"
     stored = effective_plan.plan_of(place.path) if place.resumes and before.exists() else None
-    plan = plans.resolve(job, machine, facts, replay=plans.replayed(stored) if stored else {})
+    plan = plans.resolve(job, machine, facts, replay=stored.values() if stored else {})
     plan = host_process.as_started(plans.carried(plan, stored) if stored else plan, machine)
     if stored is None:
         found = MicroBatchSearch(job, machine, plan, dataset, network, facts, place.path, signals, say).measured()

@@ -112,14 +112,14 @@ def as_started(plan: Plan, hardware: Hardware) -> Plan:
 
     Variables of later stages are set: nothing has read them yet.
     """
-    rows = {row.name: row for row in plan.decisions}
+    rows = []
     for optimization in optimizations.every():
-        row = rows[optimization.name]
+        row = plan.row(optimization.name)
         environment = optimization.environment(hardware, row.value)
         if optimization.stage is not Stage.PROCESS:
             os.environ.update(library_variables.merged(os.environ, environment))
         elif optimization.preloaded and environment and (now := optimization.preloaded()) != row.value:
             why = f"{written(row.value)} would have to be there before the process starts, as under `drivetrain train`"
             effect = str(Effect.EXACT) if now == optimization.off else row.effect
-            rows[row.name] = replace(row, value=now, source="process", reason=why, effect=effect, evidence=None)
-    return replace(plan, decisions=tuple(rows.values()))
+            rows.append(replace(row.learned(now, "process", why), effect=effect))
+    return plan.with_rows(rows)

@@ -63,9 +63,7 @@ def train(request: TrainRequest) -> int:
     job = spec.load(request.spec, request.assignments)
     machine = device_check.admitted(detect(request.runs), job.limits.gpus)
     local_processes.check(job, machine)
-    asked = effective_plan.PlanRequest(
-        request.plain, plans.replayed(plans.load(request.plan)) if request.plan else None
-    )
+    asked = effective_plan.PlanRequest(request.plain, plans.load(request.plan).values() if request.plan else None)
     run = run_folder.open_run(request.runs, job, new=request.new)
     if job.train.batch_size == "auto":
         code, request = _sized(request, job, machine, run)
@@ -76,7 +74,7 @@ def train(request: TrainRequest) -> int:
     if stored:
         asked = asked.resumed(run.path, run.state(), stored)
     # A resumed run keeps its plan: other threads or layouts would mean other bits.
-    replay = plans.replayed(stored) if stored else asked.plan
+    replay = stored.values() if stored else asked.plan
     plan = plans.resolve(job, machine, plain=asked.plain, replay=replay, measured=evidence.started(machine, job))
     if stored:
         plan = plans.carried(plan, stored)

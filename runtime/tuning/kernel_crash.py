@@ -11,7 +11,7 @@ from pathlib import Path
 from runtime import optimizations
 from runtime.errors import DeviceError
 from runtime.optimizations import Effect
-from runtime.plan.plan import Plan, written
+from runtime.plan.plan import Decision, Plan, written
 from runtime.system.signals import CRASHES
 
 FILE = "crash.txt"
@@ -45,29 +45,21 @@ def told(run: Path, code: int, who: str = "the trainer") -> str:
 
 def without(plan: Plan, why: str) -> Plan | None:
     """The plan with everything off that can be, but for what the job has learned with; None if all of it is off."""
-    names = _on(plan)
-    off = {o.name: o.off for o in optimizations.every()}
+    off = optimizations.off_values()
     rows = [
         replace(
-            row,
-            value=off[row.name],
-            source="crash",
-            reason=f"{why}, with {written(row.value)}",
+            row.learned(off[row.name], "crash", f"{why}, with {written(row.value)}"),
             effect=str(Effect.EXACT),
-            evidence=None,
-            provisional=False,
         )
-        if row.name in names
-        else row
-        for row in plan.decisions
+        for row in _on(plan)
     ]
-    return replace(plan, decisions=tuple(rows), seen={}) if names else None
+    return replace(plan.with_rows(rows), seen={}) if rows else None
 
 
 def consequence(plan: Plan, again: str) -> str:
     """What was in force, what happens now, and how to find out which one it was."""
-    names = _on(plan)
-    off = {o.name: o.off for o in optimizations.every()}
+    names = [row.name for row in _on(plan)]
+    off = optimizations.off_values()
     first = next((name for name in SUSPECTS if name in names), names[0])
     listed = ", ".join(f"{name} {written(plan.value(name))}" for name in names)
     return (
@@ -86,14 +78,9 @@ def hopeless(why: str) -> DeviceError:
     )
 
 
-def _on(plan: Plan) -> list[str]:
+def _on(plan: Plan) -> list[Decision]:
     """What is in force and can be turned off without changing what is learned."""
-    off = {o.name: o.off for o in optimizations.every()}
-    return [
-        row.name
-        for row in plan.decisions
-        if row.value != off[row.name] and row.name not in KEPT and row.effect != str(Effect.TRAINING)
-    ]
+    return [row for row in plan.enabled() if row.name not in KEPT and row.effect != str(Effect.TRAINING)]
 
 
 def _files(run: Path) -> list[Path]:

@@ -59,13 +59,12 @@ def names() -> set[str]:
 
 def contested(job: Job, hardware: Hardware, plan: Plan) -> list[Rival]:
     """Values worth a child, in order of what they may gain."""
-    rows = {row.name: row for row in plan.decisions}
     found = [
         (optimization, value)
         for optimization in optimizations.every()
-        if optimization.stage is Stage.PROCESS and rows[optimization.name].source in OPEN
+        if optimization.stage is Stage.PROCESS and plan.row(optimization.name).source in OPEN
         for value in optimization.candidates(job, hardware, None)
-        if value != rows[optimization.name].value
+        if value != plan.row(optimization.name).value
     ]
     return sorted(found, key=lambda rival: ORDER.index(rival[0].name) if rival[0].name in ORDER else len(ORDER))
 
@@ -127,7 +126,6 @@ def _all(
     say: Callable[[str], None],
     found: dict[str, Measurement],
 ) -> None:
-    from runtime.tuning import variants
 
     start = time.monotonic()
     incumbent = shop.side(plan, patience=end - start)
@@ -137,7 +135,7 @@ def _all(
         if left < 1.5 * standing:
             say(f"tune: {name} {written(value)} not measured: no time left")
             continue
-        challenger = variants.changed(plan, name, value)
+        challenger = plan.with_values({name: value})
         side, verdict = _verdict(shop, incumbent, challenger, optimization, total, end)
         text, before = f"{written(value)} {verdict.text}", found.get(name)
         if verdict.wins:

@@ -153,7 +153,7 @@ class Tuner:
         self, contest: TunerState, optimization: Optimization, value: Value, step: float, left: float, late: set[str]
     ) -> None:
         """One value against the incumbent, if there is time."""
-        challenger = variants.changed(contest.plan, optimization.name, value)
+        challenger = contest.plan.with_values({optimization.name: value})
         compiles = challenger.value("compile") is not False
         compiling = min(QUICKEST, self.compiling) if self.source else self.compiling
         if left < max(4 * BLOCK, 10 * step, compiling if compiles else 0.0):
@@ -177,7 +177,7 @@ class Tuner:
     def _contested(self, plan: Plan) -> Iterator[tuple[Optimization, Value]]:
         job, hardware = self.made.job, self.made.hardware
         for optimization in optimizations.every():
-            settled = next(d for d in plan.decisions if d.name == optimization.name).source in SETTLED
+            settled = plan.row(optimization.name).source in SETTLED
             if settled or optimization.stage in (Stage.PROCESS, Stage.LOADER):
                 continue
             for value in optimization.candidates(job, hardware, self.facts):
@@ -191,7 +191,7 @@ class Tuner:
             Slow: if they are not known by `until`.
         """
         off = variants.all_off(plan, quiet)
-        off = variants.changed(off, "packed_dropout", False) if plan.value("compile") is not False else off
+        off = off.with_values({"packed_dropout": False}) if plan.value("compile") is not False else off
         key = quiet, tuple(off.value(one.name) for one in optimizations.every() if one.redraws)
         if key not in self.plain:
             arm = self.arm(off)

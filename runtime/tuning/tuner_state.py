@@ -8,7 +8,6 @@ from runtime.optimizations import Value
 from runtime.plan import evidence
 from runtime.plan.evidence import Measurement
 from runtime.plan.plan import Plan, written
-from runtime.tuning import variants
 from runtime.tuning.variants import Variant, Verdict
 
 PROMISING = ("precision", "channels_last", "unpadding", "micro_batch", "compile")
@@ -33,7 +32,7 @@ class TunerState:
         if not seen:
             return True
         ratio, plan = seen[-1]
-        beside = variants.changed(plan, name, self.plan.value(name))
+        beside = plan.with_values({name: self.plan.value(name)})
         return (
             len(seen) == 1
             and ratio > HOPELESS
@@ -47,7 +46,7 @@ class TunerState:
         self.tried.setdefault((name, value), []).append((verdict.ratio, self.plan))
         if verdict.wins:
             old = self.plan.value(name)
-            self.plan = variants.changed(self.plan, name, value)
+            self.plan = self.plan.with_values({name: value})
             self.tried.setdefault((name, old), []).append((1 / verdict.ratio, self.plan))
         kept = self.plan.value(name)
         self.found[name] = Measurement(kept, f"{before.text}; {text}" if before else text, evidence.today())

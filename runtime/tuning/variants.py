@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from runtime import optimizations
 from runtime.data.dataset import Batch
 from runtime.job.workload import Workload
 from runtime.models.recompute import RecomputedBlock
-from runtime.optimizations import Effect, Optimization, Stage, Value
+from runtime.optimizations import Effect, Optimization, Stage
 from runtime.plan.plan import Plan
 from runtime.training.run import Run
 from runtime.tuning.paired_timing import PairedTiming
@@ -142,20 +142,15 @@ def redraws(optimization: Optimization, plan: Plan, facts: Workload, on_gpu: boo
     return drops and (optimization.redraws or (plan.value("compile") is not False and on_gpu))
 
 
-def changed(plan: Plan, name: str, value: Value) -> Plan:
-    """The plan with one other value."""
-    rows = [replace(row, value=value) if row.name == name else row for row in plan.decisions]
-    return replace(plan, decisions=tuple(rows))
-
-
 def all_off(plan: Plan, quiet: bool) -> Plan:
     """Everything off that can still be switched in this process; `quiet`, also what would draw other dropout.
 
     What changes what is learned, as the job asks, stays: it is no rounding that numbers could be set beside.
     """
-    off = {o.name: o.off for o in optimizations.every() if o.stage is not Stage.PROCESS and (quiet or not o.redraws)}
-    rows = [
-        row if row.effect == Effect.TRAINING else replace(row, value=off.get(row.name, row.value))
-        for row in plan.decisions
-    ]
-    return replace(plan, decisions=tuple(rows))
+    return plan.with_values(
+        {
+            o.name: o.off
+            for o in optimizations.every()
+            if o.stage is not Stage.PROCESS and (quiet or not o.redraws) and plan.row(o.name).effect != Effect.TRAINING
+        }
+    )

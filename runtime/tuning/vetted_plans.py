@@ -28,7 +28,7 @@ def again(tuner: Tuner, known: Mapping[str, Measurement]) -> dict[str, Measureme
         return {}
     plan = tuner.made.plan
     for name, row in known.items():
-        plan = variants.changed(plan, name, row.value)
+        plan = plan.with_values({name: row.value})
     wrong = wrong_numbers(tuner, plan)
     tuner.say(f"{before}; {f'with these its numbers are wrong ({wrong}); measured again' if wrong else 'loss ok'}")
     return {} if wrong else dict(known)
@@ -50,7 +50,7 @@ def defaults(tuner: Tuner, contest: TunerState, until: float) -> None:
     if wrong is None:
         return
     suspects = _suspects(contest.plan)
-    without = {one.name: variants.changed(contest.plan, one.name, one.off) for one in suspects}
+    without = {one.name: contest.plan.with_values({one.name: one.off}) for one in suspects}
     alone = next((one for one in suspects if wrong_numbers(tuner, without[one.name]) is None), None)
     if alone is None and (still := wrong_numbers(tuner, _all_off(contest.plan, suspects))):
         tuner.say(f"warning: what the job asks for computes other numbers: {still}")
@@ -60,7 +60,7 @@ def defaults(tuner: Tuner, contest: TunerState, until: float) -> None:
         text = f"{written(value)} vetoed: {wrong}"
         contest.tried[(one.name, value)] = [(0.0, contest.plan)]
         contest.found[one.name] = Measurement(one.off, text, evidence.today())
-        contest.plan = variants.changed(contest.plan, one.name, one.off)
+        contest.plan = contest.plan.with_values({one.name: one.off})
         tuner.say(f"tune: {one.name} {text}")
     contest.incumbent = tuner.arm(contest.plan)
 
@@ -80,19 +80,16 @@ def wrong_numbers(tuner: Tuner, plan: Plan, until: float = math.inf) -> str | No
 
 
 def _all_off(plan: Plan, these: list[Optimization]) -> Plan:
-    for one in these:
-        plan = variants.changed(plan, one.name, one.off)
-    return plan
+    return plan.with_values({one.name: one.off for one in these})
 
 
 def _suspects(plan: Plan) -> list[Optimization]:
     """What nobody asked for and may round, latest stage first."""
-    rows = {row.name: row for row in plan.decisions}
     return [
         one
         for one in reversed(optimizations.every())
-        if rows[one.name].source in OPEN
-        and rows[one.name].value != one.off
-        and rows[one.name].effect != Effect.EXACT
+        if plan.row(one.name).source in OPEN
+        and plan.row(one.name).value != one.off
+        and plan.row(one.name).effect != Effect.EXACT
         and one.stage not in (Stage.PROCESS, Stage.LOADER)
     ]

@@ -75,8 +75,7 @@ def made(folder: Path, asked: Job, on: bool, settings: dict[str, Value] | None =
     network = build(asked, data)
     plain = plan.resolve(asked, here, run.workload(data, network.module), plain=True)
     values = (settings or {}) | {"feature_cache": on}
-    rows = tuple(replace(row, value=values.get(row.name, row.value)) for row in plain.decisions)
-    return run.assemble(asked, here, replace(plain, decisions=rows), folder, data, network, tiny.Quiet(), PhaseTimer())
+    return run.assemble(asked, here, plain.with_values(values), folder, data, network, tiny.Quiet(), PhaseTimer())
 
 
 class Recorder(torch.optim.SGD):
@@ -166,10 +165,7 @@ def test_a_second_run_over_the_same_data_computes_nothing_again(
         network = build(asked, data)
         plain = plan.resolve(asked, here, run.workload(data, network.module), plain=True)
         values = {"feature_cache": True, "channels_last": format_}
-        rows = tuple(replace(row, value=values.get(row.name, row.value)) for row in plain.decisions)
-        one = run.assemble(
-            asked, here, replace(plain, decisions=rows), tmp_path, data, network, tiny.Quiet(), PhaseTimer()
-        )
+        one = run.assemble(asked, here, plain.with_values(values), tmp_path, data, network, tiny.Quiet(), PhaseTimer())
         lost.append(tiny.losses(one, 3))
         assert len(data.kept) == 1
     assert lost[0] == lost[1] == pytest.approx(lost[2], rel=1e-3)

@@ -11,13 +11,16 @@ from typing import cast
 import pytest
 from rich.console import Console
 
+from runtime import optimizations
 from runtime.errors import SpecError
 from runtime.hardware import facts
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.document import parse
+from runtime.job.workload import Workload
 from runtime.job_spec import load as job_spec
-from runtime.plan import plan
+from runtime.plan import final_plan, plan
+from runtime.plan.evidence import Measurement
 from runtime.plan.plan_table import render, render_changes
 from tests.paths import MACHINES
 
@@ -70,7 +73,7 @@ def test_plain_is_everything_off() -> None:
     made = plan.resolve(job(), machine("h200"), plain=True)
     from runtime import optimizations
 
-    assert {d.name: d.value for d in made.decisions} == {o.name: o.off for o in optimizations.every()}
+    assert made.values() == optimizations.off_values()
     assert {d.source for d in made.decisions} == {"plain"}
     expected = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0"}
     assert made.environment(machine("h200")) == expected
@@ -163,7 +166,7 @@ def test_a_stored_plan_replays(tmp_path: Path) -> None:
     asked = plan.resolve(job("optimize: {cpu_threads: 1, channels_last: false}"), machine())
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(asked.to_json()))
-    again = plan.resolve(job(), machine(), replay=plan.replayed(plan.load(path)))
+    again = plan.resolve(job(), machine(), replay=plan.load(path).values())
     rows = {d.name: d for d in again.decisions}
     assert (rows["cpu_threads"].value, rows["cpu_threads"].source) == (1, "file")
     assert {d.name: d.value for d in again.decisions} == {d.name: d.value for d in asked.decisions}
@@ -234,6 +237,59 @@ def test_a_plan_that_was_shown_is_not_shown_again() -> None:
 def test_a_resumed_run_keeps_its_reasons() -> None:
     """What is replayed stands in the plan with the source and reason of the first start."""
     first = plan.resolve(job(), machine())
-    again = plan.resolve(job(), machine(), replay=plan.replayed(first))
+    again = plan.resolve(job(), machine(), replay=first.values())
     assert {row.source for row in again.decisions} == {"file"}
     assert plan.carried(again, first).decisions == first.decisions
+
+
+def test_a_plan_with_other_values_keeps_its_reasons() -> None:
+    made = plan.resolve(job("optimize: {precision: fp32}"), machine())
+    other = made.with_values({"cpu_threads": 1, "micro_batch": 4})
+    assert (other.value("cpu_threads"), other.value("micro_batch")) == (1, 4)
+    assert other.row("cpu_threads").reason == made.row("cpu_threads").reason
+    assert {name: value for name, value in made.values().items() if other.value(name) != value} == {
+        name: made.value(name) for name in ("cpu_threads", "micro_batch")
+    }
+    assert made.with_values({}) == made
+
+
+def test_what_is_enabled_differs_from_plain_pytorch_in_the_order_of_application() -> None:
+    off = optimizations.off_values()
+    made = plan.resolve(job(), machine()).with_values(off | {"micro_batch": 4, "denormals": True})
+    assert [row.name for row in made.enabled()] == ["denormals", "micro_batch"]
+    assert made.only(["micro_batch"]).values() == off | {"micro_batch": 4}
+    assert made.only(()).enabled() == ()
+
+
+def test_a_row_that_learned_has_a_reason_of_its_own_and_no_evidence() -> None:
+    made = plan.resolve(job(), machine())
+    row = replace(made.row("micro_batch"), evidence="0.9x", provisional=True).learned(2, "memory", "it ran out")
+    assert (row.value, row.source, row.reason, row.evidence, row.provisional) == (
+        2,
+        "memory",
+        "it ran out",
+        None,
+        False,
+    )
+    again = made.with_rows([row])
+    assert again.row("micro_batch") == row
+    assert [one for one in again.decisions if one != row] == [
+        one for one in made.decisions if one.name != "micro_batch"
+    ]
+
+
+def test_a_plan_is_refined_by_what_was_measured_and_by_what_is_known() -> None:
+    """Open decisions take what was measured; requested values and those that a failure has taught stay."""
+    wanted, here = job("optimize: {cpu_threads: 1}"), machine()
+    stored = plan.resolve(wanted, here)
+    stored = stored.with_rows([stored.row("denormals").learned(False, "crash", "it died")])
+    found = {
+        "channels_last": Measurement(False, "0.9x", "2026-01-01"),
+        "denormals": Measurement(True, "1.1x", "2026-01-01"),
+    }
+    made = final_plan.refined(stored, wanted, here, Workload(layers={"Conv2d": 3}), found)
+    rows = {row.name: (row.value, row.source) for row in made.decisions}
+    assert rows["channels_last"] == (False, "measured")
+    assert rows["cpu_threads"] == (1, "job")
+    assert rows["denormals"] == (False, "crash")
+    assert not any(row.provisional for row in made.decisions)

@@ -21,7 +21,7 @@ def made(plain: bool = False) -> plan.Plan:
     return plan.resolve(tiny.job(), tiny.machine(), plain=plain)
 
 
-PLAIN, CHOSEN = plan.replayed(made(plain=True)), plan.replayed(made())
+PLAIN, CHOSEN = made(plain=True).values(), made().values()
 OTHER = CHOSEN | {"precision": "bf16"}
 
 

@@ -127,7 +127,7 @@ def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pyte
         return arm
 
     monkeypatch.setattr(tune.Tuner, "arm", wrong)
-    monkeypatch.setattr(variants, "all_off", lambda made, quiet: variants.changed(made, "channels_last", True))
+    monkeypatch.setattr(variants, "all_off", lambda made, quiet: made.with_values({"channels_last": True}))
     said: list[str] = []
     found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
     assert "vetoed: " in found["channels_last"].text
@@ -141,11 +141,11 @@ def test_what_is_compiled_is_compared_with_torchs_dropout(tmp_path: Path, monkey
     here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
     network = build(asked, data)
     first = plan.resolve(asked, here, run.workload(data, network.module))
-    first = variants.changed(first, "packed_dropout", True)
+    first = first.with_values({"packed_dropout": True})
     made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
     tuner = tune.Tuner(made, data, network, lambda line: None)
     for compiled in (False, True, True, False):
-        tuner.reference(False, variants.changed(first, "compile", compiled))
+        tuner.reference(False, first.with_values({"compile": compiled}))
     assert [one.value("packed_dropout") for one in seen] == [True, False]
 
 
@@ -163,11 +163,11 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
     tuner = tune.Tuner(made, data, network, lambda line: None)
     for value in (512, "off"):
         row = next(o for o in optimizations.every() if o.name == "unpadding")
-        verdict = tuner._verdict(row, tuner.arm(first), variants.changed(first, "unpadding", value), 0.01, 5.0)
+        verdict = tuner._verdict(row, tuner.arm(first), first.with_values({"unpadding": value}), 0.01, 5.0)
         assert "loss ok" in verdict.text
-    parts = variants.changed(first, "unpadding", 512)
+    parts = first.with_values({"unpadding": 512})
     row = next(o for o in optimizations.every() if o.name == "fused_optimizer")
-    verdict = tuner._verdict(row, tuner.arm(parts), variants.changed(parts, "fused_optimizer", False), 0.01, 5.0)
+    verdict = tuner._verdict(row, tuner.arm(parts), parts.with_values({"fused_optimizer": False}), 0.01, 5.0)
     assert "loss ok" in verdict.text
 
 

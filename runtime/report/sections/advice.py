@@ -278,7 +278,7 @@ def _faster(part: float) -> str:
 
 
 def _values(record: Record) -> dict[str, Any]:
-    return {d.name: d.value for d in record.plan.decisions} if record.plan else {}
+    return record.plan.values() if record.plan else {}
 
 
 def _turned_off(record: Record, name: str) -> bool:

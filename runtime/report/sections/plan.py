@@ -16,7 +16,7 @@ _LONG = 100
 
 def plan_section(plan: Plan) -> Section:
     """Every decision with value, source, effect and reason."""
-    off = {optimization.name: optimization.off for optimization in optimizations.every()}
+    off = optimizations.off_values()
     rows = tuple(_row(decision) for decision in plan.decisions)
     quiet = {i: Tone.QUIET for i, d in enumerate(plan.decisions) if d.name in off and d.value == off[d.name]}
     blocks: list[Block] = [

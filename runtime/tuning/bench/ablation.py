@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from runtime import optimizations
 from runtime.optimizations import Value
 from runtime.plan.plan import Decision, Plan, written
 from runtime.tuning.bench.block_timing import Block, block, calmest
@@ -115,19 +114,6 @@ def _error(pair: PairedTiming) -> float:
     return 1.253 * math.log(high / low) / 1.349 / math.sqrt(len(pair.ratios))
 
 
-def switched(plan: Plan, on: Collection[str]) -> Plan:
-    """The plan with only these optimizations on."""
-    off = {o.name: o.off for o in optimizations.every()}
-    rows = [row if row.name in on else replace(row, value=off[row.name]) for row in plan.decisions]
-    return replace(plan, decisions=tuple(rows))
-
-
-def steps_of(plan: Plan) -> list[Decision]:
-    """The decisions that differ from plain PyTorch, in the order of application."""
-    off = {o.name: o.off for o in optimizations.every()}
-    return [row for row in plan.decisions if row.value != off[row.name]]
-
-
 def climb(plan: Plan, start: Start, rounds: int, tell: Callable[[str], None], against: Sequence[str] = ()) -> Ablation:
     """Measure the whole ladder.
 
@@ -143,12 +129,12 @@ class _AblationRunner:
 
     def __init__(self, plan: Plan, start: Start, rounds: int, tell: Callable[[str], None]) -> None:
         self.plan, self.start, self.rounds, self.tell = plan, start, rounds, tell
-        self.plain = start(switched(plan, ()))
+        self.plain = start(plan.only(()))
         self.top = self.plain
         self.on: list[Decision] = []
 
     def rungs(self, against: Sequence[str]) -> Iterator[AblationStep]:
-        added = [self._added(row) for row in steps_of(self.plan)]
+        added = [self._added(row) for row in self.plan.enabled()]
         total = self._total()
         ready = self.plain.ready
         count = block(ready.step)
@@ -174,7 +160,7 @@ class _AblationRunner:
         names = [known.name for known in self.on] + [row.name]
         empty = AblationStep("added", row.name, row.value, row.effect)
         try:
-            arm = self.start(switched(self.plan, names))
+            arm = self.start(self.plan.only(names))
             rung = self._measured(empty, self.top, arm, arm)
         except Failed as error:
             self.tell(f"bench: {row.name} {written(row.value)} failed and is left out: {error}")
@@ -192,7 +178,7 @@ class _AblationRunner:
         names = [known.name for known in self.on if known is not row]
         empty = AblationStep("without", row.name, row.value, row.effect)
         try:
-            arm = self.start(switched(self.plan, names))
+            arm = self.start(self.plan.only(names))
             rung = self._measured(empty, arm, self.top, arm)
             arm.close()
         except Failed as error:
@@ -202,7 +188,7 @@ class _AblationRunner:
     def _against(self, assignments: Sequence[str]) -> AblationStep:
         empty = AblationStep("against", ", ".join(assignments), effect="training")
         try:
-            arm = self.start(switched(self.plan, [row.name for row in self.on]), assignments)
+            arm = self.start(self.plan.only([row.name for row in self.on]), assignments)
             rung = replace(self._measured(empty, self.top, arm, arm), loss_off=None)
             arm.close()
         except Failed as error:

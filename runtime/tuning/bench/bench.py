@@ -26,7 +26,7 @@ from runtime.system import signals
 from runtime.system.files import make_folder
 from runtime.tuning import batch_size, child_process
 from runtime.tuning.bench import results
-from runtime.tuning.bench.ablation import climb, steps_of
+from runtime.tuning.bench.ablation import climb
 from runtime.tuning.bench.variant import VariantPool
 
 __all__ = ["BenchRequest", "bench"]
@@ -81,7 +81,7 @@ def _measured(request: BenchRequest, job: Job, machine: Hardware, output: Path, 
 
 def _redrawn(plan: plans.Plan) -> bool:
     """Whether arms draw other dropout; not where one compiles: what is compiled without dropout is compiled again with it."""
-    names = {row.name for row in steps_of(plan)}
+    names = {row.name for row in plan.enabled()}
     return "compile" not in names and any(one.redraws for one in optimizations.every() if one.name in names)
 
 

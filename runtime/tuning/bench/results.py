@@ -20,7 +20,7 @@ from runtime.plan.plan_table import machine as machine_line
 from runtime.report.formatting import tick
 from runtime.system.files import storage_error, write_json
 from runtime.system.units import format_bytes
-from runtime.tuning.bench.ablation import Ablation, AblationStep, steps_of
+from runtime.tuning.bench.ablation import Ablation, AblationStep
 
 COMPILED = 1.0
 """Seconds from which the first step's extra time is worth telling."""
@@ -83,7 +83,7 @@ def explanation(ladder: Ablation) -> str:
 
 def left_out(plan: Plan) -> str:
     """What is off in the plan and so no rung."""
-    on = {row.name for row in steps_of(plan)}
+    on = {row.name for row in plan.enabled()}
     off = [f"{row.name} ({written(row.value)})" for row in plan.decisions if row.name not in on]
     return f"off in this plan, so no rung: {', '.join(off) or 'nothing'}; --set optimize.NAME=VALUE adds one"
 

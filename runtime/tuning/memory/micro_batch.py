@@ -108,13 +108,12 @@ class MicroBatchSearch:
     def search(self, recompute: bool) -> SizeSearch:
         """A search with a copy of the network, everything as planned but for what is to be found."""
         # Every size would be compiled anew.
-        changed: dict[str, Value] = {"gradient_checkpointing": recompute, "micro_batch": "off", "compile": False}
-        rows = [replace(row, value=changed.get(row.name, row.value)) for row in self.plan.decisions]
+        plan = self.plan.with_values({"gradient_checkpointing": recompute, "micro_batch": "off", "compile": False})
         network = replace(self.network, module=copy.deepcopy(self.network.module))
         made = assemble(
             self.job,
             self.hardware,
-            replace(self.plan, decisions=tuple(rows)),
+            plan,
             self.folder,
             self.dataset,
             network,
@@ -133,7 +132,7 @@ class MicroBatchSearch:
         return self._splits_norm and any(n > count and n % count == 1 for n in (batch, len(self.dataset.train) % batch))
 
     def _source(self, name: str) -> str:
-        return next(row.source for row in self.plan.decisions if row.name == name)
+        return self.plan.row(name).source
 
     def _meter(self) -> meter.Gauge:
         return meter.of(torch.device("cuda:0" if self.hardware.gpu else "cpu"))
@@ -146,7 +145,7 @@ class MicroBatchSearch:
     def _key(self) -> str:
         train, limit = self.job.train, self.hardware.memory.limit
         shapes = {name: list(value.shape) for name, value in self.network.module.state_dict().items()}
-        values = {row.name: row.value for row in self.plan.decisions}
+        values = self.plan.values()
         longest = max(getattr(self.dataset.train, "lengths", [0]), default=0)
         fixed = [
             "fit",

@@ -20,7 +20,7 @@ from runtime.plan import plan
 from runtime.plan.plan_table import console
 from runtime.report.render import png
 from runtime.tuning.bench import results
-from runtime.tuning.bench.ablation import Ablation, AblationStep, climb, steps_of, switched
+from runtime.tuning.bench.ablation import Ablation, AblationStep, climb
 from runtime.tuning.bench.block_timing import Block, calmest
 from runtime.tuning.bench.variant import Failed, VariantReady
 from runtime.tuning.paired_timing import PairedTiming
@@ -32,7 +32,7 @@ GAINS = {"cpu_threads": 2.0, "channels_last": 1.25, "fused_optimizer": 1.1}
 
 
 def planned(on: Sequence[str]) -> plan.Plan:
-    return switched(plan.resolve(tiny.job(), tiny.machine()), on)
+    return plan.resolve(tiny.job(), tiny.machine()).only(on)
 
 
 @dataclass
@@ -62,7 +62,7 @@ def starter(open_: list[str], fails: str = "", hinder: float = 1.0) -> Callable[
     """Arms that are as fast as what is on in their plan says; `hinder` slows all of them on together."""
 
     def start(made: plan.Plan, assignments: Sequence[str] = ()) -> Fake:
-        on = [row.name for row in steps_of(made)]
+        on = [row.name for row in made.enabled()]
         if fails in on:
             raise Failed("no room")
         speed = np.prod([GAINS[name] for name in on]) / (hinder if len(on) == len(GAINS) else 1.0)

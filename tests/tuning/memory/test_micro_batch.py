@@ -319,7 +319,7 @@ def test_training_is_that_of_naming_the_size_and_a_resume_keeps_it(
     weights = named.model.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in auto.model.state_dict().items())
     limited(200)
-    stored = plan.replayed(plan.load(tmp_path / "auto" / "plan.json"))
+    stored = plan.load(tmp_path / "auto" / "plan.json").values()
     again = settled(tmp_path / "auto", case(tmp_path, "image arrays", text.format("auto")), stored)
     assert again.plan.value("micro_batch") == again.step.micro_batch == 6
     assert json.loads((tmp_path / "auto" / "plan.json").read_text())["seen"]["micro_batch"]["same"]

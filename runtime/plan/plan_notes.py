@@ -1,0 +1,40 @@
+"""Notes of a plan: what a user should know about the limits and the GPU that they asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.hardware import gpu_selection, image_selection
+from runtime.hardware.facts import Hardware
+from runtime.job import Job
+from runtime.system.units import format_bytes, parse_bytes
+
+
+def plan_notes(job: Job, hardware: Hardware) -> Iterable[str]:
+    """Limits that are not as requested, a GPU that cannot be used, an image for another machine."""
+    limits, memory = job.limits, hardware.memory
+    if hardware.gpu_trouble:
+        yield f"gpu: {hardware.gpu_trouble}"
+    if hardware.gpu_note:
+        yield f"gpu: {hardware.gpu_note}"
+    if limits.gpu_memory is not None and hardware.gpu is None:
+        yield f"limits.gpu_memory: {limits.gpu_memory} has no effect without a GPU"
+    elif limits.gpu_memory is not None and hardware.gpu is not None:
+        may = gpu_selection.allowed(hardware.gpu, limits.gpu_memory)
+        yield f"limits.gpu_memory: tensors may use {format_bytes(may)} of {format_bytes(hardware.gpu.memory)}"
+    if hardware.gpu is None and hardware.image in image_selection.BUILDS and job.limits.gpus != "none":
+        yield f"image: {hardware.image} needs a GPU and sees none, so `train` will not start"
+    allowed = hardware.cpu.quota or float(hardware.cpu.budget)
+    if limits.cpus is not None and allowed > limits.cpus:
+        yield f"limits.cpus: {limits.cpus:g} requested but not enforced; {allowed:g} CPUs are available"
+    if limits.cpus is not None and allowed < limits.cpus:
+        yield f"limits.cpus: {limits.cpus:g} requested, only {allowed:g} available"
+    if limits.memory is not None:
+        wanted = parse_bytes(limits.memory)
+        if memory.limit is None or memory.limit > wanted:
+            yield f"limits.memory: {limits.memory} requested but not enforced; {format_bytes(memory.limit or memory.host)} available"
+        elif memory.limit < wanted:
+            yield f"limits.memory: {limits.memory} requested, only {format_bytes(memory.limit)} available"
+    shm = hardware.storage.shm
+    if limits.shm is not None and hardware.place != "host" and shm is not None and shm < parse_bytes(limits.shm):
+        yield f"limits.shm: {limits.shm} requested, /dev/shm has {shm >> 20} MiB"
