@@ -54,7 +54,7 @@ def facts(given: argparse.Namespace) -> int:
     """Show what this container may use."""
     from runtime.hardware.detect import detect
     from runtime.hardware.facts_table import render
-    from runtime.plan.plan_table import console
+    from runtime.system.console import console
 
     machine = detect(Path("runs"))
     if given.json:
@@ -71,7 +71,8 @@ def plan(given: argparse.Namespace) -> int:
     from runtime.job_spec import load as job_spec
     from runtime.plan import evidence
     from runtime.plan import plan as plans
-    from runtime.plan.plan_table import console, render
+    from runtime.plan.plan_table import render
+    from runtime.system.console import console
 
     job = job_spec.load(given.job, given.set)
     machine = gpu_selection.used(

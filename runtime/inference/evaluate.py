@@ -177,7 +177,7 @@ def _plain(value: Any) -> Any:
 def _show(source: str, metrics: Mapping[str, float], counts: list[Confusion]) -> None:
     from rich.table import Table
 
-    from runtime.plan.plan_table import console
+    from runtime.system.console import console
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
     table.add_column("metric", no_wrap=True)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,14 +15,6 @@ from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.plan.plan import Decision, Plan, written
 from runtime.system.units import format_bytes
-
-
-def console(file: IO[str] | None = None) -> Console:
-    """A rich console: colors only on a terminal, 100 columns without control characters elsewhere."""
-    stream = file or sys.stdout
-    terminal = stream.isatty() and not os.environ.get("NO_COLOR")
-    width = None if stream.isatty() else 100
-    return Console(file=stream, width=width, force_terminal=terminal, highlight=False, emoji=False, markup=False)
 
 
 def machine(hardware: Hardware) -> str:

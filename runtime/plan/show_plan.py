@@ -7,7 +7,8 @@ from pathlib import Path
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.plan.plan import Plan
-from runtime.plan.plan_table import console, render, render_changes
+from runtime.plan.plan_table import render, render_changes
+from runtime.system.console import console
 
 _last: dict[str, tuple[Plan, Path]] = {}
 """The plan last shown in this process and its file, by job name."""

@@ -19,12 +19,12 @@ from rich.text import Text as Line
 
 from runtime.errors import SpecError
 from runtime.job import lower_is_better
-from runtime.plan.plan_table import console
 from runtime.report.blocks import Block, Curves, Headline, Section, Table, Text, Tile, Tone
 from runtime.report.formatting import clean, duration, number, plain, shown
 from runtime.report.log_series import thin
 from runtime.report.record import Record, read
 from runtime.report.summary import Summary, summarize
+from runtime.system.console import console
 from runtime.system.files import storage_error, write_json, write_text
 from runtime.system.units import format_bytes
 

@@ -36,12 +36,12 @@ from runtime.models.build import Model
 from runtime.plan import effective_plan, show_plan
 from runtime.plan import plan as plans
 from runtime.supervisor import embedded_call, host_process, run_folder
+from runtime.system.console import say
 from runtime.system.files import read_json, write_json
 from runtime.system.signals import Interrupted, Signals, stopping
 from runtime.training import buffers, effective_settings
 from runtime.training import run as runs
 from runtime.training.phase_timer import PhaseTimer
-from runtime.training.progress import say
 from runtime.training.train import train as train_run
 from runtime.tuning import tuner
 from runtime.tuning.memory.micro_batch import MicroBatchSearch

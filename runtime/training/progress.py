@@ -5,31 +5,20 @@ The live view reads the run folder, as `drivetrain watch` does, and is painted b
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 import time
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.errors import DrivetrainError
-from runtime.plan.plan_table import console
+from runtime.system.console import live_terminal, say
 from runtime.system.files import write_json
-from runtime.tracking.live.dashboard import left_text, screen
-from runtime.tracking.live.run_reader import PROGRESS, RunReader
-from runtime.tracking.live.terminal_painter import Painter
+from runtime.tracking.live.dashboard import left_text
+from runtime.tracking.live.live_view import LINE_EVERY, LiveView
+from runtime.tracking.live.run_reader import PROGRESS
 from runtime.tracking.live.time_left import TimeLeft
 
 if TYPE_CHECKING:
     from runtime.training.run import Run
 
-LINE_EVERY = 5.0
-"""Seconds between two lines."""
-PAINT_EVERY = 1.0
-"""Seconds between two refreshes, the interval at which sensors are read."""
-PAINT_SHARE, PAINT_LEAST = 0.005, 10.0
-"""Largest share of a CPU that painting may use, and the longest interval in seconds that follows from it."""
 EVALUATION_SHARE = 1 / 3
 """Assumed cost of an evaluation batch relative to a training step, until one was timed: it runs forward only."""
 
@@ -41,7 +30,7 @@ class Progress:
         self.total, self.done = total, done
         self.shown = -float("inf")
         self.left: TimeLeft | None = None
-        self.live: Live | None = None
+        self.live: LiveView | None = None
         self.spent = 0.0
         """CPU seconds of the live view, known after it is closed."""
 
@@ -72,7 +61,7 @@ class Progress:
         except DrivetrainError as error:
             say(f"storage: {error.given}; `drivetrain watch` will not tell the time left")
         if live_terminal():
-            self.live = Live(run.folder)
+            self.live = LiveView(run.folder)
         return TimeLeft(self.total, run.batches.per_epoch, ahead["evaluation_steps"])
 
     def _left(self, run: Run, now: float) -> str:
@@ -93,55 +82,3 @@ class Progress:
             self.live.close()
             self.spent += self.live.spent
             self.live = None
-
-
-class Live:
-    """A thread that reads a run folder and paints it until closed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.follower, self.painter = RunReader(folder), Painter(console())
-        self.spent = 0.0
-        """CPU seconds of the painting thread so far."""
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self._work, name="live view", daemon=True)
-        self.painter.start()
-        self.thread.start()
-
-    def _work(self) -> None:
-        try:
-            rest = PAINT_EVERY
-            while not self.stop.wait(rest):
-                before = self.spent
-                self._paint()
-                rest = pause(self.spent - before)
-            self._paint()
-        except Exception as error:
-            # A failing view must not end the run, which continues with plain lines.
-            say(f"the live view ended: {error}")
-
-    def _paint(self) -> None:
-        self.painter.paint(partial(screen, self.follower.read()))
-        self.spent = time.thread_time()
-
-    def close(self) -> None:
-        """Paint a last time, and leave the text on the screen."""
-        self.stop.set()
-        self.thread.join()
-        self.painter.leave()
-
-
-def pause(cost: float) -> float:
-    """Seconds until the next refresh, given the CPU seconds of the last: on a busy machine the view refreshes less
-    often.
-    """
-    return min(PAINT_LEAST, max(PAINT_EVERY, cost / PAINT_SHARE))
-
-
-def live_terminal() -> bool:
-    """Whether stdout is a terminal that can be painted on."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def say(text: str) -> None:
-    """Print a line, unbuffered."""
-    print(text, flush=True)

@@ -7,6 +7,7 @@ from typing import Any
 from runtime.errors import Stopped
 from runtime.job.values import duration_seconds
 from runtime.models import operations, saved_model
+from runtime.system.console import say
 from runtime.system.files import write_json
 from runtime.system.signals import stopping
 from runtime.tracking import tensorboard_images
@@ -19,7 +20,7 @@ from runtime.training.evaluation import worst_mistakes
 from runtime.training.nonfinite import NotFinite
 from runtime.training.profiling import efficiency, step_phases
 from runtime.training.profiling.profiler import Profiler
-from runtime.training.progress import Progress, say
+from runtime.training.progress import Progress
 from runtime.training.run import Run
 from runtime.training.saver import NonSavingRank, Saver
 

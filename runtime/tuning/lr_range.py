@@ -14,8 +14,9 @@ from runtime.hardware import device_check
 from runtime.hardware.detect import detect
 from runtime.job_spec import load as spec
 from runtime.plan import plan as plans
-from runtime.plan.plan_table import console, render
+from runtime.plan.plan_table import render
 from runtime.system import signals
+from runtime.system.console import console
 from runtime.system.files import make_folder
 from runtime.tuning import batch_size, child_process
 

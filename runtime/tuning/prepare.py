@@ -16,13 +16,13 @@ from runtime.optimizations import gradient_checkpointing
 from runtime.plan import final_plan
 from runtime.plan import plan as plans
 from runtime.system import timeout
+from runtime.system.console import say
 from runtime.system.files import read_json, write_json
 from runtime.system.signals import Signals
 from runtime.training import effective_settings, recorded_inputs
 from runtime.training import run as runs
 from runtime.training.checkpoints import checkpoint
 from runtime.training.phase_timer import PhaseTimer
-from runtime.training.progress import say
 from runtime.tuning import process_settings, tuner
 from runtime.tuning.memory import activation_bytes
 from runtime.tuning.memory.micro_batch import MicroBatchSearch

@@ -17,7 +17,7 @@ from rich.text import Text
 from runtime.cli.doctor import clock_and_port, disk, docker_engine, environment_variables, gpu, limits
 from runtime.cli.doctor.finding import EXIT, Check, Finding, Level, worst
 from runtime.cli.doctor.snapshot import Snapshot, gather
-from runtime.plan.plan_table import console
+from runtime.system.console import console
 
 CHECKS: tuple[Check, ...] = (
     docker_engine.check,

@@ -8,11 +8,11 @@ import time
 from functools import partial
 from pathlib import Path
 
-from runtime.plan.plan_table import console
+from runtime.system.console import console, live_terminal, say
 from runtime.tracking.live.dashboard import line, screen
+from runtime.tracking.live.live_view import LINE_EVERY, PAINT_EVERY
 from runtime.tracking.live.run_reader import RunReader, RunView
 from runtime.tracking.live.terminal_painter import Painter
-from runtime.training.progress import LINE_EVERY, PAINT_EVERY, live_terminal, say
 
 ENDED = ("done", "stopped", "failed", "killed")
 QUIET = 5.0

@@ -15,9 +15,9 @@ from rich.text import Text
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.plan.plan import Plan, written
-from runtime.plan.plan_table import console
 from runtime.plan.plan_table import machine as machine_line
 from runtime.report.formatting import tick
+from runtime.system.console import console
 from runtime.system.files import storage_error, write_json
 from runtime.system.units import format_bytes
 from runtime.tuning.bench.ablation import Ablation, AblationStep

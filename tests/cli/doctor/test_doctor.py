@@ -19,7 +19,7 @@ from runtime.cli.doctor.doctor import findings, render
 from runtime.cli.doctor.finding import EXIT, Finding, Level, worst
 from runtime.cli.doctor.snapshot import Snapshot, disk, port_taken, run
 from runtime.hardware import facts as hardware
-from runtime.plan.plan_table import console
+from runtime.system.console import console
 from tests.paths import ROOT
 
 NOW = 1.9e9

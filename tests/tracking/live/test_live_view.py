@@ -17,10 +17,11 @@ from rich.text import Text
 
 from runtime.errors import CheckpointError
 from runtime.tracking.live.dashboard import left_text, line, screen
+from runtime.tracking.live.live_view import pause
 from runtime.tracking.live.run_reader import JsonLinesTail, RunReader, RunView
 from runtime.tracking.live.sparkline import KEPT, Sparkline
 from runtime.tracking.live.terminal_painter import Painter
-from runtime.training.progress import Progress, pause
+from runtime.training.progress import Progress
 from runtime.training.run import Run
 from tests.report_folder import change, metrics, rows, running
 

@@ -17,8 +17,8 @@ import pytest
 from runtime.cli import main
 from runtime.optimizations import Effect
 from runtime.plan import plan
-from runtime.plan.plan_table import console
 from runtime.report.render import png
+from runtime.system.console import console
 from runtime.tuning.bench import results
 from runtime.tuning.bench.ablation import Ablation, AblationStep, climb
 from runtime.tuning.bench.block_timing import Block, calmest

@@ -1,0 +1,27 @@
+"""Standard output: one line at once, or colours and a picture where a person looks at it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import IO
+
+from rich.console import Console
+
+
+def say(text: str) -> None:
+    """Print a line, unbuffered."""
+    print(text, flush=True)
+
+
+def console(file: IO[str] | None = None) -> Console:
+    """A rich console: colors only on a terminal, 100 columns without control characters elsewhere."""
+    stream = file or sys.stdout
+    terminal = stream.isatty() and not os.environ.get("NO_COLOR")
+    width = None if stream.isatty() else 100
+    return Console(file=stream, width=width, force_terminal=terminal, highlight=False, emoji=False, markup=False)
+
+
+def live_terminal() -> bool:
+    """Whether stdout is a terminal that can be painted on."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
