@@ -129,7 +129,7 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
 def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
     """The tuner's choice against every combination."""
     from runtime.system import timeout
-    from runtime.tuning import process_settings, variants
+    from runtime.tuning import process_settings
 
     start = time.perf_counter()
     found = tuner.tune(given.budget)
@@ -163,11 +163,11 @@ def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 def with_values(plan: Any, values: dict[str, Any]) -> Any:
     """The plan with a combination; texts that are compiled are cut into parts, as rows of them are not compiled."""
+    from runtime.job.text import PART_TOKENS
     from runtime.optimizations import unpadding
-    from runtime.tuning import variants
 
     if values["compile"] and plan.value("unpadding") == unpadding.PACKED:
-        plan = plan.with_values({"unpadding": unpadding.TOKENS})
+        plan = plan.with_values({"unpadding": PART_TOKENS})
     for name, value in values.items():
         plan = plan.with_values({name: value})
     return plan
@@ -176,10 +176,10 @@ def with_values(plan: Any, values: dict[str, Any]) -> Any:
 def combinations(tuner: Any) -> Iterator[dict[str, Any]]:
     """Every combination of what can be had here, also where it takes texts in parts."""
     from runtime import optimizations
-    from runtime.optimizations import unpadding
+    from runtime.job.text import PART_TOKENS
 
     made = tuner.made.job
-    job = made.model_copy(update={"optimize": {**made.optimize, "unpadding": unpadding.TOKENS}})
+    job = made.model_copy(update={"optimize": {**made.optimize, "unpadding": PART_TOKENS}})
     values = []
     for name in SWITCHED:
         optimization = next(o for o in optimizations.every() if o.name == name)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from runtime.data.stateless_random import Ids
@@ -186,3 +187,10 @@ class NewSamples:
     prepare: Preprocessing
     notes: list[str] = field(default_factory=list)
     """What the user should know: skipped files or rows, and why."""
+
+
+def longest_samples(split: Split, count: int) -> Ids:
+    """The ids of the longest samples; of the first ones if all have the same length."""
+    lengths: Any = getattr(split, "lengths", None)
+    ids: Ids = np.arange(len(split)) if lengths is None else np.argsort(-np.asarray(lengths), kind="stable")
+    return ids[:count]

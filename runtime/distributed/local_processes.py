@@ -1,4 +1,4 @@
-"""Processes: how many train together, and starting, watching and ending them."""
+"""The processes that train beside the leader on this machine: starting, watching and ending them."""
 
 from __future__ import annotations
 
@@ -12,46 +12,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from runtime.errors import PeerError, SpecError, Stopped
-from runtime.hardware.facts import Hardware
-from runtime.job import Job
+from runtime.distributed.world import RANK, STORE, WORLD_SIZE
+from runtime.errors import PeerError, Stopped
 from runtime.system.signals import CRASHES
 
-NUMBER, COUNT, MEETING = "DRIVETRAIN_RANK", "DRIVETRAIN_RANKS", "DRIVETRAIN_MEETING"
-"""Environment of a process: its rank, how many there are, and the file where they find each other."""
 LOOK_EVERY = 0.2
 """Seconds between two looks at the processes that do not lead."""
 LAST_WORDS = 10.0
 """Seconds that the leader has to end by itself once another process is gone."""
 Start = Callable[[Path, dict[str, str], int], "subprocess.Popen[bytes]"]
 """Start one process: its folder, more environment, and a file for all that it says."""
-
-
-def wanted(job: Job, hardware: Hardware) -> int:
-    """How many processes train: one for each GPU that is used, else what the job says; a program trains in its own."""
-    if job.task == "python":
-        return 1
-    return len(hardware.gpus) or job.limits.processes or 1
-
-
-def check(job: Job, hardware: Hardware) -> None:
-    """Refuse another number of processes than GPUs are used.
-
-    Raises:
-        SpecError: if the job asks for that.
-    """
-    asked, used = job.limits.processes, len(hardware.gpus)
-    if asked and used and asked != used:
-        raise SpecError(
-            [
-                job.problem(
-                    ("limits", "processes"),
-                    f"is {asked}, and {used} GPUs are used",
-                    "one process for each GPU",
-                    "leave it out, and choose GPUs with limits.gpus",
-                )
-            ]
-        )
 
 
 @contextlib.contextmanager
@@ -70,14 +40,14 @@ def followers(count: int, run: Path, start: Start) -> Iterator[tuple[dict[str, s
         yield {}, []
         return
     meeting = Path(tempfile.mkdtemp(prefix="drivetrain-"))
-    common = {COUNT: str(count), MEETING: str(meeting / "store"), "GLOO_SOCKET_IFNAME": "lo"}
+    common = {WORLD_SIZE: str(count), STORE: str(meeting / "store"), "GLOO_SOCKET_IFNAME": "lo"}
     others: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(1, count):
             folder = _folder(run, rank)
             with (folder / "log.txt").open("ab") as log:
-                others.append(start(folder, common | {NUMBER: str(rank)}, log.fileno()))
-        yield common | {NUMBER: "0"}, others
+                others.append(start(folder, common | {RANK: str(rank)}, log.fileno()))
+        yield common | {RANK: "0"}, others
     finally:
         for process in others:
             process.kill()

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from runtime.distributed.local_processes import COUNT, MEETING, NUMBER
+from runtime.distributed.world import RANK, STORE, WORLD_SIZE
 from runtime.errors import PeerError
 
 if TYPE_CHECKING:
-    from runtime.data.stateless_random import Ids
+    import numpy as np
+    import numpy.typing as npt
 
 PATIENCE = timedelta(minutes=30)
 """How long one process waits for another: the leader may save or decode meanwhile."""
@@ -39,7 +40,7 @@ class Ranks:
         """Whether this process writes records and checkpoints."""
         return self.number == 0
 
-    def part(self, ids: Ids) -> Ids:
+    def part(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """This process's part of the samples of a batch; all of them if there are fewer than processes.
 
         What all processes do counts once all the same, since `total` then has it `count` times too.
@@ -173,10 +174,10 @@ def joined(device: torch.device) -> Ranks:
     Raises:
         PeerError: if the others do not come.
     """
-    count = int(os.environ.get(COUNT, "1"))
+    count = int(os.environ.get(WORLD_SIZE, "1"))
     if count == 1:
         return ALONE
-    number = int(os.environ[NUMBER])
+    number = int(os.environ[RANK])
     if not torch.distributed.is_initialized():
         backend = "gloo"
         if device.type == "cuda":
@@ -184,6 +185,6 @@ def joined(device: torch.device) -> Ranks:
             torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl"
         torch.distributed.init_process_group(
-            backend, init_method=f"file://{os.environ[MEETING]}", rank=number, world_size=count, timeout=PATIENCE
+            backend, init_method=f"file://{os.environ[STORE]}", rank=number, world_size=count, timeout=PATIENCE
         )
     return Ranks(number, count, str(device))

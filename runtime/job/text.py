@@ -17,6 +17,8 @@ from runtime.job.values import FilePath, Fraction, Positive, Spec, named
 
 LENGTH = 4096
 """Largest `max_length`: attention takes memory by its square."""
+PART_TOKENS = 512
+"""Tokens of a micro-batch of texts on a CPU (`optimize.unpadding`): enough for its matrix kernels, with little padding."""
 
 
 class TextHead(Spec):

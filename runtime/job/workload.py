@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+BATCHES_PER_WORKER = 3
+"""Batches of one loader worker in shared memory at once: two waiting and one in use."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:

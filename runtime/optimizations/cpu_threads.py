@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from runtime.distributed import local_processes
+from runtime.distributed import world
 from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Values = Annotated[int, Field(ge=1)] | Literal["off"]
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """The CPU budget, or its physical cores if hyperthreads share them."""
     cpu, threads = hardware.cpu, threads_of(hardware)
-    together = local_processes.wanted(job, hardware)
+    together = world.world_size(job, hardware)
     if together > 1:
         return Choice(max(1, threads // together), f"the {threads} CPUs are shared by {together} processes")
     if threads < cpu.budget:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtime.hardware import gpu_selection
+from runtime.job.workload import BATCHES_PER_WORKER
 from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, feature_cache, gradient_checkpointing
 from runtime.system.units import format_bytes
 
@@ -27,8 +28,8 @@ SHARE = 4
 
 AT_ONCE = 4 << 20
 """Approximate number of bytes that are gathered and copied at a time."""
-MOST, IN_FLIGHT = 16, 3
-"""Largest number of decoding processes, and batches of each in shared memory at once."""
+MOST = 16
+"""Largest number of decoding processes."""
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
@@ -119,7 +120,7 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 def _workers(hardware: Hardware) -> int:
     """Number of processes that decode all image files once."""
-    most = (hardware.storage.shm or 0) // (IN_FLIGHT * AT_ONCE)
+    most = (hardware.storage.shm or 0) // (BATCHES_PER_WORKER * AT_ONCE)
     return max(0, min(MOST, hardware.cpu.budget - 1, most))
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from runtime.distributed import local_processes
+from runtime.distributed import world
+from runtime.job.workload import BATCHES_PER_WORKER
 from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value, gpu_resident_data
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ MOST_ALLOWED = 64
 Values = Annotated[int, Field(ge=0, le=MOST_ALLOWED)]
 
 MOST = 16
-IN_FLIGHT = 3
-"""Batches of one worker in shared memory at once: two waiting and one in use."""
 UNKNOWN_BATCH = 10 << 20
 """Assumed bytes of a batch until the data is known."""
 
@@ -35,7 +34,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(0, "gpu_resident_data assembles batches on the GPU")
     if workload is not None and workload.decoded:
         return Choice(0, "the data is in memory, so a batch is a single indexing operation")
-    together = local_processes.wanted(job, hardware)
+    together = world.world_size(job, hardware)
     workers = max(0, min(MOST, hardware.cpu.budget // together - 1))
     shm = hardware.storage.shm
     room = _room(job, shm, workload)
@@ -64,7 +63,7 @@ def _room(job: Job, shm: int | None, workload: Workload | None) -> int:
     if shm is None:
         return MOST_ALLOWED
     batch = workload.sample_bytes * job.train.batch if workload else UNKNOWN_BATCH
-    return min(MOST_ALLOWED, shm // max(1, IN_FLIGHT * batch))
+    return min(MOST_ALLOWED, shm // max(1, BATCHES_PER_WORKER * batch))
 
 
 def apply(run: AssembledRun, value: Value) -> None:

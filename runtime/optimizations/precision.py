@@ -80,14 +80,13 @@ def apply(run: AssembledRun, value: Value) -> None:
     import torch
 
     from runtime.system import torch_settings
-    from runtime.training.grad_scaler import Scaler
 
     if run.device.type == "cuda" and value in ("tf32", "bf16"):
         torch_settings.set_tf32(True)
     if value == "bf16":
         run.step.autocast(torch.bfloat16)
     elif value == "fp16":
-        run.step.autocast(torch.float16, Scaler(run.job.train.fp16))
+        run.step.autocast(torch.float16, run.job.train.fp16)
 
 
 def effective(run: AssembledRun) -> Value:

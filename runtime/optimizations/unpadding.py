@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from runtime.job.text import PART_TOKENS
 from runtime.optimizations import (
     AssembledRun,
     Choice,
@@ -35,8 +36,6 @@ REDRAWS = True
 PACKED = "packed"
 Values = Annotated[int, Field(ge=16)] | Literal["off", "packed"]
 
-TOKENS = 512
-"""Tokens of a micro-batch on a CPU: enough for its matrix kernels, with little padding."""
 ROW = 2048
 """Largest number of tokens in a row; beyond it the fixed cost of a forward pass hardly matters."""
 
@@ -48,7 +47,7 @@ def EFFECT(workload: Workload | None) -> Effect:
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """On for texts on a CPU: packed if encoder and memory allow; a GPU computes padding faster than more kernels."""
-    obstacle = refuse(job, hardware, workload, TOKENS)
+    obstacle = refuse(job, hardware, workload, PART_TOKENS)
     if obstacle:
         return Choice(OFF, obstacle)
     if EFFECT(workload) is Effect.TRAINING:
@@ -59,7 +58,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(OFF, "on a GPU extra passes cost more than the padding they save; used only if requested")
     why = refuse(job, hardware, workload, PACKED) or _too_large(job, hardware, workload)
     if why:
-        return Choice(TOKENS, f"groups texts of similar length; not packed: {why}")
+        return Choice(PART_TOKENS, f"groups texts of similar length; not packed: {why}")
     return Choice(PACKED, "all tokens of a batch go into one sequence without padding")
 
 
@@ -103,7 +102,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
     """`packed` against micro-batches if both are possible; the padding that both avoid is computed, not measured."""
     chosen = choose(job, hardware, workload).value
-    return [PACKED, TOKENS] if chosen == PACKED else [chosen]
+    return [PACKED, PART_TOKENS] if chosen == PACKED else [chosen]
 
 
 def apply(run: AssembledRun, value: Value) -> None:

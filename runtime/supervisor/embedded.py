@@ -31,7 +31,7 @@ from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.embedded import EmbeddedData, EmbeddedJob, EmbeddedModel
 from runtime.job.model import Freeze
-from runtime.models import dry_run, fast_dropout, strided_convolution
+from runtime.models import buffers, dry_run, fast_dropout, strided_convolution
 from runtime.models.build import Model
 from runtime.plan import effective_plan, show_plan
 from runtime.plan import plan as plans
@@ -39,7 +39,7 @@ from runtime.supervisor import embedded_call, host_process, run_folder
 from runtime.system.console import say
 from runtime.system.files import read_json, write_json
 from runtime.system.signals import Interrupted, Signals, stopping
-from runtime.training import buffers, effective_settings
+from runtime.training import effective_settings
 from runtime.training import run as runs
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.train import train as train_run

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runtime.distributed import local_processes
+from runtime.distributed import local_processes, world
 from runtime.errors import OutOfMemory, PeerError, Replanned, Stopped
 from runtime.hardware import cgroup, device_check
 from runtime.hardware.detect import detect
@@ -62,7 +62,7 @@ def train(request: TrainRequest) -> int:
     signals.stop_early()
     job = spec.load(request.spec, request.assignments)
     machine = device_check.admitted(detect(request.runs), job.limits.gpus)
-    local_processes.check(job, machine)
+    world.check_world_size(job, machine)
     asked = effective_plan.PlanRequest(request.plain, plans.load(request.plan).values() if request.plan else None)
     run = run_folder.open_run(request.runs, job, new=request.new)
     if job.train.batch_size == "auto":
@@ -87,7 +87,7 @@ def _sized(request: TrainRequest, job: Job, machine: Hardware, run: run_folder.R
     path = run.path / batch_size.FILE
     found = read_json(path)
     if found is None:
-        if local_processes.wanted(job, machine) > 1:
+        if world.world_size(job, machine) > 1:
             batch_size.fixed(job, "a run of several processes")
         plan = plans.resolve(job, machine, plain=request.plain)
         print("batch_size: measured, since train.batch_size is auto", flush=True)
@@ -142,7 +142,7 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
     After a death inside a kernel once more with everything off.
     """
     words: list[str] = []
-    count = local_processes.wanted(job, machine)
+    count = world.world_size(job, machine)
     with signals.forwarding() as forward:
         while True:
             write_json(run.path / "plan.json", plan.to_json())

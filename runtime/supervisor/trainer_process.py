@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from runtime.distributed import local_processes
+from runtime.distributed import world
 from runtime.errors import DrivetrainError, Replanned
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
@@ -61,17 +61,17 @@ def train(
     clock = PhaseTimer()
     with clock.phase("import"):
         from runtime.models.networks.user_network import guarded
-        from runtime.system import gpu_errors
+        from runtime.system import torch_errors
         from runtime.training.train import train as train_run
         from runtime.tuning import prepare
     clock.phases["import"] = since_start()
-    leads = os.environ.get(local_processes.NUMBER, "0") == "0"
+    leads = os.environ.get(world.RANK, "0") == "0"
     try:
         with guarded(job), preemption.watched(job.checkpoint.notice if leads else None, folder):
             run = prepare.assemble_run(folder, job, signals, clock, source, settled=settled)
             train_run(run, trace=trace)
     except RuntimeError as error:
-        raise gpu_errors.meaning(error) from None
+        raise torch_errors.translated(error) from None
     return 0
 
 

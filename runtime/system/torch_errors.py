@@ -1,23 +1,26 @@
-"""Memory: what an allocator says when it has none left."""
+"""What errors of torch mean: memory that ran out, a GPU that has failed, another process that is gone.
+
+After the failure of a GPU this process can compute nothing on it any more. A checkpoint is never made after one: what
+the device holds cannot be trusted. The last one stays.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from runtime.errors import OutOfMemory
+from runtime.errors import DeviceError, OutOfMemory, PeerError
 
 # torch.OutOfMemoryError is newer than our oldest torch.
 _ERRORS: tuple[type[BaseException], ...] = (MemoryError, getattr(torch, "OutOfMemoryError", MemoryError))
-_WORDS = ("can't allocate memory", "not enough memory", "CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-
-
-class HalfUpdated(Exception):
-    """Memory ran out in the middle of an update: some weights are new and some old, so the run must go back."""
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_GPU_FAILED = ("CUDA error", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED")
+_PEER_GONE = ("NCCL error", "NCCL communicator was aborted", "ProcessGroupNCCL", "Gloo connectFullMesh")
+"""What is said, often only where a result is read, when another process of the run is gone."""
 
 
 def is_exhausted(error: BaseException) -> bool:
     """Whether an error means that memory ran out."""
-    return isinstance(error, _ERRORS) or (isinstance(error, RuntimeError) and any(w in str(error) for w in _WORDS))
+    return isinstance(error, _ERRORS) or (isinstance(error, RuntimeError) and any(w in str(error) for w in _NO_MEMORY))
 
 
 def one_sample(error: BaseException) -> OutOfMemory:
@@ -26,4 +29,24 @@ def one_sample(error: BaseException) -> OutOfMemory:
         f"memory ran out with one sample at a time: {str(error).splitlines()[0][:160]}",
         "a network and samples that fit",
         "raise limits.memory, or take a smaller network",
+    )
+
+
+def translated(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
+    """What to raise for an error of torch: a DeviceError if the GPU is lost, a PeerError if another process is."""
+    text = str(error)
+    if any(word in text for word in _PEER_GONE):
+        return PeerError(
+            f"another process of this run is lost: {text.splitlines()[0][:160]}",
+            "all processes of a run",
+            "run the same command again; it resumes from the last checkpoint; "
+            "ranks/*/log.txt in the run folder says more",
+        )
+    if is_exhausted(error) or not any(word in text for word in _GPU_FAILED):
+        return error
+    return DeviceError(
+        f"the GPU has failed: {text.splitlines()[0][:200]}",
+        "a GPU that answers; the last checkpoint is untouched",
+        "look at `nvidia-smi` and the kernel's log for Xid errors, then run the same command again, on another GPU if "
+        "this one is gone. An index beyond a table in code of your own looks alike: CUDA_LAUNCH_BLOCKING=1 shows where",
     )

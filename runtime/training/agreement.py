@@ -12,9 +12,13 @@ from runtime.distributed.ranks import Ranks
 from runtime.errors import Stopped
 from runtime.system import torch_errors
 from runtime.system.signals import Interrupted
-from runtime.system.torch_errors import HalfUpdated
 from runtime.training.checkpoints import checkpoint
 from runtime.training.nonfinite import Fp16Collapse, NotFinite
+
+
+class HalfUpdated(Exception):
+    """Memory ran out in the middle of an update: some weights are new and some old, so the run must go back."""
+
 
 KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (MemoryError, "memory ran out in {}"),

@@ -16,9 +16,9 @@ from typing import Any
 
 from runtime.data.dataset import Batch
 from runtime.errors import Stopped
-from runtime.system.torch_errors import HalfUpdated
 from runtime.tracking import tensorboard_images
 from runtime.training import agreement
+from runtime.training.agreement import HalfUpdated
 from runtime.training.evaluation.validation import evaluate
 from runtime.training.nonfinite import Fp16Collapse, NotFinite
 from runtime.training.progress import Progress

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from runtime.data import fingerprint
 from runtime.data.dataset import Dataset, InputRecord, head
 from runtime.data.load import load
-from runtime.distributed import local_processes
+from runtime.distributed import world
 from runtime.errors import CheckpointError, DrivetrainError
 from runtime.job import Job
 from runtime.job.custom import parts
@@ -51,7 +51,7 @@ def read(job: Job, folder: Path) -> Dataset:
         CheckpointError: if it has changed.
     """
     settled = stored(folder) if checkpoint.steps(folder / "checkpoints") else None
-    if settled is None or os.environ.get(local_processes.NUMBER, "0") != "0":
+    if settled is None or os.environ.get(world.RANK, "0") != "0":
         return load(job, settled)
     return unchanged(job, folder, settled, lambda changed: _unlike(folder, changed, "--new"))
 

@@ -17,8 +17,8 @@ from runtime.data import stateless_random
 from runtime.data.dataset import Batch, Dataset
 from runtime.data.loader.batches import Batches
 from runtime.data.mixup import mix, mixes
-from runtime.distributed.local_processes import NUMBER
 from runtime.distributed.ranks import ALONE, Ranks, joined
+from runtime.distributed.world import RANK
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.values import duration_seconds
@@ -210,7 +210,7 @@ def assemble(
     clock: PhaseTimer,
 ) -> Run:
     """Assemble a run and apply the plan to it."""
-    device = torch.device(f"cuda:{os.environ.get(NUMBER, 0)}" if hardware.gpu else "cpu")
+    device = torch.device(f"cuda:{os.environ.get(RANK, 0)}" if hardware.gpu else "cpu")
     ranks = joined(device)
     torch_setup.begin(job, hardware, device)
     model = network.module.to(device)

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from runtime.data.dataset import Batch, Inputs
 from runtime.distributed.ranks import ALONE
+from runtime.job.train import Fp16
+from runtime.models.buffers import Buffers
 from runtime.system import torch_compat, torch_errors
 from runtime.training import agreement, compiled_forward
-from runtime.training.buffers import Buffers
 from runtime.training.grad_scaler import Scaler
 from runtime.training.losses import Objective
 
@@ -114,7 +115,7 @@ class Step:
                 raise
             self._rewind()
             self._halve(len(batch), error)
-            raise torch_errors.HalfUpdated("memory ran out in the middle of an update") from None
+            raise agreement.HalfUpdated("memory ran out in the middle of an update") from None
 
     def _tried(
         self, batch: Batch, over: dict[str, Tensor], seed: int
@@ -214,9 +215,9 @@ class Step:
         """The inputs in this step's memory format."""
         return tuple(x.contiguous(memory_format=self.memory_format) if x.ndim == 4 else x for x in inputs)
 
-    def autocast(self, dtype: torch.dtype, scaler: Scaler | None = None) -> None:
-        """Run the forward pass under autocast, and scale its gradients if a scaler is given."""
-        self.dtype, self.scaler = dtype, scaler or Scaler()
+    def autocast(self, dtype: torch.dtype, scaling: Fp16 | None = None) -> None:
+        """Run the forward pass under autocast, and scale its gradients if `scaling` is given."""
+        self.dtype, self.scaler = dtype, Scaler(scaling)
 
     def fall_back(self) -> None:
         """Compute in fp32 without scaling from now on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runtime.data.custom import user_code
-from runtime.distributed import local_processes
+from runtime.distributed import world
 from runtime.errors import Replanned
 from runtime.hardware import device_check
 from runtime.hardware import facts as hardware
@@ -47,7 +47,7 @@ def assemble_run(
     search = prepare(folder, job, signals, clock)
     machine, dataset, network, plan = search.hardware, search.dataset, search.network, search.plan
     stored = plans.load(folder / "plan.json")
-    if local_processes.wanted(job, machine) > 1:
+    if world.world_size(job, machine) > 1:
         say("tune: off for distributed training; micro_batch is not searched either")
     elif not settled and not checkpoint.steps(folder / "checkpoints"):
         with clock.phase("tune"):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.distributed import local_processes
+from runtime.distributed import world
 from runtime.distributed.ranks import Ranks
 from runtime.errors import SpecError
 from runtime.hardware.facts import load
@@ -151,7 +151,7 @@ def test_processes_share_cpus_and_memory_and_a_program_trains_alone() -> None:
     workers = loader_workers.choose(together, four, None)
     assert (workers.value, "12, shared by 4 processes," in workers.reason) == (2, True)
     program = together.model_copy(update={"task": "python"})
-    assert local_processes.wanted(program, four) == 1
+    assert world.world_size(program, four) == 1
     assert cpu_threads.choose(program, four, None).value == 6
     room = four.memory.available // 5
     assert feature_cache._place(program, four, room) == "memory"
@@ -164,9 +164,9 @@ def test_how_many_processes(gpus: int, asked: int | None, count: int | None) -> 
     machine = replace(machine, gpus=machine.gpus[:1] * gpus)
     job = tiny.job()  # noqa: F811
     job = job.model_copy(update={"limits": job.limits.model_copy(update={"processes": asked})})
-    assert count is None or local_processes.wanted(job, machine) == count
+    assert count is None or world.world_size(job, machine) == count
     if count is None:
         with pytest.raises(SpecError, match=r"limits.processes: is 3, and 2 GPUs are used"):
-            local_processes.check(job, machine)
+            world.check_world_size(job, machine)
     else:
-        local_processes.check(job, machine)
+        world.check_world_size(job, machine)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from runtime.errors import DeviceError
-from runtime.system import gpu_errors
+from runtime.system import torch_errors
 from runtime.training.checkpoints import checkpoint
 from tests import tiny
 from tests.faults import trained
@@ -65,7 +65,7 @@ def test_a_gpu_that_is_lost(tmp_path: Path, calm: Path) -> None:
     ],
 )
 def test_what_is_a_lost_gpu(text: str, kind: type[Exception]) -> None:
-    assert type(gpu_errors.meaning(RuntimeError(text))) is kind
+    assert type(torch_errors.translated(RuntimeError(text))) is kind
 
 
 @pytest.mark.nightly

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime.distributed import local_processes
+from runtime.distributed import world
 from runtime.errors import Replanned
 from runtime.hardware import cgroup
 from runtime.models.build import build
@@ -100,7 +100,7 @@ def test_after_a_kill_for_memory_the_settled_plan_goes_on(folder: Path, monkeypa
 
 
 def test_several_processes_halve_the_part_that_each_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_processes, "wanted", lambda job, machine: 4)  # of 16 samples each computes 4
+    monkeypatch.setattr(world, "world_size", lambda job, machine: 4)  # of 16 samples each computes 4
     trainers = Trainers(folder, KILLED, KILLED, 0)
     assert attempted(trainers, monkeypatch) == 0
     assert [given.value("micro_batch") for given in trainers.plans] == ["off", 2, 1]

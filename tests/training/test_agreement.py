@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import DeviceError, PeerError
-from runtime.system import gpu_errors
+from runtime.system import torch_errors
 from runtime.training.checkpoints import checkpoint
 from tests import ranks_cases
 
@@ -82,7 +82,7 @@ def test_all_repeat_what_one_must_repeat(ends: dict[str, Ends], case: str) -> No
     ],
 )
 def test_a_lost_peer_is_told_as_such_wherever_it_shows(words: str) -> None:
-    found = gpu_errors.meaning(RuntimeError(words))
+    found = torch_errors.translated(RuntimeError(words))
     assert isinstance(found, PeerError)
     assert found.exit_code == 8
-    assert isinstance(gpu_errors.meaning(RuntimeError("CUDA error: an illegal memory access")), DeviceError)
+    assert isinstance(torch_errors.translated(RuntimeError("CUDA error: an illegal memory access")), DeviceError)

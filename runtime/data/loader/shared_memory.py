@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.data.dataset import JointTargets, Split
-from runtime.data.loader.longest import longest
-from runtime.optimizations.loader_workers import IN_FLIGHT
+from runtime.data.dataset import JointTargets, Split, longest_samples
+from runtime.job.workload import BATCHES_PER_WORKER
 from runtime.system.units import format_bytes as readable
 
 PLACE = Path("/dev/shm")
@@ -41,7 +40,7 @@ class SharedMemory:
         if key in self.known:
             return min(asked, self.known[key][1]), ""
         batch = count * _bytes(split)
-        fits = room // self.processes // max(1, IN_FLIGHT * batch)
+        fits = room // self.processes // max(1, BATCHES_PER_WORKER * batch)
         self.known[key] = split, fits
         if fits >= asked:
             return asked, ""
@@ -60,7 +59,7 @@ def _room() -> int | None:
 
 def _bytes(split: Split) -> int:
     """Bytes of the longest sample."""
-    ids = longest(split, 1)
+    ids = longest_samples(split, 1)
     tensors: list[Tensor] = []
     if isinstance(split, JointTargets):
         inputs, targets = split.samples(ids)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from runtime.data import stateless_random
 from runtime.data.text import length_buckets
-from runtime.optimizations import unpadding
+from runtime.job.text import PART_TOKENS
 
 BATCHES = 500
 """Number of batches on which the share of padding is measured."""
@@ -55,8 +55,8 @@ def padding(lengths: Lengths, longest: int, batch_size: int, seed: int) -> str:
     groups = [shuffled[i : i + batch_size] for i in range(0, len(lengths), batch_size)][:BATCHES]
     own = sum(int(group.sum()) for group in groups)
     filled = sum(len(group) * int(group.max()) for group in groups)
-    cut = sum(length_buckets.computed(group, batch_size, unpadding.TOKENS) for group in groups)
+    cut = sum(length_buckets.computed(group, batch_size, PART_TOKENS) for group in groups)
     return (
         f"padding: {1 - own / (sum(map(len, groups)) * longest):.0%} of a batch if filled up to max_length, "
-        f"{1 - own / filled:.0%} as filled up to the longest of each batch, {1 - own / cut:.0%} if cut into parts of {unpadding.TOKENS} tokens, none if packed (optimize.unpadding)"
+        f"{1 - own / filled:.0%} as filled up to the longest of each batch, {1 - own / cut:.0%} if cut into parts of {PART_TOKENS} tokens, none if packed (optimize.unpadding)"
     )

@@ -37,10 +37,9 @@ from runtime.job import Job
 from runtime.job.custom import parts
 from runtime.job.model import CustomModel
 from runtime.job.user_files import UserFunction
-from runtime.models import dry_run
+from runtime.models import buffers, dry_run
 from runtime.models.code_consent import stored
 from runtime.system import torch_errors
-from runtime.training import buffers
 
 KEY = ("model", "file")
 LINES = "correct these lines"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.optimizations.unpadding import TOKENS
+from runtime.job.text import PART_TOKENS
 from runtime.report.blocks import Block, Section, Table, Text, Tone
 from runtime.report.cpu_starvation import starved
 from runtime.report.formatting import duration, share
@@ -190,7 +190,7 @@ def _padding(record: Record, summary: Summary) -> Iterator[Advice]:
             "leave padding out",
             f"{share(filled)} of a batch is padding, {share(cut)} would be",
             _faster(_part(seconds, summary)),
-            f"optimize: {{unpadding: {TOKENS}}}",
+            f"optimize: {{unpadding: {PART_TOKENS}}}",
             seconds,
         )
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime.data.dataset import Dataset
-from runtime.data.loader.longest import longest
+from runtime.data.dataset import Dataset, longest_samples
 from runtime.job.workload import Workload
 from runtime.models import recompute
 from runtime.tuning.memory import meter as gauge
@@ -52,7 +51,7 @@ def counted(facts: Workload, network: nn.Module, dataset: Dataset) -> Workload:
     One pass forward on the host; network and draws are left as they were. Where memory ends before it does, what was
     counted so far stands.
     """
-    ids = longest(dataset.train, SAMPLES)
+    ids = longest_samples(dataset.train, SAMPLES)
     inputs = dataset.prepare(dataset.train.gather(ids), ids, None)
     count, meter, was = ActivationCount(), gauge.HostMeter(), network.training
     ceiling = meter.ceiling()

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from runtime.data.dataset import Batch, Split
+from runtime.data.dataset import Batch, Split, longest_samples
 from runtime.data.loader import batches
-from runtime.data.loader.longest import longest
 from runtime.errors import OutOfMemory
 from runtime.job.values import interval
 from runtime.system import units
-from runtime.system.torch_errors import HalfUpdated
+from runtime.training.agreement import HalfUpdated
 from runtime.training.evaluation.validation import usual_size
 from runtime.training.run import Run
 from runtime.tuning.memory import meter
@@ -209,4 +208,6 @@ class SizeSearch:
 
 def _largest(split: Split, count: int, workers: int, pin: bool) -> Iterator[Batch]:
     """The batch of the longest samples, or, where all are alike, of the first; again and again, made as a run makes it."""
-    return batches.fetch(split, [longest(split, count)] * 1000, workers=workers, pin=pin, tell=lambda text: None)
+    return batches.fetch(
+        split, [longest_samples(split, count)] * 1000, workers=workers, pin=pin, tell=lambda text: None
+    )

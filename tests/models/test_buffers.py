@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from runtime.data.dataset import Batch, Head
 from runtime.errors import SpecError
 from runtime.models import saved_model
-from runtime.training.buffers import Buffers, unshare
+from runtime.models.buffers import Buffers, unshare
 from runtime.training.losses import objective
 from runtime.training.step import Step
 from tests.own_job import MODEL, write
