@@ -1,4 +1,4 @@
-"""Batch size: what `train.batch_size: auto` comes to, and what that means for the learning rate. No torch."""
+"""Chooses the batch size for `train.batch_size: auto`, and advises on the learning rate; without torch."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from runtime.job import Job
 from runtime.job.train import USUAL_BATCH
 
 FILE = "batch_size.json"
-"""In the run folder: the number, the reason and the samples per second of every size."""
+"""In the run folder: the batch size, the reason, and samples per second of every size."""
 FIRST, MOST = 8, 4096
-"""Sizes that are tried double from the first to at most this."""
+"""Sizes that are tried: doubled from the first up to at most this."""
 STEPS = 20
-"""So many steps an epoch keeps."""
+"""Smallest number of steps per epoch."""
 GAIN = 1.05
-"""A larger batch must be faster by this much."""
+"""Speedup that a larger batch must have."""
 
 
 def fixed(job: Job, who: str) -> None:
-    """Refuse `auto` where nothing measures it.
+    """Refuse `auto` for commands that do not measure it.
 
     Raises:
-        SpecError: with what can be done.
+        SpecError: with what can be done instead.
     """
     if job.train.batch_size == "auto":
         raise SpecError(
@@ -38,13 +38,13 @@ def fixed(job: Job, who: str) -> None:
 
 
 def most(samples: int) -> int:
-    """The largest batch that is tried with so many training samples: the first, doubled."""
+    """The largest batch size that is tried for so many training samples: the first one, doubled."""
     doublings = max(1, samples // STEPS // FIRST).bit_length() - 1
     return min(MOST, FIRST << doublings, samples)
 
 
 def chosen(speeds: Mapping[int, float]) -> int:
-    """The smallest size that is within 5 % of the fastest: what is larger costs steps and buys nothing.
+    """The smallest size within 5 % of the fastest; a larger batch would cost steps without a gain.
 
     Args:
         speeds: samples per second by size.
@@ -54,7 +54,7 @@ def chosen(speeds: Mapping[int, float]) -> int:
 
 
 def gains(speeds: Mapping[int, float]) -> bool:
-    """Whether the last two doublings made it faster, so that another may."""
+    """Whether either of the last two doublings was faster, so that another may be."""
     last = list(speeds.values())[-3:]
     return len(last) < 3 or max(last[1:]) >= GAIN * last[0]
 

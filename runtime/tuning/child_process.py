@@ -1,4 +1,4 @@
-"""Children: processes that start under a plan's environment, and the short ones that measure something."""
+"""Child processes: those that run under a plan's environment, and short ones that measure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def child(
     locks: Sequence[int] = (),
     others: Sequence[subprocess.Popen[bytes]] = (),
 ) -> int:
-    """Run a child under a plan's environment; its exit code as a shell gives it, 75 if a signal came before it."""
+    """Run a child under a plan's environment; returns its exit code as a shell does, 75 if a signal came before it
+    started.
+    """
     with signals.waiting():
         if forward.sent:
             return Stopped.exit_code
@@ -38,8 +40,8 @@ def child(
 def started(
     command: Sequence[str], environment: dict[str, str], locks: Sequence[int] = (), output: int | None = None
 ) -> subprocess.Popen[bytes]:
-    # A group of its own, so that Ctrl-C reaches the child once, through us. Bound to us before it is anything:
-    # a child that were only starting when we are killed would hold the lock for as long as that takes.
+    # In its own process group, so that Ctrl-C reaches the child once, through us. Tied to our life from the start: a
+    # child that is still starting when we are killed would hold the lock until it has started.
     return subprocess.Popen(
         command,
         env=surroundings(environment),
@@ -52,7 +54,7 @@ def started(
 
 
 def surroundings(environment: dict[str, str]) -> dict[str, str]:
-    """The variables of a child: ours, a plan's where we have none that says otherwise, and where our packages are."""
+    """The environment of a child: ours, the plan's variables unless we have set them, and the path of our packages."""
     given = library_variables.merged(os.environ, environment)
     return {**os.environ, **given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
@@ -66,15 +68,15 @@ def measure(
     machine: Hardware,
     words: Sequence[str] = (),
 ) -> int:
-    """Run a measuring module under a plan, as a trainer would run; its exit code.
+    """Run a measuring module under a plan, as a trainer would run; returns its exit code.
 
     Args:
         module: called with the folder, the spec and `words`.
-        folder: where it finds facts and plan, and puts what it finds.
+        folder: holds hardware and plan, and gets the results.
         job: the spec.
-        assignments: of the spec's values.
-        plan: fixes threads, OpenMP runtime and allocator.
-        machine: the facts.
+        assignments: values that override it.
+        plan: sets threads, OpenMP runtime and allocator.
+        machine: the hardware.
         words: more arguments.
     """
     write_json(folder / "hardware.json", machine.to_json())

@@ -1,7 +1,8 @@
-"""Remembered: under which names what was measured of a job is kept.
+"""Cache keys under which the measurements of a job are stored.
 
-Speeds hold for every job with the same network and batch on the same machine; that numbers are right holds only for the
-same data, weights and settings. So a verdict is kept under both, and checked again where only the first is known.
+Speeds are valid for every job with the same network and batch size on the same machine. Numerical checks are valid only
+for the same data, weights and settings. So a result is stored under both keys, and its numbers are checked again if
+only the key of the speeds matches.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from runtime.training.run import workload
 from runtime.tuning import process_settings
 
 LOOKED_AT = 64
-"""Samples whose content counts: the scale of data shows in any of them."""
+"""Samples whose content enters the key; another scale of the data shows in any of them."""
 UNCHANGING = ("name", "checkpoint", "limits", "monitor")
-"""Parts of a spec that no step computes anything with."""
+"""Parts of a spec that do not affect any step."""
 
 
 def speed(job: Job, hardware: Hardware, dataset: Dataset, network: Model, apart_too: bool) -> str:
-    """The name for speeds; a run of twice the length may afford, and gain, what a short one cannot."""
+    """The key for speeds. It includes the length of the run, since a longer run has a larger budget and gains more."""
     train = job.train
     shapes = {name: list(value.shape) for name, value in network.module.state_dict().items()}
     steps = -(-len(dataset.train) // train.batch) * train.epochs
@@ -48,11 +49,12 @@ def speed(job: Job, hardware: Hardware, dataset: Dataset, network: Model, apart_
 
 
 def numbers(name: str, job: Job, dataset: Dataset, network: Model) -> str | None:
-    """The name for numbers below that for speeds; None if it cannot be told whether they would be the same.
+    """The key for numerical checks, below that for speeds; None if it cannot be known whether they would be the same.
 
-    It holds all that the first steps depend on: settings, preprocessing, samples, first weights and own code.
+    It covers everything that the first steps depend on: settings, preprocessing, samples, initial weights and user
+    code.
     """
-    if job.task == "python":  # network and loss are a program's own, whose code is not known here
+    if job.task == "python":  # network and loss come from a Python program, whose code cannot be hashed
         return None
     spec = {key: value for key, value in job.dumped().items() if key not in UNCHANGING}
     code = network.code.digests() if network.code else {}
@@ -67,14 +69,14 @@ def keep(
     found: Mapping[str, Measurement],
     say: Callable[[str], None],
 ) -> None:
-    """Keep what was found; what is fixed when a process starts also where the supervisor finds it, without torch.
+    """Store measurements; process settings also where the supervisor finds them without torch.
 
     Args:
         job: the spec.
-        hardware: whose cache it goes to.
-        names: for speeds and for numbers.
-        found: the verdicts.
-        say: is told if they cannot be kept.
+        hardware: its cache is used.
+        names: the keys for speeds and for numerical checks.
+        found: the results.
+        say: reports it if they cannot be stored.
     """
     started = {key: row for key, row in found.items() if key in process_settings.names()}
     try:

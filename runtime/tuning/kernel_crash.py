@@ -1,4 +1,4 @@
-"""Crash: a process that died of a signal inside a kernel: told as such, and tried once more with everything off."""
+"""Handles a process that died of a signal inside a kernel: reports where, and retries once with optimizations off."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from runtime.plan.plan import Decision, Plan, written
 from runtime.system.signals import CRASHES
 
 FILE = "crash.txt"
-"""In the run folder: the Python lines at which a process died."""
+"""In the run folder: the Python traceback of a process that died."""
 KEPT = ("cpu_threads", "allocator_segments", "loader_workers", "decode_cache", "micro_batch", "gradient_checkpointing")
-"""Stay as they are: these keep a run within the CPUs and the memory that it may use."""
+"""These stay on: they keep a run within its CPUs and memory."""
 SUSPECTS = ("compile", "channels_last", "precision", "openmp_runtime", "allocator", "unpadding", "fused_optimizer")
-"""What leads to the least used kernels comes first."""
+"""Optimizations that use the least tested kernels come first."""
 
 
 def listen(run: Path) -> None:
-    """From here on the Python lines at which this process dies are written into the run folder."""
+    """From now on, write the Python traceback to the run folder if this process dies of a signal."""
     with contextlib.suppress(OSError):
-        # Open as long as the process lives: a handler of signals cannot open files.
+        # Kept open for the life of the process, because a signal handler cannot open files.
         faulthandler.enable((run / FILE).open("w", encoding="utf-8"))
 
 
 def tidy(run: Path) -> None:
-    """Remove the files of processes that did not die."""
+    """Remove the empty files of processes that did not die."""
     for path in _files(run):
         with contextlib.suppress(OSError):
             if path.stat().st_size == 0:
@@ -38,13 +38,13 @@ def tidy(run: Path) -> None:
 
 
 def told(run: Path, code: int, who: str = "the trainer") -> str:
-    """`the trainer died of SIGSEGV inside a kernel, at conv.py:549 in _conv_forward`."""
+    """Such as `the trainer died of SIGSEGV inside a kernel, at conv.py:549 in _conv_forward`."""
     where = next(filter(None, map(_innermost, _files(run))), "")
     return f"{who} died of {CRASHES[code]} inside a kernel" + (f", at {where}" if where else "")
 
 
 def without(plan: Plan, why: str) -> Plan | None:
-    """The plan with everything off that can be, but for what the job has learned with; None if all of it is off."""
+    """The plan with everything off that does not change the training; None if all of it is off already."""
     off = optimizations.off_values()
     rows = [
         replace(
@@ -57,7 +57,7 @@ def without(plan: Plan, why: str) -> Plan | None:
 
 
 def consequence(plan: Plan, again: str) -> str:
-    """What was in force, what happens now, and how to find out which one it was."""
+    """What was on, what happens now, and how to find the culprit."""
     names = [row.name for row in _on(plan)]
     off = optimizations.off_values()
     first = next((name for name in SUSPECTS if name in names), names[0])
@@ -69,7 +69,7 @@ def consequence(plan: Plan, again: str) -> str:
 
 
 def hopeless(why: str) -> DeviceError:
-    """The error once there is nothing left to turn off."""
+    """The error if there is nothing left to turn off."""
     return DeviceError(
         f"{why}, with every optimization off",
         "kernels of torch, and C code of the job's own, that work on this machine",
@@ -79,7 +79,7 @@ def hopeless(why: str) -> DeviceError:
 
 
 def _on(plan: Plan) -> list[Decision]:
-    """What is in force and can be turned off without changing what is learned."""
+    """What is on and can be turned off without changing the training."""
     return [row for row in plan.enabled() if row.name not in KEPT and row.effect != str(Effect.TRAINING)]
 
 
@@ -88,12 +88,12 @@ def _files(run: Path) -> list[Path]:
 
 
 def _innermost(path: Path) -> str:
-    """Where the thread that died was, by a dump of Python's faulthandler; empty without one."""
+    """Where the dead thread was, from a dump of Python's faulthandler; empty without one."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    # A thread of torch's own has no lines; the one that waits for it is Python's first, which stands last.
+    # torch's own threads have no Python lines; then the main thread counts, which waits for them and is listed last.
     dying = text[text.find("Current thread") :] if "Current thread" in text else text[text.rfind("Thread 0x") :]
     found = re.search(r'File "([^"]+)", line (\d+) in (\S+)', dying)
     return f"{Path(found[1]).name}:{found[2]} in {found[3]}" if found else ""

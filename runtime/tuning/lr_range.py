@@ -1,6 +1,6 @@
-"""Find-lr: a learning-rate range test (Smith 2017) on the assembled run: real data, real plan, weights thrown away.
+"""`drivetrain find-lr`: a learning-rate range test (Smith 2017) on the assembled run, whose weights are discarded.
 
-The parent decides and starts a child under the plan, as for a training. No run folder is touched.
+The parent makes the plan and starts a child under it, as for a training. No run folder is touched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runtime.tuning import batch_size, child_process
 
 @dataclass(frozen=True)
 class LrRangeRequest:
-    """What `drivetrain find-lr` was asked."""
+    """The options of `drivetrain find-lr`."""
 
     spec: Path
     assignments: Sequence[str] = ()
@@ -38,7 +38,7 @@ def find_lr(request: LrRangeRequest) -> int:
     """Run the test; returns the exit code.
 
     Raises:
-        DrivetrainError: for everything that is wrong before the test starts.
+        DrivetrainError: for every problem found before the test starts.
     """
     if not 0 < request.lowest < request.highest:
         raise SpecError(

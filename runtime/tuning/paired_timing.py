@@ -1,4 +1,4 @@
-"""Pairs: two ways of doing the same work, timed in turn, so that a noisy neighbour hits both."""
+"""Paired timing: two variants of the same work, timed in turn, so that noise from other processes hits both."""
 
 from __future__ import annotations
 
@@ -9,39 +9,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 BLOCK = 0.12
-"""Seconds of one block of steps: short, so that it fits between what others do."""
+"""Seconds of a block of steps: short enough to fit between the activities of others."""
 ROUNDS = 20
 CALM = 3
-"""The calmest one in so many pairs counts: a neighbour makes blocks slower, never faster."""
+"""One in so many pairs counts, those with the least noise: other processes make blocks slower, never faster."""
 FEWEST = 4
-"""Pairs that count at least."""
+"""Smallest number of pairs that count."""
 EARLY = ((4, 0.6, 1.6), (6, 0.85, 1.2), (10, 0.98, 1.03))
-"""(pairs, below, above): a verdict is taken early when so many were taken and all that count lie below or all above; of
-the first so many all count."""
+"""(pairs, below, above): timing ends early after so many pairs if all that count are below or all above. At the first
+of these limits all pairs count.
+"""
 CLEAR = 14
-"""Pairs from which on it is enough that three in four of those that count agree."""
+"""Pairs after which it is enough that three in four of those that count agree."""
 
 
 @dataclass(frozen=True)
 class PairedTiming:
-    """Challenger against incumbent: paired speed ratios above 1 where the challenger is faster."""
+    """Candidate against baseline: paired speed ratios, above 1 where the candidate is faster."""
 
     ratios: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle ratio."""
+        """The median ratio."""
         return statistics.median(self.ratios)
 
     def middle(self) -> tuple[float, float]:
-        """The middle half of the pairs; all of them if they are fewer than four."""
+        """The interquartile range of the pairs; their full range if they are fewer than four."""
         if len(self.ratios) < 4:
             return min(self.ratios), max(self.ratios)
         low, _, high = statistics.quantiles(self.ratios, n=4)
         return low, high
 
     def spread(self) -> str:
-        """`1.21x [1.18-1.25]`: median, and the middle half of the pairs."""
+        """Median and interquartile range, such as `1.21x [1.18-1.25]`."""
         low, high = self.middle()
         return f"{self.median:.2f}x [{low:.2f}-{high:.2f}]"
 
@@ -49,15 +50,16 @@ class PairedTiming:
 def compare(
     incumbent: Callable[[int], float], challenger: Callable[[int], float], step: float, seconds: float
 ) -> PairedTiming:
-    """Blocks of steps in turn, which side begins in turn too; ends early where the verdict is clear.
+    """Time blocks of steps in turn, with alternating order; ends early if the result is clear.
 
     Args:
-        incumbent, challenger: run a number of steps and tell the seconds.
+        incumbent, challenger: baseline and candidate; each runs a number of steps and returns the seconds.
         step: seconds of one step, to size the blocks.
-        seconds: what may be spent; at least one pair is run.
+        seconds: time limit; at least one pair is run.
 
     Returns:
-        The calmest pairs, which are chosen by how slow either side was against its own best, never by the ratio.
+        The pairs with the least noise: selected by how slow each variant was relative to its own best, never by the
+        ratio.
     """
     count = max(1, math.ceil(BLOCK / step))
     taken: list[tuple[float, float]] = []
@@ -75,14 +77,14 @@ def compare(
 
 
 def calmest(taken: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """The ratios of the pairs in which the slower side was nearest to its own best."""
+    """The ratios of the pairs in which the slower variant was closest to its own best."""
     best = [min(times) for times in zip(*taken, strict=True)]
     order = sorted(taken, key=lambda pair: max(pair[0] / best[0], pair[1] / best[1]))
     return tuple(pair[0] / pair[1] for pair in order[: max(FEWEST, round(len(taken) / CALM))])
 
 
 def _clear(taken: Sequence[tuple[float, float]]) -> bool:
-    """Whether more pairs would hardly change the verdict."""
+    """Whether more pairs would hardly change the result."""
     ratios = tuple(a / b for a, b in taken) if len(taken) == EARLY[0][0] else calmest(taken)
     for pairs, below, above in EARLY:
         if len(taken) >= pairs and (max(ratios) < below or min(ratios) > above):

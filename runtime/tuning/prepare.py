@@ -1,4 +1,4 @@
-"""What comes before a training: its data and network, what is measured about them, and the run under the final plan."""
+"""Prepares a training: loads data and network, measures, finalizes the plan, and assembles the run."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ def assemble_run(
     *,
     settled: bool = False,
 ) -> runs.Run:
-    """The Run of a folder that holds hardware.json and plan.json: data loaded, plan settled, applied and recorded.
+    """Assemble the run of a folder with hardware.json and plan.json; the plan is finalized, applied and recorded.
 
-    With a source, children may measure threads, OpenMP runtime and allocator; `settled`, everything is measured already.
+    With a source, child processes may measure threads, OpenMP runtime and allocator; with `settled`, nothing is
+    measured.
 
     Raises:
-        Replanned: if another process is needed, for the plan that the folder now holds.
+        Replanned: if the plan in the folder has changed so that another process must run it.
     """
     search = prepare(folder, job, signals, clock)
     machine, dataset, network, plan = search.hardware, search.dataset, search.network, search.plan
@@ -70,7 +71,7 @@ def assemble_run(
 
 
 def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> MicroBatchSearch:
-    """The data, network and plan of such a folder before anything is measured, as the search that could begin to."""
+    """Load data, network and plan of such a folder before anything is measured; returns the micro-batch search."""
     machine = hardware.from_json(read_json(folder / "hardware.json"))
     device_check.check(machine)
     with clock.phase("data"):

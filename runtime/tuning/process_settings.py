@@ -1,7 +1,7 @@
-"""Apart: threads, OpenMP runtime and allocator, measured in short children, as they are fixed when a process starts.
+"""Measures threads, OpenMP runtime and allocator in short child processes, as they are fixed when a process starts.
 
-Each child trains a copy of the network under one plan; challenger and incumbent take turns, as in `tune`. The children
-die with this process, and are ended with the block that started them.
+Each child trains a copy of the network under one plan; candidate and baseline take turns, as in the tuner. The children
+die with this process, and are stopped at the end of the measurement.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from runtime.tuning import variants
 
 FROM = 30.0
-"""Seconds of budget from which children are worth starting."""
+"""Seconds of budget from which on children are worth starting."""
 STANDING = 5.0
-"""Seconds that a child surely needs before it stands."""
+"""Seconds that a child needs at least until it is ready."""
 CHILDREN = 3
-"""Times of standing that must be left: two children, and as much to compare them."""
+"""Required time as a multiple of a child's start: two starts, and as much for the comparison."""
 ORDER = ("cpu_threads", "allocator", "openmp_runtime")
-"""What may gain most comes first."""
+"""Settings that may gain most come first."""
 
 Rival = tuple[Optimization, Value]
 
 
 @dataclass(frozen=True)
 class SpecSource:
-    """The spec that children read again."""
+    """The spec, to be read again by children."""
 
     spec: Path
     assignments: Sequence[str] = ()
@@ -58,7 +58,7 @@ def names() -> set[str]:
 
 
 def contested(job: Job, hardware: Hardware, plan: Plan) -> list[Rival]:
-    """Values worth a child, in order of what they may gain."""
+    """Values worth measuring in a child, in order of their expected gain."""
     found = [
         (optimization, value)
         for optimization in optimizations.every()
@@ -79,17 +79,17 @@ def measured(
     say: Callable[[str], None],
     standing: float = STANDING,
 ) -> dict[str, Measurement]:
-    """The verdicts on rivals of what is in force.
+    """The results for candidate values of the effective plan.
 
     Args:
         source: the spec.
-        hardware: the facts.
-        plan: everything else as it was decided; its own values are the incumbents.
-        rivals: what is tried, in this order.
-        total: seconds that the run is predicted to take.
-        seconds: what may be spent.
-        say: where progress is told.
-        standing: seconds that a child is expected to need before it stands.
+        hardware: the machine.
+        plan: all decisions; its values are the baselines.
+        rivals: the candidates, in order.
+        total: predicted seconds of the run.
+        seconds: time limit.
+        say: reports progress.
+        standing: seconds that a child is expected to need until it is ready.
     """
     end, found = time.monotonic() + seconds, dict[str, Measurement]()
     obstacle = _no_room()
@@ -107,7 +107,7 @@ def measured(
 
 
 def _no_room() -> str | None:
-    """Why two more processes like this one would not fit."""
+    """Why two more processes like this one would not fit in memory; None if they would."""
     own = psutil.Process().memory_info().rss
     free = read_memory(Path("/"), cgroup.read_limits(Path("/"))).available
     return (
@@ -150,7 +150,7 @@ def _all(
 def _verdict(
     shop: VariantPool, incumbent: RunningVariant, plan: Plan, optimization: Optimization, total: float, end: float
 ) -> tuple[RunningVariant | None, variants.Verdict]:
-    """A challenger in its child against the incumbent in its own; both draw the same numbers."""
+    """Compare a candidate with the baseline, each in its own child; both use the same random numbers."""
     from runtime.tuning import variants as arms
 
     try:

@@ -1,4 +1,4 @@
-"""Budget: how long a run will take, and what measuring may take of it, from a few of its own steps."""
+"""Predicts how long a run will take from a few of its steps, and how much time measuring may use."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from dataclasses import dataclass
 from typing import Protocol
 
 WORTH_FROM = 300.0
-"""Seconds a run must be predicted to take before anything is measured by itself."""
+"""Seconds; shorter runs are not measured by default."""
 SHARE = 0.02
-"""Share of the predicted run that measuring may take."""
+"""Share of the predicted run that measuring may use."""
 FEWEST = 16
-"""Steps that a single comparison takes: six for the speed of the run, four each for the numbers, and a pair."""
+"""Steps that a single comparison needs: six for the speed of the run, four each for the losses, and a pair."""
 
 
 class Trainable(Protocol):
-    """Something that trains."""
+    """A network that can train steps."""
 
     def steps(self, count: int) -> float:
-        """Seconds of so many steps."""
+        """Seconds of `count` steps."""
         ...
 
 
 @dataclass(frozen=True)
 class TimeBudget:
-    """Seconds, and when they began to count on the monotonic clock."""
+    """A time limit in seconds, and its start on the monotonic clock."""
 
     step: float
     """Of one step."""
     total: float
     """Of the whole run."""
     seconds: float
-    """That measuring may take, prediction and all."""
+    """For measuring, including the prediction."""
     start: float
 
     def spent(self) -> float:
-        """Seconds that are gone."""
+        """Seconds that have passed."""
         return time.monotonic() - self.start
 
     def left(self, share: float = 1.0) -> float:
-        """Seconds that are left, or left of a share."""
+        """Seconds that are left, of the whole limit or of a share of it."""
         return share * self.seconds - self.spent()
 
 
 def predicted(arm: Trainable, count: int) -> tuple[float, float]:
-    """Seconds of one step, and of `count`, from a few warm ones."""
+    """Seconds of one step and of `count` steps, from a few warm ones."""
     arm.steps(2)
     step = arm.steps(3) / 3
     return step, step * count
@@ -54,17 +54,17 @@ def predicted(arm: Trainable, count: int) -> tuple[float, float]:
 def planned(
     begin: Callable[[], Trainable], count: int, seconds: float | None, say: Callable[[str], None]
 ) -> TimeBudget | None:
-    """The budget of a run; None, told and with as few steps as it takes to know, if that is too short.
+    """The time limit of a run; None, reported after as few steps as possible, if the run is too short.
 
     Args:
-        begin: gives the run's own plan in use, before its first step.
+        begin: starts the run's own plan, before its first step.
         count: optimizer steps of the whole run.
-        seconds: what may be spent, whatever the length; None for a share of the run.
-        say: where it is told.
+        seconds: time limit, whatever the length; None for a share of the run.
+        say: reports the decision.
     """
     start, short = time.monotonic(), "of training is too short to measure optimizations"
     if seconds is None and SHARE * count < FEWEST:
-        # However long its steps are: the share would be gone before anything is compared.
+        # However long its steps are, the share would be used up before anything is compared.
         say(f"tune: skipped, {count:,} steps {short}")
         return None
     arm = begin()

@@ -1,12 +1,12 @@
-"""Tune: measure the contested decisions on the user's own network and batches, before the first step.
+"""The tuner measures candidate values of the plan on the user's network and batches, before the first step.
 
-Each candidate value trains a copy of the network for a few real steps, in turn with the incumbent (A B A B) and on the
-same batches; the ratio of each pair of blocks is one observation, so a noisy neighbour hits both sides. Before its speed
-counts, its numbers do: losses and gradient norms of the first steps against everything off, in fp32, over the same
-batches and draws. A value outside what its effect declares is vetoed however fast it is. What wins is the next one's
-incumbent; what lost narrowly is tried again beside a winner that it may go well with.
+Each candidate trains a copy of the network for a few real steps, in turn with the baseline (A B A B) and on the same
+batches. The ratio of each pair of blocks is one observation, so noise hits both. Before its speed counts, its numbers
+are checked: losses and gradient norms of the first steps, against everything off in fp32 over the same batches and
+random numbers. A value outside of the tolerance of its declared effect is rejected, however fast it is. A winner is the
+next baseline; a value that lost narrowly is tried again together with a winner that may suit it.
 
-The run itself is not touched: every arm has its own copy, and every draw is a function of (seed, step).
+The run itself does not change: every variant has its own copy, and all random numbers depend on (seed, step).
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ from runtime.tuning.tuner_state import TunerState
 from runtime.tuning.variants import Numbers, Variant, Verdict
 
 COMPARED = 0.7
-"""Share of the time left in which a network must be compiled, so that there is time to compare it."""
+"""Share of the remaining time within which compilation must end, so that there is time to compare."""
 FULL = 120.0
 """Seconds that `measure: full` may take at least."""
 COMPILING = 60.0
-"""Seconds that must be left before a network is compiled where the compiler cannot be broken off."""
+"""Seconds that must be left to start a compilation that cannot be interrupted."""
 QUICKEST = 15.0
-"""Likewise where it can: in less hardly anything compiles."""
+"""The same if it can be interrupted; in less time hardly any network compiles."""
 OWN = 2 / 3
-"""Share of the budget for what is measured here but compiling, where processes are to be measured too."""
+"""Share of the limit for measurements in this process other than compilation, if process settings are measured, too."""
 SETTLED = ("job", "file", "measured", *LEARNED)
-"""Sources of decisions that are not contested any more."""
+"""Sources of decisions that are not measured again."""
 BATCHES, FETCHING = 8, 2.0
-"""Batches that all arms go through again and again: so many, or what comes in so many seconds, two at least."""
+"""All variants cycle through the same batches: so many, or as many as load in so many seconds, but at least two."""
 
 
 class Tuner:
     """Measures for one job.
 
     Args:
-        made: the run, assembled under the plan so far; it is read, never changed.
+        made: the run, assembled under the plan so far; it is never changed.
         dataset: its data.
-        network: its network, with the first weights.
-        say: where progress is told.
-        source: the spec, if children may be started for what is fixed when a process starts.
+        network: its network, with the initial weights.
+        say: reports progress.
+        source: the spec, if child processes may measure process settings.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Tuner:
         self.plain: dict[tuple[bool, tuple[Value, ...]], Numbers] = {}
         self.compiling = COMPILING
         self.standing = since_start() if source else 0.0
-        """Seconds that a child needs before it can train: what this process has needed."""
+        """Seconds that a child needs until it can train, as measured on this process."""
 
     def arm(self, plan: Plan) -> Variant:
-        """A fresh copy of the network under a plan, at the first batch."""
+        """A new copy of the network under a plan, at the first batch."""
         made = self.made
         module = copy.deepcopy(self.network.module)
         module.load_state_dict(self.initial)
@@ -92,15 +92,15 @@ class Tuner:
         kept = dict(self.dataset.kept)
         run = assemble(made.job, made.hardware, plan, made.folder, self.dataset, network, made.signals, PhaseTimer())
         if kept:
-            # What the incumbent's frozen prefix gave would be lost to the run if it made room for a challenger's.
+            # The baseline's cached activations would be lost to the run if they were replaced by a candidate's.
             self.dataset.kept.clear()
             self.dataset.kept.update(kept)
         run.train_mode()
         return Variant(run, self._batches(run))
 
     def _batches(self, run: Run) -> Iterator[Batch]:
-        """The same few batches for all arms; two sides that begin with the first one stay together."""
-        # These two give other tensors for the same samples.
+        """The same few batches for all variants; two variants that start with the first one stay in step."""
+        # With these two, batches are other tensors for the same samples.
         kind = f"{run.plan.value('feature_cache')} {run.plan.value('gpu_resident_data')}"
         if kind not in self.given:
             end = time.monotonic() + FETCHING
@@ -112,10 +112,10 @@ class Tuner:
         return itertools.cycle(self.given[kind])
 
     def tune(self, seconds: float | None) -> dict[str, Measurement]:
-        """Measure every contested decision, and tell what that took.
+        """Measure every candidate, and report what that took.
 
         Args:
-            seconds: what measuring may take; None decides by the predicted length of the run.
+            seconds: time limit; None to derive it from the predicted length of the run.
         """
         made = self.made
         contests = list[TunerState]()
@@ -134,7 +134,7 @@ class Tuner:
         return contest.found
 
     def _all(self, contest: TunerState, limit: TimeBudget) -> None:
-        """One value after the other, while the budget lasts; then what takes a process of its own."""
+        """Measure one value after the other within the limit; then what takes a process of its own."""
         made, rivals = self.made, list[process_settings.Rival]()
         if self.source and limit.seconds >= process_settings.FROM:
             rivals = process_settings.contested(made.job, made.hardware, made.plan)
@@ -152,7 +152,7 @@ class Tuner:
     def _measure(
         self, contest: TunerState, optimization: Optimization, value: Value, step: float, left: float, late: set[str]
     ) -> None:
-        """One value against the incumbent, if there is time."""
+        """Compare one value with the baseline, if there is time."""
         challenger = contest.plan.with_values({optimization.name: value})
         compiles = challenger.value("compile") is not False
         compiling = min(QUICKEST, self.compiling) if self.source else self.compiling
@@ -170,7 +170,7 @@ class Tuner:
             contest.incumbent.steps(2)
 
     def _next(self, contest: TunerState) -> tuple[Optimization, Value] | None:
-        """The most promising value that is still to be measured beside what is taken now."""
+        """The most promising value that is still to be measured with the present plan."""
         cases = [case for case in self._contested(contest.plan) if contest.due(case[0].name, case[1])]
         return min(cases, key=lambda case: contest.rank(case[0].name, case[1]), default=None)
 
@@ -185,10 +185,10 @@ class Tuner:
                     yield optimization, value
 
     def reference(self, quiet: bool, plan: Plan, until: float = math.inf) -> Numbers:
-        """Numbers with everything off; dropout drawn as in the plan that they are compared with.
+        """Losses and gradient norms with everything off, with dropout as in the plan that is compared.
 
         Raises:
-            Slow: if they are not known by `until`.
+            TooSlow: if they are not known by `until`.
         """
         off = variants.all_off(plan, quiet)
         off = off.with_values({"packed_dropout": False}) if plan.value("compile") is not False else off
@@ -200,7 +200,9 @@ class Tuner:
         return self.plain[key]
 
     def _bounded(self, plan: Plan, seconds: float) -> contextlib.AbstractContextManager[None]:
-        """Around steps in which a compiler may work, if another process can take over where it is broken off."""
+        """A time limit around steps in which a compiler may run, if another process can take over after an
+        interruption.
+        """
         compiles = plan.value("compile") is not False
         return timeout.within(seconds) if self.source and compiles else contextlib.nullcontext()
 
@@ -243,10 +245,10 @@ def measured(
     say: Callable[[str], None],
     source: process_settings.SpecSource | None = None,
 ) -> dict[str, Measurement]:
-    """What is known of the contested decisions: from the cache, else measured now if that is worth it.
+    """Results for all candidates: from the cache, else measured now if the run is long enough.
 
-    `measure: off` knows nothing, `auto` spends 2 % of a run that is predicted to take five minutes or more, `full`
-    measures whatever the length. With a `source`, threads, OpenMP runtime and allocator are measured too.
+    `measure: off` uses no measurements, `auto` spends 2 % of a run that is predicted to take five minutes or more,
+    `full` measures whatever the length. With a `source`, threads, OpenMP runtime and allocator are measured, too.
     """
     mode = job.optimize.get("measure", "auto")
     open_ = [row.name for row in plan.decisions if row.source in OPEN]

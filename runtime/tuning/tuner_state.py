@@ -1,4 +1,4 @@
-"""Contest: which values are taken so far, which were seen to lose, and which is to be measured next."""
+"""The state of the tuner: the present plan, results so far, and which value to measure next."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from runtime.plan.plan import Plan, written
 from runtime.tuning.variants import Variant, Verdict
 
 PROMISING = ("precision", "channels_last", "unpadding", "micro_batch", "compile")
-"""What may gain most for a few steps comes first. Others follow in their own order."""
+"""Decisions that may gain most within a few steps; they are measured first."""
 HOPELESS = 0.85
-"""A value that was slower than this is not tried again beside others."""
+"""A value slower than this is not tried again with another plan."""
 
 
 @dataclass
 class TunerState:
-    """What is taken so far, and what was seen."""
+    """The plan so far, and all results."""
 
     plan: Plan
     incumbent: Variant
     found: dict[str, Measurement] = field(default_factory=dict)
     tried: dict[tuple[str, Value], list[tuple[float, Plan]]] = field(default_factory=dict)
-    """By value: how many times faster it was, beside which plan."""
+    """By value: its speed ratio, and the plan it was measured with."""
 
     def due(self, name: str, value: Value) -> bool:
-        """Whether a value is still to be measured: at first, and once more beside another plan if it was not hopeless."""
+        """Whether a value is to be measured: once, and again with another plan if its first result was not hopeless."""
         seen = self.tried.get((name, value), [])
         if not seen:
             return True
@@ -40,7 +40,7 @@ class TunerState:
         )
 
     def take(self, name: str, value: Value, verdict: Verdict) -> str:
-        """Note a verdict; returns it in words."""
+        """Record a result; returns it as text."""
         again = " together with the accepted settings" if self.tried.get((name, value)) else ""
         text, before = f"{written(value)} {verdict.text}{again}", self.found.get(name)
         self.tried.setdefault((name, value), []).append((verdict.ratio, self.plan))
@@ -53,7 +53,7 @@ class TunerState:
         return text + ("; accepted" if verdict.wins else "")
 
     def rank(self, name: str, value: Value) -> tuple[int, float, int]:
-        """What comes first: what was never measured, then by what was seen, then by what is expected."""
+        """Sort key: values never measured first, then by earlier results, then by expected gain."""
         seen = self.tried.get((name, value), [])
         place = PROMISING.index(name) if name in PROMISING else len(PROMISING)
         return len(seen), -seen[-1][0] if seen else 0.0, place

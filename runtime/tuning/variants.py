@@ -1,4 +1,6 @@
-"""Arms: a plan in use on a copy of the network, its numbers against plain arithmetic, and the verdict on a pair of arms."""
+"""A variant trains a copy of the network under a plan; its numbers are checked against fp32, its speed against
+another.
+"""
 
 from __future__ import annotations
 
@@ -20,31 +22,31 @@ from runtime.training.run import Run
 from runtime.tuning.paired_timing import PairedTiming
 
 MARGIN = 1.02
-"""A value must win by this much, and in three of four pairs, to replace what we would do anyway."""
+"""Speedup, in three of four pairs, that a value needs to replace the default."""
 CHECKED = 4
-"""Steps over which numbers are compared."""
+"""Steps whose losses and gradient norms are compared."""
 SETTLING = 32
-"""Skipped steps after which a scale that is still too high is no beginning."""
+"""Largest number of skipped steps until the fp16 scale must fit."""
 TOLERANCE = {Effect.EXACT: 1e-6, Effect.ROUNDING: 1e-3}
 SHORT_FORMAT = 5e-2
-"""Relative difference of loss that a format of 8 to 11 bits of mantissa may show over the checked steps."""
+"""Relative difference of the loss that is allowed over the checked steps for formats with 8 to 11 bits of mantissa."""
 SHORT = ("bf16", "fp16", "tf32")
 Numbers = Sequence[tuple[float, float]]
 """Loss and gradient norm of each step."""
 
 
 class TooSlow(Exception):
-    """Steps that take so long that there is no time left to compare them."""
+    """Steps take so long that there is no time left to compare them."""
 
 
 @dataclass
 class Variant:
-    """One plan in use: a copy of the network that trains on its own."""
+    """A copy of the network that trains under a plan."""
 
     run: Run
     batches: Iterator[Batch]
     until: float = math.inf
-    """When its numbers must be known, on the monotonic clock."""
+    """Deadline for its numbers, on the monotonic clock."""
 
     def steps(self, count: int) -> float:
         """Seconds of `count` steps."""
@@ -56,9 +58,9 @@ class Variant:
         return time.perf_counter() - start
 
     def step(self) -> tuple[float, float]:
-        """One step that counts; its loss and gradient norm.
+        """Train one step that is not skipped; returns loss and gradient norm.
 
-        A scale of fp16 begins too high: it comes down by steps that are skipped and leave everything as it was.
+        The initial scale of fp16 is too high; skipped steps lower it and change nothing else.
         """
         run, batch = self.run, next(self.batches)
         run.set_rate()
@@ -70,10 +72,10 @@ class Variant:
         return outcome.loss, outcome.grad_norm
 
     def numbers(self, quiet: bool) -> Numbers:
-        """Numbers of the next steps; `quiet` without dropout, where two ways would draw it differently.
+        """Losses and gradient norms of the next steps; `quiet` without dropout, if the variants' masks would differ.
 
         Raises:
-            Slow: if they are not known in time.
+            TooSlow: if they are not known by the deadline.
         """
         if quiet:
             hush(self.run)
@@ -87,31 +89,31 @@ class Variant:
 
 
 def hush(run: Run) -> None:
-    """No dropout until the next `train_mode`."""
+    """Turn dropout off until the next `train_mode`."""
     for module in run.model.modules():
-        # BatchNorm would take its stored statistics, and cuDNN's recurrent kernels go backward in training only.
-        # A block that is recomputed would keep its activations.
+        # Stay in training mode: BatchNorm would use its running statistics, cuDNN's recurrent kernels have a backward
+        # pass in training only, and a recomputed block would save its activations.
         if not isinstance(module, nn.RNNBase | nn.modules.batchnorm._BatchNorm | RecomputedBlock):
             module.training = False
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a value replaces the incumbent, and what was seen."""
+    """Whether a value replaces the baseline, and the result."""
 
     wins: bool
     text: str
     ratio: float = 0.0
-    """How many times faster; 0 for a value that computes wrong numbers or could not be measured."""
+    """Speed ratio; 0 for a value that computes wrong numbers or could not be measured."""
 
 
 def judged(pair: PairedTiming, cost: float, spent: float) -> Verdict:
     """The verdict on a value whose numbers are right.
 
     Args:
-        pair: challenger against incumbent.
-        cost: seconds that it takes once.
-        spent: seconds that the whole run takes with the incumbent.
+        pair: candidate against baseline.
+        cost: seconds that it takes once, for compilation.
+        spent: seconds of the whole run with the baseline.
     """
     text = f"{pair.spread()}, loss ok" + (f", {cost:.0f} s to compile" if cost else "")
     pays = spent * (1 - 1 / pair.median) > cost
@@ -119,7 +121,9 @@ def judged(pair: PairedTiming, cost: float, spent: float) -> Verdict:
 
 
 def differs(numbers: Numbers, reference: Numbers, tolerance: float, against: str = "everything off") -> str | None:
-    """Where losses are further from the reference than allowed, and by how much; gradients may be off ten times that."""
+    """The first step whose loss differs from the reference by more than allowed; gradient norms may differ ten
+    times that.
+    """
     for number, ((loss, norm), (true_loss, true_norm)) in enumerate(zip(numbers, reference, strict=True), start=1):
         loss_off = abs(loss - true_loss) / max(abs(true_loss), 1e-6)
         norm_off = abs(norm - true_norm) / max(abs(true_norm), 1e-6)
@@ -131,21 +135,24 @@ def differs(numbers: Numbers, reference: Numbers, tolerance: float, against: str
 
 
 def tolerance(plan: Plan) -> float:
-    """How far a plan's numbers may be from everything off: by its number format, as all that come by themselves round."""
+    """Allowed difference of a plan's numbers from everything off, by number format; values chosen by default may
+    round.
+    """
     prefix = plan.value("prefix_precision") if plan.value("feature_cache") else None
     return SHORT_FORMAT if {plan.value("precision"), prefix} & set(SHORT) else TOLERANCE[Effect.ROUNDING]
 
 
 def redraws(optimization: Optimization, plan: Plan, facts: Workload, on_gpu: bool) -> bool:
-    """Whether it draws other dropout from the same distribution, so that numbers can only be compared without."""
+    """Whether it changes the random numbers of dropout, so that numbers can only be compared without dropout."""
     drops = facts.has("Dropout") or facts.has("LSTM") or facts.has("GRU")
     return drops and (optimization.redraws or (plan.value("compile") is not False and on_gpu))
 
 
 def all_off(plan: Plan, quiet: bool) -> Plan:
-    """Everything off that can still be switched in this process; `quiet`, also what would draw other dropout.
+    """The plan with everything off that this process can switch; `quiet`: also what changes the random numbers of
+    dropout.
 
-    What changes what is learned, as the job asks, stays: it is no rounding that numbers could be set beside.
+    Requested values that change the training stay on: their effect is no rounding error.
     """
     return plan.with_values(
         {

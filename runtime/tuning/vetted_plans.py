@@ -1,5 +1,4 @@
-"""Vetted: plans whose numbers are set beside everything off before they count: what we would do anyway, and what was
-measured with other data or settings."""
+"""Checks the numbers of plans before they are used: the defaults, and results measured with other data or settings."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def again(tuner: Tuner, known: Mapping[str, Measurement]) -> dict[str, Measurement]:
-    """What was measured with other data or settings, if its numbers are right with these too; else nothing."""
+    """Results from other data or settings, if the numbers are right with the present ones, too; else none."""
     before = f"tune: measured before, on {next(iter(known.values())).date}, with other data or settings"
     vetoed = [name for name, row in known.items() if row.vetoed]
     if vetoed:
@@ -35,12 +34,12 @@ def again(tuner: Tuner, known: Mapping[str, Measurement]) -> dict[str, Measureme
 
 
 def defaults(tuner: Tuner, contest: TunerState, until: float) -> None:
-    """Take back what we would do anyway where it computes wrong numbers.
+    """Turn off defaults that compute wrong numbers.
 
     Args:
-        tuner: measures.
-        contest: what is taken so far: all that we would do.
-        until: when it must be known, on the monotonic clock.
+        tuner: does the measurements.
+        contest: the state, with the default plan.
+        until: deadline, on the monotonic clock.
     """
     try:
         wrong = wrong_numbers(tuner, contest.plan, until)
@@ -66,10 +65,10 @@ def defaults(tuner: Tuner, contest: TunerState, until: float) -> None:
 
 
 def wrong_numbers(tuner: Tuner, plan: Plan, until: float = math.inf) -> str | None:
-    """Where the first steps of a plan are off, and by how much; None if they are right.
+    """Where, and by how much, the first steps of a plan are wrong; None if they are right.
 
     Raises:
-        Slow: if that is not known by `until`.
+        TooSlow: if that is not known by `until`.
     """
     on_gpu = tuner.made.device.type == "cuda"
     used = [one for one in optimizations.every() if plan.value(one.name) != one.off]
@@ -84,7 +83,7 @@ def _all_off(plan: Plan, these: list[Optimization]) -> Plan:
 
 
 def _suspects(plan: Plan) -> list[Optimization]:
-    """What nobody asked for and may round, latest stage first."""
+    """Values that the job did not request and that may change the rounding, latest stage first."""
     return [
         one
         for one in reversed(optimizations.every())

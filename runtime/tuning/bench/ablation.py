@@ -1,6 +1,6 @@
-"""Ladder: plain, each optimization added in turn, all, all without each; every rung a paired comparison.
+"""Ablation: plain PyTorch, each optimization added in turn, all, and all without each; every step a paired comparison.
 
-A ratio is how many times faster the samples go; above 1 the optimization pays.
+A ratio is a speedup: above 1 the optimization makes training faster.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from runtime.tuning.bench.variant import Failed, VariantReady
 from runtime.tuning.paired_timing import PairedTiming
 
 CLOSE = 0.05
-"""The steps explain the total if their product comes so near to it, or within the noise of both."""
+"""The steps explain the total if their product differs by at most this, or by less than the noise of both."""
 UNSURE = 0.15
-"""Noise from which that would explain anything."""
+"""With more noise than this, nothing can be said."""
 
 
 class VariantProtocol(Protocol):
-    """A plan in use."""
+    """A plan that can train steps."""
 
     peak: int
     ready: VariantReady
 
     def steps(self, count: int) -> Block:
-        """So many steps."""
+        """Time a block of steps."""
         ...
 
     def close(self) -> None:
-        """End it."""
+        """Stop it."""
         ...
 
 
 Start = Callable[..., VariantProtocol]
-"""(plan, assignments) -> an arm that stands; raises Failed."""
+"""(plan, assignments) -> a variant that is ready; raises Failed."""
 
 
 @dataclass(frozen=True)
 class AblationStep:
-    """One comparison. What could not be measured has no pair and a note."""
+    """One comparison. If it could not be measured, it has no pair and a note."""
 
     kind: str
-    """`plain`; `added`, against the rung before; `all`, against plain; `without`, all against it; `against`, a variant
-    of the job against all."""
+    """`plain`; `added`, against the step before; `all`, against plain; `without`, all against it; `against`, a variant
+    of the job against all.
+    """
     name: str
     value: Value | None = None
     effect: str = ""
@@ -60,9 +61,11 @@ class AblationStep:
     loss_off: float | None = None
     """Largest relative difference of the first losses from plain fp32 on the same batches."""
     first_seconds: float | None = None
-    """Seconds that the first step took beyond an ordinary one."""
+    """Seconds that the first step took beyond a normal one."""
     disturbed: float | None = None
-    """Share of the time that threads of the arms waited for a CPU which others had, over the pairs that count."""
+    """Share of the time for which threads of both variants waited for a CPU that others used, over the pairs that
+    count.
+    """
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -76,12 +79,12 @@ class AblationStep:
 
 @dataclass(frozen=True)
 class Ablation:
-    """All rungs, in the order in which they were climbed."""
+    """All steps, in the order in which they were measured."""
 
     rungs: tuple[AblationStep, ...]
 
     def of(self, kind: str) -> list[AblationStep]:
-        """The rungs of one kind."""
+        """The steps of one kind."""
         return [rung for rung in self.rungs if rung.kind == kind]
 
     @property
@@ -91,12 +94,14 @@ class Ablation:
 
     @property
     def product(self) -> float:
-        """What the single steps promise together."""
+        """The product of the single steps' ratios."""
         return math.prod(rung.pair.median for rung in self.of("added") if rung.pair)
 
     @property
     def explained(self) -> bool | None:
-        """Whether the single steps give the total, by twice the standard error of both; None if nobody can tell."""
+        """Whether the product matches the total within twice the standard error of both; None if the noise is too
+        high.
+        """
         if self.total is None or self.total.pair is None:
             return None
         pairs = [rung.pair for rung in self.of("added") if rung.pair] + [self.total.pair]
@@ -107,7 +112,7 @@ class Ablation:
 
 
 def _error(pair: PairedTiming) -> float:
-    """Standard error of the median of the logarithms, from the middle half of the pairs."""
+    """Standard error of the median log ratio, from the interquartile range of the pairs."""
     if len(pair.ratios) < 4:
         return 0.0
     low, high = pair.middle()
@@ -115,17 +120,17 @@ def _error(pair: PairedTiming) -> float:
 
 
 def climb(plan: Plan, start: Start, rounds: int, tell: Callable[[str], None], against: Sequence[str] = ()) -> Ablation:
-    """Measure the whole ladder.
+    """Measure the whole ablation.
 
     Raises:
-        Failed: if not even the plain arm stands.
+        Failed: if not even the plain variant starts.
     """
     climber = _AblationRunner(plan, start, rounds, tell)
     return Ablation(tuple(climber.rungs(against)))
 
 
 class _AblationRunner:
-    """Keeps at most three arms alive: plain, the top so far, and the one beside it."""
+    """Keeps at most three variants running: plain, the last accepted one, and the one being compared."""
 
     def __init__(self, plan: Plan, start: Start, rounds: int, tell: Callable[[str], None]) -> None:
         self.plan, self.start, self.rounds, self.tell = plan, start, rounds, tell
@@ -198,7 +203,7 @@ class _AblationRunner:
     def _measured(
         self, empty: AblationStep, slow: VariantProtocol, fast: VariantProtocol, shown: VariantProtocol
     ) -> AblationStep:
-        """The rung with its numbers; speed, step and memory are those of the arm that is `shown`."""
+        """The step with its measurements; speed, step time and memory are those of the variant `shown`."""
         pairs = calmest(slow.steps, fast.steps, block(slow.ready.step), self.rounds)
         pair = PairedTiming(tuple(a.seconds / b.seconds * fast.ready.batch / slow.ready.batch for a, b in pairs))
         self.tell(f"bench: {empty.kind} {empty.name}: {pair.spread()}")
@@ -219,7 +224,7 @@ class _AblationRunner:
 
 
 def _loss_off(ready: VariantReady, reference: VariantReady) -> float:
-    """Largest relative difference of the losses; infinite where one is no number."""
+    """Largest relative difference of the losses; infinite if one is NaN."""
     worst = 0.0
     for (loss, _), (true, _) in zip(ready.numbers, reference.numbers, strict=True):
         off = abs(loss - true) / max(abs(true), 1e-6)

@@ -1,9 +1,9 @@
-"""Bench: the ladder: what each optimization of a job's plan buys here, on its own network and batches.
+"""`drivetrain bench`: what each optimization of a job's plan gains here, on the job's network and batches.
 
-    settle (the final plan, in a child) -> climb (arms in turn, each a child) -> table, bench.json, bench.png
+    final plan (in a child) -> ablation (each variant a child, timed in turn) -> table, bench.json, bench.png
 
-Plain first, then each optimization added to the ones before, then all without each. Every arm is a process of its own
-under its own plan, so threads, OpenMP runtime and allocator are measured like the rest. No torch in the parent.
+Plain first, then each optimization added to the ones before, then all without each. Every variant is a process of its
+own under its own plan, so that threads, OpenMP runtime and allocator are measured, too. The parent does not load torch.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = ["BenchRequest", "bench"]
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """What `drivetrain bench` was asked."""
+    """The options of `drivetrain bench`."""
 
     spec: Path
     assignments: Sequence[str] = ()
     against: Sequence[str] = ()
-    """Settings of a variant of the job that is compared with it at the end."""
+    """Settings of a variant of the job that is compared at the end."""
     output: Path | None = None
     """Folder for picture and numbers; runs/bench-<name> if None."""
     rounds: int = 8
@@ -47,10 +47,10 @@ class BenchRequest:
 
 
 def bench(request: BenchRequest) -> int:
-    """Measure the ladder, print it and write it; returns the exit code.
+    """Measure the ablation, print it and write it; returns the exit code.
 
     Raises:
-        DrivetrainError: for everything that is wrong before an arm stands.
+        DrivetrainError: for every problem found before a variant starts.
     """
     if request.rounds < 3:
         raise SpecError(f"--rounds {request.rounds}", "3 or more", "8 pairs of blocks give a usable interval")
@@ -80,13 +80,15 @@ def _measured(request: BenchRequest, job: Job, machine: Hardware, output: Path, 
 
 
 def _redrawn(plan: plans.Plan) -> bool:
-    """Whether arms draw other dropout; not where one compiles: what is compiled without dropout is compiled again with it."""
+    """Whether variants have different dropout masks. Not if one compiles: compiled without dropout, it would be
+    compiled again with it.
+    """
     names = {row.name for row in plan.enabled()}
     return "compile" not in names and any(one.redraws for one in optimizations.every() if one.name in names)
 
 
 def _settled(request: BenchRequest, job: Job, machine: Hardware, scratch: Path) -> tuple[int, plans.Plan | None]:
-    """The plan that `train` would use, settled by a child that knows model and data; None if the child fails."""
+    """The plan that `train` would use, finalized by a child that loads model and data; None if the child fails."""
     first = plans.resolve(job, machine)
     code = child_process.measure(
         "runtime.tuning.processes.final_plan", scratch, request.spec, request.assignments, first, machine

@@ -1,8 +1,8 @@
-"""Calm: blocks of steps in turn, and which pairs of them count.
+"""Low-noise timing: blocks of steps in turn, and the choice of the pairs that count.
 
-On a shared machine others take CPUs away for a while. The kernel counts how long our threads were ready and had none;
-pairs in which they waited are taken again, and the calmest count. What is kept is chosen by that wait alone, never by
-the ratio.
+On a shared machine others take CPUs away for a while. The kernel counts how long our threads were ready without a CPU;
+pairs in which they waited are repeated, and those with the least waiting count. Pairs are selected by the waiting time
+only, never by their ratio.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 SECONDS = 0.12
-"""Of a block: short, so that it fits between what others do."""
+"""Seconds of a block: short enough to fit between the activities of others."""
 CALM = 0.03
-"""A block is calm if its threads waited for a CPU for no more than this share of its time."""
+"""A block is low-noise if its threads waited for a CPU for at most this share of its time."""
 AGAIN = 5
-"""At most so many times as many pairs as are wanted, and each in no more than so many times its time."""
+"""Limits the repetitions: to so many times the requested pairs, and to so many times their time."""
 FEWEST = 3
-"""Pairs that are taken however long they need."""
+"""Pairs that are taken however long they take."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some steps of one arm."""
+    """Some steps of one variant."""
 
     steps: int
     seconds: float
     waited: float
-    """Time that all its threads together waited for a CPU, as a share of its seconds."""
+    """Time that all its threads together waited for a CPU, relative to its seconds."""
 
 
 Steps = Callable[[int], Block]
@@ -37,12 +37,12 @@ Sides = tuple[Block, Block]
 
 
 def block(step: float) -> int:
-    """Steps of a block, if one takes `step` seconds."""
+    """Steps per block, if a step takes `step` seconds."""
     return max(1, math.ceil(SECONDS / step))
 
 
 def calmest(slow: Steps, fast: Steps, count: int, pairs: int) -> list[Sides]:
-    """The calmest `pairs` pairs of blocks of `count` steps; which side begins changes from pair to pair."""
+    """The `pairs` pairs of blocks of `count` steps with the least noise; the variants take turns in going first."""
     found: list[Sides] = []
     end = time.monotonic() + AGAIN * pairs * 2 * SECONDS
     for round_ in range(AGAIN * pairs):

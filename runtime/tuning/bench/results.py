@@ -1,4 +1,4 @@
-"""Show: the ladder as a table, as JSON and as a picture."""
+"""The results of an ablation as a table, as JSON and as a picture."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from runtime.system.units import format_bytes
 from runtime.tuning.bench.ablation import Ablation, AblationStep
 
 COMPILED = 1.0
-"""Seconds from which the first step's extra time is worth telling."""
+"""Seconds; a longer first step is worth mentioning."""
 RESTLESS = 0.1
-"""Share of the time without a CPU from which a warning is due."""
+"""Share of the time without a CPU from which on a warning is shown."""
 _LEGEND = """  +     against the row above; `all together` is against plain, `with` a variant against all
   -     all without it; the speed is what it gains within all
   [ ]   the middle half of the pairs
@@ -36,7 +36,7 @@ _KINDS = {"added": "+ ", "without": "- ", "against": "with "}
 
 
 class BenchOptions(Protocol):
-    """What the command was given."""
+    """The command's options."""
 
     @property
     def spec(self) -> Path:
@@ -45,12 +45,12 @@ class BenchOptions(Protocol):
 
     @property
     def assignments(self) -> Sequence[str]:
-        """Values that override it."""
+        """Values that override the job."""
         ...
 
     @property
     def against(self) -> Sequence[str]:
-        """Settings of the variant."""
+        """Settings of the variant of the job."""
         ...
 
     @property
@@ -60,7 +60,7 @@ class BenchOptions(Protocol):
 
 
 def command(asked: BenchOptions) -> str:
-    """The command line that measures this again."""
+    """The command line that repeats the measurement."""
     words = ["drivetrain", "bench", str(asked.spec)]
     words += [word for value in asked.assignments for word in ("--set", value)]
     words += [word for value in asked.against for word in ("--against", value)]
@@ -82,14 +82,14 @@ def explanation(ladder: Ablation) -> str:
 
 
 def left_out(plan: Plan) -> str:
-    """What is off in the plan and so no rung."""
+    """What is off in the plan, and so not measured."""
     on = {row.name for row in plan.enabled()}
     off = [f"{row.name} ({written(row.value)})" for row in plan.decisions if row.name not in on]
     return f"off in this plan, so no rung: {', '.join(off) or 'nothing'}; --set optimize.NAME=VALUE adds one"
 
 
 def restless(ladder: Ablation) -> list[str]:
-    """A warning if other processes took CPUs away while it was measured."""
+    """A warning if other processes took CPUs away during the measurement."""
     waited = [rung.disturbed for rung in ladder.rungs if rung.disturbed is not None]
     busy = [share for share in waited if share > RESTLESS]
     if not busy:
@@ -102,7 +102,7 @@ def restless(ladder: Ablation) -> list[str]:
 
 
 def write(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, asked: BenchOptions, folder: Path) -> None:
-    """bench.json and bench.png.
+    """Write bench.json and bench.png.
 
     Raises:
         StorageError: if they cannot be written.
@@ -117,7 +117,7 @@ def write(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, asked: Benc
 
 
 def printed(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, folder: Path, *, as_json: bool) -> None:
-    """The table with what follows from it, or the JSON."""
+    """Print the table with its conclusions, or the JSON."""
     if as_json:
         print(json.dumps(json.loads((folder / "bench.json").read_text(encoding="utf-8")), indent=1))
         return
@@ -133,7 +133,7 @@ def printed(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, folder: P
 
 
 def table(ladder: Ablation) -> Table:
-    """One row a rung; a column in which no rung has anything is left out."""
+    """One row per step, without empty columns."""
     made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 1), header_style="dim", show_edge=False)
     made.add_column("rung", overflow="fold")
     cells = [_cells(rung) for rung in ladder.rungs]
@@ -155,7 +155,7 @@ def _name(rung: AblationStep) -> str:
 
 
 def _cells(rung: AblationStep) -> dict[str, str]:
-    """What stands in the row, by column."""
+    """The cells of a row, by column."""
     first = rung.first_seconds
     texts = [
         rung.pair.spread() if rung.pair else "" if rung.kind == "plain" else "not measured",
@@ -169,7 +169,7 @@ def _cells(rung: AblationStep) -> dict[str, str]:
 
 
 def figure(value: float) -> str:
-    """Three digits, and whole numbers above: 0.0123, 48.3, 1,860."""
+    """Three significant digits, whole numbers in full: 0.0123, 48.3, 1,860."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

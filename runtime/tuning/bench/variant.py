@@ -1,4 +1,4 @@
-"""Side: a plan in use, seen from the parent: a child that does as many steps as it is told."""
+"""Runs a variant from the parent's side: a child process that trains steps on request under a plan."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from runtime.tuning.bench.block_timing import Block
 
 
 class Failed(Exception):
-    """An arm that cannot stand, or has died; the text is the last thing it said."""
+    """A variant could not start, or has died; the text is its last message."""
 
 
 @dataclass(frozen=True)
 class VariantReady:
-    """What an arm tells when it stands."""
+    """What a variant reports when it is ready."""
 
     numbers: list[tuple[float, float]]
     """Loss and gradient norm of the first steps."""
     first: float
-    """Seconds of the very first step, in which a compiler works."""
+    """Seconds of the very first step, which includes compilation."""
     step: float
-    """Seconds of an ordinary step, roughly."""
+    """Approximate seconds of a normal step."""
     batch: float
-    """Samples of a step, on average."""
+    """Mean number of samples per step."""
     notes: list[str]
 
 
 class RunningVariant:
-    """A running arm."""
+    """A running variant."""
 
     def __init__(self, child: subprocess.Popen[bytes], log: Path) -> None:
         self.child, self.log, self.peak = child, log, 0
@@ -53,10 +53,10 @@ class RunningVariant:
         self.ready = VariantReady(numbers, told["first"], told["step"], told["batch"], told["notes"])
 
     def steps(self, count: int) -> Block:
-        """So many steps.
+        """Time a block of steps.
 
         Raises:
-            Failed: if the arm has died.
+            Failed: if the variant has died.
         """
         assert self.child.stdin is not None
         try:
@@ -68,7 +68,7 @@ class RunningVariant:
         return Block(count, told["seconds"], told["waited"])
 
     def close(self) -> None:
-        """End the arm."""
+        """Stop the variant."""
         self.child.kill()
         self.child.wait()
         for pipe in (self.child.stdin, self.child.stdout):
@@ -93,14 +93,14 @@ class RunningVariant:
 
 
 class VariantPool:
-    """Starts arms, and ends them all at the end.
+    """Starts variants, and stops them all at the end.
 
     Args:
-        machine: the facts.
-        scratch: a folder that holds hardware.json, for plans and logs.
+        machine: the hardware.
+        scratch: a folder with hardware.json, for plans and logs.
         spec: the job.
         assignments: values that override it.
-        keep: whether arms use the compile cache of all runs, and not an empty one.
+        keep: whether variants use the compile cache of all runs, and not an empty one.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class VariantPool:
         self.sides: list[RunningVariant] = []
         self.compiled: str | None = None
         self.quiet = False
-        """Whether the losses that are compared are those without dropout."""
+        """Whether losses are compared without dropout."""
 
     def __enter__(self) -> VariantPool:
         return self
@@ -125,10 +125,10 @@ class VariantPool:
             shutil.rmtree(self.compiled, ignore_errors=True)
 
     def side(self, plan: Plan, assignments: Sequence[str] = (), patience: float | None = None) -> RunningVariant:
-        """An arm that stands, its first steps done.
+        """Start a variant and wait until its first steps are done.
 
         Raises:
-            Failed: if it does not come so far, or not within so many seconds.
+            Failed: if it does not get that far, or not within `patience` seconds.
         """
         name = f"arm-{len(self.sides)}"
         write_json(self.scratch / f"{name}.json", plan.to_json())
@@ -169,7 +169,9 @@ class VariantPool:
         return side
 
     def _environment(self, plan: Plan) -> dict[str, str]:
-        """The plan's, with a compile cache that starts empty: what compiling costs should not hang on earlier runs."""
+        """The plan's environment, with an empty compile cache: earlier runs should not change the measured compile
+        time.
+        """
         environment = plan.environment(self.machine)
         if not self.keep and "TORCHINDUCTOR_CACHE_DIR" in environment:
             self.compiled = self.compiled or tempfile.mkdtemp(prefix="bench-", dir=self.machine.storage.cache)

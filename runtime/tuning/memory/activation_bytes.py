@@ -1,4 +1,4 @@
-"""Activations: the bytes that a pass keeps for the backward pass, counted, with and without recomputed blocks."""
+"""Counts the bytes that a forward pass saves for the backward pass, with and without recomputed blocks."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SAMPLES = 2
 
 @dataclass
 class ActivationCount:
-    """What is kept of one pass."""
+    """Bytes saved in one forward pass."""
 
     own: set[int] = field(default_factory=set)
-    """Storages of the network itself."""
+    """Storages of the network's own parameters and buffers."""
     seen: dict[int, Tensor] = field(default_factory=dict)
     total: int = 0
     inputs: int = 0
     """Bytes of the inputs of all blocks."""
     inside: list[int] = field(default_factory=list)
-    """Bytes that each block keeps."""
+    """Bytes saved inside each block."""
 
     def kept(self, tensor: Tensor) -> None:
-        """Count a tensor that is kept, once."""
+        """Count a saved tensor, once."""
         key = tensor.untyped_storage()._cdata
         if key not in self.own and key not in self.seen:
             self.seen[key] = tensor.detach()
@@ -41,15 +41,17 @@ class ActivationCount:
 
     @property
     def recomputed(self) -> int:
-        """The most that is held if blocks keep their inputs only: those, all outside, and the largest block's."""
+        """Peak bytes if blocks save only their inputs: all inputs, all outside of blocks, and the largest block's
+        content.
+        """
         return self.total - sum(self.inside) + self.inputs + max(self.inside, default=0)
 
 
 def counted(facts: Workload, network: nn.Module, dataset: Dataset) -> Workload:
-    """The facts with activations of the largest samples.
+    """The workload with activation bytes of the largest samples.
 
-    One pass forward on the host; network and draws are left as they were. Where memory ends before it does, what was
-    counted so far stands.
+    Runs one forward pass on the host; network and random state are unchanged. If memory runs out, the count so far is
+    used.
     """
     ids = longest_samples(dataset.train, SAMPLES)
     inputs = dataset.prepare(dataset.train.gather(ids), ids, None)
@@ -69,7 +71,7 @@ def counted(facts: Workload, network: nn.Module, dataset: Dataset) -> Workload:
 
 @contextmanager
 def _watched(network: nn.Module, count: ActivationCount) -> Iterator[None]:
-    """Count block by block."""
+    """Count separately for each block."""
     before: list[int] = []
 
     def enter(block: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -1,6 +1,6 @@
-"""Gauge: what memory this process holds, the most it has held, and the most it may; of the host, or of a GPU.
+"""Memory meters of host and GPU: what this process uses now, its peak, and the limit.
 
-All sizes in bytes. The gauge of the host looks at resident pages, which is what the kernel kills for.
+All sizes in bytes. The host's meter reads resident memory, which is what the kernel's OOM killer looks at.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from runtime.hardware import cgroup
 
 HEADROOM = 0.1
-"""Share of what may be used that stays free."""
+"""Share of the limit that stays free."""
 LEAST = 64 << 20
 """Bytes that stay free at least."""
 Ceiling = Callable[[], int]
@@ -27,19 +27,19 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class HostMeter:
-    """The memory of this process, under the limit of its control group."""
+    """The memory of this process, under the limit of its cgroup."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root, self.most, self.exact = root, 0, False
 
     def used(self) -> int:
-        """What is held now."""
+        """Bytes in use now."""
         now = int((self.root / "proc/self/statm").read_text().split()[1]) * _PAGE
         self.most = max(self.most, now)
         return now
 
     def begin(self) -> None:
-        """Give back what is free, and forget the peak so far."""
+        """Return free memory to the system, and reset the peak."""
         gc.collect()
         _give_back()
         with contextlib.suppress(OSError):
@@ -49,14 +49,14 @@ class HostMeter:
         self.used()
 
     def peak(self) -> int:
-        """The most since `begin`: from the kernel, or, where it cannot start anew, the most that `used` has seen."""
+        """Peak since `begin`: from the kernel, or the highest `used` if the kernel cannot reset its counter."""
         self.used()
         rows = cgroup.text(self.root / "proc/self/status").splitlines()
         known = next((int(row.split()[1]) << 10 for row in rows if row.startswith("VmHWM:")), 0)
         return max(self.most, known if self.exact else 0)
 
     def ceiling(self) -> int:
-        """The most that may be held, if all others stay as they are."""
+        """The most that this process may use, if all others stay as they are."""
         limits, available = cgroup.read_limits(self.root), int(psutil.virtual_memory().available)
         room = available if limits.room is None else min(limits.room, available)
         whole = available if limits.memory is None else limits.memory
@@ -64,11 +64,11 @@ class HostMeter:
 
     @contextlib.contextmanager
     def guarded(self, ceiling: Ceiling, kept: Callable[[Tensor], None] = lambda tensor: None) -> Iterator[None]:
-        """Look at memory with every tensor that is kept for the backward pass, and stop where the ceiling is passed.
+        """Check memory at every tensor that is saved for the backward pass, and stop once the limit is passed.
 
         Args:
-            ceiling: tells the bytes that may be held at that moment.
-            kept: is told of each of these tensors.
+            ceiling: returns the present limit in bytes.
+            kept: called with each saved tensor.
 
         Raises:
             MemoryError: in the middle of a pass.
@@ -88,34 +88,34 @@ class HostMeter:
 
 
 class GpuMeter:
-    """The memory of one GPU, through torch's allocator."""
+    """The memory of one GPU, from torch's allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def used(self) -> int:
-        """What tensors hold now."""
+        """Bytes of all tensors now."""
         return torch.cuda.memory_allocated(self.device)
 
     def begin(self) -> None:
-        """Give back what is free, and forget the peak so far."""
+        """Return free memory to the system, and reset the peak."""
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak(self) -> int:
-        """The most that tensors have held since `begin`."""
+        """Peak bytes of tensors since `begin`."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def ceiling(self) -> int:
-        """The most that tensors may hold, if all other processes stay as they are."""
+        """The most that tensors may use, if all other processes stay as they are."""
         free, whole = torch.cuda.mem_get_info(self.device)
         allowed = int(whole * torch.cuda.get_per_process_memory_fraction(self.device))
         return min(torch.cuda.memory_reserved(self.device) + free, allowed) - headroom(allowed)
 
     @contextlib.contextmanager
     def guarded(self, ceiling: Ceiling) -> Iterator[None]:
-        """Nothing to look at: this allocator raises, and nobody is killed."""
+        """No checks: CUDA's allocator raises, and no process is killed."""
         yield
 
 
@@ -123,17 +123,17 @@ Gauge = HostMeter | GpuMeter
 
 
 def of(device: torch.device) -> Gauge:
-    """The gauge of a device."""
+    """The meter of a device."""
     return GpuMeter(device) if device.type == "cuda" else HostMeter()
 
 
 def headroom(whole: int) -> int:
-    """What stays free of `whole`."""
+    """Bytes of `whole` that stay free."""
     return max(LEAST, int(HEADROOM * whole))
 
 
 def _give_back() -> None:
-    """Let the allocator return free pages: kept ones would count as held."""
+    """Make the allocator return free pages, which would count as used."""
     ours = ctypes.CDLL(None)
     for name, arguments in (("MallocExtension_ReleaseFreeMemory", ()), ("malloc_trim", (0,))):
         function = getattr(ours, name, None)

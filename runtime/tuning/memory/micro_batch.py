@@ -1,7 +1,7 @@
-"""Fitting: `micro_batch: auto`. How many samples at a time fit, and which of these sizes is fastest.
+"""Finds the micro-batch for `micro_batch: auto`: which sizes fit in memory, and which of them is fastest.
 
-Measured with real steps on a copy of the network, so model, optimizer, buffers and draws of the run stay as they were.
-If not even one sample fits, blocks are recomputed. What was found is kept for this network on this machine.
+Measured with real steps on a copy of the network, so model, optimizer, buffers and random state of the run do not
+change. If not even one sample fits, blocks are recomputed. Results are cached for this network on this machine.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from runtime.tuning.memory import meter
 from runtime.tuning.memory.size_search import SizeSearch, SizeSearchResult
 
 FASTER = 1.05
-"""A smaller size must be faster by this much than the largest."""
+"""Speedup that a smaller size must have over the largest."""
 WORTH_FROM = 50
-"""Steps of a run from which on the fastest size is looked for."""
+"""Steps of a run from which on the fastest size is searched."""
 NEED = "memory"
-"""Under this name the evidence holds what the chosen size takes beyond what was held before, in bytes."""
+"""The evidence stores under this name how many bytes the chosen size adds."""
 
 
 @dataclass
@@ -44,8 +44,8 @@ class MicroBatchSearch:
 
     Args:
         plan: all decisions so far.
-        facts: what model and data turned out to be.
-        say: where progress is told.
+        facts: properties of model and data.
+        say: reports progress.
     """
 
     job: Job
@@ -59,7 +59,9 @@ class MicroBatchSearch:
     say: Callable[[str], None]
 
     def measured(self) -> dict[str, Measurement]:
-        """What follows for the plan: the micro-batch, and whether blocks are recomputed; empty if not asked for."""
+        """Results for the plan: the micro-batch, and whether blocks are recomputed; empty if the job does not
+        request it.
+        """
         if self.job.optimize.get("micro_batch") != "auto" or self._source("micro_batch") not in OPEN:
             return {}
         name = self._key()
@@ -68,7 +70,7 @@ class MicroBatchSearch:
             self.say(f"fit: measured before, on {known['micro_batch'].date}; reusing the results")
             return _decisions(known)
         found, speeds = self.found()
-        self._meter().begin()  # the copy of the network goes only with a collection
+        self._meter().begin()  # the copy of the network is freed only by the garbage collector
         value = chosen(found, speeds, self._alone)
         result = worded(found, speeds, value, self.job.train.batch, self._splits_norm)
         need = found.peak(found.largest) - found.base
@@ -79,7 +81,7 @@ class MicroBatchSearch:
         return _decisions(result)
 
     def found(self) -> tuple[SizeSearchResult, dict[int, float]]:
-        """The sizes that fit, and samples per second of the best of them where there is a choice."""
+        """The sizes that fit, and samples per second of the best ones if there is a choice."""
         recompute = self.plan.value("gradient_checkpointing") is True
         with torch.random.fork_rng():
             found, speeds = self._climbed(recompute)
@@ -99,15 +101,15 @@ class MicroBatchSearch:
             return found, speeds
 
     def _climbed(self, recompute: bool) -> tuple[SizeSearchResult, dict[int, float]]:
-        """The sizes that fit, and samples per second of the best of them if that may decide something."""
+        """The sizes that fit, and samples per second of the best ones if that may decide something."""
         search = self.search(recompute)
         found = search.climb()
         choice = found.largest > 1 and not self._splits_norm and search.run.total_steps >= WORTH_FROM
         return found, search.speeds(found.sizes()[:3]) if choice else {}
 
     def search(self, recompute: bool) -> SizeSearch:
-        """A search with a copy of the network, everything as planned but for what is to be found."""
-        # Every size would be compiled anew.
+        """A search with a copy of the network, under the plan except for what is searched."""
+        # Every size would be compiled separately.
         plan = self.plan.with_values({"gradient_checkpointing": recompute, "micro_batch": "off", "compile": False})
         network = replace(self.network, module=copy.deepcopy(self.network.module))
         made = assemble(
@@ -127,7 +129,7 @@ class MicroBatchSearch:
         return micro_batch.EFFECT(self.facts) is Effect.TRAINING
 
     def _alone(self, count: int) -> bool:
-        """Whether BatchNorm would get a part of a single sample, which has no variance."""
+        """Whether BatchNorm would get a micro-batch of a single sample, which has no variance."""
         batch = self.job.train.batch
         return self._splits_norm and any(n > count and n % count == 1 for n in (batch, len(self.dataset.train) % batch))
 
@@ -168,13 +170,13 @@ class MicroBatchSearch:
 
 
 def recomputing_pays(without: Mapping[int, float], with_it: Mapping[int, float], normed: int, batch: int) -> str:
-    """Why larger parts with recomputed blocks are better than smaller ones as they are; empty if they are not.
+    """Why larger micro-batches with recomputed blocks are better than smaller ones without; empty if they are not.
 
     Args:
-        without: samples per second by size, as the network is.
+        without: samples per second by size, without recomputation.
         with_it: the same with recomputed blocks.
-        normed: samples that BatchNorm would see at a time with recomputed blocks; 0 if it sees none.
-        batch: the whole batch.
+        normed: samples per BatchNorm call with recomputed blocks; 0 without BatchNorm.
+        batch: size of the whole batch.
     """
     if normed == batch:
         return f"with it all {batch} samples go through at once, so BatchNorm sees the whole batch"
@@ -199,7 +201,7 @@ def chosen(
 def worded(
     found: SizeSearchResult, speeds: Mapping[int, float], value: Value, batch_size: int, splits_norm: bool
 ) -> dict[str, Measurement]:
-    """The decisions with their figures."""
+    """The decisions with their numbers."""
     today = evidence.today()
     allowed = f"{format_bytes(found.ceiling)} may be used"
     if not found.largest:

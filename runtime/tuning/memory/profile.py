@@ -1,6 +1,6 @@
-"""Peaks: the command `memory`: how much memory a job takes at the peak, by micro-batch, predicted and measured.
+"""`drivetrain memory`: the peak memory of a job by micro-batch, predicted and measured.
 
-The parent decides and starts a child under the plan, as for a training. No run folder is touched.
+The parent makes the plan and starts a child under it, as for a training. No run folder is touched.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runtime.tuning import batch_size, child_process
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """What `drivetrain memory` was asked."""
+    """The options of `drivetrain memory`."""
 
     spec: Path
     assignments: Sequence[str] = ()
@@ -32,7 +32,7 @@ def memory(request: MemoryRequest) -> int:
     """Measure; returns the exit code.
 
     Raises:
-        DrivetrainError: for everything that is wrong before it starts.
+        DrivetrainError: for every problem found before the measurement starts.
     """
     signals.stop_early()
     job = spec.load(request.spec, request.assignments)

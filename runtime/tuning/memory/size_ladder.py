@@ -1,8 +1,8 @@
-"""Ladder: which micro-batch to try next, by the peaks of those before. No torch.
+"""Chooses which micro-batch to try next, from the peaks of those before; without torch.
 
-What a part of n samples takes beyond what is held anyway is at most n times what one sample takes, so from a part that
-was tried a larger one is predicted by proportion: never too low, and the closer the larger the part. Sizes double
-while that fits, then come as near to the ceiling as the prediction lets them.
+A micro-batch of n samples adds at most n times the memory of one sample. So the peak of a larger size is predicted in
+proportion from a tried one: never too low, and more precise the larger the tried one. Sizes double while they fit, then
+come as close to the limit as the prediction allows.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 NEAR = 1.08
-"""A step of less than this is not worth a try."""
+"""A step by a smaller factor is not worth a try."""
 EVEN = 4
-"""Sizes above four times this are multiples of it, but for the whole."""
+"""Sizes above four times this are multiples of it, except for the whole batch."""
 
 
 @dataclass
 class SizeLadder:
-    """A search that is going on. Sizes in samples, memory in bytes."""
+    """The state of a search. Sizes in samples, memory in bytes."""
 
     most: int
-    """The batch, or all data if that is less."""
+    """The batch size, or the number of samples if that is smaller."""
     base: int
-    """Memory held whatever the size; rather too low than too high."""
+    """Memory in use whatever the size; rather too low than too high."""
     ceiling: int
     least: int = 1
     peaks: dict[int, int] = field(default_factory=dict)
-    """What was tried and fits."""
+    """Peaks of the sizes that fit."""
     failed: int | None = None
-    """The smallest size that was tried and does not fit."""
+    """The smallest size that did not fit."""
 
     @property
     def largest(self) -> int:
@@ -36,20 +36,20 @@ class SizeLadder:
         return max(self.peaks, default=0)
 
     def predicted(self, size: int) -> int:
-        """Memory at the peak with so many samples at a time."""
+        """Predicted peak with so many samples at a time."""
         if not self.peaks:
             return self.base
         return self.base + (self.peaks[self.largest] - self.base) * size // self.largest
 
     def note(self, size: int, peak: int | None) -> None:
-        """What became of a try; None if it did not fit."""
+        """Record the peak of a tried size; None if it did not fit."""
         if peak is None or peak > self.ceiling:
             self.failed = min(size, self.failed or size)
         else:
             self.peaks[size] = peak
 
     def next(self) -> int | None:
-        """The size to try next; None if there is nothing more to learn."""
+        """The size to try next; None if there is nothing left to try."""
         if not self.peaks:
             return None if self.failed else min(self.least, self.most)
         size = min(2 * self.largest, self.most)

@@ -1,7 +1,7 @@
-"""Search: real training and evaluation steps at the largest shapes, with more and more samples at a time.
+"""Searches the micro-batches that fit, with real training and evaluation steps at the largest shapes.
 
-It works on a run of its own, whose network is a copy that is thrown away. Sizes go up a ladder whose next step is
-predicted from those before, so on a CPU nothing is started that would reach the limit.
+It works on a run of its own, with a copy of the network that is discarded. Each size is predicted from those before, so
+on a CPU no step is started that would reach the limit.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ class SizeTrial:
 
     size: int
     predicted: int | None
-    """None for the first, before which nothing is known."""
+    """None for the first, which has no basis for a prediction."""
     peak: int | None
     """None if it did not fit."""
     speed: float
-    """Samples per second of a step on two parts."""
+    """Samples per second of a step on two micro-batches."""
 
 
 @dataclass
 class SizeSearchResult:
-    """What a search has found; memory in bytes."""
+    """The result of a search; memory in bytes."""
 
     base: int
-    """Held before the first step."""
+    """In use before the first step."""
     ceiling: int
-    """The most that may be held."""
+    """The limit."""
     recompute: bool
     """Whether blocks were recomputed."""
     tries: list[SizeTrial] = field(default_factory=list)
@@ -56,18 +56,18 @@ class SizeSearchResult:
     whole: bool = False
     """Whether the whole batch fits, and an evaluation with its usual size."""
     held: int = 0
-    """Held whatever the size, moments and gradients among it."""
+    """In use whatever the size, including optimizer state and gradients."""
     above: int = 0
-    """What one size more would take, by prediction: the whole batch, or twice the largest."""
+    """Predicted peak of the next size: the whole batch, or twice the largest."""
     why: str = ""
-    """Why blocks were recomputed, if that was found out here."""
+    """Why blocks were recomputed, if that was decided here."""
 
     def peak(self, size: int) -> int:
         """The peak of a size that fits."""
         return next((t.peak for t in self.tries if t.size == size and t.peak is not None), self.base)
 
     def tried_in_vain(self) -> str:
-        """That nothing fits."""
+        """A message that nothing fits."""
         least = self.tries[0].size if self.tries else 1
         return f"a micro-batch of {least} does not fit below {units.format_bytes(self.ceiling)}"
 
@@ -77,10 +77,10 @@ class SizeSearchResult:
 
 
 class SizeSearch:
-    """Goes up the ladder with one run.
+    """Tries increasing sizes with one run.
 
     Args:
-        run: an assembled run that nobody else needs.
+        run: an assembled run that is used for nothing else.
         least: the smallest size that the network can be trained with.
     """
 
@@ -92,17 +92,17 @@ class SizeSearch:
         self.trained = int(sum(p.numel() * p.element_size() for p in run.step.parameters))
         self.warm = False
         self.made = self.beside = 0
-        """Bytes: the most that making a batch takes, and what is held beside a step on it; whatever the size."""
+        """Bytes, whatever the size: the peak while a batch is made, and what is in use beside a step on it."""
 
     def sized(self, batch_size: int) -> None:
-        """Work with whole batches of so many samples from now on."""
+        """From now on use whole batches of so many samples."""
         given, data = self.run.batches, self.run.dataset
         self.batch_size = batch_size
         self.feed = _largest(data.train, batch_size, given.workers_for(data.train, batch_size), given.pin)
         self.held = _largest(data.validation, batch_size, 0, False)
 
     def climb(self) -> SizeSearchResult:
-        """Try sizes until there is nothing more to learn."""
+        """Try sizes until there is nothing left to try."""
         self.gauge.begin()
         ladder = SizeLadder(self.batch_size, self.gauge.used(), self.limit(), self.least)
         found = SizeSearchResult(ladder.base, ladder.ceiling, self.run.plan.value("gradient_checkpointing") is True)
@@ -126,11 +126,13 @@ class SizeSearch:
         return found
 
     def tried(self, count: int, ceiling: int) -> tuple[int | None, float]:
-        """The peak of a training step in parts of `count` samples, None if it does not fit; and its seconds."""
+        """The peak of a training step with micro-batches of `count` samples, None if it does not fit; and its
+        seconds.
+        """
         step, seconds = self.run.step, 0.0
         step.micro_batch = count
         try:
-            # Only from the second step on are the moments there while activations are at their peak.
+            # Optimizer state exists only from the second step on, while activations are at their peak.
             for _ in range(1 if self.warm else 2):
                 self.gauge.begin()
                 batch = self._batch()
@@ -149,8 +151,8 @@ class SizeSearch:
         return self.gauge.peak(), seconds
 
     def _coming(self) -> int:
-        """What is still to come after activations: gradients, and with the first update the optimizer's moments."""
-        # The last gradient that a backward pass makes is that of the first parameter.
+        """Bytes still to come after the activations: gradients and, with the first update, optimizer state."""
+        # A backward pass computes the gradient of the first parameter last.
         gradients = self.run.step.parameters[0].grad is None
         return self.trained * (gradients + 2 * (not self.warm))
 
@@ -159,7 +161,7 @@ class SizeSearch:
         return self.run.mixed(self.run.prepared(next(self.feed), 0))
 
     def _step(self, batch: Batch, count: int) -> float:
-        """Seconds of a training step on the first `count` samples, while the whole batch is there."""
+        """Seconds of a training step on the first `count` samples, with the whole batch in memory."""
         run = self.run
         run.train_mode()
         start = time.perf_counter()
@@ -181,7 +183,9 @@ class SizeSearch:
         return self.gauge.peak()
 
     def speeds(self, sizes: Sequence[int]) -> dict[int, float]:
-        """Samples per second for each size on whole batches: the best step of a few, in turn, as a neighbour hits all."""
+        """Samples per second by size on whole batches: the best of a few steps, in turn, so that noise hits all
+        sizes.
+        """
         found = dict.fromkeys(sizes, 0.0)
         for _ in range(ROUNDS):
             for size in sizes:
@@ -190,15 +194,15 @@ class SizeSearch:
         return found
 
     def held_anyway(self) -> int:
-        """What a step holds whatever its size: network, moments and the whole batch, as after a try, and gradients."""
+        """Bytes in use in a step whatever its size: network, optimizer state, gradients and the whole batch."""
         return self.beside + self.trained
 
     def limit(self) -> int:
-        """The most that a step may hold."""
+        """The limit for a step."""
         return self.gauge.ceiling() - self._copies()
 
     def _copies(self) -> int:
-        """What saving in the background takes on the host beside a step: all that a checkpoint holds."""
+        """Bytes on the host for saving in the background beside a step: a copy of the checkpoint."""
         run = self.run
         if run.device.type != "cpu" or interval(run.job.checkpoint.every)[0] != "seconds":
             return 0
@@ -207,7 +211,7 @@ class SizeSearch:
 
 
 def _largest(split: Split, count: int, workers: int, pin: bool) -> Iterator[Batch]:
-    """The batch of the longest samples, or, where all are alike, of the first; again and again, made as a run makes it."""
+    """The batch of the longest samples (the first ones if all have the same length), repeated, loaded as in a run."""
     return batches.fetch(
         split, [longest_samples(split, count)] * 1000, workers=workers, pin=pin, tell=lambda text: None
     )

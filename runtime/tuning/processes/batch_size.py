@@ -1,8 +1,8 @@
-"""Batch size test: the child of `train.batch_size: auto`. Real steps on whole batches of more and more samples.
+"""Measures batch sizes for `train.batch_size: auto`, as a child of `drivetrain train`: real steps on whole batches.
 
     python -m runtime.tuning.processes.batch_size FOLDER SPEC OUTPUT [--set key=value ...]
 
-Sizes double while the next is predicted to fit and the last two made it faster; then all are timed again in turn.
+Sizes double while the next one is predicted to fit and the last two were faster; then all are timed again in turn.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def measured(search: SizeSearch, most: int) -> tuple[dict[int, float], int]:
-    """Samples per second of every size that fits, and the bytes that may be used.
+    """Samples per second of every size that fits, and the memory limit in bytes.
 
     Raises:
         OutOfMemory: if the smallest does not fit.
@@ -82,14 +82,14 @@ def measured(search: SizeSearch, most: int) -> tuple[dict[int, float], int]:
             f"{readable(ladder.ceiling)} may be used",
             "give a number, and optimize.micro_batch: auto",
         )
-    for size in speeds:  # once more, as a neighbour may have hit one of them alone
+    for size in speeds:  # once more, as noise may have hit one of them only
         search.sized(size)
         speeds[size] = max(speeds[size], *search.speeds([size]).values())
     return speeds, ladder.ceiling
 
 
 def worded(speeds: dict[int, float], best: int, ceiling: int) -> str:
-    """The choice and its figures."""
+    """The choice and its numbers."""
     rows = ", ".join(f"{size}: {speed:.0f}" for size, speed in speeds.items())
     return f"{best}, the smallest within 5 % of the fastest; samples/s: {rows}; {readable(ceiling)} may be used"
 

@@ -1,4 +1,4 @@
-"""Settle: the child of `bench` that finds the plan `train` would use, and leaves it in plan.json.
+"""Finds the plan that `train` would use and writes it to plan.json, as a child of `drivetrain bench`.
 
 python -m runtime.tuning.processes.final_plan FOLDER SPEC [--set key=value ...]
 """
@@ -18,13 +18,13 @@ from runtime.tuning import process_settings
 
 
 def main() -> int:
-    """Settle; returns the exit code."""
+    """Finalize the plan; returns the exit code."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("spec", type=Path)
     arguments.add_argument("--set", action="append", default=[])
     given = arguments.parse_args()
-    # What is told on the way is no result: standard output is left to the table, or to JSON.
+    # Messages are no result: stdout is reserved for the parent's table or JSON.
     os.dup2(2, 1)
     try:
         with stopping(), ending():
@@ -33,7 +33,7 @@ def main() -> int:
             source = process_settings.SpecSource(given.spec, given.set)
             prepare.assemble_run(given.folder, job_spec.load(given.spec, given.set), Signals(), PhaseTimer(), source)
     except Replanned:
-        return 0  # the plan that it leaves is the one
+        return 0  # the plan in the folder is final
     except DrivetrainError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code

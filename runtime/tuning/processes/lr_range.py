@@ -1,9 +1,10 @@
-"""Range test: the child of `find-lr`. The rate grows from step to step by the same factor while the loss is watched.
+"""The learning-rate range test, as a child of `drivetrain find-lr`: the rate grows exponentially while the loss is
+recorded.
 
     python -m runtime.tuning.processes.lr_range FOLDER SPEC LOWEST HIGHEST STEPS [--set key=value ...]
 
-The rule: over every stretch of a fifth of the steps a line is fitted to the loss against the logarithm of the rate. The
-suggestion is the middle of the stretch on which the loss falls fastest, if it falls by more than its noise.
+For every window of a fifth of the steps a line is fitted to the loss over the logarithm of the rate. The suggestion is
+the center of the window in which the loss falls fastest, if it falls by more than its noise.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 MEMORY = 0.8
-"""Share of the running mean that stays from step to step; it decides when to stop, not what is suggested."""
+"""Decay of the running mean that decides when to stop; it does not affect the suggestion."""
 DIVERGED = 4.0
-"""The test ends when the running mean is so many times its best, and above where it began."""
+"""The test ends when the running mean is this many times its best, and above its start."""
 SURE = 3.0
-"""A stretch counts as falling if its slope is so many standard errors below zero."""
+"""A window counts as falling if its slope is so many standard errors below zero."""
 
 
 @dataclass(frozen=True)
 class LrSweep:
-    """Losses by learning rate, and what follows."""
+    """Losses by learning rate, and the result."""
 
     rates: Floats
     losses: Floats
@@ -51,7 +52,7 @@ class LrSweep:
 
 
 def main() -> int:
-    """Test; returns the exit code."""
+    """Run the test; returns the exit code."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("spec", type=Path)
@@ -75,10 +76,10 @@ def main() -> int:
 
 
 def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:
-    """The rates that were tried and the loss of each step, before its update.
+    """The rates that were tried, and the loss of each step before its update.
 
     Raises:
-        NumericsError: if not even the first fifth gave numbers.
+        NumericsError: if not even the first fifth of the steps gave finite numbers.
         Stopped: on a signal.
     """
     rates, losses = np.geomspace(lowest, highest, steps), []
@@ -109,7 +110,7 @@ def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, 
 
 
 def _batches(run: Run) -> Iterator[tuple[int, Batch]]:
-    """Training batches with their epoch, without end."""
+    """An endless stream of training batches with their epoch."""
     epoch = 0
     while True:
         for batch in run.batches.epoch(epoch):
@@ -118,7 +119,7 @@ def _batches(run: Run) -> Iterator[tuple[int, Batch]]:
 
 
 def judged(rates: Floats, losses: Floats, steps: int) -> LrSweep:
-    """Smooth curve and suggestion, by the rule above."""
+    """Smoothed curve and suggestion, by the rule above."""
     width = max(3, steps // 10) | 1
     padded = np.pad(losses, width // 2, mode="edge")
     smooth = np.convolve(padded, np.full(width, 1 / width), mode="valid")
@@ -128,7 +129,7 @@ def judged(rates: Floats, losses: Floats, steps: int) -> LrSweep:
 
 
 def steepest(x: Floats, y: Floats, width: int) -> float | None:
-    """The middle of the stretch of `width` points on which a line through y falls fastest; None if none surely falls."""
+    """The center of the window of `width` points in which a fitted line falls fastest; None if none clearly falls."""
     if len(x) < width:
         return None
     xs, ys = (np.lib.stride_tricks.sliding_window_view(values, width) for values in (x, y))

@@ -1,9 +1,10 @@
-"""Memory test: the child of `memory`. Real steps with more and more samples at a time, with and without recomputed blocks.
+"""Measures memory by micro-batch with real steps, as a child of `drivetrain memory`, with and without recomputed
+blocks.
 
     python -m runtime.tuning.processes.memory_profile FOLDER SPEC [--set key=value ...]
 
-The search is that of `micro_batch: auto`, so nothing is started that would reach the limit. What does not fit is listed
-with its prediction.
+The search is that of `micro_batch: auto`, so no step is started that would reach the limit. Sizes that do not fit are
+listed with their prediction.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class MemoryRow:
 
     micro_batch: int
     recomputed: bool
-    """Whether blocks keep their inputs only."""
+    """Whether blocks save only their inputs."""
     predicted: int | None
     """From the size before; None for the first."""
     measured: int | None
-    """None where it does not fit."""
+    """None if it does not fit."""
     samples_per_second: float | None
 
 
@@ -62,7 +63,7 @@ def main() -> int:
 
 
 def climbed(fitting: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:
-    """The ceiling in bytes, and all sizes, first as the network is, then with recomputed blocks if it has any."""
+    """The limit in bytes and all sizes, first without, then with recomputed blocks if the network has any."""
     rows, ceiling = list[MemoryRow](), 0
     for recompute in (False, True) if fitting.facts.blocks > 1 else (False,):
         search = fitting.search(recompute)
@@ -78,7 +79,7 @@ def climbed(fitting: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:
 
 
 def _beyond(found: SizeSearchResult, batch: int) -> Iterator[MemoryRow]:
-    """Sizes that were not tried, doubling up to the batch, by prediction."""
+    """Predictions for sizes that were not tried, doubling up to the batch."""
     count, above = min(2 * found.largest, batch), found.above
     while found.largest and count > found.largest:
         yield MemoryRow(count, found.recompute, above, None, None)

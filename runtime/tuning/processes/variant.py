@@ -1,9 +1,9 @@
-"""Arm: the child of `bench` that trains a copy of the job's network under one plan, as many steps as it is told.
+"""Trains a copy of the job's network under one plan, step by step on request, as a child of `drivetrain bench`.
 
     python -m runtime.tuning.processes.variant FOLDER PLAN SPEC [--set key=value ...]
 
-It answers in lines of JSON: one when it stands, then one for each line of its input, a number of steps. It ends with
-its input.
+It writes lines of JSON: one when it is ready, then one for each line of its input, which is a number of steps. It ends
+with its input.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from runtime.tuning.variants import Variant
 
 CHECKED = 4
-"""Steps over which losses are compared."""
+"""Steps whose losses are compared."""
 WARM = 3
-"""Steps that tell how long one takes."""
+"""Steps from which the time of one is estimated."""
 
 
 def main() -> int:
-    """Stand ready until the input ends; returns the exit code."""
+    """Serve requests until the input ends; returns the exit code."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("plan", type=Path)
@@ -45,7 +45,7 @@ def main() -> int:
     arguments.add_argument("--set", action="append", default=[])
     arguments.add_argument("--quiet", action="store_true", help="compare losses without dropout")
     given = arguments.parse_args()
-    # The pipe is for answers alone; whatever else is printed goes to the log.
+    # The pipe is reserved for answers; everything else that is printed goes to the log.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -84,7 +84,7 @@ def stand(folder: Path, plan: plans.Plan, job: Job, signals: Signals) -> Variant
 
 
 def serve(arm: Variant, answer: Callable[[dict[str, Any]], None], quiet: bool = False) -> None:
-    """The first steps with their numbers, `quiet` ones without dropout, then what is ordered."""
+    """Report the first steps with their losses (`quiet`: without dropout), then serve requests."""
     from runtime.models.networks.user_network import guarded
     from runtime.tuning.variants import hush
 
@@ -111,7 +111,7 @@ def serve(arm: Variant, answer: Callable[[dict[str, Any]], None], quiet: bool = 
 
 
 def peak(run: Any) -> int:
-    """Bytes at most so far: of the GPU's memory where there is one, else of this process."""
+    """Peak bytes so far: of the GPU if there is one, else of this process."""
     import torch
 
     if run.device.type == "cuda":
