@@ -31,6 +31,7 @@ from runtime.hardware import gpu_selection
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.job_spec import load as job_spec
+from runtime.models import inspection
 from runtime.models.build import build
 from runtime.plan import plan
 from runtime.system.signals import Signals
@@ -58,7 +59,7 @@ def main() -> int:
         steps: Steps = tutorial(job, dataset, network, device)
     else:
         try:
-            made = plan.resolve(job, machine, run.workload(dataset, network.module))
+            made = plan.resolve(job, machine, inspection.inspect_workload(dataset, network.module))
         except SpecError as error:
             print(json.dumps({"impossible": error.problems[0].possible}))
             return 0

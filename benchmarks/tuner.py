@@ -101,6 +101,7 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
     from runtime.data.load import load
     from runtime.hardware.detect import detect
     from runtime.job_spec import load as job_spec
+    from runtime.models import inspection
     from runtime.models.build import build
     from runtime.plan import plan as plans
     from runtime.system.signals import Signals
@@ -117,7 +118,7 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
         job = job_spec.load(path)
         dataset = load(job)
         network = build(job, dataset)
-        plan = plans.resolve(job, here, runs.workload(dataset, network.module))
+        plan = plans.resolve(job, here, inspection.inspect_workload(dataset, network.module))
         run = runs.assemble(job, here, plan, scratch, dataset, network, signals, PhaseTimer())
         return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), process_settings.SpecSource(path))
 

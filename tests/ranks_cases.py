@@ -23,6 +23,7 @@ from runtime.distributed.ranks import Ranks
 from runtime.errors import DrivetrainError
 from runtime.job.model import Freeze
 from runtime.job_spec import load as job_spec
+from runtime.models import inspection
 from runtime.models.build import Model, build
 from runtime.optimizations import Value
 from runtime.plan import plan
@@ -68,7 +69,7 @@ def convolutional(folder: Path, name: str) -> run.Run:
     data.train.inputs = data.train.inputs.double()  # type: ignore[attr-defined]
     torch.manual_seed(0)
     network = Convolutions("norm" in on).double()
-    made = plan.resolve(job, here, run.workload(data, network), plain=True)
+    made = plan.resolve(job, here, inspection.inspect_workload(data, network), plain=True)
     asked: dict[str, Value] = {"channels_last": "channels_last" in on, "fused_optimizer": "fused" in on}
     if "unseeded" in on:
         for parameter in network.parameters():
@@ -115,7 +116,7 @@ def task(folder: Path, name: str) -> run.Run:
     )
     data, here = load(job), tiny.machine()
     network = build(job, data)
-    made = plan.resolve(job, here, run.workload(data, network.module), plain=True)
+    made = plan.resolve(job, here, inspection.inspect_workload(data, network.module), plain=True)
     if "precision" not in name:
         network.module.double().register_forward_pre_hook(doubled)
     asked = dict(word.split("=") for word in on if "=" in word)

@@ -15,6 +15,7 @@ from runtime.data.dataset import Batch
 from runtime.job.document import parse
 from runtime.job.model import Freeze
 from runtime.job_spec import load as job_spec
+from runtime.models import inspection
 from runtime.models.build import Model
 from runtime.plan import plan
 from runtime.training import run, train
@@ -36,7 +37,7 @@ def assembled(folder: Path, steps: int, data: str = "") -> run.Run:
     found.train.inputs = found.train.inputs.double()  # type: ignore[attr-defined]
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 3)).double()
-    made = plan.resolve(job, machine, run.workload(found, network), plain=True)
+    made = plan.resolve(job, machine, inspection.inspect_workload(found, network), plain=True)
     model = Model(network, "none", {}, Freeze())
     return run.assemble(job, machine, made, folder, found, model, tiny.Quiet(), PhaseTimer())
 

@@ -16,6 +16,7 @@ from runtime.hardware.detect import detect
 from runtime.job import Job
 from runtime.job.document import parse
 from runtime.job_spec import load as job_spec
+from runtime.models import inspection
 from runtime.models.build import Model, build
 from runtime.optimizations import Value
 from runtime.plan import plan
@@ -82,7 +83,7 @@ def assembled(folder: Path, asked: Job, *, plain: bool = True, settings: dict[st
     """A run of the tiny job: everything off, or by plan, with some values set."""
     here, data = machine(), dataset()
     network: Model = build(asked, data)
-    facts = run.workload(data, network.module)
+    facts = inspection.inspect_workload(data, network.module)
     made = plan.resolve(asked, here, facts, plain=plain)
     rows = [
         plan.Decision(d.name, settings[d.name], "job", "for the test", d.effect) if d.name in (settings or {}) else d
@@ -96,7 +97,7 @@ def plain(asked: Job, folder: Path) -> run.Run:
     """A run of any job on its own data, with every optimization off."""
     data = load(asked)
     network, here = build(asked, data), machine()
-    made = plan.resolve(asked, here, run.workload(data, network.module), plain=True)
+    made = plan.resolve(asked, here, inspection.inspect_workload(data, network.module), plain=True)
     return run.assemble(asked, here, made, folder, data, network, Quiet(), PhaseTimer())
 
 

@@ -12,12 +12,12 @@ from PIL import Image
 
 from runtime.data.loader.batches import in_order
 from runtime.job_spec import load as job_spec
-from runtime.models import saved_model
 from runtime.supervisor.run_folder import spec_text
 from runtime.system.files import write_text
 from runtime.training import run
 from runtime.training.checkpoints import final_weights
 from runtime.training.evaluation.validation import evaluate
+from runtime.training.save_model import save_model
 from runtime.training.saver import Saver
 from tests.tiny import losses, plain
 
@@ -178,7 +178,7 @@ def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
     done.last, confusion = evaluate(done)
     done.watch.update(done.last, done.counters.step, 0)
     Saver(done).best({"metrics": done.last, "confusion": confusion})
-    saved_model.write(done, final_weights.weights(done))
+    save_model(done, final_weights.weights(done))
     return done
 
 

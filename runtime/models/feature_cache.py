@@ -10,25 +10,23 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from runtime.data.dataset import Dataset, Inputs, JointTargets, Preprocessing, Split, Targets, as_it_is
+from runtime.data.dataset import Dataset, Inputs, JointTargets, Split, Targets, as_it_is
 from runtime.data.stateless_random import Ids
 from runtime.models import frozen_split
 from runtime.models.frozen_split import CacheSaving, FrozenSplit
 from runtime.system import torch_errors
 from runtime.system.files import reserve
-
-if TYPE_CHECKING:
-    from runtime.training.run import Run
 
 TOKENS = 2048
 """Tokens of a group, padding included."""
@@ -137,33 +135,56 @@ def total(dataset: Dataset, saving: CacheSaving) -> int:
     return NUMBER * saving.numbers * sum(int(_lengths(s).sum()) if saving.ragged else len(s) for s in splits)
 
 
-def keep(run: Run, place: str) -> None:
-    """Make a run train and evaluate on cached activations of its frozen prefix.
+def keep(
+    dataset: Dataset,
+    model: nn.Module,
+    device: torch.device,
+    *,
+    key: str,
+    batch_size: int,
+    folder: Path | None,
+    compute: Callable[[FrozenSplit, Split, Ids], Inputs],
+    report: Callable[[str], None],
+) -> tuple[Dataset, Callable[..., Any]]:
+    """Replace the samples of a dataset by cached activations of the network's frozen prefix.
 
     Args:
-        run: an assembled run whose network can be split.
-        place: `memory` or `disk`.
+        dataset: the samples.
+        model: a network that can be split.
+        device: where the network is.
+        key: the settings that the activations depend on; those of the same dataset and key are reused.
+        batch_size: samples that are computed together, if all have the same length.
+        folder: where the activations are stored; None for memory.
+        compute: computes the activations of some samples.
+        report: reports that the activations of a split have been computed.
+
+    Returns:
+        The dataset of activations, and the rest of the network.
 
     Raises:
         StorageError: if the disk has no space for the file.
     """
-    data, inputs = run.dataset, tuple(x.to(run.device) for x in sample(run.dataset))
-    found = frozen_split.of(run.model, inputs)
+    inputs = tuple(x.to(device) for x in sample(dataset))
+    found = frozen_split.of(model, inputs)
     assert found is not None, "refused where there is no frozen prefix"
-    with frozen_split.evaluating(run.model), torch.no_grad():
+    with frozen_split.evaluating(model), torch.no_grad():
         shown = found.prefix(*inputs)
-    # The tuner works on the same dataset object, so activations it computed under the same settings are reused.
-    key = f"{run.step.memory_format} {run.plan.value('precision')} {run.plan.value('prefix_precision')}"
-    if key not in data.kept:
-        data.kept.clear()
-        data.kept[key] = [_rows(run, split, shown, place) for split in (data.train, data.validation)]
-    train, held = (
-        _kept(run, split, found, rows)
-        for split, rows in zip((data.train, data.validation), data.kept[key], strict=True)
+    splits = (dataset.train, dataset.validation)
+    if key not in dataset.kept:
+        dataset.kept.clear()
+        dataset.kept[key] = [_rows(split, shown, folder) for split in splits]
+    train, validation = (
+        Activations(
+            split,
+            rows,
+            _groups(split, batch_size, rows.offsets is not None),
+            partial(compute, found, split),
+            lambda text: report(f"{found.name} {text}"),
+        )
+        for split, rows in zip(splits, dataset.kept[key], strict=True)
     )
-    run.replaced, run.dataset = data, replace(data, train=train, validation=held, prepare=as_it_is, mixable=False)
-    run.batches.split = train
-    run.step.plain = run.step.forward = found.rest
+    cached = replace(dataset, train=train, validation=validation, prepare=as_it_is, mixable=False)
+    return cached, found.rest
 
 
 def sample(dataset: Dataset) -> Inputs:
@@ -172,37 +193,13 @@ def sample(dataset: Dataset) -> Inputs:
     return dataset.prepare(dataset.train.gather(ids), ids, None)
 
 
-def _rows(run: Run, split: Split, shown: Inputs, place: str) -> CachedRows:
+def _rows(split: Split, shown: Inputs, folder: Path | None) -> CachedRows:
     """Storage for the activations of a split, shaped like the given ones."""
     ragged = len(shown) > 1
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(_lengths(split))]) if ragged else None
     count = int(offsets[-1]) if offsets is not None else len(split)
     shape = (count, *shown[0].shape[2 if ragged else 1 :])
-    return CachedRows(np.empty(shape, np.float32) if place == "memory" else _file(run.folder, shape), offsets)
-
-
-def _kept(run: Run, split: Split, found: FrozenSplit, rows: CachedRows) -> Activations:
-    prepare = run.dataset.prepare
-
-    def compute(ids: Ids) -> Inputs:
-        return _computed(run, split, prepare, found, ids)
-
-    return Activations(
-        split,
-        rows,
-        _groups(split, run.job.train.batch, rows.offsets is not None),
-        compute,
-        lambda text: run.events.add("feature_cache", f"{found.name} {text}"),
-    )
-
-
-def _computed(run: Run, split: Split, prepare: Preprocessing, found: FrozenSplit, ids: Ids) -> Inputs:
-    """Compute the prefix for a group, in its own precision whatever the step uses."""
-    short = run.prefix_dtype
-    cast = torch.autocast(run.device.type, short or torch.bfloat16, enabled=short is not None)
-    with run.clock.phase("features"), torch.no_grad(), cast:
-        inputs = prepare(tuple(x.to(run.device) for x in split.gather(ids)), ids, None)
-        return found.prefix(*run.step.laid_out(inputs))
+    return CachedRows(np.empty(shape, np.float32) if folder is None else _file(folder, shape), offsets)
 
 
 def _groups(split: Split, batch_size: int, ragged: bool) -> list[Ids]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runtime.errors import CheckpointError
 
+Tensors = Mapping[str, Tensor]
 MOST_HEADER = 16 << 20
 """Bytes; the header of a hundred thousand tensors takes about ten million."""
 
@@ -62,7 +63,7 @@ _ALIGNED = 8
 """The header's length is a multiple of this many bytes."""
 
 
-def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write(path: Path, tensors: Tensors) -> None:
     """Write a file tensor by tensor, and fsync it.
 
     The library's writer holds the whole file in memory. Tensors that share memory, such as tied weights, are written

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,13 +19,11 @@ from torch import Tensor, nn
 
 from runtime.data.dataset import Head, head
 from runtime.errors import CheckpointError, DrivetrainError
-from runtime.models import code_consent, safetensors_file
+from runtime.models import safetensors_file
 from runtime.models.build import BUILDERS
 from runtime.models.networks import user_network
 from runtime.system.files import read_json, storage_error, sync_folder, write_json
 from runtime.system.version import VERSION
-from runtime.training.checkpoints.final_weights import FinalWeights
-from runtime.training.run import Run
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"
@@ -47,42 +45,20 @@ class SavedModel:
     """Run, step, epoch and metric of the weights."""
 
 
-def write(run: Run, chosen: FinalWeights) -> Path:
-    """Write the `model/` folder of a run with the chosen weights.
+def commit(
+    final: Path, groups: dict[str, dict[str, Tensor]], config: Mapping[str, object], code: Mapping[str, bytes]
+) -> Path:
+    """Write a model folder as a whole, in place of an older one.
+
+    Args:
+        final: the folder.
+        groups: tensors by the stem of their file.
+        config: what `config.json` says, beside its format and our version.
+        code: the user's Python files, if they define the network.
 
     Raises:
         StorageError: if it cannot be written.
     """
-    source = chosen.loaded
-    groups = {"model": source.tensors.get("ema", source.tensors["model"])}
-    if "ema" in source.tensors:
-        groups["raw"] = source.tensors["model"]
-    config = {
-        "format": FORMAT,
-        "drivetrain": VERSION,
-        "task": run.job.task,
-        "builder": run.network.builder,
-        "arguments": run.network.arguments,
-        "heads": [asdict(head) for head in run.dataset.heads.values()],
-        "preprocessing": run.dataset.preprocessing,
-        "trained": {"run": run.folder.name, "step": chosen.step, "epoch": chosen.epoch, chosen.metric: chosen.value},
-    }
-    code = run.network.code
-    if code is None:
-        return _commit(run.folder / "model", groups, config, {})
-    folder = _commit(run.folder / "model", groups, config | {"code": code.digests()}, code.sources)
-    if why := code_consent.keep(folder / CONFIG):
-        print(
-            f"model: it cannot be kept that its code is yours, since {why}: predict, evaluate and export will ask for "
-            "--run-code",
-            flush=True,
-        )
-    return folder
-
-
-def _commit(
-    final: Path, groups: dict[str, dict[str, Tensor]], config: dict[str, object], code: Mapping[str, bytes]
-) -> Path:
     beside = final.with_name(f".tmp-model-{os.getpid()}")
     try:
         shutil.rmtree(beside, ignore_errors=True)
@@ -92,7 +68,7 @@ def _commit(
         for name, content in code.items():
             (beside / "code" / name).parent.mkdir(parents=True, exist_ok=True)
             (beside / "code" / name).write_bytes(content)
-        write_json(beside / CONFIG, config)
+        write_json(beside / CONFIG, {"format": FORMAT, "drivetrain": VERSION, **config})
         if final.exists():
             shutil.rmtree(final)
         beside.rename(final)

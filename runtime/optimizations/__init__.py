@@ -28,13 +28,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
     import torch
     from torch import nn
 
-    from runtime.data.dataset import Batch, Dataset
+    from runtime.data.dataset import Batch, Dataset, Inputs
     from runtime.data.loader.batches import Batches
     from runtime.hardware.facts import Hardware
     from runtime.job import Job
+    from runtime.job.train import Fp16
     from runtime.job.workload import Workload
 
 Value = bool | int | float | str
@@ -102,12 +106,24 @@ class AssembledStep(Protocol):
         """Whether compiled kernels are recorded as a CUDA graph and replayed."""
         ...
 
-    def autocast(self, dtype: torch.dtype, scaler: Any = None) -> None:
-        """Run the forward pass under autocast."""
+    def autocast(self, dtype: torch.dtype, scaling: Fp16 | None = None) -> None:
+        """Run the forward pass under autocast, and scale its gradients if `scaling` is given."""
+        ...
+
+    def laid_out(self, inputs: Inputs) -> Inputs:
+        """The inputs in this step's memory format."""
         ...
 
     def compile(self, *, graphs: bool = False) -> None:
         """Compile the forward pass."""
+        ...
+
+
+class AssembledTimer(Protocol):
+    """The clock of a run, in which an optimization records the time of its own work."""
+
+    def phase(self, name: str, /) -> AbstractContextManager[None]:
+        """Count the time within as that of one phase."""
         ...
 
 
@@ -156,6 +172,16 @@ class AssembledRun(Protocol):
     @property
     def step(self) -> AssembledStep:
         """The training step."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        ...
+
+    @property
+    def clock(self) -> AssembledTimer:
+        """The time that the phases of the run take."""
         ...
 
     @property

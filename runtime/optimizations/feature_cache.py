@@ -14,10 +14,13 @@ from runtime.optimizations import AssembledRun, Choice, Effect, Stage, Value
 from runtime.system.units import format_bytes
 
 if TYPE_CHECKING:
+    from runtime.data.dataset import Dataset, Inputs, Split
+    from runtime.data.stateless_random import Ids
     from runtime.hardware.facts import Hardware
     from runtime.job import Job
     from runtime.job.model import Freeze
     from runtime.job.workload import Workload
+    from runtime.models.frozen_split import FrozenSplit
 
 STAGE = Stage.MODEL
 EFFECT = Effect.ROUNDING
@@ -116,7 +119,33 @@ def apply(run: AssembledRun, value: Value) -> None:
     assert saving is not None, "refused where nothing can be computed apart"
     place = _place(run.job, run.hardware, feature_cache.total(run.dataset, saving))
     assert place is not None, "refused where there is no room"
-    feature_cache.keep(run, place)  # type: ignore[arg-type]
+    whole = run.dataset
+    # The tuner works on the same dataset object, so activations it computed under the same settings are reused.
+    run.dataset, rest = feature_cache.keep(
+        whole,
+        run.model,
+        run.device,
+        key=f"{run.step.memory_format} {run.plan.value('precision')} {run.plan.value('prefix_precision')}",
+        batch_size=run.job.train.batch,
+        folder=run.folder if place == "disk" else None,
+        compute=lambda found, split, ids: _computed(run, whole, found, split, ids),
+        report=lambda text: run.events.add("feature_cache", text),
+    )
+    run.replaced = whole
+    run.batches.split = run.dataset.train
+    run.step.plain = run.step.forward = rest
+
+
+def _computed(run: AssembledRun, dataset: Dataset, found: FrozenSplit, split: Split, ids: Ids) -> Inputs:
+    """Compute the prefix for a group of samples, in its own precision whatever the step uses."""
+    import torch
+
+    short = run.prefix_dtype
+    cast = torch.autocast(run.device.type, short or torch.bfloat16, enabled=short is not None)
+    with run.clock.phase("features"), torch.no_grad(), cast:
+        inputs = dataset.prepare(tuple(x.to(run.device) for x in split.gather(ids)), ids, None)
+        outputs: Inputs = found.prefix(*run.step.laid_out(inputs))
+        return outputs
 
 
 def effective(run: AssembledRun) -> Value:

@@ -31,7 +31,7 @@ from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.embedded import EmbeddedData, EmbeddedJob, EmbeddedModel
 from runtime.job.model import Freeze
-from runtime.models import buffers, dry_run, fast_dropout, strided_convolution
+from runtime.models import buffers, dry_run, fast_dropout, inspection, strided_convolution
 from runtime.models.build import Model
 from runtime.plan import effective_plan, show_plan
 from runtime.plan import plan as plans
@@ -229,7 +229,7 @@ def _assembled(
     job: Job, machine: Hardware, place: run_folder.RunFolder, dataset: Dataset, network: Model, signals: Signals
 ) -> runs.Run:
     """The run under a plan that this process can have."""
-    facts, clock = runs.workload(dataset, network.module), PhaseTimer()
+    facts, clock = inspection.inspect_workload(dataset, network.module), PhaseTimer()
     before = place.path / "plan.json"
     stored = effective_plan.plan_of(place.path) if place.resumes and before.exists() else None
     plan = plans.resolve(job, machine, facts, replay=stored.values() if stored else {})

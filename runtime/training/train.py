@@ -6,7 +6,7 @@ from typing import Any
 
 from runtime.errors import Stopped
 from runtime.job.values import duration_seconds
-from runtime.models import operations, saved_model
+from runtime.models import operations
 from runtime.system.console import say
 from runtime.system.files import write_json
 from runtime.system.signals import stopping
@@ -22,6 +22,7 @@ from runtime.training.profiling import efficiency, step_phases
 from runtime.training.profiling.profiler import Profiler
 from runtime.training.progress import Progress
 from runtime.training.run import Run
+from runtime.training.save_model import save_model
 from runtime.training.saver import NonSavingRank, Saver
 
 
@@ -50,7 +51,7 @@ def train(run: Run, *, trace: bool = False) -> str:
                 with stopping():
                     saver.final()
                     best = final_weights.weights(run)
-                    saved_model.write(run, best)
+                    save_model(run, best)
                     worst_mistakes.write(run, best.confusion)
                     effective_settings.record_changes(run, say)
             except Stopped as stop:

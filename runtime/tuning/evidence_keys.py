@@ -20,9 +20,9 @@ from runtime.errors import StorageError
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.models.build import Model
+from runtime.models.inspection import inspect_workload
 from runtime.plan import evidence
 from runtime.plan.evidence import Measurement
-from runtime.training.run import workload
 from runtime.tuning import process_settings
 
 LOOKED_AT = 64
@@ -45,7 +45,7 @@ def speed(job: Job, hardware: Hardware, dataset: Dataset, network: Model, apart_
         min(steps, train.steps or steps).bit_length(),
         apart_too,
     ]
-    return evidence.key(hardware, workload(dataset, network.module), train.batch, shapes, fixed)
+    return evidence.key(hardware, inspect_workload(dataset, network.module), train.batch, shapes, fixed)
 
 
 def numbers(name: str, job: Job, dataset: Dataset, network: Model) -> str | None:

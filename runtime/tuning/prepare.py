@@ -10,7 +10,7 @@ from runtime.errors import Replanned
 from runtime.hardware import device_check
 from runtime.hardware import facts as hardware
 from runtime.job import Job
-from runtime.models import operations
+from runtime.models import inspection, operations
 from runtime.models.build import build
 from runtime.optimizations import gradient_checkpointing
 from runtime.plan import final_plan
@@ -83,7 +83,7 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
         say(f"model: {told}")
     if network.code is not None:
         user_code.remember(folder, network.code)
-    facts = runs.workload(dataset, network.module)
+    facts = inspection.inspect_workload(dataset, network.module)
     if gradient_checkpointing.doubtful(job, machine, facts):
         facts = activation_bytes.counted(facts, network.module, dataset)
     plan = final_plan.settle(job, machine, plans.load(folder / "plan.json"), facts, say)

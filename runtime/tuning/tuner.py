@@ -25,6 +25,7 @@ from runtime.data.dataset import Batch, Dataset
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.models.build import Model
+from runtime.models.inspection import inspect_workload
 from runtime.optimizations import Effect, Optimization, Stage, Value
 from runtime.plan import evidence
 from runtime.plan.evidence import Measurement
@@ -32,7 +33,7 @@ from runtime.plan.plan import LEARNED, OPEN, Plan, written
 from runtime.system import timeout
 from runtime.system.signals import Signals
 from runtime.training.phase_timer import PhaseTimer, since_start
-from runtime.training.run import Run, assemble, workload
+from runtime.training.run import Run, assemble
 from runtime.tuning import evidence_keys, process_settings, time_budget, variants, vetted_plans
 from runtime.tuning.paired_timing import BLOCK, compare
 from runtime.tuning.time_budget import TimeBudget
@@ -76,7 +77,7 @@ class Tuner:
     ) -> None:
         self.made, self.dataset, self.network, self.say, self.source = made, dataset, network, say, source
         self.initial = copy.deepcopy(network.module.state_dict())
-        self.facts = workload(dataset, network.module)
+        self.facts = inspect_workload(dataset, network.module)
         self.given: dict[Value, list[Batch]] = {}
         self.plain: dict[tuple[bool, tuple[Value, ...]], Numbers] = {}
         self.compiling = COMPILING

@@ -111,7 +111,7 @@ def check(numbers: range, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     plain, written = safetensors_file.write, [0]
 
-    def write(path: Path, tensors: checkpoint.Tensors) -> None:
+    def write(path: Path, tensors: safetensors_file.Tensors) -> None:
         assert all(torch.isfinite(value.float()).all() for value in tensors.values()), path
         written[0] += 1
         plain(path, tensors)

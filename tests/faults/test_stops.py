@@ -31,7 +31,7 @@ PHASES = {
     "evaluation": "runtime.training.evaluation.metrics:MetricAccumulator.add:3",
     "evaluation recorded": "runtime.training.loop:_record_evaluation:3",
     "last save": "runtime.training.saver:Saver.final:2",
-    "artifact": "runtime.models.saved_model:_commit:1",
+    "artifact": "runtime.models.saved_model:commit:1",
     "report": "runtime.supervisor.supervisor:_report:1",
 }
 SHORT = {"epochs": "4"}

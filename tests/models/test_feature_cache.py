@@ -17,6 +17,7 @@ from runtime.job import Job
 from runtime.job.workload import Workload
 from runtime.job_spec import load as job_spec
 from runtime.models import feature_cache as prefix
+from runtime.models import inspection
 from runtime.models.build import build
 from runtime.optimizations import Value, feature_cache, prefix_precision
 from runtime.plan import plan
@@ -73,7 +74,7 @@ def made(folder: Path, asked: Job, on: bool, settings: dict[str, Value] | None =
     """A run with everything off but, perhaps, the cache."""
     here, data = tiny.machine(), load(asked)
     network = build(asked, data)
-    plain = plan.resolve(asked, here, run.workload(data, network.module), plain=True)
+    plain = plan.resolve(asked, here, inspection.inspect_workload(data, network.module), plain=True)
     values = (settings or {}) | {"feature_cache": on}
     return run.assemble(asked, here, plain.with_values(values), folder, data, network, tiny.Quiet(), PhaseTimer())
 
@@ -100,7 +101,7 @@ def test_gradients_and_metrics_are_those_of_the_whole_network(tmp_path: Path, na
     whole, cached = made(tmp_path, asked, False), made(tmp_path, asked, True)
     assert feature_cache.effective(cached)
     assert not feature_cache.effective(whole)
-    assert run.workload(whole.dataset, whole.model).prefix == NETWORKS[name][1]
+    assert inspection.inspect_workload(whole.dataset, whole.model).prefix == NETWORKS[name][1]
     before = {name: value.clone() for name, value in build(asked, load(asked)).module.state_dict().items()}
     assert all(torch.equal(before[name], value) for name, value in cached.model.state_dict().items())
     expected, found = gradient(whole), gradient(cached)
@@ -130,7 +131,7 @@ def test_it_takes_what_the_plan_says_and_is_computed_once(
     assert all(isinstance(split, prefix.Activations) for split in splits)
     fresh = made(tmp_path, cached.job, False)
     taken = sum(split.rows.flat.nbytes for split in splits)  # type: ignore[attr-defined]
-    assert taken == run.workload(fresh.dataset, fresh.model).prefix_bytes
+    assert taken == inspection.inspect_workload(fresh.dataset, fresh.model).prefix_bytes
     assert f"feature_cache: {NETWORKS[name][1]} computed once for " in capsys.readouterr().out
 
 
@@ -163,7 +164,7 @@ def test_a_second_run_over_the_same_data_computes_nothing_again(
     lost = []
     for format_ in (False, False, True):
         network = build(asked, data)
-        plain = plan.resolve(asked, here, run.workload(data, network.module), plain=True)
+        plain = plan.resolve(asked, here, inspection.inspect_workload(data, network.module), plain=True)
         values = {"feature_cache": True, "channels_last": format_}
         one = run.assemble(asked, here, plain.with_values(values), tmp_path, data, network, tiny.Quiet(), PhaseTimer())
         lost.append(tiny.losses(one, 3))
@@ -173,7 +174,7 @@ def test_a_second_run_over_the_same_data_computes_nothing_again(
 
 
 def test_a_group_that_is_too_large_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = prefix._computed
+    real = feature_cache._computed
 
     def small(*given: object) -> object:
         if len(given[-1]) > 3:  # type: ignore[arg-type]
@@ -182,7 +183,7 @@ def test_a_group_that_is_too_large_is_halved(tmp_path: Path, monkeypatch: pytest
 
     asked = job(tmp_path, "resnet18")
     wanted = tiny.losses(made(tmp_path, asked, True), 2)
-    monkeypatch.setattr(prefix, "_computed", small)
+    monkeypatch.setattr(feature_cache, "_computed", small)
     assert tiny.losses(made(tmp_path, asked, True), 2) == pytest.approx(wanted, rel=1e-4)
 
 

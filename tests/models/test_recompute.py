@@ -17,10 +17,11 @@ from runtime.errors import SpecError
 from runtime.hardware import facts
 from runtime.job.document import parse
 from runtime.job_spec import load as job_spec
+from runtime.models import inspection
 from runtime.models import recompute as blocks
 from runtime.models.networks import cnn, cnn_lstm, mlp, text_encoder
 from runtime.plan import plan
-from runtime.training import effective_settings, run
+from runtime.training import effective_settings
 from runtime.tuning import variants
 from tests import tiny
 from tests.paths import MACHINES
@@ -231,7 +232,7 @@ def test_a_run_trains_to_the_same_bits(tmp_path: Path) -> None:
 def test_refused_without_blocks(tmp_path: Path) -> None:
     job = tiny.job(optimize="gradient_checkpointing: true")
     data = tiny.dataset()
-    facts = run.workload(data, tiny.build(job, data).module)
+    facts = inspection.inspect_workload(data, tiny.build(job, data).module)
     with pytest.raises(SpecError, match="no repeated blocks, such as encoder layers or residual blocks"):
         plan.resolve(job, tiny.machine(), facts)
 

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from runtime import optimizations
 from runtime.hardware import facts as hardware
+from runtime.models.inspection import inspect_workload
 from runtime.optimizations import Effect, Optimization, Stage
 from tests import paths, tiny
 
@@ -46,7 +47,7 @@ def test_off_is_a_value(optimization: Optimization) -> None:
 def test_decides_everywhere_and_never_refuses_itself(optimization: Optimization, path: Path) -> None:
     machine, job = hardware.load(path), tiny.job()
     data = tiny.dataset()
-    facts = tiny.run.workload(data, tiny.build(job, data).module)
+    facts = inspect_workload(data, tiny.build(job, data).module)
     for workload in (None, facts):
         choice = optimization.choose(job, machine, workload)
         assert choice.reason
@@ -62,7 +63,7 @@ def wanted_here(optimization: Optimization) -> list[object]:
     """Every value this machine can have, beside off; the process-wide thread count stays as it is."""
     job, machine = tiny.job(), tiny.machine()
     data = tiny.dataset()
-    facts = tiny.run.workload(data, tiny.build(job, data).module)
+    facts = inspect_workload(data, tiny.build(job, data).module)
     values = [v for v in optimization.candidates(job, machine, facts) if v != optimization.off]
     extra = {"loader_workers": [1], "micro_batch": [4]}.get(optimization.name, [])
     return [] if optimization.stage is Stage.PROCESS else [*values, *extra]
@@ -77,7 +78,7 @@ def test_on_trains_to_the_same_loss_within_its_effect(optimization: Optimization
     for value in values:
         made = tiny.assembled(tmp_path, job, settings={optimization.name: value})  # type: ignore[dict-item]
         assert optimization.effective(made) == value
-        effect = optimization.effect(tiny.run.workload(made.dataset, made.model))
+        effect = optimization.effect(inspect_workload(made.dataset, made.model))
         if effect is Effect.TRAINING:
             continue
         tolerance = TOLERANCE[effect]

@@ -14,12 +14,12 @@ from runtime.distributed import world
 from runtime.errors import Replanned
 from runtime.hardware import cgroup
 from runtime.models.build import build
+from runtime.models.inspection import inspect_workload
 from runtime.plan import effective_plan, final_plan, plan
 from runtime.supervisor import supervisor
 from runtime.system import signals
 from runtime.system.files import read_json, write_json
 from runtime.training.checkpoints import resume
-from runtime.training.run import workload
 from tests import tiny
 
 KILLED = 137
@@ -162,7 +162,7 @@ def test_a_micro_batch_that_the_job_names_and_memory_has_halved_is_told_as_it_is
     job, machine, data, said = tiny.job(optimize="micro_batch: 16"), tiny.machine(), tiny.dataset(), list[str]()
     smaller = plan.smaller(plan.resolve(job, machine), 16, "killed")
     assert smaller is not None
-    settled = final_plan.settle(job, machine, smaller, workload(data, build(job, data).module), said.append)
+    settled = final_plan.settle(job, machine, smaller, inspect_workload(data, build(job, data).module), said.append)
     assert settled.value("micro_batch") == 8
     assert not [line for line in said if "micro_batch is" in line]
 

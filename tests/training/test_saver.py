@@ -68,7 +68,7 @@ def test_a_full_disk_is_an_event_and_saving_goes_on_when_there_is_room(
     kept.final()
     real, full = safetensors_file.write, [True]
 
-    def write(path: Path, tensors: checkpoint.Tensors) -> None:
+    def write(path: Path, tensors: safetensors_file.Tensors) -> None:
         if full[0]:
             path.write_bytes(b"part")
             raise FULL

@@ -16,12 +16,13 @@ from runtime.data.dataset import Batch, Head
 from runtime.data.load import load
 from runtime.job.train import CrossEntropy, Focal, Huber
 from runtime.job_spec import load as job_spec
+from runtime.models import inspection
 from runtime.models.build import build
 from runtime.models.networks import cnn_lstm, mlp, text_encoder
 from runtime.optimizations import Effect
 from runtime.plan import plan
 from runtime.system import torch_compat
-from runtime.training import losses, run
+from runtime.training import losses
 from runtime.training.step import Step
 from tests.supervisor.test_supervisor import train
 from tests.tiny import assembled, job, machine
@@ -216,7 +217,7 @@ def test_the_plan_tells_what_a_split_does(name: str, effect: Effect, tmp_path: P
     (tmp_path / "job.yaml").write_text(f"name: t\n{CASES[name].text}optimize: {{micro_batch: 4}}\n")
     asked = job_spec.load(tmp_path / "job.yaml")
     data = load(asked)
-    made = plan.resolve(asked, machine(), run.workload(data, build(asked, data).module))
+    made = plan.resolve(asked, machine(), inspection.inspect_workload(data, build(asked, data).module))
     (row,) = [d for d in made.decisions if d.name == "micro_batch"]
     assert (row.value, row.effect) == (4, effect)
 

@@ -21,6 +21,7 @@ import torch
 from runtime import optimizations
 from runtime.data.load import load
 from runtime.hardware.facts import Hardware
+from runtime.models import inspection
 from runtime.models.build import build
 from runtime.plan import evidence, plan
 from runtime.system import timeout
@@ -85,7 +86,7 @@ def measured(folder: Path, optimize: str, said: list[str]) -> dict[str, evidence
     here, data, asked = machine(folder), tiny.dataset(), tiny.job(optimize=optimize)
     network = build(asked, data)
     before = {name: value.clone() for name, value in network.module.state_dict().items()}
-    made = plan.resolve(asked, here, run.workload(data, network.module))
+    made = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
     found = tune.measured(asked, here, made, data, network, folder, tiny.Quiet(), said.append)
     assert all(torch.equal(before[name], value) for name, value in network.module.state_dict().items())
     return found
@@ -140,7 +141,7 @@ def test_what_is_compiled_is_compared_with_torchs_dropout(tmp_path: Path, monkey
     monkeypatch.setattr(tune.Tuner, "arm", lambda self, made: seen.append(made) or _Silent())
     here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
     network = build(asked, data)
-    first = plan.resolve(asked, here, run.workload(data, network.module))
+    first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
     first = first.with_values({"packed_dropout": True})
     made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
     tuner = tune.Tuner(made, data, network, lambda line: None)
@@ -157,7 +158,7 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
     asked = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, dropout: 0.3}}")
     here, data = machine(tmp_path), load(asked)
     network = build(asked, data)
-    first = plan.resolve(asked, here, run.workload(data, network.module))
+    first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
     assert first.value("unpadding") == "packed"
     made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
     tuner = tune.Tuner(made, data, network, lambda line: None)

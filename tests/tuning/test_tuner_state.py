@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from runtime.hardware import facts
+from runtime.models import inspection
 from runtime.models.build import build
 from runtime.optimizations import Value
 from runtime.plan import plan
@@ -56,7 +57,7 @@ def tuner(folder: Path, made: facts.Hardware, cost: Cost, noise: Iterator[float]
     """A tuner whose arms take a time by their plan."""
     job, data = tiny.job(optimize=BIG), tiny.dataset()
     network = build(job, data)
-    decided = plan.resolve(job, made, run.workload(data, network.module))
+    decided = plan.resolve(job, made, inspection.inspect_workload(data, network.module))
     assembled = run.assemble(job, made, decided, folder, data, network, tiny.Quiet(), PhaseTimer())
 
     class Tuned(tune.Tuner):

@@ -11,6 +11,7 @@ import torch
 
 from runtime.data.dataset import Dataset
 from runtime.job import Job
+from runtime.models import inspection
 from runtime.models.build import build
 from runtime.plan import evidence, plan
 from runtime.training import run
@@ -34,7 +35,7 @@ def measured(folder: Path, asked: Job, data: Dataset | None = None) -> tuple[dic
     """The verdicts, and all that was said."""
     here, data, said = machine(folder), data or tiny.dataset(), list[str]()
     network = build(asked, data)
-    made = plan.resolve(asked, here, run.workload(data, network.module))
+    made = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
     found = tune.measured(asked, here, made, data, network, folder, tiny.Quiet(), said.append)
     return found, "\n".join(said)
 
@@ -61,7 +62,9 @@ def wrong_where(monkeypatch: pytest.MonkeyPatch, bad: object) -> None:
 def known(folder: Path, *, other: bool = False, text: str = "1.5x, loss ok") -> evidence.Measurement:
     """Evidence of another day for the job and its data: of our own choice, or of the `other` value."""
     asked, data = tiny.job(optimize=MEASURED), tiny.dataset()
-    usual = plan.resolve(asked, machine(folder), run.workload(data, build(asked, data).module)).value("channels_last")
+    usual = plan.resolve(asked, machine(folder), inspection.inspect_workload(data, build(asked, data).module)).value(
+        "channels_last"
+    )
     row = evidence.Measurement(bool(usual) is not other, text, "2026-11-21")
     speeds = evidence_keys.speed(asked, machine(folder), data, build(asked, data), False)
     evidence.store(machine(folder), speeds, {"channels_last": row})
@@ -131,7 +134,7 @@ def contest(folder: Path, asked: Job, said: list[str]) -> TunerState:
     """A contest before anything is measured, its own choices vetted."""
     here, data = machine(folder), tiny.dataset()
     network = build(asked, data)
-    first = plan.resolve(asked, here, run.workload(data, network.module))
+    first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
     made = run.assemble(asked, here, first, folder, data, network, tiny.Quiet(), PhaseTimer())
     tuner = tune.Tuner(made, data, network, said.append)
     found = TunerState(first, tuner.arm(first))

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from runtime.errors import CheckpointError
 from runtime.models import safetensors_file
+from runtime.models.safetensors_file import Tensors
 from runtime.system.files import parse_json, read_json, sha256, storage_error, sync_folder, write_json, write_text
 
 FORMAT = 1
@@ -32,8 +33,6 @@ MANIFEST = "MANIFEST.json"
 OLD = ".old-"
 MOST_BYTES = 1 << 20
 """A manifest takes a few hundred bytes; a longer file is not a manifest."""
-
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)

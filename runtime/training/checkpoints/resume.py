@@ -11,6 +11,7 @@ import torch
 from runtime.data.dataset import Dataset, JointTargets, Split
 from runtime.errors import CheckpointError
 from runtime.hardware.facts import Hardware
+from runtime.models import safetensors_file
 from runtime.training.checkpoints import checkpoint
 
 PROMISE = "after a kill, the same command resumes; results stay bit-identical on the same image, CPU model, threads, processes"
@@ -56,7 +57,9 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     ]
 
 
-def check_fit(loaded: checkpoint.Loaded, state: Mapping[str, Any], tensors: Mapping[str, checkpoint.Tensors]) -> None:
+def check_fit(
+    loaded: checkpoint.Loaded, state: Mapping[str, Any], tensors: Mapping[str, safetensors_file.Tensors]
+) -> None:
     """Check that a checkpoint has exactly what a run needs.
 
     Args:

@@ -22,6 +22,7 @@ from runtime.data.images.decoded_cache import Decoded
 from runtime.data.load import load
 from runtime.job.workload import Workload
 from runtime.job_spec import load as job_spec
+from runtime.models import inspection
 from runtime.models.build import build
 from runtime.optimizations import decode_cache
 from runtime.plan import plan
@@ -192,7 +193,7 @@ def assembled(folder: Path, on: bool, cache: Path) -> run.Run:
     here = replace(here, storage=replace(here.storage, cache=str(cache), cache_writable=True, cache_room=1 << 30))
     data = load(asked)
     network = build(asked, data)
-    facts = run.workload(data, network.module)
+    facts = inspection.inspect_workload(data, network.module)
     others_off = {each.name: each.off for each in optimizations.every() if each.name != "decode_cache"}
     made = plan.resolve(asked, here, facts, plain=not on, replay=others_off if on else {})
     return run.assemble(asked, here, made, folder, data, network, tiny.Quiet(), PhaseTimer())

@@ -11,11 +11,10 @@ import torch
 from runtime.data.dataset import Dataset
 from runtime.hardware import facts as hardware
 from runtime.job.workload import Workload
-from runtime.models import recompute
+from runtime.models import inspection, recompute
 from runtime.models.networks import cnn
 from runtime.optimizations import Value, gradient_checkpointing
 from runtime.plan import plan
-from runtime.training import run
 from runtime.tuning.memory import activation_bytes
 from tests import tiny
 from tests.models.test_recompute import ENCODER, encoder, resnet
@@ -91,7 +90,7 @@ def test_a_count_leaves_network_and_draws_alone() -> None:
     network.eval()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     draws = torch.random.get_rng_state()
-    found = activation_bytes.counted(run.workload(data, network), network, data)
+    found = activation_bytes.counted(inspection.inspect_workload(data, network), network, data)
     assert 0 < found.recomputed < found.activations
     assert torch.equal(draws, torch.random.get_rng_state())
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())

@@ -16,7 +16,7 @@ from runtime.data.load import load
 from runtime.job import Job
 from runtime.job.document import parse
 from runtime.job_spec import load as job_spec
-from runtime.models import recompute
+from runtime.models import inspection, recompute
 from runtime.models.build import build
 from runtime.plan import evidence, plan
 from runtime.system.files import write_json
@@ -149,7 +149,7 @@ def fitted(
     network = build(asked, data)
     before = {name: value.clone() for name, value in network.module.state_dict().items()}
     draws = torch.random.get_rng_state()
-    facts = run.workload(data, network.module)
+    facts = inspection.inspect_workload(data, network.module)
     made = plan.resolve(asked, here, facts)
     found = MicroBatchSearch(
         asked, here, made, data, network, facts, folder, tiny.Quiet(), (said or []).append

@@ -1,0 +1,36 @@
+"""Inspects a network and its data: the facts that decisions depend on."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from runtime.data.dataset import Dataset
+from runtime.job.workload import Workload
+from runtime.models import feature_cache, packed_attention, recompute
+
+
+def inspect_workload(dataset: Dataset, model: nn.Module) -> Workload:
+    """Properties of model and data that decisions depend on."""
+    kinds: dict[str, int] = {}
+    for module in model.modules():
+        if not list(module.children()) or "Attention" in type(module).__name__:
+            kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
+    inputs = dataset.train.gather(torch.arange(1).numpy())
+    saving = feature_cache.saving(dataset, model)
+    return Workload(
+        layers=kinds,
+        parameters=sum(p.numel() for p in model.parameters()),
+        trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        sample_bytes=sum(x[0].numel() * x.element_size() for x in inputs),
+        samples=len(dataset.train) + len(dataset.validation),
+        decoded=dataset.decoded,
+        blocks=len(recompute.repeated(model)),
+        ragged=hasattr(dataset.train, "lengths"),
+        token_bytes=packed_attention.token_bytes(model),
+        prefix=saving.name if saving else "",
+        prefix_ragged=saving.ragged if saving else False,
+        prefix_bytes=feature_cache.total(dataset, saving) if saving else 0,
+        prefix_share=saving.share if saving else 0.0,
+        prefix_work=saving.work if saving else 0.0,
+    )

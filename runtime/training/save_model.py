@@ -1,0 +1,41 @@
+"""Writes the `model/` folder at the end of a training: the weights of its best checkpoint, and how to use them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from runtime.models import code_consent, saved_model
+from runtime.training.checkpoints.final_weights import FinalWeights
+from runtime.training.run import Run
+
+
+def save_model(run: Run, chosen: FinalWeights) -> Path:
+    """Write the `model/` folder of a run with the chosen weights.
+
+    Raises:
+        StorageError: if it cannot be written.
+    """
+    source = chosen.loaded
+    groups = {"model": source.tensors.get("ema", source.tensors["model"])}
+    if "ema" in source.tensors:
+        groups["raw"] = source.tensors["model"]
+    config: dict[str, object] = {
+        "task": run.job.task,
+        "builder": run.network.builder,
+        "arguments": run.network.arguments,
+        "heads": [asdict(head) for head in run.dataset.heads.values()],
+        "preprocessing": run.dataset.preprocessing,
+        "trained": {"run": run.folder.name, "step": chosen.step, "epoch": chosen.epoch, chosen.metric: chosen.value},
+    }
+    code = run.network.code
+    if code is None:
+        return saved_model.commit(run.folder / "model", groups, config, {})
+    folder = saved_model.commit(run.folder / "model", groups, config | {"code": code.digests()}, code.sources)
+    if why := code_consent.keep(folder / saved_model.CONFIG):
+        print(
+            f"model: it cannot be kept that its code is yours, since {why}: predict, evaluate and export will ask for "
+            "--run-code",
+            flush=True,
+        )
+    return folder
