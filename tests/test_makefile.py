@@ -39,16 +39,16 @@ def make(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["jobs/mine.yaml"], "jobs/mine.yaml is no target of make"),
-        (["jobs/absent.yaml"], "jobs/absent.yaml is no target of make"),
-        (["elsewhere/job.yml"], "elsewhere/job.yml is no target of make"),
-        (["digits"], "digits is no target of make"),
-        (["mine.json"], "mine.json is no target of make"),
-        (["jobs"], "jobs is no target of make"),
-        (["train.epochs=3"], "train.epochs= is no variable of this Makefile"),
-        (["job=jobs/mine.yaml"], "job= is no variable of this Makefile"),
-        (["JOBS=jobs/mine.yaml"], "JOBS= is no variable of this Makefile"),
-        (["args=--new"], "args= is no variable of this Makefile"),
+        (["jobs/mine.yaml"], "jobs/mine.yaml is not a make target"),
+        (["jobs/absent.yaml"], "jobs/absent.yaml is not a make target"),
+        (["elsewhere/job.yml"], "elsewhere/job.yml is not a make target"),
+        (["digits"], "digits is not a make target"),
+        (["mine.json"], "mine.json is not a make target"),
+        (["jobs"], "jobs is not a make target"),
+        (["train.epochs=3"], "train.epochs= is not a variable of this Makefile"),
+        (["job=jobs/mine.yaml"], "job= is not a variable of this Makefile"),
+        (["JOBS=jobs/mine.yaml"], "JOBS= is not a variable of this Makefile"),
+        (["args=--new"], "args= is not a variable of this Makefile"),
     ],
 )
 @pytest.mark.parametrize("target", ["train-cpu", "train-gpu"])

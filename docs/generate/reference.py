@@ -24,13 +24,14 @@ from runtime.plan.plan import written
 Schema = Mapping[str, Any]
 _SPEC = """# Every field of the spec
 
-Made from the schema by `make reference`; a test compares. Each job has a `task`, and the fields of its section; a field
-without a default must be given. [your-data.md](your-data.md) shows whole jobs.
+Generated from the schema by `make reference`; do not edit. Each job has a `task`, which determines its other fields. A field
+without a default is required. [your-data.md](your-data.md) shows complete jobs.
 """
 _OPTIMIZATIONS = """# Every optimization
 
-Made from the docstrings in `runtime/optimizations` by `make reference`; a test compares. The name is the key under
-`optimize:` in the spec, the row in the plan and the line in the report. A new one is one file in that folder.
+Generated from the docstrings in `runtime/optimizations` by `make reference`; do not edit. The name is the key under
+`optimize:` in the spec, the row in the plan and the line in the report. To add an optimization, add a file to that folder:
+[adding-an-optimization.md](adding-an-optimization.md).
 """
 
 
