@@ -148,7 +148,7 @@ class Hardware:
         """The first GPU, the one that decisions look at."""
         return self.gpus[0] if self.gpus else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain JSON data; `from_json` gives the same object back."""
         return asdict(self)
 
@@ -196,7 +196,7 @@ def _make(kind: Any, values: dict[str, Any], source: str) -> Any:
         raise SpecError(f"{source}: {error}", "every fact that `drivetrain facts --json` prints") from None
 
 
-def _value(hint: Any, value: Any, source: str) -> Any:
+def _value(hint: object, value: object, source: str) -> object:
     """`value` as the type that `hint` asks for, parts and lists made on the way."""
     for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
         if is_dataclass(kind) and isinstance(value, dict):

@@ -70,7 +70,7 @@ class RunFolder:
         return read_json(self.path / "state.json") or {}
 
 
-def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, Any] | None = None) -> RunFolder:
+def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, object] | None = None) -> RunFolder:
     """The unfinished run of this job's name, or the next number.
 
     Raises:
