@@ -92,7 +92,7 @@ def train(given: argparse.Namespace) -> int:
     from runtime.supervisor import supervisor
 
     if given.plain and given.plan:
-        raise SpecError("--plain and --plan together", "one of them", "leave one out")
+        raise SpecError("--plain and --plan together", "one of them", "remove one")
     if run_in_image.missing() and (project.PROJECT / "compose").is_dir():
         return _train_contained(given)
     return supervisor.train(
@@ -106,12 +106,14 @@ def _train_contained(given: argparse.Namespace) -> int:
     """Train as `launch` does, where torch is in the image alone."""
     if given.plan or given.runs != Path("runs") or Path.cwd() != project.PROJECT:
         raise DeviceError(
-            "torch is not installed here, and the container in its place knows neither --plan nor --runs, and "
+            "torch is not installed here, and training in the container supports neither --plan nor --runs; it "
             "writes to runs/ in the project",
-            f"the other options, called in {project.PROJECT}",
-            "leave them out, or `make setup`, which installs torch here",
+            f"the other options, run in {project.PROJECT}",
+            "remove these options, or run `make setup` to install torch here",
         )
-    print("torch is in the image alone: training there, as `drivetrain launch` does; `make setup` installs it here")
+    print(
+        "torch is not installed here: training in a container, like `drivetrain launch`; `make setup` installs torch here"
+    )
     return launch(argparse.Namespace(**vars(given), device="cpu", network=False))
 
 

@@ -44,7 +44,7 @@ def check(bad: Sequence[BadSample], total: int, budget: float, key: str) -> list
     if len(bad) > budget * total:
         raise DataError(
             "\n    ".join([head, *lines]),
-            f"data.bad_samples allows a share of {budget:g}",
-            "repair or remove them, or raise data.bad_samples to leave them out",
+            f"at most a share of {budget:g} (data.bad_samples)",
+            "repair or remove them, or raise data.bad_samples to skip them",
         )
-    return [f"{head} and {'is' if len(bad) == 1 else 'are'} left out", *(f"left out: {line}" for line in lines)]
+    return [f"{head} and {'is' if len(bad) == 1 else 'are'} skipped", *(f"left out: {line}" for line in lines)]

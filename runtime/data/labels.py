@@ -31,9 +31,9 @@ def indices(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDAr
         shown = ", ".join(f'"{label}" ({count:,})' for label, count in sorted(strange.items())[:5])
         hint = nearest(min(strange), classes)
         raise DataError(
-            f"{key}: classes that the training data does not have: {shown}",
+            f"{key}: classes that are not in the training data: {shown}",
             f"the {len(classes)} classes of the training data: {listed(classes)}",
-            hint or "add samples of these classes to the training data, or take them out here",
+            hint or "add samples of these classes to the training data, or remove them here",
         )
     return np.fromiter((place[label] for label in labels), np.int64, len(labels))
 

@@ -49,7 +49,7 @@ def check_loss(job: Job, dataset: Dataset) -> None:
                     ("train", "loss", "alpha"),
                     f"is {loss.alpha:g}, and the data has {most:,} classes",
                     "a weight of class 1 of two classes",
-                    "remove it; train.class_weights: balanced weighs any number of classes",
+                    "remove it; train.class_weights: balanced works for any number of classes",
                 )
             ]
         )

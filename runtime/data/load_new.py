@@ -27,8 +27,8 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
     if lost:
         raise DataError(
             f"{', '.join(lost[:5])}: not there",
-            "files or folders that this process can see",
-            "check the spelling; in a container only the project and mounted folders can be seen",
+            "files or folders that this process can access",
+            "check the spelling; a container can access only the project and mounted folders",
         )
     # Imported late, because each module imports its own libraries (pyarrow, tokenizers).
     match preprocessing.get("kind"):
@@ -53,7 +53,7 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
 
             return custom.read(paths, preprocessing, heads, labelled=labelled)
     raise CheckpointError(
-        f"the model's preprocessing is of the kind {preprocessing.get('kind')!r}",
+        f"the model has an unknown kind of preprocessing: {preprocessing.get('kind')!r}",
         "images, texts, table, series",
-        "use the version that wrote the model",
+        "use the version of drivetrain that wrote the model",
     )

@@ -83,7 +83,7 @@ def head(goal: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
         raise DataError(
             f"{key}: {listed(same)} is {values[0, goal.names.index(same[0])]:g} in all {len(train):,} training rows",
             f"a {kind} that differs between rows",
-            f"take {same[0]} out, or add rows",
+            f"remove {same[0]}, or add rows",
         )
     if goal.several:
         return Head("", classes=goal.names, several=True)
@@ -141,7 +141,7 @@ def classes(goal: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
     if len(found) > max(FEW, len(rows) / 2):
         raise DataError(
             f"{key}: {goal.names[0]} has {len(found):,} different values in {len(rows):,} rows",
-            "classes that come back",
+            "classes that repeat",
             "use a regression for numbers, or name the column of the class",
         )
     return found

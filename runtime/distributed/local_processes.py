@@ -92,14 +92,14 @@ def wait(leader: subprocess.Popen[bytes], others: Sequence[subprocess.Popen[byte
         if any(process.returncode == Stopped.exit_code for process in lost):
             # Told to stop before they had met; later all stop together.
             print(
-                Stopped("a process was told to stop before the first step was done", "", "run the same command again"),
+                Stopped("a process was stopped before the first step finished", "", "run the same command again"),
                 file=sys.stderr,
                 flush=True,
             )
             return Stopped.exit_code
         told = PeerError(
-            f"a process that trains with this one was lost (exit {lost[0].returncode})",
-            "all processes of a run",
+            f"another process of this run died (exit {lost[0].returncode})",
+            "all processes of the run",
             "run the same command again; it resumes from the last checkpoint; "
             "ranks/*/log.txt in the run folder says more",
         )

@@ -154,8 +154,8 @@ class Ranks:
             collective(*given)  # type: ignore[operator]
         except RuntimeError as error:
             raise PeerError(
-                f"process {self.number + 1} of {self.count} has lost another one: {str(error)[:120]}",
-                "all processes of a run",
+                f"process {self.number + 1} of {self.count} lost the connection to another process: {str(error)[:120]}",
+                "all processes of the run",
                 "run the same command again; it resumes from the last checkpoint",
             ) from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from runtime.hardware.cgroup import CgroupLimits, number, read_limits, text
 from runtime.hardware.cpu import read_cpu
@@ -22,7 +23,7 @@ def detect(
     *,
     environ: Mapping[str, str] = os.environ,
     mask: Iterable[int] | None = None,
-    nvml: object = None,
+    nvml: Any = None,
 ) -> Hardware:
     """Read the facts. Nothing that is missing or garbled raises; it is None, or the safer value.
 

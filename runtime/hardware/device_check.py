@@ -28,9 +28,9 @@ def launchable(hardware: Hardware) -> str:
     gpu = hardware.gpu
     if gpu is None:
         raise DeviceError(
-            hardware.gpu_trouble or "no NVIDIA GPU is here",
+            hardware.gpu_trouble or "no NVIDIA GPU found",
             f"a GPU that nvidia-smi lists, with driver {image_selection.LEGACY_DRIVER} or newer",
-            "mend that, or train on the CPU: `make train-cpu`",
+            "fix that, or train on the CPU: `make train-cpu`",
         )
     gpu_selection.refuse_full(gpu)
     chosen = image_selection.choose(hardware)
@@ -53,7 +53,7 @@ def admitted(hardware: Hardware, wanted: gpu_selection.Wanted) -> Hardware:
     """
     if hardware.torch is None:
         raise DeviceError(
-            "no torch is installed here",
+            "torch is not installed",
             "training needs torch",
             "`make train-cpu JOB=...` trains in the image; `make setup` installs torch here",
         )
@@ -110,7 +110,7 @@ def check(hardware: Hardware) -> None:
         raise DeviceError(
             f"the driver lists {len(hardware.gpus)} GPU for this run, CUDA finds {torch.cuda.device_count()}",
             "a GPU that both can use: nvidia-smi, and python -c 'import torch; torch.cuda.init()', which names the cause",
-            f"mend what they say, or leave it: {_ON_CPU}",
+            f"fix the cause they report, or continue without a GPU: {_ON_CPU}",
         )
     _refuse_build(hardware, loaded, torch.cuda.get_arch_list())
 
@@ -134,19 +134,19 @@ def _refuse_build(hardware: Hardware, torch: Torch, architectures: Sequence[str]
     for gpu in hardware.gpus:
         chip = f"{gpu.name} (capability {gpu.capability[0]}.{gpu.capability[1]}, driver {gpu.driver})"
         if torch.cuda is None:
-            raise _other_build(hardware, f"{chip} is here, and {name} has no code for any GPU")
+            raise _other_build(hardware, f"found {chip}, but {name} has no code for any GPU")
         oldest = image_selection.DRIVERS.get(int(torch.cuda.split(".")[0]), 0)
         if image_selection.driver_major(gpu) < oldest:
             raise _other_build(hardware, f"{chip}: the driver is too old for {name}, which needs {oldest} or newer")
         if architectures and not covers(gpu.capability, architectures):
-            raise _other_build(hardware, f"{chip}: {name} has no code for this chip, only for {_told(architectures)}")
+            raise _other_build(hardware, f"{chip}: {name} has no code for this GPU, only for {_told(architectures)}")
 
 
 def _other_build(hardware: Hardware, given: str) -> DeviceError:
     """The refusal of a torch, with the image or the version that would do."""
     chosen = image_selection.choose(hardware)
     if chosen.word is None:
-        return DeviceError(given, chosen.reason, f"install a newer driver where that helps; {_ON_CPU}")
+        return DeviceError(given, chosen.reason, f"install a newer driver if that helps; {_ON_CPU}")
     build = image_selection.BUILDS[chosen.word]
     if hardware.image:
         return DeviceError(
@@ -164,10 +164,10 @@ def _other_build(hardware: Hardware, given: str) -> DeviceError:
 def _nothing_mounted(hardware: Hardware) -> DeviceError:
     why = f": {hardware.gpu_trouble}" if hardware.gpu_trouble else ""
     return DeviceError(
-        f"the image {hardware.image} is built for a GPU and sees none{why}",
-        f"a container that is started with GPUs: `make train-gpu`, compose with compose/{hardware.image}.yaml, "
+        f"the image {hardware.image} needs a GPU and sees none{why}",
+        f"a container started with GPUs: `make train-gpu`, compose with compose/{hardware.image}.yaml, "
         "or `docker run --gpus all`",
-        f"start it so, on a host with the NVIDIA driver and container toolkit; {_ON_CPU}, in any image",
+        f"start it that way on a host with the NVIDIA driver and container toolkit; {_ON_CPU}, in any image",
     )
 
 

@@ -148,7 +148,7 @@ class Hardware:
         """The first GPU, the one that decisions look at."""
         return self.gpus[0] if self.gpus else None
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Plain JSON data; `from_json` gives the same object back."""
         return asdict(self)
 
@@ -175,7 +175,7 @@ def load(path: Path) -> Hardware:
         raise SpecError(
             f"--hardware {path}: {error}",
             "a JSON file as written by `drivetrain facts --json`",
-            "record one on the machine in question, or take one from tests/machines",
+            "run that command on the machine, or use a file from tests/machines",
         ) from None
     if not isinstance(data, dict):
         raise SpecError(f"--hardware {path}: not a JSON object", "the output of `drivetrain facts --json`")
@@ -193,10 +193,10 @@ def _make(kind: Any, values: dict[str, Any], source: str) -> Any:
     try:
         return kind(**{key: _value(hints[key], value, f"{source}: {key}") for key, value in values.items()})
     except TypeError as error:
-        raise SpecError(f"{source}: {error}", "every fact that `drivetrain facts --json` prints") from None
+        raise SpecError(f"{source}: {error}", "all keys that `drivetrain facts --json` prints") from None
 
 
-def _value(hint: object, value: object, source: str) -> object:
+def _value(hint: Any, value: Any, source: str) -> Any:
     """`value` as the type that `hint` asks for, parts and lists made on the way."""
     for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
         if is_dataclass(kind) and isinstance(value, dict):
@@ -209,4 +209,6 @@ def _value(hint: object, value: object, source: str) -> object:
         if type(value) is kind or (kind is float and type(value) is int):
             return value
     name = hint.__name__ if isinstance(hint, type) else str(hint).replace("runtime.hardware.facts.", "")
-    raise SpecError(f"{source}: is {value!r}", f"a value of type {name}", "take it from `drivetrain facts --json`")
+    raise SpecError(
+        f"{source}: is {value!r}", f"a value of type {name}", "copy it from the output of `drivetrain facts --json`"
+    )

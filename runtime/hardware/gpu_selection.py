@@ -41,16 +41,16 @@ def _chosen(hardware: Hardware, wanted: Wanted) -> tuple[tuple[Gpu, ...], str | 
     if not isinstance(wanted, str):
         return _numbered(hardware, wanted)
     if wanted == "none":
-        return (), f"limits.gpus: none, so {_named(here)} stays unused" if here else None
+        return (), f"limits.gpus: none, so {_named(here)} is not used" if here else None
     if not here:
         return (), "limits.gpus: all requested, but this machine has no GPU" if wanted == "all" else None
     if hardware.image == "cpu":
-        return (), f"this is the CPU image, so {_named(here)} stays unused; `make train-gpu` would use it"
+        return (), f"this is the CPU image, so {_named(here)} is not used; `make train-gpu` uses it"
     best = max(here, key=lambda gpu: (gpu.free >= CONTEXT, gpu.capability, gpu.memory, -gpu.index))
     if wanted == "auto":
-        return (best,), _left_over(here, (best,), "`limits: {gpus: all}` takes every GPU of one kind")
+        return (best,), _left_over(here, (best,), "`limits: {gpus: all}` uses every GPU of one model")
     alike = tuple(gpu for gpu in here if (gpu.name, gpu.memory) == (best.name, best.memory))
-    return alike, _left_over(here, alike, "one run takes GPUs of one kind")
+    return alike, _left_over(here, alike, "one run uses GPUs of one model")
 
 
 def _numbered(hardware: Hardware, wanted: Sequence[int]) -> tuple[tuple[Gpu, ...], str | None]:
@@ -60,15 +60,15 @@ def _numbered(hardware: Hardware, wanted: Sequence[int]) -> tuple[tuple[Gpu, ...
     if lost:
         here = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in hardware.gpus) or hardware.gpu_trouble or "none"
         raise DeviceError(
-            f"limits.gpus: GPU {lost[0]} is not here",
-            f"GPUs that can be used here: {here}",
-            "name others, or write `gpus: auto`, or `gpus: none` to train on the CPU",
+            f"limits.gpus: GPU {lost[0]} does not exist on this machine",
+            f"usable GPUs: {here}",
+            "choose other numbers, or write `gpus: auto`, or `gpus: none` to train on the CPU",
         )
     chosen = [known[number] for number in wanted]
     first = min(chosen, key=lambda gpu: (gpu.capability, gpu.memory))
     chosen.sort(key=lambda gpu: gpu is not first)
     mixed = len({gpu.name for gpu in chosen}) > 1
-    note = f"different GPUs, as the job asks: every decision is made for the weakest, {_named((first,))}"
+    note = f"different GPU models, as set in the job: settings are chosen for the weakest, {_named((first,))}"
     return tuple(chosen), note if mixed else None
 
 
@@ -127,6 +127,6 @@ def refuse_full(gpu: Gpu) -> None:
     if gpu.free < CONTEXT:
         raise DeviceError(
             f"{_named((gpu,))} has {format_bytes(gpu.free)} of {format_bytes(gpu.memory)} free",
-            f"at least {format_bytes(CONTEXT)}, which CUDA itself takes, and room for the training",
-            "nvidia-smi lists who holds the rest: end that, or name another GPU with limits.gpus",
+            f"at least {format_bytes(CONTEXT)}, which CUDA itself needs, plus the memory of the training",
+            "nvidia-smi lists the processes that use the rest: end them, or choose another GPU with limits.gpus",
         )

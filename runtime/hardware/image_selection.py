@@ -40,7 +40,7 @@ def choose(hardware: Hardware) -> Image:
     """The image for this machine, by capability and driver of its first GPU."""
     gpu = hardware.gpu
     if gpu is None:
-        return Image("cpu", hardware.gpu_trouble or hardware.gpu_note or "no NVIDIA GPU is here")
+        return Image("cpu", hardware.gpu_trouble or hardware.gpu_note or "no NVIDIA GPU found")
     chip = f"{gpu.name}, capability {gpu.capability[0]}.{gpu.capability[1]}, driver {gpu.driver}"
     driver = driver_major(gpu)
     if gpu.capability >= (8, 0) and driver >= AMPERE_DRIVER:

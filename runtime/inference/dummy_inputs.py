@@ -37,9 +37,9 @@ def inputs(preprocessing: dict[str, Any], samples: int, seed: int) -> Inputs:
         case "own" if all(one["type"] == "float32" for one in preprocessing["inputs"]):
             return tuple(_normal(drawn, samples, *one["shape"]) for one in preprocessing["inputs"])
     raise CheckpointError(
-        f"no inputs can be made up for a model of the kind {preprocessing.get('kind')!r}",
+        f"cannot generate random inputs for a model of kind {preprocessing.get('kind')!r}",
         "images, texts, table, series",
-        "give real ones with --data PATH",
+        "pass real ones with --data PATH",
     )
 
 

@@ -46,7 +46,7 @@ def judge(request: EvaluateRequest) -> int:
         StorageError: if the output cannot be written.
     """
     # Loading torch and reading the data take minutes where these are large.
-    print(f"evaluate: reading model and {'data' if request.data else 'validation data'}", file=sys.stderr, flush=True)
+    print(f"evaluate: loading model and {'data' if request.data else 'validation data'}", file=sys.stderr, flush=True)
     machine = thread_limits.limit()
     import torch
 
@@ -105,7 +105,7 @@ def _changed(what: str) -> DataError:
     return DataError(
         f"the data has changed since training: {what}",
         "the data that the run was trained on",
-        "restore it, or evaluate with --data PATH",
+        "restore it, or evaluate other data with --data PATH",
     )
 
 
@@ -141,15 +141,15 @@ def stored_job(run: Path) -> Job:
     written = run / "job.yaml"
     if not written.is_file():
         raise DataError(
-            f"{run} has no job.yaml, so its validation data is not known",
-            "labelled data of your own",
-            "name it: --data PATH",
+            f"{run} has no job.yaml, so its validation data is unknown",
+            "your own labeled data",
+            "pass it with --data PATH",
         )
     source = (read_json(run / "state.json") or {}).get("source", "")
     try:
         return job_spec.load(written, folder=Path(source).parent)
     except DataError as error:
-        raise DataError(error.given, error.possible, f"{error.action}; or name other data: --data PATH") from None
+        raise DataError(error.given, error.possible, f"{error.action}; or pass other data with --data PATH") from None
 
 
 def _check_same(data: Dataset, trained: SavedModel) -> None:
@@ -167,7 +167,7 @@ def _check_same(data: Dataset, trained: SavedModel) -> None:
         raise _changed(f"{', '.join(changed[:5]) or 'its outputs'} differ")
 
 
-def _plain(value: object) -> Any:
+def _plain(value: Any) -> Any:
     """As JSON gives it back: tuples as lists."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -190,10 +190,10 @@ def _show(source: str, metrics: Mapping[str, float], counts: list[Confusion]) ->
     for confusion in counts:
         for truth, guess, count, share in confusion.mistakes(5):
             head = f"{confusion.head}: " if confusion.head else ""
-            screen.print(f"  {head}{truth} taken for {guess}: {count:,} times, {share:.1%} of {truth}")
+            screen.print(f"  {head}{truth} predicted as {guess}: {count:,} times, {share:.1%} of {truth}")
 
 
-def _write(folder: Path, data: dict[str, object], counts: list[Confusion]) -> None:
+def _write(folder: Path, data: dict[str, Any], counts: list[Confusion]) -> None:
     from runtime.report.render import png
 
     try:

@@ -10,7 +10,7 @@ import importlib.util
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runtime.errors import CheckpointError, DeviceError
 from runtime.inference import thread_limits
@@ -65,9 +65,9 @@ def export(request: ExportRequest) -> int:
         worst = onnx_file.difference(network, beside, others)
         if worst > CLOSE:
             raise CheckpointError(
-                f"{output} would differ by {worst:.2g} from the network",
+                f"the outputs of {output} differ by {worst:.2g} from those of the network",
                 f"at most {CLOSE:g}",
-                "use the model with `drivetrain predict`, and report this network",
+                "use the model with `drivetrain predict`, and report this network as a bug",
             )
         beside.replace(output)
         write_json(output.with_suffix(".json"), _description(trained, first, names))
@@ -84,7 +84,7 @@ def _check_packages() -> None:
     if missing:
         raise DeviceError(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here",
-            f"export needs torch and {', '.join(PACKAGES)}, which the images leave out",
+            f"export needs torch and {', '.join(PACKAGES)}, which the images do not contain",
             f"`make setup`, or pip install {' '.join(missing)}, here or where model/ is copied to",
         )
 
@@ -107,7 +107,7 @@ def _examples(trained: SavedModel, data: Path | None) -> list[Inputs]:
     return found
 
 
-def _description(trained: SavedModel, inputs: Inputs, names: tuple[list[str], list[str]]) -> dict[str, object]:
+def _description(trained: SavedModel, inputs: Inputs, names: tuple[list[str], list[str]]) -> dict[str, Any]:
     axes = ["batch", "length"] if "max_length" in trained.preprocessing else ["batch"]
     return {
         "task": trained.task,
@@ -121,7 +121,7 @@ def _description(trained: SavedModel, inputs: Inputs, names: tuple[list[str], li
     }
 
 
-def _output(name: str, head: Head) -> dict[str, object]:
+def _output(name: str, head: Head) -> dict[str, Any]:
     known = asdict(head)
     if not head.classes:
         return {
@@ -135,7 +135,7 @@ def _output(name: str, head: Head) -> dict[str, object]:
 
 def _tell(output: Path, data: Path | None, others: list[Inputs], worst: float) -> None:
     tried = " and ".join(str(len(inputs[0])) for inputs in others)
-    source = f"samples of {data}" if data else "made-up samples"
+    source = f"samples of {data}" if data else "random samples"
     print(
         f"{output}: {output.stat().st_size / 1e6:.2f} MB; under onnxruntime, with {tried} {source}, outputs differ "
         f"from the network's by {worst:.1g} at most"

@@ -68,9 +68,9 @@ def write(
             )
     except Exception as error:  # the exporter lets everything through that tracing a network can raise
         raise CheckpointError(
-            f"the network cannot be exported: {_reason(error)}",
-            "networks whose forward pass torch.export can follow",
-            "avoid branches on values in forward, or use the model with `drivetrain predict`",
+            f"torch.export failed: {_reason(error)}",
+            "networks whose forward pass torch.export can trace",
+            "avoid branches that depend on tensor values in forward, or use the model with `drivetrain predict`",
         ) from None
     assert made is not None
     made.save(path)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from runtime.errors import StorageError
 from runtime.hardware import device_check
@@ -101,8 +101,8 @@ def _sink(output: Path | None) -> Iterator[IO[str]]:
     except OSError as error:
         raise StorageError(
             f"{output}: {error.strerror or error}",
-            "a file in a folder that this user may write",
-            "name another one with --output",
+            "a file in a folder that this user can write to",
+            "choose another one with --output",
         ) from None
     finally:
         beside.unlink(missing_ok=True)
@@ -123,7 +123,7 @@ def _csv(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
         writer.writerow(spreadsheet_cells.row([title, *columns.values()]))
 
 
-def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, object]]:
+def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, Any]]:
     """Column and cell, nested ones flat."""
     for head, parts in answer.items():
         for key, value in parts.items():

@@ -54,13 +54,13 @@ class CustomLossSpec(Spec):
     The callable gives one term per sample, shape (N,), or their mean as a scalar.
     """
 
-    name: Literal["own"] = Field("own", description="may be left out beside `file:`")
+    name: Literal["own"] = Field("own", description="not needed with `file:`")
     file: FilePath = Field(description="Python file beside the job")
     factory: str = Field("loss", description="function in the file that returns the loss")
     arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
 
 
-def _by_file(value: object) -> object:
+def _by_file(value: Any) -> Any:
     """`{file: my_loss.py}` needs no name."""
     return {"name": "own", **value} if isinstance(value, dict) and "file" in value else value
 
@@ -111,7 +111,7 @@ class CustomTask(Job):
                 ("train", "class_weights"),
                 f"is {self.train.class_weights}",
                 "a built-in loss",
-                "weigh the classes inside your own loss, and remove it",
+                "remove it, and weight the classes inside your own loss",
             )
 
 

@@ -73,7 +73,7 @@ class Document:
         node[parts[-1]] = value
         self.places |= reader.places or {parts: f"{origin}:1:{len(key) + 2}"}
 
-    def _mapping(self, parts: tuple[str, ...], origin: str) -> dict[str, object]:
+    def _mapping(self, parts: tuple[str, ...], origin: str) -> dict[str, Any]:
         """The mapping that holds the last of `parts`; mappings that are not there are made."""
         node: dict[str, Any] = self.data
         for depth, part in enumerate(parts[:-1], start=1):
@@ -128,7 +128,7 @@ def read(text: str | bytes, name: str) -> Document:
                     "",
                     f"the document {what}",
                     "keys and values: `task: ...`",
-                    "start from one of the files in jobs/",
+                    "start from one of the examples in jobs/",
                 )
             ]
         )
@@ -139,13 +139,13 @@ def read(text: str | bytes, name: str) -> Document:
     return Document(name, data, reader.places, reader.problems, reader.unread)
 
 
-def dump(data: Mapping[str, object]) -> str:
+def dump(data: Mapping[str, Any]) -> str:
     """Plain data as YAML that `parse` reads back to the same values."""
 
     class _Dumper(yaml.SafeDumper):
         yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers
 
-    def short_list(dumper: yaml.SafeDumper, items: list[object]) -> yaml.Node:
+    def short_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
         return dumper.represent_sequence(PREFIX + "seq", items, flow_style=True)
 
     _Dumper.add_representer(list, short_list)

@@ -70,7 +70,7 @@ class EmbeddedJob(CustomTask):
                 ("limits", "gpus"),
                 f"is {gpus} in a call from Python, which is one process",
                 "one GPU",
-                "name one; `drivetrain train` starts a process for each GPU",
+                "choose one; `drivetrain train` starts one process per GPU",
             )
         if processes is not None and processes > 1:
             yield self.problem(
@@ -83,6 +83,6 @@ class EmbeddedJob(CustomTask):
             yield self.problem(
                 ("checkpoint", "notice"),
                 f"is {self.checkpoint.notice!r} in a call from Python",
-                "a notice in a job that `drivetrain train` runs",
+                "checkpoint.notice in a job that `drivetrain train` runs",
                 "leave it out",
             )

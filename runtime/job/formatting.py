@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 Path = tuple[str | int, ...]
 """Keys and list positions from the root of a document."""
 
@@ -20,7 +22,7 @@ def printable(text: str, most: int = 60) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def shown(value: object) -> str:
+def shown(value: Any) -> str:
     """A value as it stands in YAML, for messages."""
     match value:
         case None | bool():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
@@ -128,7 +128,7 @@ class Job(Spec):
         """A problem with the value at `path` of the spec."""
         return Problem(self.document.place(path), dotted(path), given, possible, action)
 
-    def dumped(self) -> dict[str, object]:
+    def dumped(self) -> dict[str, Any]:
         """The spec with every default filled in, as plain data."""
         return self.model_dump(mode="json")
 

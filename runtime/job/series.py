@@ -108,8 +108,8 @@ class SeriesJob(Job):
                 yield self.problem(
                     ("data", option),
                     f"has {name!r}, which data.{seen[name]} has too",
-                    "each column in one place",
-                    "take it out of one",
+                    "each column only once",
+                    "remove it from one",
                 )
         if isinstance(self.model, CnnLstmSpec) and self.data.window:
             pooled = self.model.pool ** len(self.model.cnn_channels)
@@ -127,7 +127,10 @@ class SeriesJob(Job):
             for option in _LONG:
                 if getattr(self.data, option) is not None:
                     yield self.problem(
-                        ("data", option), "is for a long table", "data.train is arrays (.npz): `x` and `y`", "remove it"
+                        ("data", option),
+                        "is only for tables with one row per time step",
+                        "data.train is an .npz file with the arrays `x` and `y`",
+                        "remove it",
                     )
         else:
             for option in ("time", "label", "window"):
@@ -135,7 +138,7 @@ class SeriesJob(Job):
                     yield self.problem(
                         ("data",),
                         f"{option} is missing",
-                        "a long table needs time, label and window",
+                        "a table with one row per time step needs time, label and window",
                         f"add `{option}:`",
                     )
         own = self.data.validation
@@ -143,7 +146,7 @@ class SeriesJob(Job):
             yield self.problem(
                 ("data", "validation"),
                 f"is {own!r}, and data.train is {self.data.train!r}",
-                "both arrays (.npz), or both long tables",
+                "both .npz files, or both tables",
                 "convert one of the two",
             )
 

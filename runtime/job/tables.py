@@ -77,7 +77,7 @@ class TableJob(Job):
                     ("data", second),
                     f"has {both[0]!r}, which data.{first} has too",
                     "each column in one of the two",
-                    "take it out of one",
+                    "remove it from one",
                 )
         for option in ("numeric", "categorical"):
             lost = [name for name in getattr(given, option) or () if given.features and name not in given.features]
@@ -86,7 +86,7 @@ class TableJob(Job):
                     ("data", option),
                     f"has {lost[0]!r}, which data.features does not have",
                     "columns that are features",
-                    "add it to data.features, or take it out",
+                    "add it to data.features, or remove it",
                 )
         if self.train.class_weights != "none" and (isinstance(self, TableRegressionJob) or len(given.target) > 1):
             yield self.problem(

@@ -35,7 +35,7 @@ class TextHead(Spec):
 class columns:
     """`causa`, `[modo, causa]` and `{modo: 0.4, causa: 0.6}` are short for a mapping of columns to their settings."""
 
-    def expand(self, value: object) -> object:
+    def expand(self, value: Any) -> Any:
         """The long form of a value."""
         names = [value] if isinstance(value, str) else value
         if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
@@ -49,14 +49,14 @@ class columns:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         return core_schema.no_info_before_validator_function(self.expand, handler(source))
 
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, object]:
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         long = handler(schema["schema"])
         weight = {"type": "number", "exclusiveMinimum": 0}
         long["additionalProperties"] = {"anyOf": [weight, long["additionalProperties"]]}
         return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}, long]}
 
 
-def _number(value: object) -> bool:
+def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -136,7 +136,7 @@ class TextJob(Job):
                 ("data", "labels", self.data.text),
                 "is the text column too",
                 "columns that hold labels",
-                "take it out, or name another text column",
+                "remove it, or choose another text column",
             )
         if isinstance(self.model, TextEncoder) and self.model.width % self.model.heads:
             yield self.problem(

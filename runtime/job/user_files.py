@@ -57,9 +57,9 @@ def misplaced(folder: Path, file: str) -> tuple[str, str, str] | None:
     if wrong := trouble(full):
         return f"{shown(file)} {wrong}", KIND, "check the spelling"
     if not full.is_file():
-        return f"{shown(file)} is no file", KIND, "name a file"
+        return f"{shown(file)} is not a file", KIND, "name a file"
     if not full.resolve().is_relative_to(folder.resolve()):
-        return f"{shown(file)} leads to {full.resolve()}", f"{KIND}, links included", "copy the file here"
+        return f"{shown(file)} is a link to {full.resolve()}", f"{KIND}, links included", "copy the file here"
     return None
 
 
@@ -112,11 +112,11 @@ def functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Problem:
             path,
             f"{mistake(file, error)}",
             f"what Python {platform.python_version()} understands",
-            "mend this line, or the one before it",
+            "fix this line, or the one before it",
         )
     except (ValueError, RecursionError, MemoryError) as error:
         return job.problem(
-            path, f"{file} cannot be read: {error}", "a Python file as an editor saves it", "save it again as text"
+            path, f"{file} cannot be read: {error}", "a text file with Python code", "save it again as text"
         )
     return dict(_definitions(tree.body))
 
@@ -146,8 +146,8 @@ def _arguments(
     if signature.nameless:
         yield job.problem(
             (*key, "factory"),
-            f"{name}() takes {', '.join(signature.nameless)} by position only",
-            "parameters with names",
+            f"{name}() has positional-only parameters: {', '.join(signature.nameless)}",
+            "parameters that can be passed by name",
             "remove the `/` from its signature",
         )
     for given in part.arguments:
@@ -157,13 +157,13 @@ def _arguments(
             )
             yield job.problem(
                 (*path, given),
-                f"{name}() in {part.file} has no argument of this name",
+                f"{name}() in {part.file} has no such argument",
                 possible,
                 nearest(given, signature.known) or "remove it",
             )
     lacking = [each for each in signature.needed if each not in part.arguments and each not in offered]
     if lacking:
-        given_by_us = f"; {', '.join(offered)} come from the data by themselves" if offered else ""
+        given_by_us = f"; {', '.join(offered)} are set from the data" if offered else ""
         yield job.problem(
             path,
             f"{name}() in {part.file} needs {', '.join(lacking)}",

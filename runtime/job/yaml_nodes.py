@@ -66,18 +66,18 @@ class YamlNodeReader:
             node,
             path,
             f"{much} once aliases are expanded",
-            "a short spec",
-            "write the values out, without nested aliases",
+            "a smaller file",
+            "write the values out instead of nested aliases",
         )
         raise SpecError([*self.problems, found.problem])
 
-    def _collection(self, node: yaml.Node, path: Path) -> dict[str, object] | list[object]:
+    def _collection(self, node: yaml.Node, path: Path) -> dict[str, Any] | list[Any]:
         if id(node) in self._open:
             raise self._problem(
                 node,
                 path,
-                "an alias inside the very value that it stands for",
-                "values that end",
+                "an alias that contains itself",
+                "values without cycles",
                 "write the value out",
             )
         self._open.add(id(node))
@@ -90,7 +90,7 @@ class YamlNodeReader:
             self._open.remove(id(node))
         raise self._bad_tag(node, path)
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, object]:
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         data: dict[str, Any] = {}
         for key_node, value_node in node.value:
             try:
@@ -102,7 +102,7 @@ class YamlNodeReader:
             data[key] = self.read(value_node, (*path, key))
         return data
 
-    def _key(self, node: yaml.Node, path: Path, taken: dict[str, object]) -> str:
+    def _key(self, node: yaml.Node, path: Path, taken: dict[str, Any]) -> str:
         if not isinstance(node, yaml.ScalarNode):
             kind = "mapping" if isinstance(node, yaml.MappingNode) else "list"
             raise self._problem(node, path, f"a {kind} as a key", "text as keys", "write the key as a word")
@@ -112,20 +112,18 @@ class YamlNodeReader:
                 node, child, "a key that is not text", "text as keys", f'write it in quotes: "{printable(node.value)}":'
             )
         if node.tag == MERGE:
-            raise self._problem(
-                node, child, "merge keys are no part of YAML 1.2", "every key written out", "copy the keys to here"
-            )
+            raise self._problem(node, child, "YAML 1.2 has no merge keys", "each key written out", "copy the keys here")
         if key in taken:
             raise self._problem(
                 node,
                 child,
-                "the key stands here twice",
+                "the key appears twice",
                 f"once (first at {self.places[child]})",
                 "remove one of the two",
             )
         return key
 
-    def _scalar(self, node: yaml.ScalarNode, path: Path) -> object:
+    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
         text, kind = str(node.value), node.tag.removeprefix(PREFIX)
         if kind in ("str", "merge"):
             return self._text(node, path, text)
@@ -149,9 +147,9 @@ class YamlNodeReader:
             raise self._problem(
                 node,
                 path,
-                f"'{printable(text)}' holds half a character",
+                f"'{printable(text)}' contains half of a surrogate pair",
                 "whole characters",
-                "write the character itself, not \\u escapes of its halves",
+                "write the character itself instead of \\u escapes",
             ) from None
         return text
 
@@ -162,7 +160,7 @@ class YamlNodeReader:
                 path,
                 f"a number of {len(text)} characters",
                 f"numbers of at most {_MAX_NUMBER} characters",
-                "write it shorter",
+                "write a shorter number",
             )
         if kind == "int":
             return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))

@@ -41,9 +41,13 @@ class CoreLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self.nodes += 1
         if self.nodes > MAX_NODES:
-            self._stop(f"more than {MAX_NODES} values", "point to data in files, do not put it into the spec")
+            self._stop(
+                f"more than {MAX_NODES} values", "keep data in separate files and put their paths into the job file"
+            )
         if self.depth == MAX_DEPTH:
-            self._stop(f"nested deeper than {MAX_DEPTH} levels", "a spec needs six levels at most: close the brackets")
+            self._stop(
+                f"nested deeper than {MAX_DEPTH} levels", "a job file needs at most six levels: close the brackets"
+            )
         self.depth += 1
         try:
             return super().compose_node(parent, index)
@@ -75,7 +79,7 @@ def compose(text: str | bytes, name: str) -> yaml.Node | None:
             1,
             f"more than {MAX_BYTES} bytes",
             f"a spec of at most {MAX_BYTES} bytes",
-            "point to data in files, do not put it into the spec",
+            "keep data in separate files and put their paths into the job file",
         )
     loader = _loader(_decode(text, name), name)
     try:
@@ -88,7 +92,7 @@ def compose(text: str | bytes, name: str) -> yaml.Node | None:
             mark.column + 1,
             printable(_told(error), 160),
             "YAML: `key: value`, indented by spaces",
-            error.note or "mend the line; tabs and unclosed brackets are usual causes",
+            error.note or "fix the line; tabs and unclosed brackets are usual causes",
         ) from None
     except (ValueError, OverflowError):
         # PyYAML lets these through for escapes such as "\UFFFFFFFF" and for version numbers without end.

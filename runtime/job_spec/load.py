@@ -86,7 +86,7 @@ def check(document: Document, kind: type[Job] | None = None) -> Job:
     return job
 
 
-def _of_the_rest(kind: type[Job], data: dict[str, object], document: Document, found: list[Problem]) -> list[Problem]:
+def _of_the_rest(kind: type[Job], data: dict[str, Any], document: Document, found: list[Problem]) -> list[Problem]:
     """Combination problems beside values that are wrong in themselves, so that all come at once."""
     # Which metrics and losses there are is said by the task and by `data:`; both have to be right.
     if kind is Job or any(problem.key.startswith("data") for problem in found):
@@ -237,7 +237,7 @@ def _check_paths(job: Job, recipe: str) -> None:
             f"a path relative to {' or to '.join(folders)}",
             f"make the data: {printable(recipe, 120)}"
             if recipe
-            else "check the spelling; in a container only the project and mounted folders can be seen",
+            else "check the spelling; a container can access only the project and mounted folders",
         )
 
 

@@ -54,7 +54,9 @@ def launch(request: LaunchRequest) -> int:
     word = _word(request, job)
     client = docker_engine.connect()
     if isinstance(client, docker_engine.EngineMissing):
-        print(f"no Docker engine ({client.why}): training natively, limits are not enforced; to use one: {client.cure}")
+        print(
+            f"no Docker engine ({client.why}); training without a container, so limits are not enforced. To get an engine: {client.cure}"
+        )
         return _native(request, job, word)
     override = _override(request, job)
     online, line = network.told(job, asked=request.network)
@@ -91,9 +93,9 @@ def _native(request: LaunchRequest, job: Job, word: str) -> int:
         done = subprocess.run([str(PROJECT / "scripts" / "setup"), "native", word], check=False)
         if done.returncode:
             raise DeviceError(
-                "the local environment could not be made",
-                "see the lines above",
-                "mend it, or run `make engine` and train in a container",
+                "the local Python environment could not be created",
+                "see the output above",
+                "fix it, or run `make engine` and train in a container",
             )
     command = [sys.executable, "-m", "runtime", "train", str(request.spec), *_options(request)]
     if word == "cpu" and job.limits.gpus == "auto" and detect(Path("runs")).gpus:
@@ -131,8 +133,8 @@ def _start(client: Any, override: dict[str, Any], job: Job, word: str, variables
             print(container.logs().decode(errors="replace"), end="", file=sys.stderr)
         raise nvidia_toolkit.refused(done.stderr) or DeviceError(
             f"the container could not be started:\n{done.stderr.strip()[-2000:]}",
-            "see the engine's own words above",
-            "`docker compose config` shows what was asked of it",
+            "see the engine's message above",
+            "`docker compose config` shows the requested settings",
         )
     return found[0]
 
@@ -159,7 +161,7 @@ def _refuse_if_running(client: Any, project: str) -> None:
             raise Busy(
                 f"{container.name} is already training this job",
                 "one container per job name, user and checkout",
-                f"follow it with `docker logs -f {container.name}`, or end it with `make stop`",
+                f"follow it with `docker logs -f {container.name}`, or stop it with `make stop`",
             )
 
 

@@ -28,7 +28,7 @@ def variables(info: Mapping[str, Any], job: Job, *, gpu: bool = False) -> dict[s
     host, limits = float(info["NCPU"]), job.limits
     cpus = min(limits.cpus or (max(1.0, host - 1) if gpu else 2.0), host)
     if limits.cpus and cpus < limits.cpus:
-        print(f"limits.cpus: {limits.cpus:g} asked for, this host has {cpus:g}")
+        print(f"limits.cpus: {limits.cpus:g} requested, this host has {cpus:g}")
     memory = limits.memory or (whole_host(int(info["MemTotal"])) if gpu else None)
     names = ("DRIVETRAIN_GPU_CPUS", "DRIVETRAIN_GPU_MEMORY") if gpu else ("DRIVETRAIN_CPUS", "DRIVETRAIN_MEMORY")
     values = {names[0]: f"{cpus:g}"}
@@ -55,7 +55,7 @@ def owner(project: Path, *, tell: bool = False) -> dict[str, str]:
     if uid == 0:
         seen = project.stat()
         uid, gid = (seen.st_uid, seen.st_gid) if seen.st_uid else (SECURE_UID, SECURE_UID)
-        why = "the owner of this checkout" if seen.st_uid else "because the checkout is root's own"
+        why = "the owner of this checkout" if seen.st_uid else "because root owns the checkout"
         if tell and not _has_runs_of(uid, project):
             print(f"started by root: files in runs/ will belong to uid {uid}, {why}")
     return {"DRIVETRAIN_UID": str(uid), "DRIVETRAIN_GID": str(gid)}

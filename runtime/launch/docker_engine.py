@@ -44,7 +44,7 @@ def connect() -> Any:
 def absent(words: str) -> EngineMissing:
     """What the client's words mean."""
     if "Permission denied" in words:
-        return EngineMissing("one is here, but this user may not use it", GROUP)
+        return EngineMissing("one is running, but this user has no permission to use it", GROUP)
     for known, meaning in (("Connection refused", "none is listening"), ("No such file", "none is running")):
         if known in words:
             return EngineMissing(meaning)
@@ -62,11 +62,11 @@ def build_if_missing(engine: Any, word: str) -> None:
     try:
         _tell_age(engine.images.get(image(word)).labels, word)
     except docker.errors.ImageNotFound:
-        print(f"image {image(word)} is not here yet: building it, once", flush=True)
+        print(f"image {image(word)} does not exist yet; building it (only the first time)", flush=True)
         done = subprocess.run([str(PROJECT / "scripts" / "image"), word], check=False)
         if done.returncode:
             raise DeviceError(
-                f"the image {word} could not be built", "see the lines above", f"mend it, then `make image-{word}`"
+                f"building the image {word} failed", "see the output above", f"fix it, then run `make image-{word}`"
             ) from None
 
 
@@ -79,5 +79,5 @@ def _tell_age(labels: Mapping[str, str], word: str, project: Path = PROJECT) -> 
     if head.returncode == 0 and built not in ("unknown", head.stdout.strip()):
         print(
             f"image {image(word)} was built from revision {built}, the checkout is at {head.stdout.strip()}: "
-            "`make rebuild` brings it up to date"
+            "`make rebuild` updates it"
         )

@@ -55,7 +55,7 @@ def ended(code: int, attributes: Any) -> str:
     if attributes["State"].get("OOMKilled"):
         limit = format_bytes(attributes["HostConfig"]["Memory"])
         return (
-            f"the container reached its memory limit of {limit} and was killed for it\n"
+            f"the container was killed because it reached its memory limit of {limit}\n"
             "  possible: a smaller train.batch_size or optimize.micro_batch, or a higher limits.memory\n"
             "  do:       for example --set optimize.micro_batch=8, then run the same command again"
         )

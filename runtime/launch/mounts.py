@@ -47,7 +47,7 @@ MANIFESTS = (".csv", ".tsv", ".jsonl", ".parquet")
 """Tables that for images hold paths relative to themselves."""
 MOST_LINKS = 10_000
 """Entries of a folder that are looked at for links."""
-_POSSIBLE = "files, and folders that hold what the job needs and nothing else; each is mounted read-only"
+_POSSIBLE = "files, and folders with only what the job needs; each is mounted read-only"
 
 
 @dataclass(frozen=True, order=True)
@@ -79,7 +79,9 @@ def of_job(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]:
         named.append((blame, given))
     for key, part, _ in custom_job.parts(job):
         where = Path(os.path.abspath(job.folder / part.file)).parent
-        blame = f"{job.document.place((*key, 'file'))}: {dotted((*key, 'file'))}: {part.file!r} may import what lies beside it"
+        blame = (
+            f"{job.document.place((*key, 'file'))}: {dotted((*key, 'file'))}: {part.file!r} may import files next to it"
+        )
         named.append((blame, where))
     return together(mount for blame, where in named for mount in of_path(blame, where, root))
 
@@ -116,7 +118,7 @@ def of_path(blame: str, path: Path, root: Path = WORKSPACE) -> Iterator[Mount]:
             raise SpecError(
                 f"{blame}: {whole}" + f", which is {real}," * (real != whole) + f" is not mounted: {why}",
                 _POSSIBLE,
-                "name a smaller folder, or copy what the job needs into one of its own",
+                "use a smaller folder, or copy what the job needs into a separate folder",
             )
         yield Mount(real, target)
     _refuse_links(blame, real)
@@ -126,14 +128,14 @@ def refusal(path: Path) -> str | None:
     """Why a path of the host is not mounted; None if it may be."""
     text = str(path)
     if text in FOLDERS:
-        return "it holds more than data"
+        return "it contains more than data"
     if tree := next((tree for tree in TREES if path.is_relative_to(tree)), None):
         return f"{tree} belongs to the system"
     for home in _homes():
         if home.is_relative_to(path):
-            return "it is a home, or holds one"
+            return "it is a home folder, or contains one"
         if path.is_relative_to(home) and path != home and path.relative_to(home).parts[0] in PRIVATE:
-            return f"{path.relative_to(home).parts[0]} in a home holds keys and settings"
+            return f"{path.relative_to(home).parts[0]} in a home folder contains keys and settings"
     if found := next((name for name in KEYS if os.path.lexists(path / name)), None):
         return f"it holds keys: {found}"
     try:
@@ -169,8 +171,8 @@ def _same_inside(blame: str, text: str, job: Job, root: Path) -> None:
     given = Path(os.path.expanduser(text))
     if text.startswith("~"):
         raise SpecError(
-            f"{blame}: {text!r} counts from a home, which is another one in the container",
-            "a path that counts from the spec or from the project, or an absolute one",
+            f"{blame}: {text!r} is relative to a home folder, which differs in the container",
+            "a path relative to the job file or to the project, or an absolute path",
             f"write {given}",
         )
     if given.is_absolute():
@@ -181,8 +183,8 @@ def _same_inside(blame: str, text: str, job: Job, root: Path) -> None:
     here = Path(os.path.abspath(given))
     if not here.is_relative_to(PROJECT) or here != Path(os.path.abspath(PROJECT / given)):
         raise SpecError(
-            f"{blame}: {text!r} counts from the working folder, which is another one in the container",
-            "a path that counts from the spec or from the project, or an absolute one",
+            f"{blame}: {text!r} is relative to the working folder, which differs in the container",
+            "a path relative to the job file or to the project, or an absolute path",
             f"write {here}",
         )
 
@@ -193,8 +195,8 @@ def _refuse_leaving(blame: str, text: str, job: Job, root: Path) -> None:
     moved = root != PROJECT and job.folder.resolve().is_relative_to(PROJECT)
     if here.resolve() != real or (moved and not here.is_relative_to(PROJECT) and not real.is_relative_to(PROJECT)):
         raise SpecError(
-            f"{blame}: {text!r} leads out of the project or of a link by `..`, which the container does not follow",
-            "a path below the spec or the project, or an absolute one",
+            f"{blame}: {text!r} leaves the project or follows a link by `..`, which does not work in the container",
+            "a path below the job file or the project, or an absolute path",
             f"write {real}",
         )
 
@@ -233,7 +235,7 @@ def _refuse_links(blame: str, folder: Path) -> None:
         real = Path(link).resolve()
         if not real.is_relative_to(folder) and not real.is_relative_to(PROJECT):
             raise SpecError(
-                f"{blame}: {link} is a link to {real}, which the container does not see",
+                f"{blame}: {link} is a link to {real}, which is not mounted in the container",
                 _POSSIBLE,
-                "name what it leads to in the spec, or copy it",
+                "write the link's target into the job file, or copy the file",
             )

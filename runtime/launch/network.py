@@ -14,7 +14,7 @@ def need(job: Job) -> str | None:
     if getattr(model, "source", None) == "transformers":
         given = str(getattr(model, "name", ""))
         if not os.path.exists(job.resolve(given)):
-            return f"model.name: {given} is no folder here, so it is asked for at the hub"
+            return f"model.name: {given} is not a local folder, so it is looked up on the Hugging Face hub"
     if job.checkpoint.notice:
         return f"checkpoint.notice: {job.checkpoint.notice} is asked"
     return None
@@ -28,8 +28,8 @@ def told(job: Job, *, asked: bool = False) -> tuple[bool, str]:
         asked: whether the user has asked for one.
     """
     if found := need(job):
-        return True, f"network: yes, for {found}"
+        return True, f"network: on, for {found}"
     if asked:
-        return True, "network: yes, --network was given"
-    more = "; --network gives your own code one" if any(custom_job.parts(job)) else ""
-    return False, f"network: none, nothing in the job names an address{more}"
+        return True, "network: on (--network)"
+    more = "; --network turns it on for your own code" if any(custom_job.parts(job)) else ""
+    return False, f"network: off, the job needs no download{more}"

@@ -42,9 +42,9 @@ def find(info: Mapping[str, Any], which: Callable[[str], str | None] = shutil.wh
         return Toolkit("cdi", "nvidia.com/gpu=all")
     installed = which("nvidia-ctk") is not None
     raise DeviceError(
-        "the Docker engine cannot hand a GPU to a container: "
+        "the Docker engine cannot give a container a GPU: "
         + (
-            "the NVIDIA container toolkit is installed, but the engine was not told of it"
+            "the NVIDIA container toolkit is installed, but the engine is not configured for it"
             if installed
             else "the NVIDIA container toolkit is missing"
         ),
@@ -65,8 +65,8 @@ def refused(words: str) -> DeviceError | None:
         )
     if "nvidia-container-cli" in words or "nvml error" in words.lower():
         return DeviceError(
-            f"the NVIDIA container toolkit could not hand out the GPU:\n{words.strip()[-1000:]}",
-            "a driver that answers: nvidia-smi on the host lists the GPU",
-            "mend what the toolkit names; after a driver update restart the host",
+            f"the NVIDIA container toolkit could not provide the GPU:\n{words.strip()[-1000:]}",
+            "a working driver: nvidia-smi on the host lists the GPU",
+            "fix what the toolkit reports; after a driver update restart the host",
         )
     return None

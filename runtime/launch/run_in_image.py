@@ -67,7 +67,7 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
                 online |= network.told(job)[0]
                 limits = limits or container_limits.variables(client.info(), job)
         if online:
-            print("network: yes, for what the job asks for at the hub or at an address")
+            print("network: on, the job needs a download")
         docker_engine.build_if_missing(client, "cpu")
         owner = container_limits.owner(PROJECT) if given.command != "sample" else {}
     user = owner.get("DRIVETRAIN_UID", str(os.getuid())), owner.get("DRIVETRAIN_GID", str(os.getgid()))
@@ -165,7 +165,7 @@ def _check_output(output: Path | None, uid: int) -> None:
             f"--output {output}: {folder} belongs to uid {folder.stat().st_uid}, and for root the container runs as "
             f"uid {uid}",
             "a folder of that user, as runs/ is",
-            f"--output runs/{output.name}, or `make setup`, which needs no container for this",
+            f"--output runs/{output.name}, or `make setup`, then no container is needed for this",
         )
 
 
@@ -178,7 +178,7 @@ def _workdir(here: Path) -> Path:
     if not here.is_relative_to(PROJECT):
         raise DeviceError(
             f"called in {here}, and torch is not installed here",
-            f"any folder below {PROJECT}, which the container sees",
+            f"any folder below {PROJECT}, which is mounted in the container",
             f"cd {PROJECT}, or `make setup`",
         )
     return here

@@ -68,9 +68,9 @@ class Buffers:
             if before.get(name) != now.get(name):
                 was, become = (f"of shape {s[name]}" if name in s else "not there" for s in (before, now))
                 raise SpecError(
-                    f"the network's buffer {name} was {was} before the first step and is {become} now",
-                    "buffers in a checkpoint keep their names and shapes, or no run could go on from one",
-                    "register it in __init__ in its last shape; or with persistent=False, if no checkpoint needs it",
+                    f"the buffer {name} of the network was {was} before the first step and is {become} now",
+                    "buffers that keep their names and shapes, so that a checkpoint can be resumed",
+                    "register it in __init__ with its final shape, or with persistent=False if no checkpoint needs it",
                 )
 
     @torch.no_grad()

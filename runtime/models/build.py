@@ -143,7 +143,9 @@ def _series_network(job: SeriesJob, dataset: Dataset) -> Model:
     spec, length = job.model, dataset.preprocessing["length"]
     assert isinstance(spec, CnnLstmSpec)
     if spec.pool ** len(spec.cnn_channels) > length:
-        given = f"is {spec.pool}: {len(spec.cnn_channels)} times pooled, nothing is left of a window of {length} rows"
+        given = (
+            f"is {spec.pool}: {len(spec.cnn_channels)} times pooled, which leaves nothing of a window of {length} rows"
+        )
         raise SpecError(
             [job.problem(("model", "pool"), given, "a row or more", "a smaller pool or fewer convolutions")]
         )

@@ -41,7 +41,7 @@ def keep(config: Path, environ: Mapping[str, str] = os.environ) -> str | None:
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_private(place):
-            return f"{place} can be written by other users"
+            return f"{place} is writable by other users"
         (place / sha256(config)).touch(mode=0o600)
     except OSError as error:
         return f"{place}: {error.strerror or error}"
@@ -70,9 +70,9 @@ def stored(model: Path, digests: Mapping[str, str], *, consent: bool = False) ->
     """
     if not consent and not (_in_its_run(model, digests) and given(model / CONFIG)):
         raise CheckpointError(
-            f"{model} runs code of its own when it is used: {', '.join(digests)} in {model / 'code'}",
+            f"{model} contains code that runs when the model is used: {', '.join(digests)} in {model / 'code'}",
             "a model in the folder of its run that you trained here, or one whose code you have read and trust",
-            "read these files, then agree with --run-code",
+            "read these files, then allow them with --run-code",
         )
     return user_code.at(model / "code", dict(digests))
 

@@ -66,7 +66,7 @@ def _outputs(module: nn.Module, batch: Batch, name: str, refuse: Refuse) -> Any:
 def _check_trained(module: nn.Module, name: str, refuse: Refuse) -> None:
     if not any(p.requires_grad for p in module.parameters()):
         raise refuse(
-            f"{name} has no parameter that can be trained",
+            f"{name} has no trainable parameter",
             "parameters that need a gradient",
             "assign layers to self in __init__, and leave requires_grad of some of them on",
         )
@@ -93,8 +93,8 @@ def _check_saved(
             was = f"was of shape {before[key]}" if key in before else "was not there"
             raise refuse(
                 f"{name}: {key} is {found} after a forward pass and {was} before",
-                "parameters and buffers that are made in __init__, or by a lazy module",
-                "make it in __init__; register_buffer(..., persistent=False) is for what no checkpoint needs",
+                "parameters and buffers created in __init__, or by a lazy module",
+                "create it in __init__; use register_buffer(..., persistent=False) for what no checkpoint needs",
             )
 
 
@@ -112,7 +112,7 @@ def _by_head(outputs: Any, heads: Mapping[str, Head], name: str, refuse: Refuse)
 def _check_output(found: Any, head: Head, size: int, name: str, refuse: Refuse) -> None:
     to = f" for {head.name}" if head.name else ""
     possible = (
-        f"(N, {head.outputs}), here ({size}, {head.outputs})" if head.outputs else f"a row for each of {size} samples"
+        f"(N, {head.outputs}), here ({size}, {head.outputs})" if head.outputs else f"one row for each of {size} samples"
     )
     if not isinstance(found, Tensor):
         raise refuse(f"{name} gives {described(found)}{to}", f"a tensor of shape {possible}", "return one tensor")
@@ -120,12 +120,12 @@ def _check_output(found: Any, head: Head, size: int, name: str, refuse: Refuse) 
         raise refuse(
             f"{name} gives shape {tuple(found.shape)}{to} for {size} samples",
             possible,
-            "change the last layer, or what the data says the targets are",
+            "change the last layer, or the targets that the data defines",
         )
     if not found.is_floating_point() or not found.requires_grad:
         kind = str(found.dtype).removeprefix("torch.")
         raise refuse(
-            f"{name} gives {kind} numbers{to} that no gradient flows through",
+            f"{name} gives {kind} numbers{to} without a gradient",
             "outputs of trained layers",
             "leave out detach(), argmax() and torch.no_grad()",
         )

@@ -25,7 +25,9 @@ def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
         found = [p for name, p in model.named_parameters() if fnmatch(name, pattern) or fnmatch(name, f"{pattern}.*")]
         if not found:
             known = ", ".join(name for name, _ in model.named_parameters())
-            _refuse(job, "names", f"{pattern!r} fits no parameter", f"parameters: {known[:600]}", "change the pattern")
+            _refuse(
+                job, "names", f"no parameter matches {pattern!r}", f"parameters: {known[:600]}", "change the pattern"
+            )
         _stop(found)
     if spec.embeddings:
         _stop(list(_part(model, "embeddings", job).parameters()))
@@ -37,7 +39,7 @@ def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
         for layer in list(layers.children())[: spec.layers]:
             _stop(list(layer.parameters()))
     if not any(p.requires_grad for p in model.parameters()):
-        _refuse(job, "", "leaves nothing to train", "at least one trainable parameter", "freeze less")
+        _refuse(job, "", "freezes every parameter", "at least one trainable parameter", "freeze less")
     return [] if spec.train_mode else list(frozen_parts(model))
 
 

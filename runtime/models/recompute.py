@@ -67,8 +67,8 @@ class RecomputedBlock(nn.Module):
         if any(x._version != version for x, version in versions):
             # The recomputation would start from modified inputs and silently give a wrong gradient.
             raise SpecError(
-                f"optimize.gradient_checkpointing: {type(self).__mro__[2].__name__} writes into its inputs",
-                "blocks that leave their inputs as they are",
+                f"optimize.gradient_checkpointing: {type(self).__mro__[2].__name__} modifies its inputs in place",
+                "blocks that do not modify their inputs",
                 "set it to false, or change the block",
             )
         return outputs

@@ -95,8 +95,8 @@ def find(path: Path) -> Path:
         given += f": the run is {(read_json(path / 'state.json') or {}).get('status', 'broken')}"
     raise CheckpointError(
         given,
-        f"a run folder that is done, or its model/ folder with {CONFIG} and {WEIGHTS}",
-        "name such a folder; an unfinished run goes on with `drivetrain train`",
+        f"the folder of a finished run, or its model/ folder with {CONFIG} and {WEIGHTS}",
+        "use such a folder; `drivetrain train` resumes an unfinished run",
     )
 
 
@@ -129,7 +129,7 @@ def load(path: Path, *, consent: bool = False) -> SavedModel:
 def _config(folder: Path) -> dict[str, Any]:
     config = read_json(folder / CONFIG)
     if not isinstance(config, dict):
-        _refuse(folder, f"{CONFIG} is not whole")
+        _refuse(folder, f"{CONFIG} is incomplete")
     if config.get("format") != FORMAT:
         _refuse(folder, f"{CONFIG} has format {config.get('format')}, this version reads {FORMAT}")
     for key, kind in _KEYS.items():
@@ -143,7 +143,7 @@ def _network(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
     if config["builder"] == "own":
         return _own(folder, config, consent)
     if config["builder"] == "python":
-        _refuse(folder, "the network was handed over by a Python program, which alone can build it again")
+        _refuse(folder, "the network was passed in by a Python program, and only that program can build it")
     if config["builder"] not in BUILDERS:
         _refuse(folder, f"{CONFIG} names the builder {config['builder']!r}, this version has {', '.join(BUILDERS)}")
     try:
@@ -160,7 +160,7 @@ def _own(folder: Path, config: dict[str, Any], consent: bool) -> nn.Module:
     if not isinstance(config.get("code"), dict) or any(
         not isinstance(config["arguments"].get(key), kind) for key, kind in wanted.items()
     ):
-        _refuse(folder, f"{CONFIG} does not say which code the network is built from")
+        _refuse(folder, f"{CONFIG} does not name the code of the network")
     return user_network.rebuilt(folder, config["code"], config["arguments"], consent=consent)
 
 
@@ -189,7 +189,7 @@ def _heads(folder: Path, rows: list[Any]) -> dict[str, Head]:
     heads = {}
     for row in rows:
         if not isinstance(row, dict) or not {"name"} <= set(row) <= known:
-            _refuse(folder, f"{CONFIG}: a head is not complete")
+            _refuse(folder, f"{CONFIG}: a head is incomplete")
         heads[row["name"]] = head(row)
     return heads
 
@@ -197,6 +197,6 @@ def _heads(folder: Path, rows: list[Any]) -> dict[str, Head]:
 def _refuse(folder: Path, wrong: str) -> NoReturn:
     raise CheckpointError(
         f"{folder}: {wrong}",
-        "a model folder as the end of a training wrote it",
-        "copy the folder again, or use the version that wrote it",
+        "a model folder as written at the end of a training",
+        "copy the folder again, or use the version of drivetrain that wrote it",
     )

@@ -42,8 +42,8 @@ class PlanRequest:
             return before
         raise CheckpointError(
             f"{run} is unfinished and was started {before}; this command is {self._beside(before)}",
-            "the plan that a run was started with, to its end",
-            f"run it {before} to go on, or start a new run with --new",
+            "one plan for the whole run",
+            f"run it {before} to resume, or start a new run with --new",
         )
 
     def _beside(self, before: PlanRequest) -> str:
@@ -75,5 +75,5 @@ def _learned(row: Decision, run: Path) -> Decision:
     left = (read_json(steps[-1] / "state.json") or {}).get("micro_batch") if steps else None
     if not isinstance(left, int) or (row.value != "off" and left >= int(row.value)):
         return row
-    reason = f"memory ran out with more than {left} samples at a time"
+    reason = f"out of memory with a micro-batch above {left}"
     return row.learned(left, "memory", reason)

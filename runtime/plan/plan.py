@@ -101,7 +101,7 @@ class Plan:
                 merged[key] = f"{merged[key]}:{value}" if key == "LD_PRELOAD" and key in merged else value
         return merged
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `load` reads them back."""
         return asdict(self)
 
@@ -206,14 +206,14 @@ def load(path: Path) -> Plan:
         plan = Plan(**{**data, "decisions": tuple(Decision(**d) for d in data["decisions"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpecError(
-            f"--plan {path}: {error}", "a plan.json of a run, or the output of `plan --json`", "name such a file"
+            f"--plan {path}: {error}", "a plan.json of a run, or the output of `plan --json`", "use such a file"
         ) from None
     lost = names - {optimization.name for optimization in optimizations.every()}
     if lost:
         raise SpecError(
             f"--plan {path}: unknown optimization {sorted(lost)[0]!r}",
             f"known: {', '.join(o.name for o in optimizations.every())}",
-            "the plan was made by another version; make a new one",
+            "the plan was written by another version; create a new one",
         ) from None
     return replace(plan, notes=tuple(plan.notes))
 

@@ -39,12 +39,12 @@ class Converted:
         """For the person who converts."""
         lines = [
             f"{self.path}: {self.tensors:,} tensors, {self.size / 1e6:,.1f} MB",
-            f"read in a process of its own: {self.shut_off}",
+            f"read in a separate process: {self.shut_off}",
         ]
         if self.left_out:
-            lines.append(f"left out, not part of the network: {', '.join(self.left_out)}")
+            lines.append(f"skipped, not part of the network: {', '.join(self.left_out)}")
         if not (self.path.parent / "config.json").exists():
-            lines.append(f"to train from {self.path.parent}, put the network's config.json and tokenizer beside it")
+            lines.append(f"to train from {self.path.parent}, put the network's config.json and tokenizer next to it")
         return lines
 
 
@@ -64,7 +64,7 @@ def convert(file: Path) -> Converted:
             f"{file} is not a file", "a checkpoint: pytorch_model.bin, best_model.bin, *.pt", "check the path"
         )
     if target.exists():
-        raise DataError(f"{target} is there already", "a folder without it", "move it away, then convert again")
+        raise DataError(f"{target} already exists", "a folder without this file", "move it away, then convert again")
     if not os.access(file.parent, os.W_OK):
         raise storage_error(target, PermissionError(13, "permission denied"))
     beside = target.with_name(f".{NAME}.{os.getpid()}")

@@ -66,7 +66,7 @@ class Pretrained:
             self.refuse(
                 f"{self.folder} lacks {len(missing)} tensors of the network: {', '.join(sorted(missing)[:3])}; "
                 f"it has {others}",
-                "weights that fit config.json",
+                "weights that match config.json",
                 "check that both come from the same network",
             )
         return made.float()  # type: ignore[no-any-return]
@@ -107,7 +107,7 @@ def _fetched(job: Job, name: str) -> Path:
     except ImportError:
         _refuse(
             job,
-            f"{name!r} is no folder here, and huggingface_hub is not installed",
+            f"{name!r} is not a local folder, and huggingface_hub is not installed",
             "a local folder",
             "name a folder, or `make setup`, or pip install huggingface_hub",
         )
@@ -122,9 +122,9 @@ def _fetched(job: Job, name: str) -> Path:
         )
         _refuse(
             job,
-            f"{name!r} is no folder here, is not in the hub's cache, and cannot be fetched: {_first_line(error)}",
+            f"{name!r} is not a local folder, not in the Hugging Face cache, and cannot be downloaded: {_first_line(error)}",
             _POSSIBLE,
-            f"name a local folder, or check the name and the network{by_hand}",
+            f"use a local folder, or check the name and the network connection{by_hand}",
         )
 
 
@@ -139,7 +139,7 @@ def _check_files(job: Job, folder: Path) -> None:
     if pickles:
         _refuse(
             job,
-            f"{folder} has its weights only as pickle, which can run code when it is read: {', '.join(pickles)}",
+            f"{folder} has its weights only as pickle, which can run code when it is loaded: {', '.join(pickles)}",
             "weights in model.safetensors",
             f"run `drivetrain convert {folder / pickles[0]}`",
         )

@@ -33,7 +33,7 @@ _FORBIDDEN = ("socket.", "subprocess.", "ctypes.", "os.exec", "os.fork", "os.pos
 _SAVE = "where the file was made, save the weights alone: torch.save(model.state_dict(), FILE)"
 
 
-def main(file: Path, out: Path) -> dict[str, object]:
+def main(file: Path, out: Path) -> dict[str, Any]:
     """Shut this process off, read `file`, write `out`; returns what was written."""
     shut = _no_network()
     import safetensors.torch
@@ -79,11 +79,11 @@ def _limit(size: int) -> None:
         resource.setrlimit(kind, (most, most))
 
 
-def _read(torch: Any, file: Path) -> object:
+def _read(torch: Any, file: Path) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except MemoryError:
-        _refuse(f"{file} needs far more memory than its size", "a checkpoint that is as large as its tensors", _SAVE)
+        _refuse(f"{file} needs far more memory than its size", "a checkpoint about as large as its tensors", _SAVE)
     except Exception as error:  # the reader lets whatever a broken file causes through
         _refuse(f"{file} {_reason(error)}", "a file of tensors in containers: dict, list, numbers, text", _SAVE)
 
@@ -91,9 +91,9 @@ def _read(torch: Any, file: Path) -> object:
 def _reason(error: Exception) -> str:
     """Why a file was refused; the reader's own message advises to trust it."""
     if wanted := re.search(r"(?:GLOBAL|class) ([\w.]+)", str(error)):
-        return f"asks for {wanted[1].rstrip('.')}, which is no tensor; it was not run"
+        return f"refers to {wanted[1].rstrip('.')}, which is not a tensor; it was not executed"
     if "Unsupported operand" in str(error):
-        return "is a pickle of another form than torch writes; nothing of it was run"
+        return "is not a pickle written by torch; nothing in it was executed"
     return "cannot be read as a checkpoint of torch"
 
 
@@ -117,11 +117,11 @@ def named(data: Any) -> tuple[dict[str, Any], list[str]]:
     return _plain(found), left_out
 
 
-def _network(data: object, key: str) -> bool:
+def _network(data: Any, key: str) -> bool:
     return isinstance(data, Mapping) and isinstance(data.get(key), Mapping) and bool(data[key])
 
 
-def _leaves(data: Mapping[object, object], start: str) -> Iterator[tuple[str, object]]:
+def _leaves(data: Mapping[Any, Any], start: str) -> Iterator[tuple[str, Any]]:
     for key, value in data.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{start}{key}.")
@@ -129,14 +129,14 @@ def _leaves(data: Mapping[object, object], start: str) -> Iterator[tuple[str, ob
             yield f"{start}{key}", value
 
 
-def _plain(tensors: dict[str, object]) -> dict[str, Any]:
+def _plain(tensors: dict[str, Any]) -> dict[str, Any]:
     """Names without what every one of them begins with for a wrapper's sake."""
     while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), None):
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors
 
 
-def _apart(torch: Any, name: str, tensor: Any) -> object:
+def _apart(torch: Any, name: str, tensor: Any) -> Any:
     """A tensor in the form that safetensors can write."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
         _refuse(

@@ -45,7 +45,7 @@ class Confusion:
         return sorted(rows, key=lambda row: row[4])[:limit]
 
 
-def confusions(data: object) -> list[Confusion]:
+def confusions(data: Any) -> list[Confusion]:
     """The confusions of result.json, by head; what is not a square of counts with its classes is left out."""
     heads: Iterable[tuple[Any, Any]] = data.items() if isinstance(data, Mapping) else ()
     found = (_confusion(clean(str(head)), value) for head, value in heads)

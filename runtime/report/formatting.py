@@ -59,7 +59,7 @@ def share(part: float) -> str:
     return f"{100 * part:.1f} %".replace(".0 %", " %")
 
 
-def shown(value: object) -> str:
+def shown(value: Any) -> str:
     """Any JSON value as a person reads it."""
     if value is None:
         return "nothing"

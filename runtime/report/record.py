@@ -75,7 +75,7 @@ def read(run: Path) -> Record:
         raise CheckpointError(
             f"{run}: {what}",
             "a run folder holds " + ", ".join(_LOST),
-            "name a folder that `drivetrain train` made, below runs/",
+            "use a folder that `drivetrain train` created, below runs/",
         )
     record = Record(clean(run.resolve().name))
     _spec(record, run)

@@ -134,7 +134,7 @@ def _silent() -> Iterator[None]:
 
 
 def _listening(
-    job: EmbeddedJob, model: nn.Module, data: tuple[object, object], loss: object, runs: Path, new: bool, source: str
+    job: EmbeddedJob, model: nn.Module, data: tuple[Any, Any], loss: Any, runs: Path, new: bool, source: str
 ) -> Result:
     """Check that all goes together, and train while signals are heard; the process is then as it was."""
     with host_process.as_found(), host_process.listening() as signals:
@@ -144,16 +144,14 @@ def _listening(
                 network = Model(model, "python", {}, Freeze())
                 return _trained(job, network, dataset, signals, runs, new, source)
         except Stopped as stop:
-            raise Stopped(stop.given, stop.possible, "call runtime.train again with the same name to go on") from None
+            raise Stopped(stop.given, stop.possible, "call runtime.train again with the same name to resume") from None
         finally:
             if isinstance(model, nn.Module):  # else the mistake has been told
                 fast_dropout.as_before(model)
                 strided_convolution.as_before(model)
 
 
-def _tried(
-    job: EmbeddedJob, model: nn.Module, parts: tuple[object, object], loss: object
-) -> tuple[EmbeddedJob, Dataset]:
+def _tried(job: EmbeddedJob, model: nn.Module, parts: tuple[Any, Any], loss: Any) -> tuple[EmbeddedJob, Dataset]:
     """The data, once it went through network and loss; and the spec with what they turned out to be."""
 
     def refuse(given: str, possible: str, action: str) -> SpecError:

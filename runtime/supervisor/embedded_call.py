@@ -46,14 +46,14 @@ def spec_of(written: dict[str, Any], place: str) -> EmbeddedJob:
     return job
 
 
-def loss_of(loss: object) -> object:
+def loss_of(loss: Any) -> Any:
     """A loss as the spec has it; a callable by its name."""
     if isinstance(loss, str | Mapping):
         return loss
     return {"name": "own", "function": getattr(loss, "__qualname__", type(loss).__name__)}
 
 
-def _unfit(settings: Mapping[str, object], place: str) -> Iterator[Problem]:
+def _unfit(settings: Mapping[str, Any], place: str) -> Iterator[Problem]:
     """Arguments that another library would take: objects, and a learning rate beside its optimizer."""
     for key, value in settings.items():
         if not isinstance(value, bool | int | float | str | Mapping | list | tuple | None):
@@ -63,7 +63,7 @@ def _unfit(settings: Mapping[str, object], place: str) -> Iterator[Problem]:
                 key,
                 f"is an object of type {type(value).__name__}",
                 possible,
-                "describe it; what is described can be recorded and taken up again",
+                "describe it with plain values, which can be stored and resumed",
             )
         elif key in ("lr", "learning_rate"):
             yield Problem(

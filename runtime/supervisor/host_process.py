@@ -91,8 +91,8 @@ def machine(here: Hardware, job: Job) -> Hardware:
         found = device_check.admitted(here, [first.index])
     else:
         raise DeviceError(
-            f"limits.gpus is {list(wanted)}, and this process computes on GPU {first.index} ({first.name})",
-            "the first GPU that CUDA shows to this process",
+            f"limits.gpus is {list(wanted)}, but this process uses GPU {first.index} ({first.name})",
+            "the first GPU that is visible to this process",
             "start it with another one: CUDA_VISIBLE_DEVICES=UUID, which nvidia-smi -L lists",
         )
     device_check.check(found)
@@ -119,7 +119,7 @@ def as_started(plan: Plan, hardware: Hardware) -> Plan:
         if optimization.stage is not Stage.PROCESS:
             os.environ.update(library_variables.merged(os.environ, environment))
         elif optimization.preloaded and environment and (now := optimization.preloaded()) != row.value:
-            why = f"{written(row.value)} would have to be there before the process starts, as under `drivetrain train`"
+            why = f"{written(row.value)} must be set before the process starts, which `drivetrain train` does"
             effect = str(Effect.EXACT) if now == optimization.off else row.effect
             rows.append(replace(row.learned(now, "process", why), effect=effect))
     return plan.with_rows(rows)

@@ -32,7 +32,7 @@ def existing(path: Path) -> Path:
     raise CheckpointError(
         f"{path}: there is no such folder",
         here,
-        nearest(path.name, known) or "name a folder that `drivetrain train` made",
+        nearest(path.name, known) or "use a folder that `drivetrain train` created",
     )
 
 
@@ -45,9 +45,9 @@ def newest() -> Path:
     known = by_age()
     if not known:
         raise CheckpointError(
-            f"no run was named, and there is none in {RUNS.resolve()}",
+            f"no run was given, and there is none in {RUNS.resolve()}",
             "a run folder",
-            "name one, or train first: `make train-cpu`",
+            "pass one, or train first: `make train-cpu`",
         )
     return known[0]
 

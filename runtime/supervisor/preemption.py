@@ -129,10 +129,10 @@ def _work(
             text = post.notice()
         except NoAnswer as why:
             if not told:
-                tell("notice", f"{post.url} {why}; it is asked again every {EVERY:.0f} s, the run goes on")
+                tell("notice", f"{post.url} {why}; retrying every {EVERY:.0f} s while the training continues")
             told, text = True, None
         if text is not None:
-            tell("notice", f"{post.url} says {' '.join(text.split())[:200]!r}: this machine will be taken away")
+            tell("notice", f"{post.url} says {' '.join(text.split())[:200]!r}: this machine will be shut down")
             arrived()
             return
         ended.wait(EVERY)

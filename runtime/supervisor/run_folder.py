@@ -70,7 +70,7 @@ class RunFolder:
         return read_json(self.path / "state.json") or {}
 
 
-def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, object] | None = None) -> RunFolder:
+def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, Any] | None = None) -> RunFolder:
     """The unfinished run of this job's name, or the next number.
 
     Raises:
@@ -143,8 +143,9 @@ def _same_spec(path: Path, job: Job) -> None:
     lines = _difference(path, job)
     if lines:
         raise CheckpointError(
-            f"{path} is unfinished and was started with another spec:\n" + "\n".join(f"    {line}" for line in lines),
-            "the spec that the run was started with",
+            f"{path} is unfinished and was started with another job file:\n"
+            + "\n".join(f"    {line}" for line in lines),
+            "the job file that the run was started with",
             "undo the change, or start a new run with --new",
         )
 

@@ -160,7 +160,7 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
                 return code
             kind, why = ("crash", kernel_crash.told(run.path, code)) if crashed else ("memory", _at_the_limit(machine))
             if not words and not effective_plan.begun(run.path) and evidence.measures(job):
-                EventLog(run.path).add(kind, f"{why} before its first step; again without measuring")
+                EventLog(run.path).add(kind, f"{why} before its first step; restarting without measuring")
                 words = ["--measured"]
                 continue
             again = (
@@ -170,7 +170,7 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
                 error = kernel_crash.hopeless(why) if crashed else _too_large(why)
                 print(error, file=sys.stderr)
                 return error.exit_code
-            then = "again from its last checkpoint"
+            then = "restarting from its last checkpoint"
             EventLog(run.path).add(
                 kind,
                 f"{why}; {kernel_crash.consequence(plan, then)}"
@@ -193,9 +193,9 @@ def _at_the_limit(machine: Hardware) -> str:
 
 def _too_large(why: str) -> OutOfMemory:
     return OutOfMemory(
-        f"{why} with one sample at a time",
+        f"{why} with micro-batch 1",
         "a job that fits the limit",
-        "raise limits.memory, or take a smaller network or smaller samples",
+        "raise limits.memory, or use a smaller network or smaller samples",
     )
 
 

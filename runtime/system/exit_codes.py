@@ -7,7 +7,7 @@ KILLED = 137
 def meaning(what: str) -> str:
     """In three parts, for a process or container that was killed, and not at its memory limit."""
     return (
-        f"{what} was killed (exit {KILLED}, SIGKILL), and not at its memory limit\n"
+        f"{what} was killed (exit {KILLED}, SIGKILL), but not because of its memory limit\n"
         "  possible: `kill -9`, `docker kill`, `docker stop` with too short a time, or a host that ran out of memory: "
         "`dmesg | grep -i kill` names what its kernel killed\n"
         "  do:       run the same command again; it resumes from the last checkpoint"

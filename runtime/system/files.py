@@ -55,12 +55,12 @@ def write_text(path: Path, text: str) -> None:
         raise storage_error(path, error) from None
 
 
-def write_json(path: Path, data: object) -> None:
+def write_json(path: Path, data: Any) -> None:
     """`write_text` of JSON that a person can read; NaN becomes null."""
     write_text(path, json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _finite(value: object) -> object:
+def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):
@@ -133,17 +133,17 @@ def sha256(path: Path) -> str:
 def storage_error(path: Path, error: OSError) -> StorageError:
     """A StorageError for a failed write; for a folder of somebody else it says whose."""
     # In a container of ours runs/ is a mount, and there is no other folder to go to.
-    elsewhere = "" if "DRIVETRAIN_IMAGE" in os.environ else ", or name another folder with --runs DIR"
+    elsewhere = "" if "DRIVETRAIN_IMAGE" in os.environ else ", or choose another folder with --runs DIR"
     if error.errno in (errno.EACCES, errno.EPERM):
         owner = next(p for p in (path, *path.parents) if p.exists()).stat()
         return StorageError(
-            f"{path}: {error.strerror}: it belongs to uid {owner.st_uid}, and this process runs as uid {os.getuid()}",
-            "a folder that this user may write",
+            f"{path}: {error.strerror}: it belongs to uid {owner.st_uid}, but this process runs as uid {os.getuid()}",
+            "a folder that this user can write to",
             f"run as its owner (compose: DRIVETRAIN_UID={owner.st_uid} DRIVETRAIN_GID={owner.st_gid} docker compose up "
             f"trainer; or once `make setup`){elsewhere}",
         )
     return StorageError(
         f"{path}: {error.strerror or error}",
-        "a folder with room that this user may write",
+        "a folder with free space that this user can write to",
         f"free some space{elsewhere}",
     )

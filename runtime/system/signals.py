@@ -25,7 +25,7 @@ CRASHES = {
     for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 }
 """Signals that a fault inside a kernel raises, by the exit code that they give."""
-NOTICE = "a notice that this machine will be taken away"
+NOTICE = "a notice that this machine will be shut down"
 """Comes as SIGUSR1 from the thread that watches for it; the signals that follow it are no second ones."""
 
 

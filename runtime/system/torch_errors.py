@@ -26,9 +26,9 @@ def is_exhausted(error: BaseException) -> bool:
 def one_sample(error: BaseException) -> OutOfMemory:
     """What is said when there is nothing left to split."""
     return OutOfMemory(
-        f"memory ran out with one sample at a time: {str(error).splitlines()[0][:160]}",
+        f"out of memory with micro-batch 1: {str(error).splitlines()[0][:160]}",
         "a network and samples that fit",
-        "raise limits.memory, or take a smaller network",
+        "raise limits.memory, or use a smaller network",
     )
 
 
@@ -37,8 +37,8 @@ def translated(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
     text = str(error)
     if any(word in text for word in _PEER_GONE):
         return PeerError(
-            f"another process of this run is lost: {text.splitlines()[0][:160]}",
-            "all processes of a run",
+            f"another process of this run died: {text.splitlines()[0][:160]}",
+            "all processes of the run",
             "run the same command again; it resumes from the last checkpoint; "
             "ranks/*/log.txt in the run folder says more",
         )
@@ -48,5 +48,5 @@ def translated(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
         f"the GPU has failed: {text.splitlines()[0][:200]}",
         "a GPU that answers; the last checkpoint is untouched",
         "look at `nvidia-smi` and the kernel's log for Xid errors, then run the same command again, on another GPU if "
-        "this one is gone. An index beyond a table in code of your own looks alike: CUDA_LAUNCH_BLOCKING=1 shows where",
+        "this one is gone. An index out of range in your own code looks the same: CUDA_LAUNCH_BLOCKING=1 shows where",
     )

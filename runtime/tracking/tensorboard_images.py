@@ -66,7 +66,7 @@ def _batch(run: Run) -> dict[str, Shown]:
     return {"batch/as the network sees it": partial(grid, seen, scale.get("mean"), scale.get("std"))}
 
 
-def grid(images: Tensor, mean: object = None, std: object = None) -> PngImage:
+def grid(images: Tensor, mean: Any = None, std: Any = None) -> PngImage:
     """Images (N, channels, height, width) side by side, four in a row, in the colours they had before scaling."""
     if mean and std:
         images = images * torch.tensor(std).view(1, -1, 1, 1) + torch.tensor(mean).view(1, -1, 1, 1)

@@ -21,12 +21,12 @@ class HalfUpdated(Exception):
 
 
 KINDS: tuple[tuple[type[BaseException], str], ...] = (
-    (MemoryError, "memory ran out in {}"),
+    (MemoryError, "out of memory in {}"),
     (Stopped, "max_time has passed in {}"),
     (Interrupted, "stopped by a signal to {}"),
     (Fp16Collapse, "the fp16 scaler has collapsed in {}"),
     (NotFinite, "numbers are not finite in {}"),
-    (HalfUpdated, "memory ran out in the middle of an update in {}"),
+    (HalfUpdated, "out of memory in the middle of an update in {}"),
 )
 """Problems and how other processes report them, most serious last. A rollback outranks a stop, because a stop saves
 a checkpoint.

@@ -1,4 +1,4 @@
-"""Checks that all processes of a run have the same data and network, since each loads and builds them itself.
+"""Checks that all processes of the run have the same data and network, since each loads and builds them itself.
 
 User code that uses unseeded random numbers, or iterates over a set or a folder listing, can give other results in each.
 """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from runtime.data.dataset import Batch
 from runtime.errors import Stopped
@@ -52,10 +53,10 @@ def _fit(run: Run, saver: Saver, progress: Progress) -> str:
         except NotFinite as why:
             with run.signals.held():
                 run.numerics.roll_back(why)
-                _go_back(run, saver, "numbers", str(why), f", batches left out: {_left_out(run)}")
+                _go_back(run, saver, "numbers", str(why), f", skipping batches: {_left_out(run)}")
         except Fp16Collapse as why:
             with run.signals.held():
-                _go_back(run, saver, "precision", str(why), ", and on in fp32 from there, as train.fp16.fallback asks")
+                _go_back(run, saver, "precision", str(why), ", continuing in fp32 (train.fp16.fallback)")
                 run.step.fall_back()
         except HalfUpdated as why:
             with run.signals.held():
@@ -99,7 +100,7 @@ def _fetched(run: Run, batches: Iterator[Batch]) -> tuple[Batch | None, BaseExce
     return batch, Stopped(f"max_time of {run.job.train.max_time} has passed") if late else None
 
 
-def _met(work: Callable[..., None], *given: object) -> Exception | None:
+def _met(work: Callable[..., None], *given: Any) -> Exception | None:
     """Call a function; return an error that requires a rollback, so that all processes can agree on it first."""
     try:
         work(*given)
@@ -170,7 +171,7 @@ def _left_out(run: Run) -> str:
     return ", ".join(f"epoch {e + 1} batch {b + 1}" for e, b in sorted(run.numerics.skip)) or "none"
 
 
-def _record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: dict[str, object]) -> None:
+def _record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: dict[str, Any]) -> None:
     counters = run.counters
     with run.signals.held():
         best = run.watch.update(run.last, counters.step, counters.epoch)

@@ -107,13 +107,13 @@ class NonfiniteGuard:
             self.scaler_skips += 1
             if scale < self.fp16.min_scale or self.scaler_skips >= SCALER_SKIPS:
                 self._collapse(
-                    f"the fp16 scaler has collapsed: scale {scale:g}, {self.scaler_skips} skipped steps in a row"
+                    f"the fp16 loss scale has collapsed to {scale:g} after {self.scaler_skips} skipped steps in a row"
                 )
             return
         self.bad.append(place)
         self.ids += ids.tolist()
         if len(self.bad) >= IN_A_ROW:
-            raise NotFinite(f"{IN_A_ROW} steps in a row were not finite; samples {self.ids}")
+            raise NotFinite(f"{IN_A_ROW} steps in a row had a loss or gradient that is not finite; samples {self.ids}")
 
     def _collapse(self, text: str) -> None:
         self.scaler_skips = 0
@@ -121,9 +121,9 @@ class NonfiniteGuard:
             raise Fp16Collapse(text)
         raise NumericsError(
             text,
-            "fp16 for gradients that fit its range",
-            "set optimize.precision: fp32 (or bf16 where the chip has it), lower the rate, or let the run "
-            "go over to fp32 by itself: train.fp16: {fallback: fp32}",
+            "fp16 with gradients inside its range",
+            "set optimize.precision: fp32 (or bf16 where the chip has it), lower the learning rate, or let the run "
+            "switch to fp32: train.fp16: {fallback: fp32}",
         )
 
     def roll_back(self, why: NotFinite) -> None:
@@ -134,7 +134,7 @@ class NonfiniteGuard:
         """
         self.rollbacks += 1
         if self.rollbacks > ROLLBACKS:
-            raise NumericsError(f"{why}, and the run has gone back once already", "one rollback in a run", ADVICE)
+            raise NumericsError(f"{why}, and the run has already been rolled back once", "one rollback per run", ADVICE)
         self.skip |= set(self.bad)
         self.bad, self.ids = [], []
         self.recent.clear()

@@ -59,7 +59,7 @@ class Progress:
         try:
             write_json(run.folder / PROGRESS, ahead)
         except DrivetrainError as error:
-            say(f"storage: {error.given}; `drivetrain watch` will not tell the time left")
+            say(f"storage: {error.given}; `drivetrain watch` cannot show the time left")
         if live_terminal():
             self.live = LiveView(run.folder)
         return TimeLeft(self.total, run.batches.per_epoch, ahead["evaluation_steps"])

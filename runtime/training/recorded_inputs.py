@@ -38,7 +38,7 @@ SHOWN = 5
 """Largest number of changes that are listed."""
 LONG = 1.0
 """Seconds; if recording takes longer, a line is printed."""
-UNKNOWN = "this run began with a version that did not record its data: what has changed in it since cannot be seen"
+UNKNOWN = "this run was started by a version that did not record its data, so changes of the data cannot be detected"
 Refuse = Callable[[str], DrivetrainError]
 """Makes the error for a change, given what has changed."""
 
@@ -97,7 +97,7 @@ def stored(folder: Path) -> InputRecord | None:
         raise CheckpointError(
             f"{folder / name} is missing, damaged or edited",
             "the file as the run wrote it when it began",
-            "put it back, or start a new run with --new",
+            "restore it, or start a new run with --new",
         ) from None
 
 
@@ -138,14 +138,14 @@ def _keep(run: Run, say: Callable[[str], None]) -> None:
     spent = time.monotonic() - start
     if spent > LONG:
         count = sum(len(each["rows"]) for each in files.values())
-        say(f"data: {count:,} files recorded by their content, in {spent:.1f} s")
+        say(f"data: {count:,} files fingerprinted in {spent:.1f} s")
 
 
 def _unlike(folder: Path, changed: str, new: str) -> CheckpointError:
     return CheckpointError(
-        f"{folder} is unfinished, and its data has changed since it began: {changed}",
+        f"{folder} is unfinished, and its data has changed since it started: {changed}",
         "the data that the run was started with",
-        f"put it back, or start a new run with {new}",
+        f"restore it, or start a new run with {new}",
     )
 
 
@@ -178,7 +178,7 @@ def _differs(record: Mapping[str, Any], settled: InputRecord, dataset: Dataset) 
     """What else has changed: arrays passed in by a program, and what was computed from the data."""
     before, now = record["arrays"], dataset.content()
     found = [
-        f"the {name} samples have other values (a function that draws random numbers has to fix their seed)"
+        f"the {name} samples have other values (if a function uses random numbers, fix its seed)"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]
@@ -191,7 +191,7 @@ def _differs(record: Mapping[str, Any], settled: InputRecord, dataset: Dataset) 
     ]
 
 
-def _plain(value: object) -> Any:
+def _plain(value: Any) -> Any:
     """A value as JSON gives it back: tuples as lists."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -211,7 +211,7 @@ def _places(job: Job) -> dict[str, Path]:
     return found
 
 
-def _texts(value: object, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+def _texts(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
     """All strings among the arguments of a user function: each could be a path."""
     if isinstance(value, str):
         yield place, value

@@ -34,7 +34,7 @@ def save_model(run: Run, chosen: FinalWeights) -> Path:
     folder = saved_model.commit(run.folder / "model", groups, config | {"code": code.digests()}, code.sources)
     if why := code_consent.keep(folder / saved_model.CONFIG):
         print(
-            f"model: it cannot be kept that its code is yours, since {why}: predict, evaluate and export will ask for "
+            f"model: its code cannot be recorded as yours because {why}; predict, evaluate and export will ask for "
             "--run-code",
             flush=True,
         )

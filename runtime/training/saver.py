@@ -143,7 +143,7 @@ class Saver:
         return self._snapshot(f"step-{run.counters.step}", {}, checkpoint.optimizer_tensors(run.model, run.optimizer))
 
     def _snapshot(
-        self, name: str, notes: Mapping[str, object], optimizer: Mapping[str, torch.Tensor] | None = None
+        self, name: str, notes: Mapping[str, Any], optimizer: Mapping[str, torch.Tensor] | None = None
     ) -> PendingCheckpoint:
         run = self.run
         tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}
@@ -199,8 +199,8 @@ class Saver:
         if snapshot.trouble:
             raise StorageError(
                 f"{self.run.folder / 'metrics.jsonl'}: {snapshot.trouble}",
-                "a folder with room",
-                "free some space, or name another folder with --runs DIR",
+                "a folder with free space",
+                "free disk space, or choose another folder with --runs DIR",
             )
         path = checkpoint.save(self.run.checkpoints, snapshot.name, snapshot.tensors, snapshot.state)
         if snapshot.name.startswith("step-"):

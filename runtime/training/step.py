@@ -115,7 +115,7 @@ class Step:
                 raise
             self._rewind()
             self._halve(len(batch), error)
-            raise agreement.HalfUpdated("memory ran out in the middle of an update") from None
+            raise agreement.HalfUpdated("out of memory in the middle of an update") from None
 
     def _tried(
         self, batch: Batch, over: dict[str, Tensor], seed: int
@@ -196,7 +196,7 @@ class Step:
             result: Tensor | Mapping[str, Tensor] = self.forward(*self.laid_out(inputs))
         return result
 
-    def _cast(self) -> contextlib.AbstractContextManager[object]:
+    def _cast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()
 
     @contextlib.contextmanager

@@ -29,9 +29,9 @@ def fixed(job: Job, who: str) -> None:
             [
                 job.problem(
                     ("train", "batch_size"),
-                    f"is auto, which {who} does not measure",
+                    f"is auto, which {who} cannot measure",
                     "a number; auto is measured by `drivetrain train` in one process",
-                    "give it a number",
+                    "set it to a number",
                 )
             ]
         )

@@ -85,7 +85,7 @@ def keep(
         if started:
             evidence.store(hardware, evidence.early(hardware, job), started)
     except (OSError, StorageError) as error:
-        say(f"tune: what was measured is not kept: {error}")
+        say(f"tune: the measurements could not be stored: {error}")
 
 
 def _samples(dataset: Dataset) -> str:

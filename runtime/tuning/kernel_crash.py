@@ -38,9 +38,9 @@ def tidy(run: Path) -> None:
 
 
 def told(run: Path, code: int, who: str = "the trainer") -> str:
-    """Such as `the trainer died of SIGSEGV inside a kernel, at conv.py:549 in _conv_forward`."""
+    """Such as `the trainer crashed with SIGSEGV inside a kernel, at conv.py:549 in _conv_forward`."""
     where = next(filter(None, map(_innermost, _files(run))), "")
-    return f"{who} died of {CRASHES[code]} inside a kernel" + (f", at {where}" if where else "")
+    return f"{who} crashed with {CRASHES[code]} inside a kernel" + (f", at {where}" if where else "")
 
 
 def without(plan: Plan, why: str) -> Plan | None:
@@ -63,7 +63,7 @@ def consequence(plan: Plan, again: str) -> str:
     first = next((name for name in SUSPECTS if name in names), names[0])
     listed = ", ".join(f"{name} {written(plan.value(name))}" for name in names)
     return (
-        f"in force were {listed}; {again} with all of these off. To keep the others, run again with "
+        f"active optimizations: {listed}; {again} with all of them off. To turn off only one, run again with "
         f"`--new --set optimize.{first}={written(off[first])}`"
     )
 
@@ -72,8 +72,8 @@ def hopeless(why: str) -> DeviceError:
     """The error if there is nothing left to turn off."""
     return DeviceError(
         f"{why}, with every optimization off",
-        "kernels of torch, and C code of the job's own, that work on this machine",
-        f"look at {FILE} in the run folder and at `drivetrain doctor`; try "
+        "torch kernels and your own C code that work on this machine",
+        f"see {FILE} in the run folder and run `drivetrain doctor`; try "
         "`--new --set limits.cpus=1`, another image or another machine",
     )
 

@@ -61,7 +61,7 @@ def assemble_run(
         other = any(plan.value(name) != stored.value(name) for name in process_settings.names())
         if source and (other or timeout.broken_off()):
             write_json(folder / "plan.json", plan.to_json())
-            raise Replanned("what was measured needs another process, or has left this one in disorder")
+            raise Replanned("the measured settings need a new process")
     run = runs.assemble(job, machine, plan, folder, dataset, network, signals, clock)
     if run.ranks.count > 1:
         alone = ", and BatchNorm uses the statistics of that share" * search.facts.has("BatchNorm")

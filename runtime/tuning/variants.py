@@ -83,7 +83,7 @@ class Variant:
         while len(found) < CHECKED:
             found.append(self.step())
             if (now := time.monotonic()) > self.until and len(found) < CHECKED:
-                raise TooSlow(f"not compared, {now - start:.0f} s for its first {len(found)} of {CHECKED} steps")
+                raise TooSlow(f"not compared: {now - start:.0f} s for the first {len(found)} of {CHECKED} steps")
         self.run.train_mode()
         return found
 

@@ -23,13 +23,13 @@ def again(tuner: Tuner, known: Mapping[str, Measurement]) -> dict[str, Measureme
     before = f"tune: measured before, on {next(iter(known.values())).date}, with other data or settings"
     vetoed = [name for name, row in known.items() if row.vetoed]
     if vetoed:
-        tuner.say(f"{before}, which vetoed a value of {vetoed[0]}; measured again")
+        tuner.say(f"{before}, which rejected a value of {vetoed[0]}; measuring again")
         return {}
     plan = tuner.made.plan
     for name, row in known.items():
         plan = plan.with_values({name: row.value})
     wrong = wrong_numbers(tuner, plan)
-    tuner.say(f"{before}; {f'with these its numbers are wrong ({wrong}); measured again' if wrong else 'loss ok'}")
+    tuner.say(f"{before}; {f'with these settings the loss differs ({wrong}); measuring again' if wrong else 'loss ok'}")
     return {} if wrong else dict(known)
 
 
@@ -44,7 +44,7 @@ def defaults(tuner: Tuner, contest: TunerState, until: float) -> None:
     try:
         wrong = wrong_numbers(tuner, contest.plan, until)
     except variants.TooSlow as slow:
-        tuner.say(f"tune: our own choices {slow}")
+        tuner.say(f"tune: the default settings were {slow}")
         return
     if wrong is None:
         return
@@ -52,7 +52,7 @@ def defaults(tuner: Tuner, contest: TunerState, until: float) -> None:
     without = {one.name: contest.plan.with_values({one.name: one.off}) for one in suspects}
     alone = next((one for one in suspects if wrong_numbers(tuner, without[one.name]) is None), None)
     if alone is None and (still := wrong_numbers(tuner, _all_off(contest.plan, suspects))):
-        tuner.say(f"warning: what the job asks for computes other numbers: {still}")
+        tuner.say(f"warning: the settings of the job change the loss: {still}")
         return
     for one in [alone] if alone else suspects:
         value = contest.plan.value(one.name)

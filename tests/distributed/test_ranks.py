@@ -100,7 +100,7 @@ def test_a_lost_process_ends_the_run_and_it_goes_on_with_the_same_bits(job: Path
     os.kill(follower(running.pid), signal.SIGKILL)
     _, error = running.communicate(timeout=60)
     assert running.returncode == 8
-    assert "a process that trains with this one was lost (exit -9)" in error
+    assert "another process of this run died (exit -9)" in error
     again = train(job, *TOGETHER, *broken)
     assert again.returncode == 0, again.stderr
     assert "resumed from step-" in again.stdout

@@ -96,8 +96,8 @@ def test_the_plan_warns_and_training_refuses(word: str) -> None:
     assert f"{word} needs a GPU and sees none, so `train` will not start" in " ".join(plan.stdout.split())
     done = inside(word, "train", "jobs/digits.yaml")
     assert done.returncode == 9
-    assert f"the image {word} is built for a GPU and sees none" in done.stderr
-    assert "possible: a container that is started with GPUs: `make train-gpu`" in done.stderr
+    assert f"the image {word} needs a GPU and sees none" in done.stderr
+    assert "possible: a container started with GPUs: `make train-gpu`" in done.stderr
     assert f"compose/{word}.yaml" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -90,8 +90,8 @@ def test_what_a_spec_outside_of_the_project_brings(project: Path, tmp_path: Path
     (home / "job.yaml").write_text(JOB.format(data="data.csv"))
     done = command(project, "train", str(home / "job.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "torch is in the image alone: training there" in done.stdout
-    assert "network: none, nothing in the job names an address" in done.stdout
+    assert "torch is not installed here: training in a container" in done.stdout
+    assert "network: off, the job needs no download" in done.stdout
     seen = trainer(project, "tiny")
     outside = {mount["Source"]: mount["RW"] for mount in seen["Mounts"] if str(home) in mount["Source"]}
     assert outside == {str(home / "job.yaml"): False, str(home / "data.csv"): False}
@@ -107,7 +107,7 @@ def test_a_data_folder_that_leads_everywhere_is_refused(project: Path, tmp_path:
     (tmp_path / "job.yaml").write_text(JOB.format(data="data.csv"))
     done = command(project, "launch", str(tmp_path / "job.yaml"), "--set", "data.validation=/")
     assert done.returncode == 2
-    assert "data.validation: / is not mounted: it holds more than data" in done.stderr
+    assert "data.validation: / is not mounted: it contains more than data" in done.stderr
 
 
 def test_own_code_that_was_trained_in_a_container_may_predict_in_one(project: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_own_code_that_was_trained_in_a_container_may_predict_in_one(project: Pa
     config.write_text(json.dumps(data))
     refused = command(project, "evaluate", "runs/tiny-001")
     assert refused.returncode == 4
-    assert "agree with --run-code" in refused.stderr
+    assert "allow them with --run-code" in refused.stderr
 
 
 def start(folder: Path) -> str:

@@ -104,7 +104,7 @@ def test_short_for_one_sample(container: Run, job: Path) -> None:
     (job / "large.yaml").write_text(TEXT.replace("batch_size: 128", "batch_size: 2").replace("width: 32", "width: 320"))
     code, log = train(container, job, 220 << 20)
     assert code == 6, log
-    assert "with one sample at a time" in log
+    assert "with micro-batch 1" in log
     assert "raise limits.memory" in log
     code, log = train(container, job, None)
     assert code == 0, log

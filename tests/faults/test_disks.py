@@ -135,7 +135,7 @@ def test_a_disk_that_is_full_ends_the_run_in_seconds_and_it_goes_on_when_there_i
     filler.write_bytes(filler.read_bytes()[: -(96 << 10)])
     text = trained.finish(job, expected=7)
     assert "No space left on device" in text
-    assert "free some space, or name another folder with --runs DIR" in text
+    assert "free disk space, or choose another folder with --runs DIR" in text
     filler.unlink()
     trained.finish(job)
     assert trained.ledger_faults(job) == []

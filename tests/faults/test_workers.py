@@ -73,8 +73,8 @@ def prepared(folder: Path, fault: Callable[[], None], times: int, said: list[str
 @pytest.mark.parametrize(
     ("fault", "word"),
     [
-        (kill, "a loader worker was lost (exit -9)"),
-        (segfault, "a loader worker was lost (exit -7)"),
+        (kill, "a loader worker died (exit -9)"),
+        (segfault, "a loader worker died (exit -7)"),
         (stop, "hung for"),
     ],
     ids=["killed", "bus error", "stopped"],
@@ -85,7 +85,7 @@ def test_new_workers_go_on_from_the_batch_that_is_due(tmp_path: Path, fault: Cal
     assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
     assert len(said) == 1
     assert word in said[0]
-    assert "new ones go on from there" in said[0]
+    assert "new workers continue from there" in said[0]
 
 
 def test_lost_again_and_again_the_trainer_prepares_batches_itself(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_lost_again_and_again_the_trainer_prepares_batches_itself(tmp_path: Path
     items = prepared(tmp_path, kill, 10**6, said)
     assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
     assert len(said) == workers.STARTS
-    assert "the trainer prepares its batches itself from now on" in said[-1]
+    assert "from now on the main process prepares the batches" in said[-1]
 
 
 def test_hung_again_and_again_the_run_ends(tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ class Bulky(torch.utils.data.Dataset[Any]):
 
 
 NO_ROOM = (
-    "a loader worker found no room in /dev/shm for its batch before batch N; the trainer prepares its batches "
-    "itself from now on"
+    "a loader worker found no space in /dev/shm for its batch before batch N; "
+    "from now on the main process prepares the batches"
 )
 FULL = "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)"
 
@@ -208,7 +208,7 @@ def test_an_item_that_cannot_be_sent_is_no_hang_either(capfd: pytest.CaptureFixt
     said: list[str] = []
     items = list(WorkerSettings(1, tell=said.append, patience=100.0).prepared(Bulky("cannot be pickled"), GROUPS))
     assert len(items) == len(GROUPS)
-    assert [text.split(" before ")[0] for text in said] == ["a loader worker was lost (exit 1)"] * workers.STARTS
+    assert [text.split(" before ")[0] for text in said] == ["a loader worker died (exit 1)"] * workers.STARTS
     assert "RuntimeError: cannot be pickled" in capfd.readouterr().err
 
 

@@ -58,28 +58,28 @@ GTX = card(1, "GTX 1080", (6, 1), 8)
             [card(0), card(1)],
             [0],
             "2 GPUs: GPU 0 (RTX 3060) is used, GPU 1 (RTX 3060) is not; "
-            "`limits: {gpus: all}` takes every GPU of one kind",
+            "`limits: {gpus: all}` uses every GPU of one model",
         ),
         (
             "auto",
             [replace(GTX, index=0), card(1)],
             [1],
             "2 GPUs of 2 kinds: GPU 1 (RTX 3060) is used, "
-            "GPU 0 (GTX 1080) is not; `limits: {gpus: all}` takes every GPU of one kind",
+            "GPU 0 (GTX 1080) is not; `limits: {gpus: all}` uses every GPU of one model",
         ),
         (
             "auto",
             [card(0, free=100 << 20), card(1, memory=8)],
             [1],
             "2 GPUs: GPU 1 (RTX 3060) is used, "
-            "GPU 0 (RTX 3060) is not; `limits: {gpus: all}` takes every GPU of one kind",
+            "GPU 0 (RTX 3060) is not; `limits: {gpus: all}` uses every GPU of one model",
         ),
         ("all", [card(0), card(1)], [0, 1], None),
         (
             "all",
             [card(0), GTX, card(2)],
             [0, 2],
-            "3 GPUs of 2 kinds: GPU 0, 2 (RTX 3060) are used, GPU 1 (GTX 1080) is not; one run takes GPUs of one kind",
+            "3 GPUs of 2 kinds: GPU 0, 2 (RTX 3060) are used, GPU 1 (GTX 1080) is not; one run uses GPUs of one model",
         ),
         ("all", [], [], "limits.gpus: all requested, but this machine has no GPU"),
         ("auto", [], [], None),
@@ -91,7 +91,7 @@ GTX = card(1, "GTX 1080", (6, 1), 8)
             [0, 1],
             [card(0), GTX],
             [1, 0],
-            "different GPUs, as the job asks: every decision is made for the weakest, GPU 1 (GTX 1080)",
+            "different GPU models, as set in the job: settings are chosen for the weakest, GPU 1 (GTX 1080)",
         ),
     ],
 )
@@ -121,8 +121,8 @@ def test_a_number_that_is_not_here(cards: tuple[Gpu, ...], trouble: str | None, 
         gpu_selection.used(with_gpus(*cards, trouble=trouble), [0, 7] if cards else [7])
     assert caught.value.lines() == [
         "limits.gpus: GPU 7 is not here",
-        f"  possible: GPUs that can be used here: {possible}",
-        "  do:       name others, or write `gpus: auto`, or `gpus: none` to train on the CPU",
+        f"  possible: usable GPUs: {possible}",
+        "  do:       choose other numbers, or write `gpus: auto`, or `gpus: none` to train on the CPU",
     ]
 
 
@@ -140,7 +140,7 @@ def test_cuda_counts_as_we_do() -> None:
 def test_the_cpu_image_leaves_a_gpu_alone_and_says_so() -> None:
     made = device_check.admitted(with_gpus(card(0), word="cpu"), "auto")
     assert made.gpus == ()
-    assert made.gpu_note == "this is the CPU image, so GPU 0 (RTX 3060) stays unused; `make train-gpu` would use it"
+    assert made.gpu_note == "this is the CPU image, so GPU 0 (RTX 3060) stays unused; `make train-gpu` uses it"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ REFUSED = [
         replace(AMPERE, cuda="12.8"),
         "ampere",
         "NVIDIA GeForce GTX 1080 (capability 6.1, driver 550.163.01): torch 2.13.0+cu130 (CUDA 12.8) has no code for this "
-        "chip, only for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0",
+        "GPU, only for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0",
         "the image legacy, with torch 2.7.1 and CUDA 12.6",
         "`make train-gpu` picks it; `limits: {gpus: none}` trains on the CPU",
     ),
@@ -192,7 +192,7 @@ REFUSED = [
         replace(AMPERE, cuda="12.8"),
         None,
         "NVIDIA GeForce GTX 1080 (capability 6.1, driver 550.163.01): torch 2.13.0+cu130 (CUDA 12.8) has no code for this "
-        "chip, only for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0",
+        "GPU, only for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0",
         "torch 2.7.1 with CUDA 12.6: capability 5.0 to 9.0 with driver 525 or newer",
         "pip install torch==2.7.1; `limits: {gpus: none}` trains on the CPU",
     ),
@@ -201,7 +201,7 @@ REFUSED = [
         LEGACY,
         "legacy",
         "NVIDIA GeForce RTX 5090 (capability 12.0, driver 580.95.05): torch 2.7.1+cu126 (CUDA 12.6) has no code for this "
-        "chip, only for 5.0, 6.0, 7.0, 7.5, 8.0, 8.6, 9.0",
+        "GPU, only for 5.0, 6.0, 7.0, 7.5, 8.0, 8.6, 9.0",
         "the image ampere, with torch 2.13.0 and CUDA 13.0",
         "`make train-gpu` picks it; `limits: {gpus: none}` trains on the CPU",
     ),
@@ -218,7 +218,7 @@ REFUSED = [
         "t4",
         CPU,
         None,
-        "Tesla T4 (capability 7.5, driver 550.54.15) is here, and torch 2.13.0+cpu (CPU build) has no code for any GPU",
+        "found Tesla T4 (capability 7.5, driver 550.54.15), but torch 2.13.0+cpu (CPU build) has no code for any GPU",
         "torch 2.7.1 with CUDA 12.6: capability 5.0 to 9.0 with driver 525 or newer",
         "pip install torch==2.7.1; `limits: {gpus: none}` trains on the CPU",
     ),
@@ -240,7 +240,7 @@ def test_a_driver_that_nothing_runs_on_names_the_driver() -> None:
     old = replace(machine("t4", LEGACY), gpus=(card(0, "Tesla T4", (7, 5), 15, driver="470.1"),))
     with pytest.raises(DeviceError, match="which needs 525 or newer") as caught:
         device_check.admitted(old, "auto")
-    assert caught.value.action == "install a newer driver where that helps; `limits: {gpus: none}` trains on the CPU"
+    assert caught.value.action == "install a newer driver if that helps; `limits: {gpus: none}` trains on the CPU"
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("tests/machines/*.json")), ids=lambda path: str(path.stem))
@@ -266,7 +266,7 @@ def test_a_gpu_image_without_a_gpu(trouble: str | None, cause: str) -> None:
     for wanted in ("auto", "all"):
         with pytest.raises(DeviceError) as caught:
             device_check.admitted(here, wanted)
-        assert caught.value.given == f"the image legacy is built for a GPU and sees none{cause}"
+        assert caught.value.given == f"the image legacy needs a GPU and sees none{cause}"
         assert "`docker run --gpus all`" in caught.value.possible
         assert "compose/legacy.yaml" in caught.value.possible
         assert caught.value.exit_code == 9
@@ -274,7 +274,7 @@ def test_a_gpu_image_without_a_gpu(trouble: str | None, cause: str) -> None:
 
 
 def test_no_torch_at_all() -> None:
-    with pytest.raises(DeviceError, match="no torch is installed here"):
+    with pytest.raises(DeviceError, match="torch is not installed"):
         device_check.admitted(machine("t4"), "auto")
 
 
@@ -287,7 +287,7 @@ def test_a_full_gpu() -> None:
         with pytest.raises(DeviceError) as caught:
             refuse()
         assert caught.value.given == "GPU 0 (RTX 3060) has 100 MiB of 12.0 GiB left"
-        assert "nvidia-smi lists who holds the rest" in caught.value.action
+        assert "nvidia-smi lists the processes that use the rest" in caught.value.action
 
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, torch: Torch, count: int) -> None:
@@ -299,7 +299,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, torch: Torch, count: int) -> None
 
 def test_the_trainer_asks_the_torch_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch, replace(AMPERE, cuda="12.8"), 1)
-    with pytest.raises(DeviceError, match=r"has no code for this chip, only for 7\.5"):
+    with pytest.raises(DeviceError, match=r"has no code for this GPU, only for 7\.5"):
         device_check.check(machine("gtx1080", LEGACY))
     fake_cuda(monkeypatch, LEGACY, 0)
     with pytest.raises(DeviceError, match="the driver lists 1 GPU for this run, CUDA finds 0"):
@@ -347,7 +347,7 @@ def test_what_needs_no_gpu_goes_on_without_one_that_cannot_be_used() -> None:
     here = machine("rtx3060-driver580", CPU)
     assert device_check.usable(here, said.append).gpus == ()
     assert said == [
-        "warning: NVIDIA GeForce RTX 3060 (capability 8.6, driver 580.95.05) is here, and torch 2.13.0+cpu "
+        "warning: found NVIDIA GeForce RTX 3060 (capability 8.6, driver 580.95.05), but torch 2.13.0+cpu "
         "(CPU build) has no code for any GPU; computing on the CPU"
     ]
     said.clear()

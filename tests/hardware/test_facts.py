@@ -127,7 +127,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert lines(tmp_path / "machine.json") == [
         "--hardware FILE: [Errno 2] No such file or directory: 'FILE'",
         "  possible: a JSON file as written by `drivetrain facts --json`",
-        "  do:       record one on the machine in question, or take one from tests/machines",
+        "  do:       run that command on the machine, or use a file from tests/machines",
     ]
 
 
@@ -150,8 +150,8 @@ def test_a_file_that_is_no_machine(tmp_path: Path, content: str, given: str) -> 
         ({"cpus": 4}, ["FILE: unknown fact 'cpus'", 'did you mean "cpu"?']),
         ({"memory": {"hots": 1}}, ["FILE: memory: unknown fact 'hots'", 'did you mean "host"?']),
         ({"gpus": [{"nam": "T4"}]}, ["FILE: gpus: unknown fact 'nam'", 'did you mean "name"?']),
-        ({"storage": ...}, ["FILE: ", "'storage'", "every fact that `drivetrain facts --json` prints"]),
-        ({"cpu": {"model": "x"}}, ["FILE: cpu: ", "'budget'", "every fact that `drivetrain facts --json` prints"]),
+        ({"storage": ...}, ["FILE: ", "'storage'", "all keys that `drivetrain facts --json` prints"]),
+        ({"cpu": {"model": "x"}}, ["FILE: cpu: ", "'budget'", "all keys that `drivetrain facts --json` prints"]),
     ],
 )
 def test_unknown_and_missing_facts(tmp_path: Path, changes: dict[str, Any], expected: list[str]) -> None:

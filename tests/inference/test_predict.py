@@ -84,7 +84,7 @@ def test_an_evaluation_is_that_of_training(run: Run, tmp_path: Path, capsys: pyt
     assert stored == pytest.approx(run.last, rel=1e-5, abs=1e-6)
     shown, told = capsys.readouterr()
     assert all(f"{name} " in shown for name in run.last), shown
-    assert "evaluate: reading model and validation data\n" in told
+    assert "evaluate: loading model and validation data\n" in told
     assert f"evaluate: {len(run.dataset.validation):,} samples\n" in told
     singles = [name for name, head in run.dataset.heads.items() if head.classes and not head.several]
     for name in singles:
@@ -186,8 +186,8 @@ def test_one_array_file_of_images_without_labels(home: Path, tmp_path: Path) -> 
         (["gone.png"], 3, ["gone.png: not there", "files or folders", "check the spelling"]),
         (["broken.png"], 3, ["1 of 1 samples cannot be used", "broken.png: empty file", "name other files"]),
         (["empty"], 3, ["no images in", "at least one image"]),
-        (["one.npz", "broken.png"], 3, ["2 paths with an .npz among them", "give the .npz alone"]),
-        (["bright.npz"], 3, ["lie between 0 and 1, those of training between 0 and 255", "multiply by 255"]),
+        (["one.npz", "broken.png"], 3, ["2 input paths, one of them an .npz", "pass the .npz alone"]),
+        (["bright.npz"], 3, ["are between 0 and 1, but the training images were between 0 and 255", "multiply by 255"]),
     ],
 )
 def test_inputs_that_cannot_be_used(
@@ -206,7 +206,7 @@ def test_labels_that_training_did_not_have(images: Run, tmp_path: Path, capsys: 
     shutil.copytree(images.folder.parent / "held" / "a", tmp_path / "new" / "zebra")
     assert main.main(["evaluate", str(images.folder), "--data", str(tmp_path / "new")]) == 3
     error = capsys.readouterr().err
-    assert 'classes that the training data does not have: "zebra"' in error
+    assert 'classes that are not in the training data: "zebra"' in error
     assert not (images.folder / "evaluation").exists()
 
 
@@ -221,7 +221,7 @@ def test_a_model_alone_does_not_know_its_validation_data(
 ) -> None:
     shutil.copytree(images.folder / "model", tmp_path / "m")
     assert main.main(["evaluate", str(tmp_path / "m")]) == 3
-    assert "has no job.yaml, so its validation data is not known" in capsys.readouterr().err
+    assert "has no job.yaml, so its validation data is unknown" in capsys.readouterr().err
 
 
 def test_data_that_changed_since_training(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,13 +234,13 @@ def test_data_that_changed_since_training(home: Path, capsys: pytest.CaptureFixt
     assert "the data has changed since training: low, high" in error
     (done.folder.parent / "train.npz").unlink()
     assert main.main(["evaluate", str(done.folder)]) == 3
-    assert "or name other data: --data PATH" in capsys.readouterr().err
+    assert "or pass other data with --data PATH" in capsys.readouterr().err
 
 
 def test_an_output_that_cannot_be_written(images: Run, capsys: pytest.CaptureFixture[str]) -> None:
     data = str(images.folder.parent / "held")
     assert main.main(["predict", str(images.folder), data, "--output", "/proc/none/out.csv"]) == 7
-    assert "name another one with --output" in capsys.readouterr().err
+    assert "choose another one with --output" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------ damaged folders
@@ -279,10 +279,10 @@ def damage(kind: str, model: Path) -> None:
     [
         ("no config", "has no trained model"),
         ("no weights", "has no trained model"),
-        ("torn config", "config.json is not whole"),
+        ("torn config", "config.json is incomplete"),
         ("old format", "config.json has format 99, this version reads 1"),
         ("no heads", "config.json has no heads"),
-        ("strange head", "a head is not complete"),
+        ("strange head", "a head is incomplete"),
         ("strange builder", "names the builder 'os.system', this version has images"),
         ("strange argument", "the network cannot be built: KeyError: 'alexnet'"),
         (

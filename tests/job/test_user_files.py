@@ -15,7 +15,7 @@ from tests.own_job import LOSS, MODEL, job, write
 from tests.paths import ROOT
 
 BESIDE = "a Python file beside the job"
-OFFERED = "outputs, classes, inputs, vocabulary, categories come from the data by themselves"
+OFFERED = "outputs, classes, inputs, vocabulary, categories are set from the data"
 
 # Files, parts of the spec, and the message without the name of the folder.
 BAD = {
@@ -63,7 +63,7 @@ BAD = {
         (
             "job.yaml:5:43: train.loss.file: my_loss.py:2:15: invalid syntax\n    return 1 +",
             "what Python {python} understands",
-            "mend this line, or the one before it",
+            "fix this line, or the one before it",
         ),
     ),
     "null bytes": (
@@ -71,7 +71,7 @@ BAD = {
         {"train": "loss: {file: my_loss.py}"},
         (
             "job.yaml:5:43: train.loss.file: my_loss.py cannot be read: it holds null bytes",
-            "a Python file as an editor saves it",
+            "a text file with Python code",
             "save it again as text",
         ),
     ),
@@ -115,7 +115,7 @@ BAD = {
         {},
         {"model": "arguments: {widht: 3}"},
         (
-            "job.yaml:4:40: model.arguments.widht: build() in my_model.py has no argument of this name",
+            "job.yaml:4:40: model.arguments.widht: build() in my_model.py has no such argument",
             "arguments of build(): outputs, width",
             'did you mean "width"?',
         ),
@@ -124,7 +124,7 @@ BAD = {
         {},
         {"train": "loss: {file: my_loss.py, arguments: {gamma: 2}}"},
         (
-            "job.yaml:5:73: train.loss.arguments.gamma: loss() in my_loss.py has no argument of this name",
+            "job.yaml:5:73: train.loss.arguments.gamma: loss() in my_loss.py has no such argument",
             "loss() has none",
             "remove it",
         ),
@@ -151,8 +151,8 @@ BAD = {
         {"my_model.py": "def build(width, /, depth=1):\n    pass\n"},
         {},
         (
-            "job.yaml:4:1: model.factory: build() takes width by position only",
-            "parameters with names",
+            "job.yaml:4:1: model.factory: build() has positional-only parameters: width",
+            "parameters that can be passed by name",
             "remove the `/` from its signature",
         ),
     ),
@@ -171,7 +171,7 @@ BAD = {
         (
             "job.yaml:5:62: train.class_weights: is balanced",
             "a built-in loss",
-            "weigh the classes inside your own loss, and remove it",
+            "remove it, and weight the classes inside your own loss",
         ),
     ),
     "a loss without file": (

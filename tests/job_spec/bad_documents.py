@@ -4,9 +4,9 @@ from itertools import pairwise
 
 from tests.job_spec.rows import SPEC, Row
 
-SHORT, ALIASES = "a short spec", "write the values out, without nested aliases"
+SHORT, ALIASES = "a smaller file", "write the values out instead of nested aliases"
 TAGS = ("plain text, numbers, lists and mappings", "remove the tag")
-START = ("keys and values: `task: ...`", "start from one of the files in jobs/")
+START = ("keys and values: `task: ...`", "start from one of the examples in jobs/")
 HEX = ("characters up to \\U0010FFFF", "write the character itself")
 LETTERS = "abcdefghi"
 # Nine lists, each of nine times the one before: 9^9 values.
@@ -36,35 +36,35 @@ DOCUMENTS = (
     Row("? [a, b]\n: x\n", "4:3", "a list as a key", "text as keys", "write the key as a word"),
     Row("? {a: b}\n: x\n", "4:3", "a mapping as a key", "text as keys", "write the key as a word"),
     Row("!!binary x: 1\n", "4:1", "x: the tag !!binary is not allowed", *TAGS),
-    Row("name: b\n", "4:1", "name: the key stands here twice",
+    Row("name: b\n", "4:1", "name: the key appears twice",
         "once (first at job.yaml:1:1)", "remove one of the two"),
-    Row("train: {epochs: 1, epochs: 2}\n", "4:20", "train.epochs: the key stands here twice",
+    Row("train: {epochs: 1, epochs: 2}\n", "4:20", "train.epochs: the key appears twice",
         "once (first at job.yaml:4:9)", "remove one of the two"),
-    Row("train: {<<: {epochs: 3}}\n", "4:9", "train.<<: merge keys are no part of YAML 1.2",
-        "every key written out", "copy the keys to here"),
+    Row("train: {<<: {epochs: 3}}\n", "4:9", "train.<<: YAML 1.2 has no merge keys",
+        "each key written out", "copy the keys here"),
     Row('"\\e[31m\\n": 1\n', "4:1", "\\x1b[31m\\n: unknown key",
         "known keys: {top}", "remove it, or see `drivetrain schema`"),
     Row("k" * 500 + ": 1\n", "4:1", f"{'k' * 59}…: unknown key",
         "known keys: {top}", "remove it, or see `drivetrain schema`"),
     # Aliases and depth.
-    Row("data: &a {train: *a}\n", "3:7", "data.train: an alias inside the very value that it stands for",
-        "values that end", "write the value out"),
-    Row("train: {epochs: &a [*a]}\n", "4:17", "train.epochs[0]: an alias inside the very value that it stands for",
-        "values that end", "write the value out"),
+    Row("data: &a {train: *a}\n", "3:7", "data.train: an alias that contains itself",
+        "values without cycles", "write the value out"),
+    Row("train: {epochs: &a [*a]}\n", "4:17", "train.epochs[0]: an alias that contains itself",
+        "values without cycles", "write the value out"),
     Row("train: *nope\n", "4:8", "found undefined alias 'nope'", "{yaml}", "{mend}"),
     Row(LAUGHS.encode(), "1:4", "e[1][5][2][3]: more than 20000 values once aliases are expanded", SHORT, ALIASES),
     Row(TOWER.encode(), "1:19", f"a2{'[0]' * 50}: nested deeper than 50 levels once aliases are expanded",
         SHORT, ALIASES),
     Row("train: " + "[" * 10_000 + "\n", "4:57", "nested deeper than 50 levels",
-        "{yaml}", "a spec needs six levels at most: close the brackets"),
+        "{yaml}", "a job file needs at most six levels: close the brackets"),
     Row("train: " + "[" * 10_000 + "]" * 10_000 + "\n", "4:57", "nested deeper than 50 levels",
-        "{yaml}", "a spec needs six levels at most: close the brackets"),
+        "{yaml}", "a job file needs at most six levels: close the brackets"),
     Row("train: " + "{a: " * 10_000 + "\n", "4:201", "nested deeper than 50 levels",
-        "{yaml}", "a spec needs six levels at most: close the brackets"),
+        "{yaml}", "a job file needs at most six levels: close the brackets"),
     Row("model: [" + "a, " * 30_000 + "]\n", "4:59976", "more than 20000 values",
-        "{yaml}", "point to data in files, do not put it into the spec"),
+        "{yaml}", "keep data in separate files and put their paths into the job file"),
     Row(b"#" * (2**20 + 1), "1:1", "more than 1048576 bytes",
-        "a spec of at most 1048576 bytes", "point to data in files, do not put it into the spec"),
+        "a spec of at most 1048576 bytes", "keep data in separate files and put their paths into the job file"),
     # Tags.
     Row("train: !!python/object/apply:os.system ['id']\n", "4:8",
         "train: the tag !!python/object/apply:os.system is not allowed", *TAGS),
@@ -89,13 +89,13 @@ DOCUMENTS = (
     Row('train: "\\U00110000"\n', "4:11", "a number in an escape or a directive that is too large", *HEX),
     Row('train: "\\UFFFFFFFF"\n', "4:11", "a number in an escape or a directive that is too large", *HEX),
     Row('name: "\\ud800"\ntask: image-classification\ndata: {train: data}\n', "1:7",
-        "name: '\\ud800' holds half a character",
-        "whole characters", "write the character itself, not \\u escapes of its halves"),
+        "name: '\\ud800' contains half of a surrogate pair",
+        "whole characters", "write the character itself instead of \\u escapes"),
     # Numbers.
     Row(f"train: {{epochs: {'9' * 5000}}}\n", "4:17", "train.epochs: a number of 5000 characters",
-        "numbers of at most 100 characters", "write it shorter"),
+        "numbers of at most 100 characters", "write a shorter number"),
     Row(f"train: {{epochs: 0x{'9' * 5000}}}\n", "4:17", "train.epochs: a number of 5002 characters",
-        "numbers of at most 100 characters", "write it shorter"),
+        "numbers of at most 100 characters", "write a shorter number"),
     Row(f"limits: {{memory: {'9' * 400}g}}\n", "4:10", f"limits.memory: is '{'9' * 59}…'",
         "a size with its unit: 256m, 4g", "change the value"),
     Row(f"checkpoint: {{every: {'9' * 5000} steps}}\n", "4:14", f"checkpoint.every: is '{'9' * 59}…'",

@@ -76,7 +76,7 @@ FULL = replace(RTX, memory=GIB + (100 << 20))  # the stand-in leaves all but 1 G
             "gpu: 2 GPUs of 2 kinds: GPU 1 (NVIDIA GeForce RTX 3060) is used, GPU 0 (NVIDIA GeForce GTX 1080) is not",
         ),
         (Nvml([GTX, RTX], "580.95.05"), "{gpus: [0]}", "legacy", "capability 6.1"),
-        (Nvml([GTX, RTX], "580.95.05"), "{gpus: [0, 1]}", "legacy", "every decision is made for the weakest, GPU 0"),
+        (Nvml([GTX, RTX], "580.95.05"), "{gpus: [0, 1]}", "legacy", "settings are chosen for the weakest, GPU 0"),
         (Nvml([FULL, GTX], "580.95.05"), "{}", "legacy", "GPU 1 (NVIDIA GeForce GTX 1080) is used"),
         (Nvml([A100], "580.95.05"), "{}", "ampere", "image ampere: NVIDIA A100-SXM4-40GB MIG 3g.20gb, capability 8.0"),
     ],
@@ -94,7 +94,7 @@ def test_the_image_for_chip_and_driver(
     assert said in capsys.readouterr().out
 
 
-NOWHERE = ("a GPU that nvidia-smi lists, with driver 525 or newer", "mend that, or train on the CPU: `make train-cpu`")
+NOWHERE = ("a GPU that nvidia-smi lists, with driver 525 or newer", "fix that, or train on the CPU: `make train-cpu`")
 IMAGES = (
     "the image ampere: capability 7.5 and newer with driver 580 or newer; "
     "the image legacy: capability 5.0 to 9.0 with driver 525 or newer"
@@ -105,7 +105,7 @@ NEWER = "install a newer NVIDIA driver on the host; `make train-cpu` trains on t
 @pytest.mark.parametrize(
     ("files", "nvml", "given", "possible", "action"),
     [
-        ({}, None, "no NVIDIA GPU is here", *NOWHERE),
+        ({}, None, "no NVIDIA GPU found", *NOWHERE),
         (
             PCI,
             None,
@@ -145,8 +145,8 @@ NEWER = "install a newer NVIDIA driver on the host; `make train-cpu` trains on t
             {},
             Nvml([FULL], "580.95.05"),
             "GPU 0 (NVIDIA GeForce RTX 3060) has 100 MiB of 1.1 GiB left",
-            "at least 512 MiB, which CUDA itself takes, and room for the training",
-            "nvidia-smi lists who holds the rest: end that, or name another GPU with limits.gpus",
+            "at least 512 MiB, which CUDA itself needs, plus the memory of the training",
+            "nvidia-smi lists the processes that use the rest: end them, or choose another GPU with limits.gpus",
         ),
         (
             {},
@@ -190,7 +190,7 @@ CDI = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]}
         (
             {"Runtimes": None, "DiscoveredDevices": None},
             ("nvidia-ctk",),
-            "the NVIDIA container toolkit is installed, but the engine was not told of it",
+            "the NVIDIA container toolkit is installed, but the engine is not configured for it",
         ),
         ({"DiscoveredDevices": [{"ID": "example.com/net=0"}]}, (), "the NVIDIA container toolkit is missing"),
     ],
@@ -206,7 +206,7 @@ def test_the_container_toolkit(
         return
     with pytest.raises(DeviceError) as caught:
         nvidia_toolkit.find(info, which)
-    assert caught.value.given == f"the Docker engine cannot hand a GPU to a container: {expected}"
+    assert caught.value.given == f"the Docker engine cannot give a container a GPU: {expected}"
     assert caught.value.action.endswith(CONFIGURE)
     assert caught.value.exit_code == 9
 
@@ -220,7 +220,7 @@ def test_the_container_toolkit(
         ),
         (
             "nvidia-container-cli: initialization error: nvml error: driver not loaded",
-            "the NVIDIA container toolkit could not hand out the GPU:\nnvidia-container-cli: initialization error: nvml error",
+            "the NVIDIA container toolkit could not provide the GPU:\nnvidia-container-cli: initialization error: nvml error",
         ),
     ],
 )
@@ -452,7 +452,7 @@ def test_a_job_that_is_training_is_not_a_matter_of_storage() -> None:
     [
         (
             "Error while fetching server API version: ('Connection aborted.', PermissionError(13, 'Permission denied'))",
-            "one is here, but this user may not use it",
+            "one is running, but this user has no permission to use it",
             "sudo usermod -aG docker $USER, then log in again",
         ),
         (
@@ -480,7 +480,7 @@ def test_without_permission_the_cure_is_the_group(
     monkeypatch.setattr(container, "_native", lambda *_: 0)
     assert main.main(["launch", str(ROOT / "jobs" / "digits.yaml")]) == 0
     told = capsys.readouterr().out
-    assert "no Docker engine (one is here, but this user may not use it): training natively" in told
+    assert "no Docker engine (one is running, but this user has no permission to use it): training natively" in told
     assert "sudo usermod -aG docker $USER" in told
     assert "make engine" not in told
 

@@ -76,8 +76,8 @@ def test_in_the_project_the_log_is_enough(monkeypatch: pytest.MonkeyPatch, capsy
     [
         (0, False, ""),
         (75, False, ""),
-        (137, True, "the container reached its memory limit of 4.0 GiB and was killed for it"),
-        (137, False, "the container was killed (exit 137, SIGKILL), and not at its memory limit"),
+        (137, True, "the container was killed because it reached its memory limit of 4.0 GiB"),
+        (137, False, "the container was killed (exit 137, SIGKILL), but not because of its memory limit"),
     ],
 )
 def test_what_an_end_means(code: int, oom: bool, told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +109,7 @@ def test_a_trainer_that_was_killed_is_not_only_a_number(tmp_path: Path) -> None:
     )
     assert done.returncode == 137, done.stderr
     assert (
-        "the trainer was killed (exit 137, SIGKILL), and not at its memory limit\n  possible: `kill -9`" in done.stderr
+        "the trainer was killed (exit 137, SIGKILL), but not because of its memory limit\n  possible: `kill -9`"
+        in done.stderr
     )
     assert "run the same command again; it resumes from the last checkpoint" in done.stderr

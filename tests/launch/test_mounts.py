@@ -96,19 +96,19 @@ def _home(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("named", "why"),
     [
-        ("/", "it holds more than data"),
+        ("/", "it contains more than data"),
         ("/etc", "/etc belongs to the system"),
         ("/etc/ssl", "/etc belongs to the system"),
-        ("/var", "it holds more than data"),
+        ("/var", "it contains more than data"),
         ("/proc/self", "/proc belongs to the system"),
         ("/sys", "/sys belongs to the system"),
-        ("/tmp", "it holds more than data"),
-        ("HOME", "it is a home, or holds one"),
-        ("HOME/..", "it is a home, or holds one"),
-        ("HOME/.ssh", ".ssh in a home holds keys and settings"),
-        ("LINK", "it is a home, or holds one"),
-        ("REAL", "it is a home, or holds one"),
-        ("REAL/.ssh", ".ssh in a home holds keys and settings"),
+        ("/tmp", "it contains more than data"),
+        ("HOME", "it is a home folder, or contains one"),
+        ("HOME/..", "it is a home folder, or contains one"),
+        ("HOME/.ssh", ".ssh in a home folder contains keys and settings"),
+        ("LINK", "it is a home folder, or contains one"),
+        ("REAL", "it is a home folder, or contains one"),
+        ("REAL/.ssh", ".ssh in a home folder contains keys and settings"),
         ("COPY", "it holds keys: .ssh"),
         ("SOCKET", "it is neither a file nor a folder"),
     ],
@@ -143,8 +143,8 @@ def test_what_is_never_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_code_beside_a_spec_in_a_home_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     told = refused(own_job.write(tmp_path))
-    assert "model.file: 'my_model.py' may import what lies beside it" in told
-    assert "copy what the job needs into one of its own" in told
+    assert "model.file: 'my_model.py' may import files next to it" in told
+    assert "copy what the job needs into a separate folder" in told
 
 
 def test_a_spec_in_a_home_alone_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,8 @@ def test_a_link_inside_a_data_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cats").symlink_to(tmp_path / "secret")
     told = refused(path)
     assert (
-        f"data.train: {tmp_path}/photos/cats is a link to {tmp_path}/secret, which the container does not see" in told
+        f"data.train: {tmp_path}/photos/cats is a link to {tmp_path}/secret, which is not mounted in the container"
+        in told
     )
 
 
@@ -198,7 +199,7 @@ def test_a_path_that_means_something_else_inside(project: Path, monkeypatch: pyt
     (project / "deep" / "photos").mkdir(parents=True)
     monkeypatch.chdir(project / "deep")
     told = refused(Path("../jobs/job.yaml"))
-    assert "'photos' counts from the working folder, which is another one in the container" in told
+    assert "'photos' is relative to the working folder, which differs in the container" in told
 
 
 def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +215,7 @@ def test_a_home_is_another_one_inside(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "set").mkdir()
     told = refused(written(tmp_path, IMAGES.replace("photos", "~/set")))
-    assert "data.train: '~/set' counts from a home, which is another one in the container" in told
+    assert "data.train: '~/set' is relative to a home folder, which differs in the container" in told
     assert f"do:       write {tmp_path}/set" in told
 
 
@@ -224,7 +225,7 @@ def test_a_path_that_leads_out_of_the_project(project: Path, tmp_path: Path) -> 
     path = project / "jobs" / "job.yaml"
     path.write_text(IMAGES.replace("photos", "../../far"))
     told = refused(Path("jobs/job.yaml"))
-    assert "data.train: '../../far' leads out of the project or of a link by `..`" in told
+    assert "data.train: '../../far' leaves the project or follows a link by `..`" in told
     assert f"do:       write {tmp_path}/far" in told
     assert [mount.source for mount in mounts.of_job(path, job_spec.load(path), project)] == [tmp_path / "far"]
 
@@ -275,15 +276,15 @@ def test_what_compose_would_replace_is_left_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "network: none, nothing in the job names an address"),
+        ("", "network: off, the job needs no download"),
         (
             "model: {source: transformers, name: some/net}\n",
-            "network: yes, for model.name: some/net is no folder here, so it is asked for at the hub",
+            "network: on, for model.name: some/net is not a local folder, so it is looked up on the Hugging Face hub",
         ),
-        ("model: {source: transformers, name: photos}\n", "network: none, nothing in the job names an address"),
+        ("model: {source: transformers, name: photos}\n", "network: off, the job needs no download"),
         (
             "checkpoint: {notice: http://169.254.169.254/x}\n",
-            "network: yes, for checkpoint.notice: http://169.254.169.254/x is asked",
+            "network: on, for checkpoint.notice: http://169.254.169.254/x is asked",
         ),
     ],
 )
@@ -294,4 +295,4 @@ def test_a_network_is_for_what_the_job_names(tmp_path: Path, text: str, expected
 
 
 def test_own_code_is_told_how_to_get_a_network(tmp_path: Path) -> None:
-    assert network.told(own_job.job(tmp_path))[1].endswith("; --network gives your own code one")
+    assert network.told(own_job.job(tmp_path))[1].endswith("; --network turns it on for your own code")

@@ -160,9 +160,9 @@ def test_training_goes_to_the_image_too(
     monkeypatch.chdir(HERE)
     assert main.main(["train", "jobs/digits.yaml", "--new", "--set", "train.epochs=1"]) == 5
     assert asked == [container.LaunchRequest(Path("jobs/digits.yaml"), ("train.epochs=1",), "cpu", ("--new",))]
-    assert "torch is in the image alone: training there" in capsys.readouterr().out
+    assert "torch is not installed here: training in a container" in capsys.readouterr().out
     assert main.main(["train", "jobs/digits.yaml", "--runs", "elsewhere"]) == DeviceError.exit_code
-    assert "`make setup`, which installs torch here" in capsys.readouterr().err
+    assert "run `make setup` to install torch here" in capsys.readouterr().err
     assert len(asked) == 1
 
 

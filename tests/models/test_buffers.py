@@ -157,7 +157,9 @@ def test_a_buffer_of_a_checkpoint_keeps_its_shape() -> None:
     net = Net(longer, torch.zeros(4), persistent=True)
     step = step_of(net)
     step(batch(0), 0)
-    with pytest.raises(SpecError, match=r"the network's buffer kept was of shape \(4,\) .* and is of shape \(8,\) now"):
+    with pytest.raises(
+        SpecError, match=r"the buffer kept of the network was of shape \(4,\) .* and is of shape \(8,\) now"
+    ):
         step(batch(1), 0)
 
 

@@ -154,7 +154,7 @@ def test_the_plan_in_force_knows_what_a_checkpoint_has_learned(folder: Path) -> 
         write_json(folder / "checkpoints" / f"step-{step}" / "state.json", {"micro_batch": left})
     known = row(effective_plan.plan_of(folder), "micro_batch")
     assert (known.value, known.source) == (2, "memory")
-    assert known.reason == "memory ran out with more than 2 samples at a time"
+    assert known.reason == "out of memory with a micro-batch above 2"
     assert read_json(folder / "plan.json")["seen"] == {}
 
 

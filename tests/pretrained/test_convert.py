@@ -35,7 +35,7 @@ def test_a_training_checkpoint(tmp_path: Path) -> None:
     assert done.left_out == ("epoch", "optimizer")
     text = "\n".join(done.lines())
     assert "3 tensors" in text
-    assert "left out, not part of the network: epoch, optimizer" in text
+    assert "skipped, not part of the network: epoch, optimizer" in text
     assert "network namespace" in done.shut_off
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best_model.bin", "model.safetensors"]
 
@@ -130,7 +130,7 @@ def test_a_malicious_file_is_refused_from_end_to_end(tmp_path: Path) -> None:
     torch.save({"a": A, "b": Calls(os.system, f"touch {tmp_path / 'canary'}")}, tmp_path / "pytorch_model.bin")
     with pytest.raises(DataError) as caught:
         convert.convert(tmp_path / "pytorch_model.bin")
-    assert "asks for posix.system, which is no tensor; it was not run" in str(caught.value)
+    assert "refers to posix.system, which is not a tensor; it was not executed" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["pytorch_model.bin"]
 
 
@@ -146,7 +146,7 @@ def test_files_that_are_no_checkpoints(tmp_path: Path, content: bytes) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     torch.save({"a": A}, tmp_path / "best_model.bin")
     (tmp_path / "model.safetensors").write_bytes(b"mine")
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="already exists"):
         convert.convert(tmp_path / "best_model.bin")
     assert (tmp_path / "model.safetensors").read_bytes() == b"mine"
 

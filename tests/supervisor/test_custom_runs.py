@@ -118,10 +118,11 @@ def test_a_model_elsewhere_needs_consent_and_is_then_the_same(run: Path, tmp_pat
     shutil.copytree(run / "model", tmp_path / "model")
     with pytest.raises(CheckpointError) as raised:
         saved_model.load(tmp_path / "model")
-    assert "runs code of its own when it is used: my_data.py, my_loss.py, my_model.py, parts/layers.py" in str(
-        raised.value
+    assert (
+        "contains code that runs when the model is used: my_data.py, my_loss.py, my_model.py, parts/layers.py"
+        in str(raised.value)
     )
-    assert "agree with --run-code" in str(raised.value)
+    assert "allow them with --run-code" in str(raised.value)
     one, two = saved_model.load(run).network, saved_model.load(tmp_path / "model", consent=True).network
     x = torch.randn(5, 4)
     assert torch.equal(one(x), two(x))
@@ -137,8 +138,8 @@ def test_a_downloaded_run_folder_runs_no_code_without_consent(
     for command in (["evaluate"], ["predict", str(tmp_path / "a.npz")], ["export"]):
         assert main.main([command[0], str(tmp_path / "x-001"), *command[1:]]) == CheckpointError.exit_code
         told = capsys.readouterr().err
-        assert "runs code of its own when it is used: my_data.py" in told
-        assert "agree with --run-code" in told
+        assert "contains code that runs when the model is used: my_data.py" in told
+        assert "allow them with --run-code" in told
         assert "running the model's own code" not in told
 
 
@@ -165,7 +166,7 @@ def test_consent_is_for_what_is_called_too(run: Path, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "x-001" / "model" / "config.json").read_text())
     config["arguments"]["arguments"]["width"] = 7
     (tmp_path / "x-001" / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="agree with --run-code"):
+    with pytest.raises(CheckpointError, match="allow them with --run-code"):
         saved_model.load(tmp_path / "x-001")
 
 
@@ -180,7 +181,7 @@ def test_consent_counts_only_in_a_folder_of_the_users_own(tmp_path: Path) -> Non
     assert place.stat().st_mode & 0o777 == 0o700
     place.chmod(0o777)
     assert not code_consent.given(tmp_path / "config.json", environ)
-    assert code_consent.keep(tmp_path / "config.json", environ) == f"{place} can be written by other users"
+    assert code_consent.keep(tmp_path / "config.json", environ) == f"{place} is writable by other users"
     assert code_consent.keep(tmp_path / "config.json", {}) == "neither XDG_STATE_HOME nor HOME is set"
 
 
@@ -220,9 +221,9 @@ def test_code_outside_of_the_model_is_not_run(run: Path, tmp_path: Path) -> None
     (tmp_path / "evil.py").write_text(MODEL)
     config["arguments"]["file"] = "../../../evil.py"
     (place / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="agree with --run-code"):
+    with pytest.raises(CheckpointError, match="allow them with --run-code"):
         saved_model.load(place)
-    with pytest.raises(CheckpointError, match="lies outside of"):
+    with pytest.raises(CheckpointError, match="is outside"):
         saved_model.load(place, consent=True)
 
 
@@ -235,7 +236,7 @@ def test_an_unfinished_run_keeps_its_code(run: Path, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def f():\n    return 2\n")
     again = user_code.Code(tmp_path)
     assert again.call("a.py", "f", {}) == (2, {})
-    with pytest.raises(CheckpointError, match=r"is unfinished and was started with another a\.py"):
+    with pytest.raises(CheckpointError, match=r"is unfinished and was started with a different a\.py"):
         user_code.remember(tmp_path, again)
 
 
@@ -288,7 +289,7 @@ def test_an_error_in_the_middle_of_training_shows_the_persons_own_lines(tmp_path
     assert str(raised.value) == (
         f"{path}:4:9: model.file: Late() in my_model.py made what raised ValueError: more than eight\n"
         '    my_model.py:10: in forward: raise ValueError("more than eight")\n'
-        "  do:       correct these lines"
+        "  do:       fix these lines"
     )
 
 

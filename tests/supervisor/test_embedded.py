@@ -97,10 +97,7 @@ def test_what_needs_a_start_of_its_own_is_a_line_in_the_plan(tmp_path: Path, mon
     rows = {row.name: row for row in load(result.folder / "plan.json").decisions}
     for name, wanted in (("openmp_runtime", "iomp5"), ("allocator", "tcmalloc")):
         assert (rows[name].value, rows[name].source, rows[name].effect) == ("off", "process", "exact")
-        assert (
-            rows[name].reason
-            == f"{wanted} would have to be there before the process starts, as under `drivetrain train`"
-        )
+        assert rows[name].reason == f"{wanted} must be set before the process starts, which `drivetrain train` does"
     seen = json.loads((result.folder / "plan.json").read_text())["seen"]
     assert all(row["same"] for name, row in seen.items() if name != "libraries")
 
@@ -150,7 +147,7 @@ def test_stopped_by_ctrl_c_and_gone_on_with_to_the_same_weights(tmp_path: Path) 
     with pytest.raises(Stopped) as raised:
         train(tmp_path / "parts", data=Points(stop_at=200), **settings)
     assert raised.value.given.startswith("stopped by SIGINT (Ctrl-C) after step ")
-    assert raised.value.action == "call runtime.train again with the same name to go on"
+    assert raised.value.action == "call runtime.train again with the same name to resume"
     folder = tmp_path / "parts" / "library-001"
     assert json.loads((folder / "state.json").read_text())["status"] == "stopped"
     resumed = train(tmp_path / "parts", network(seed=9), data=Points(), **settings)
@@ -239,7 +236,7 @@ def test_a_mistake_and_its_message(
 
 def test_a_model_of_a_program_cannot_be_rebuilt_without_it(tmp_path: Path) -> None:
     result = train(tmp_path, epochs=1)
-    with pytest.raises(CheckpointError, match="handed over by a Python program, which alone can build it again"):
+    with pytest.raises(CheckpointError, match="passed in by a Python program, and only that program can build it"):
         saved_model.load(result.folder)
 
 

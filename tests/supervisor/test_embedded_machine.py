@@ -80,9 +80,7 @@ def test_the_gpu_is_the_one_that_cuda_shows_first(first: int, monkeypatch: pytes
     here = _used((card(0), card(1)), monkeypatch, first)
     assert [gpu.index for gpu in host_process.machine(here, _job()).gpus] == [first]
     assert [gpu.index for gpu in host_process.machine(here, _job([first])).gpus] == [first]  # type: ignore[arg-type]
-    with pytest.raises(
-        DeviceError, match=rf"limits.gpus is \[{1 - first}\], and this process computes on GPU {first} "
-    ):
+    with pytest.raises(DeviceError, match=rf"limits.gpus is \[{1 - first}\], but this process uses GPU {first} "):
         host_process.machine(here, _job([1 - first]))  # type: ignore[arg-type]
     assert host_process.machine(here, _job("none")).gpus == ()
 
@@ -97,7 +95,7 @@ def test_micro_batch_auto_is_searched(
     assert "fit: micro_batch " in capsys.readouterr().out
     row = next(row for row in load(result.folder / "plan.json").decisions if row.name == "micro_batch")
     assert row.source == "measured"
-    assert "at the peak with" in (row.evidence or "")
+    assert "peak memory with micro-batch" in (row.evidence or "")
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda inner: nn.Sequential(nn.DataParallel(inner))])

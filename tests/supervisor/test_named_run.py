@@ -55,7 +55,7 @@ def test_watch_without_a_run_is_the_newest(runs: Path, monkeypatch: pytest.Monke
 def test_without_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert main.main(["watch"]) == CheckpointError.exit_code
-    assert f"no run was named, and there is none in {tmp_path}/runs" in capsys.readouterr().err
+    assert f"no run was given, and there is none in {tmp_path}/runs" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="a run folder; there is none in"):
         named_run.existing(Path("runs/a-001"))
 

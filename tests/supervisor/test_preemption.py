@@ -181,8 +181,8 @@ def test_trouble_is_told_once_and_the_notice_comes_all_the_same(
             time.sleep(60)
     told = events(tmp_path)
     assert len(told) == 2
-    assert "answers 500; it is asked again" in told[0]
-    assert told[1].endswith("says 'TRUE': this machine will be taken away")
+    assert "answers 500; retrying" in told[0]
+    assert told[1].endswith("says 'TRUE': this machine will be shut down")
     # What the provider sends next is no second signal: it must not break into the save.
     os.kill(os.getpid(), signal.SIGTERM)
     assert signals.received == "SIGTERM"

@@ -41,7 +41,7 @@ def test_a_row_is_left_out(tmp_path: Path) -> None:
 
 def test_a_manifest_is_not_whole(tmp_path: Path) -> None:
     (tmp_path / checkpoint.MANIFEST).write_text(DEEP)
-    assert checkpoint.verify(tmp_path) == f"{checkpoint.MANIFEST} is missing or not whole"
+    assert checkpoint.verify(tmp_path) == f"{checkpoint.MANIFEST} is missing or incomplete"
 
 
 @pytest.mark.parametrize("load", [plan.load, facts.load])

@@ -125,8 +125,8 @@ def test_a_few_skipped_steps_are_ordinary_and_the_scale_is_on_record(tmp_path: P
 def test_a_collapse_ends_the_run_with_advice(tmp_path: Path) -> None:
     with pytest.raises(NumericsError) as caught:
         fit(tmp_path, "fp16: {min_scale: 4096.0}", range(3, 40))
-    assert caught.value.given == "the fp16 scaler has collapsed: scale 2048, 5 skipped steps in a row"
-    assert caught.value.action.endswith("go over to fp32 by itself: train.fp16: {fallback: fp32}")
+    assert caught.value.given == "the fp16 loss scale has collapsed to 2048 after 5 skipped steps in a row"
+    assert caught.value.action.endswith("switch to fp32: train.fp16: {fallback: fp32}")
 
 
 @pytest.fixture
@@ -139,8 +139,8 @@ def fallen(tmp_path: Path) -> run.Run:
 def test_a_collapse_goes_on_in_fp32_if_the_job_says_so(tmp_path: Path, fallen: run.Run) -> None:
     (event,) = [row for row in rows(tmp_path, "events.jsonl") if row["kind"] == "precision"]
     assert event["text"] == (
-        "the fp16 scaler has collapsed: scale 2048, 5 skipped steps in a row; back to step-0, and "
-        "on in fp32 from there, as train.fp16.fallback asks"
+        "the fp16 loss scale has collapsed to 2048 after 5 skipped steps in a row; back to step-0, "
+        "continuing in fp32 (train.fp16.fallback)"
     )
     (tmp_path / "plain").mkdir()
     plain = tiny.assembled(tmp_path / "plain", tiny.job())

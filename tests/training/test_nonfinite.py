@@ -128,7 +128,7 @@ def test_three_in_a_row_go_back_and_leave_the_batches_out(tmp_path: Path) -> Non
     assert made.numerics.rollbacks == 1
     assert made.numerics.skip == {(1, 0), (1, 1), (1, 2)}
     (text,) = [row["text"] for row in rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
-    assert "3 steps in a row were not finite; samples [" in text
+    assert "3 steps in a row had a loss or gradient that is not finite; samples [" in text
     assert "back to step-0" in text
     assert "epoch 2 batch 1, epoch 2 batch 2, epoch 2 batch 3" in text
     steps = [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
@@ -137,7 +137,7 @@ def test_three_in_a_row_go_back_and_leave_the_batches_out(tmp_path: Path) -> Non
 
 
 def test_the_second_time_is_the_end(tmp_path: Path) -> None:
-    with pytest.raises(NumericsError, match="the run has gone back once already"):
+    with pytest.raises(NumericsError, match="the run has already been rolled back once"):
         fit(tmp_path, at_steps(2, 3, 4, 9, 10, 11, action=nan_input))
     assert_all_finite(tmp_path)
 
@@ -215,7 +215,7 @@ def test_a_spike_goes_back_and_leaves_its_batch_out(tmp_path: Path) -> None:
     assert (made.numerics.rollbacks, made.numerics.skip) == (1, {(15, 2)})
     (text,) = [row["text"] for row in rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
     assert "the loss jumped to" in text
-    assert text.endswith("; back to step-0, batches left out: epoch 16 batch 3")
+    assert text.endswith("; back to step-0, skipping batches: epoch 16 batch 3")
     ids = made.batches.order(15, 2)[0].tolist()
     assert f"samples {ids}; back" in text
     steps = [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
@@ -243,7 +243,7 @@ def test_a_spike_is_seen_after_a_resume_too(tmp_path: Path) -> None:
     made.metrics = MetricsLog(tmp_path / "b", after=62, epoch=15)
     loop.fit(made, Saver(made), Still())  # type: ignore[arg-type]
     made.metrics.close()
-    assert "back to step-62, batches left out: epoch 16 batch 3" in rows(tmp_path / "b", "events.jsonl")[-1]["text"]
+    assert "back to step-62, skipping batches: epoch 16 batch 3" in rows(tmp_path / "b", "events.jsonl")[-1]["text"]
     assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in peace.model.state_dict().items())
 
 
@@ -254,7 +254,7 @@ def _stop_at(made: run.Run, step: int) -> None:
 
 
 def test_the_second_spike_is_the_end(tmp_path: Path) -> None:
-    with pytest.raises(NumericsError, match=r"the loss jumped .*, and the run has gone back once already"):
+    with pytest.raises(NumericsError, match=r"the loss jumped .*, and the run has already been rolled back once"):
         fit(tmp_path, outlier((15, 2), (17, 0)), BACK, epochs=20)
     assert_all_finite(tmp_path)
 
@@ -328,7 +328,7 @@ def test_memory_that_runs_out_in_the_middle_of_an_update(tmp_path: Path) -> None
     texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
     assert texts == [
         "out of memory with micro-batch 16; continuing with 8, same batch size",
-        "memory ran out in the middle of an update; back to step-0",
+        "out of memory in the middle of an update; back to step-0",
     ]
     (tmp_path / "b").mkdir()
     named, _ = fit(tmp_path / "b", lambda made: setattr(made.step, "micro_batch", 8))
@@ -351,8 +351,8 @@ def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
     assert made.step.micro_batch is None
     texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
     assert texts[:2] == [
-        "memory ran out in the evaluation with 64 samples at a time; again with 32",
-        "memory ran out in the evaluation with 32 samples at a time; again with 16",
+        "out of memory in the evaluation with batches of 64; retrying with 32",
+        "out of memory in the evaluation with batches of 32; retrying with 16",
     ]
     plain, _ = fit(tmp_path / "b", lambda made: None)
     assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in plain.model.state_dict().items())
@@ -361,7 +361,7 @@ def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
 def test_memory_that_is_short_for_one_sample(tmp_path: Path) -> None:
     from runtime.errors import OutOfMemory
 
-    with pytest.raises(OutOfMemory, match="memory ran out with one sample at a time"):
+    with pytest.raises(OutOfMemory, match="out of memory with micro-batch 1"):
         fit(tmp_path, exhausted(0))
 
 

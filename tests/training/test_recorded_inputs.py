@@ -382,7 +382,7 @@ def test_a_folder_of_an_older_version_goes_on_and_is_recorded(
     (folder / "run" / "data.json").unlink()
     (folder / "run" / "preprocessing.json").unlink()
     assert outcome(folder) == "the same"
-    assert "did not record its data: what has changed in it since cannot be seen" in capsys.readouterr().out
+    assert "did not record its data, so changes of the data cannot be detected" in capsys.readouterr().out
     assert (folder / "run" / "data.json").exists()
 
 

@@ -74,14 +74,14 @@ def test_the_same_bits_as_naming_the_number(tmp_path: Path) -> None:
 def test_other_commands_want_a_number(tmp_path: Path, words: list[str]) -> None:
     done = drivetrain(tmp_path, *words, str(written(tmp_path)))
     assert done.returncode == 2
-    assert f"train.batch_size: is auto, which {words[0]} does not measure" in done.stderr
+    assert f"train.batch_size: is auto, which {words[0]} cannot measure" in done.stderr
 
 
 def test_from_python_it_must_be_a_number() -> None:
     import torch
 
     data = torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.zeros(8, dtype=torch.long))
-    with pytest.raises(SpecError, match=r"batch_size: is auto, which runtime.train does not measure"):
+    with pytest.raises(SpecError, match=r"batch_size: is auto, which runtime.train cannot measure"):
         runtime.train(torch.nn.Linear(2, 2), data, data, name="x", batch_size="auto")
 
 

@@ -69,7 +69,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_without_what_kills_it(tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
     told = next(line for line in done.stdout.splitlines() if line.startswith("crash: "))
     assert told.startswith(
-        "crash: the trainer died of SIGSEGV inside a kernel, at my_model.py:15 in forward; in force were "
+        "crash: the trainer crashed with SIGSEGV inside a kernel, at my_model.py:15 in forward; active optimizations: "
     )
     assert "channels_last true" in told
     assert "`--new --set optimize.channels_last=false`" in told
@@ -88,7 +88,7 @@ def test_a_run_that_dies_with_everything_off_too_ends_with_9(tmp_path: Path) -> 
     assert done.returncode == 9, done.stdout + done.stderr
     assert done.stdout.count("crash: ") == 1
     assert (
-        "the trainer died of SIGSEGV inside a kernel, at my_model.py:15 in forward, with every optimization off\n"
+        "the trainer crashed with SIGSEGV inside a kernel, at my_model.py:15 in forward, with every optimization off\n"
         "  possible: kernels of torch" in done.stderr
     )
     assert "my_model.py" in (tmp_path / "runs" / "tiny-001" / "crash.txt").read_text()
@@ -100,7 +100,7 @@ def test_a_run_that_dies_with_everything_off_too_ends_with_9(tmp_path: Path) -> 
 def test_a_run_of_several_processes(tmp_path: Path) -> None:
     done = trained(tmp_path, ODD + " and os.environ['DRIVETRAIN_RANK'] == '1'", "--set", "limits.processes=2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "crash: the trainer died of SIGSEGV inside a kernel, at my_model.py:15 in forward" in done.stdout
+    assert "crash: the trainer crashed with SIGSEGV inside a kernel, at my_model.py:15 in forward" in done.stdout
 
 
 def test_what_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
@@ -121,7 +121,7 @@ def test_a_trainer_that_dies_while_it_measures_is_tried_without(
     assert attempted(trainers, monkeypatch) == 0
     assert trainers.words == [[], ["--measured"]]
     assert trainers.plans[0] == trainers.plans[1]
-    assert "before its first step; again without measuring" in (folder / "events.jsonl").read_text()
+    assert "before its first step; restarting without measuring" in (folder / "events.jsonl").read_text()
 
 
 @pytest.mark.parametrize("code", [134, 135, 132, 136])
@@ -177,7 +177,7 @@ def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         == 0
     )
     assert (
-        "crash: runtime.tuning.processes.memory_profile died of SIGSEGV inside a kernel; in force were "
+        "crash: runtime.tuning.processes.memory_profile crashed with SIGSEGV inside a kernel; active optimizations: "
         in capsys.readouterr().out
     )
     assert plan.load(tmp_path / "plan.json").value("channels_last") is False

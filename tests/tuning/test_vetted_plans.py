@@ -119,14 +119,14 @@ def test_what_is_right_for_one_job_is_not_taken_where_its_numbers_are_wrong(
     wrong_where(monkeypatch, lambda tuner, made: made.value("channels_last") == faster)
     monkeypatch.setattr(variants, "all_off", lambda made, quiet: made.with_values({"channels_last": not faster}))
     found, said = measured(tmp_path, *other)
-    assert "measured before, on 2026-11-21, with other data or settings; with these its numbers are wrong (" in said
+    assert "measured before, on 2026-11-21, with other data or settings; with these settings the loss differs (" in said
     assert "channels_last" not in found or found["channels_last"].value is not faster
 
 
 def test_a_veto_does_not_outlive_the_settings_that_it_was_seen_with(tmp_path: Path) -> None:
     known(tmp_path, text="false vetoed: loss 3 at step 1, 1 with everything off")
     found, said = measured(tmp_path, tiny.job(optimize=MEASURED))
-    assert "which vetoed a value of channels_last; measured again" in said
+    assert "which rejected a value of channels_last; measuring again" in said
     assert not [row for row in found.values() if row.vetoed]
 
 
@@ -166,7 +166,7 @@ def test_what_the_job_asks_for_is_told_where_its_numbers_are_others(
     wrong_where(monkeypatch, lambda tuner, made: made.value("fused_optimizer") is True)
     said = list[str]()
     assert contest(tmp_path, tiny.job(optimize="compile: false, fused_optimizer: true"), said).found == {}
-    assert said[0].startswith("warning: what the job asks for computes other numbers: ")
+    assert said[0].startswith("warning: the settings of the job change the loss: ")
 
 
 def test_what_we_would_do_is_checked_in_every_run_that_measures(

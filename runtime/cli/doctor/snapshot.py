@@ -62,7 +62,7 @@ def gather(runs: Path = Path("runs")) -> Snapshot:
     )
 
 
-def loaded() -> dict[str, object]:
+def loaded() -> dict[str, Any]:
     """What torch says of itself in a process of its own; empty if it cannot be loaded."""
     found: dict[str, Any] = json.loads(
         run([sys.executable, "-m", "runtime.cli.doctor.torch_process"], TORCH_PATIENCE) or "{}"

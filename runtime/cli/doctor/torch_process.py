@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 
-def loaded() -> dict[str, object]:
+def loaded() -> dict[str, Any]:
     """Threads, instruction set, GPUs, and each OpenMP and BLAS library with its version and threads."""
     import torch
     from threadpoolctl import threadpool_info

@@ -88,11 +88,13 @@ def arrays(values: tuple[Any, ...], name: str, inputs: int | None, rows: Tensor 
     return ArraySplit(name, tuple(tensors if bare else tensors[:-1]), None if bare else tensors[-1], rows)
 
 
-def _tensor(value: object, name: str) -> Tensor:
+def _tensor(value: Any, name: str) -> Tensor:
     """A tensor that shares memory with any kind of array; checks for NaN and infinite values."""
     tensor = value.detach().cpu() if isinstance(value, Tensor) else _converted(value, name)
     if tensor.is_complex():
-        raise DataError(f"{name}: holds complex numbers", "real numbers", "give real and imaginary part as two")
+        raise DataError(
+            f"{name}: holds complex numbers", "real numbers", "pass the real and imaginary parts as two numbers"
+        )
     if tensor.ndim == 0:
         raise DataError(f"{name}: is a single number", "one entry for each sample", "give an array")
     if tensor.is_floating_point() and tensor.numel() and not bool(torch.isfinite(torch.stack(tensor.aminmax())).all()):
@@ -100,16 +102,18 @@ def _tensor(value: object, name: str) -> Tensor:
         raise DataError(
             f"{name}: sample {int(bad.nonzero()[0])} has NaN or infinite values",
             "finite numbers",
-            "leave such samples out, or fill the values",
+            "remove these samples, or fill in the values",
         )
     return tensor
 
 
-def _converted(value: object, name: str) -> Tensor:
+def _converted(value: Any, name: str) -> Tensor:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise DataError(f"{name}: is no array: {error}", FORMS, "make all its rows of one length") from None
+        raise DataError(
+            f"{name}: cannot be converted to an array: {error}", FORMS, "give all its rows the same length"
+        ) from None
     if array.dtype.kind not in "biuf":
         raise DataError(f"{name}: is {described(value)} with values of type {array.dtype}", "numbers", "convert it")
     with warnings.catch_warnings():
@@ -119,7 +123,7 @@ def _converted(value: object, name: str) -> Tensor:
 
 
 def empty(name: str) -> DataError:
-    return DataError(f"{name}: has no samples", "at least one sample", "look at how it is selected")
+    return DataError(f"{name}: has no samples", "at least one sample", "check how the samples are selected")
 
 
 def described(value: Any) -> str:

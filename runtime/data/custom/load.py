@@ -21,7 +21,7 @@ from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 from runtime.job.custom import CustomJob, CustomTask
 
-LINES = "correct these lines"
+LINES = "fix these lines"
 
 
 def load(job: CustomJob) -> Dataset:
@@ -106,16 +106,20 @@ def as_float32(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
 
 
 def _goal(head: Head, kind: str) -> str:
-    what = f"{head.outputs} {kind}" if kind != "other" else "compared by your loss alone: no other metric"
+    what = (
+        f"{head.outputs} {kind}"
+        if kind != "other"
+        else "no built-in metric for these targets: runs are compared by your loss"
+    )
     return f"targets: {what}"
 
 
 def _way(train: Items, names: tuple[str, ...] | None, kind: str) -> list[str]:
     if isinstance(train, ArraySplit):
         return []
-    notes = ["the dataset gives one sample at a time, collated batch by batch"]
+    notes = ["the dataset returns one sample at a time; batches are collated while training"]
     if kind == "classes" and names is None:
-        notes.append("every target was looked at once to count the classes; `names` spares that")
+        notes.append("every target was read once to count the classes; set `names` to skip this")
     return notes
 
 
@@ -139,13 +143,13 @@ def read(
     name = f"{reader['function']}() in {reader['file']}" if reader else str(paths[0])
     split = opened(found, name, 0, len(shapes))
     if labelled and _bare(split):
-        raise DataError(f"{name}: the samples have no targets", "samples with targets", "give them, or use `predict`")
+        raise DataError(f"{name}: the samples have no targets", "samples with targets", "add targets, or use `predict`")
     given = [tuple(x.shape[1:]) for x in split.gather(np.arange(1))]
     if [len(shape) for shape in given] != [len(shape) for shape in shapes]:
         raise DataError(
             f"{name}: inputs have the shapes {_listed(given)}",
             f"as in training: {_listed(shapes)}",
-            "give what the network was trained on",
+            "use inputs of the shape that the network was trained on",
         )
     kind = preprocessing["targets"]
     most = target_kinds.highest(kind, len(heads[""].classes))
@@ -155,7 +159,7 @@ def read(
     return NewSamples(split, as_float32)
 
 
-def _called(reader: Mapping[str, Any], paths: Sequence[Path], preprocessing: Mapping[str, Any]) -> object:
+def _called(reader: Mapping[str, Any], paths: Sequence[Path], preprocessing: Mapping[str, Any]) -> Any:
     name, code = f"{reader['function']}() in {reader['file']}", user_code.allowed(Path(preprocessing["code"]))
     with blamed(lambda told: DataError(f"{name} raised {told}", "", LINES)):
         return code.call(reader["file"], reader["function"], {}, reader["arguments"], [list(paths)])[0]
@@ -169,8 +173,8 @@ def _arrays(paths: Sequence[Path], count: int, labelled: bool) -> tuple[Any, ...
     return tuple(np.concatenate(same) for same in zip(*parts, strict=True))
 
 
-def _npz(path: Path, keys: Sequence[str]) -> list[object]:
-    form = f"an .npz with {', '.join(keys)}; or name a `reader` under data: before training"
+def _npz(path: Path, keys: Sequence[str]) -> list[Any]:
+    form = f"an .npz with {', '.join(keys)}; or your own `reader` under data:, set before training"
     try:
         with np.load(path, allow_pickle=False) as content:
             lost = [key for key in keys if key not in content]
@@ -193,7 +197,7 @@ def _check_targets(split: ArraySplit, most: int) -> None:
         raise DataError(
             f"{split.name}: targets go from {targets.min():g} to {targets.max():g}",
             f"targets from 0 to {most}, as in training",
-            "take out samples of other classes",
+            "remove samples of other classes",
         )
 
 

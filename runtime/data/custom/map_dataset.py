@@ -65,7 +65,7 @@ class ItemSplit:
             raise DataError(
                 f"{self.name}: a target is {wrong:g}",
                 f"targets from 0 to {self.highest}, as at the start",
-                "correct the dataset, or give data.names and data.targets",
+                "fix the dataset, or set data.names and data.targets",
             )
         return inputs, {"": self.convert(raw)}
 
@@ -113,7 +113,7 @@ class ItemSplit:
     def _collated(self, ids: Ids) -> tuple[Inputs, Tensor | None]:
         _seed(stateless_random.key(self.seed, "items", self.name, ids.tobytes().hex()))
         at = 0
-        with blamed(lambda told: DataError(f"{self.name}: sample {at} raised {told}", "", "correct these lines")):
+        with blamed(lambda told: DataError(f"{self.name}: sample {at} raised {told}", "", "fix these lines")):
             items = [self.dataset[(at := index)] for index in ids.tolist()]
         try:
             made: Any = default_collate(items)
@@ -152,7 +152,7 @@ class ItemSplit:
         shapes = [", ".join(str(tuple(np.shape(value))) for value in values) for values in parts]
         other = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
         if other is None:
-            return DataError(f"{self.name}: samples cannot be put into a batch: {why}", ITEM, "correct the dataset")
+            return DataError(f"{self.name}: samples cannot be put into a batch: {why}", ITEM, "fix the dataset")
         return DataError(
             f"{self.name}: samples {ids[0]} and {ids[other]} differ in shape: {shapes[0]} and {shapes[other]}",
             "inputs and targets of one shape",
@@ -186,9 +186,9 @@ def opened(value: Any, name: str, seed: int, inputs: int | None = None) -> Items
     if isinstance(value, IterableDataset | DataLoader) or not (
         hasattr(value, "__getitem__") and hasattr(value, "__len__")
     ):
-        hint = "give its dataset" if isinstance(value, DataLoader) else "write __len__ and __getitem__"
-        raise DataError(f"{name}: is {described(value)}, which gives no sample by its number", FORMS, hint)
-    with blamed(lambda told: DataError(f"{name}: len() raised {told}", FORMS, "correct these lines")):
+        hint = "pass its dataset" if isinstance(value, DataLoader) else "write __len__ and __getitem__"
+        raise DataError(f"{name}: is {described(value)}, which has no __getitem__ or no __len__", FORMS, hint)
+    with blamed(lambda told: DataError(f"{name}: len() raised {told}", FORMS, "fix these lines")):
         size = len(value)
     if not size:
         raise empty(name)

@@ -106,7 +106,7 @@ def _check(job: CustomTask, targets: Tensor, kind: str) -> None:
     if kind == "other" and job.train.loss is None:
         given = f"is missing, and the targets are {shape}"
         raise SpecError(
-            [job.problem(("train", "loss"), given, "no built-in loss goes with them", "give a loss of your own")]
+            [job.problem(("train", "loss"), given, "no built-in loss fits these targets", "write a loss of your own")]
         )
 
 
@@ -117,7 +117,9 @@ def _type(targets: Tensor) -> str:
 def _check_asked(job: CustomTask, kind: str, targets: Tensor) -> None:
     """Check that loss, class weights and watched metrics of the job fit the targets."""
     found: list[Problem] = []
-    what = f"the targets are {kind} ({_type(targets)})" if kind != "other" else "the targets are of no known kind"
+    what = (
+        f"the targets are {kind} ({_type(targets)})" if kind != "other" else "the kind of the targets is not recognized"
+    )
     loss = job.train.loss
     if loss is not None and not job.has_own_loss() and loss.name not in LOSSES[kind]:
         path = job.document.nearest(("train", "loss", "name"))
@@ -159,4 +161,4 @@ def unseen(train: Items, head: Head) -> list[str]:
     if isinstance(train, ItemSplit) or not head.classes or head.several:
         return []
     lost = sorted(set(range(len(head.classes))) - set(torch.unique(train.targets[""]).tolist()))
-    return [f"no training sample of the classes {listed([head.classes[i] for i in lost])}"] * bool(lost)
+    return [f"the training data has no sample of the classes {listed([head.classes[i] for i in lost])}"] * bool(lost)

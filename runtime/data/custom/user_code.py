@@ -48,10 +48,10 @@ class Code(MetaPathFinder):
         self,
         file: str,
         name: str,
-        arguments: Mapping[str, object],
-        offered: Mapping[str, object] | None = None,
-        given: Sequence[object] = (),
-    ) -> tuple[object, dict[str, object]]:
+        arguments: Mapping[str, Any],
+        offered: Mapping[str, Any] | None = None,
+        given: Sequence[Any] = (),
+    ) -> tuple[Any, dict[str, Any]]:
         """Call a function of a file.
 
         Args:
@@ -71,7 +71,7 @@ class Code(MetaPathFinder):
             every = dict(arguments) | _wanted(function, arguments, offered or {})
             return function(*given, **every), every
 
-    def __deepcopy__(self, memo: object) -> Code:
+    def __deepcopy__(self, memo: Any) -> Code:
         return self
 
     def digests(self) -> dict[str, str]:
@@ -85,7 +85,7 @@ class Code(MetaPathFinder):
             CheckpointError: if its digest is not the expected one.
         """
         if not path.resolve().is_relative_to(self.folder):
-            raise CheckpointError(f"{path} lies outside of {self.folder}", "code inside this folder", "copy it there")
+            raise CheckpointError(f"{path} is outside {self.folder}", "code inside this folder", "copy it there")
         name, content = path.relative_to(self.folder).as_posix(), path.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         if self.expected is not None and self.expected.get(name) != digest:
@@ -93,7 +93,7 @@ class Code(MetaPathFinder):
             raise CheckpointError(
                 f"{path} has SHA-256 {digest[:12]}..., {wanted}",
                 "the files that the model was trained with",
-                "restore it from the run's own copy",
+                "restore it from the copy in the run folder",
             )
         self.sources[name] = content
         return content
@@ -192,16 +192,14 @@ def allowed(folder: Path) -> Code:
     """
     if folder.resolve() not in _codes:
         raise CheckpointError(
-            f"{folder} holds code that nobody has agreed to run",
-            "a model that was loaded as a whole",
+            f"{folder} contains code that is not approved to run",
+            "a model loaded with its code approved",
             "load the model first",
         )
     return _codes[folder.resolve()]
 
 
-def _wanted(
-    function: Callable[..., object], arguments: Mapping[str, object], offered: Mapping[str, object]
-) -> dict[str, object]:
+def _wanted(function: Callable[..., Any], arguments: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
     try:
         names = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -231,7 +229,7 @@ def remember(run: Path, code: Code) -> None:
     changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     if changed:
         raise CheckpointError(
-            f"{run} is unfinished and was started with another {', '.join(changed)}",
+            f"{run} is unfinished and was started with a different {', '.join(changed)}",
             "the files that the run was started with",
             "undo the change, or start a new run with --new",
         )

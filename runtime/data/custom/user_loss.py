@@ -16,7 +16,7 @@ from runtime.job.custom import CustomJob, CustomLossSpec
 Refuse = Callable[[str, str, str], SpecError]
 """(given, possible, do) -> the error."""
 POSSIBLE = "one term per sample, shape (N,), or their mean as a scalar"
-LINES = "correct these lines"
+LINES = "fix these lines"
 
 
 class CustomTerms:
@@ -39,8 +39,8 @@ class CustomTerms:
             raise refuse(f"{name} is {described(function)}", "a callable of (outputs, targets)", "return a callable")
         if isinstance(function, nn.Module) and any(p.requires_grad for p in function.parameters()):
             raise refuse(
-                f"{name} has trainable parameters, which no optimizer would see",
-                "parameters that are part of the network",
+                f"{name} has trainable parameters, which the optimizer does not update",
+                "parameters inside the network",
                 "move them into the network",
             )
 
@@ -54,13 +54,13 @@ class CustomTerms:
             raise self.refuse(
                 f"{self.name} gives shape {tuple(found.shape)} for {len(targets)} samples",
                 POSSIBLE,
-                "take the mean over everything but the samples",
+                "average over every dimension except the samples",
             )
         if outputs.requires_grad and not found.requires_grad:
             raise self.refuse(
-                f"{self.name} gives a value that no gradient flows through",
+                f"{self.name} returns a value without a gradient",
                 "a differentiable loss",
-                "leave out detach(), item() and argmax()",
+                "remove detach(), item() and argmax()",
             )
         return found.expand(len(targets)) if found.ndim == 0 else found
 

@@ -56,7 +56,7 @@ def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> A
     return table
 
 
-def _parsing(path: Path, **options: object) -> object:
+def _parsing(path: Path, **options: Any) -> Any:
     from pyarrow import csv
 
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
@@ -136,7 +136,7 @@ def _check_last(path: Path, key: str, table: Any) -> None:
         closed = file.read().rstrip().endswith(b'"')
     if not closed:
         raise DataError(
-            f"{key}: {path} row {len(table):,}: a quote is not closed, so the rest of the file is one cell",
+            f"{key}: {path} row {len(table):,}: a quote is not closed, so the rest of the file is read as one cell",
             'quotes in pairs; a quote inside of a cell is written ""',
             "close it",
         )

@@ -32,7 +32,7 @@ def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> A
     return table.select(list(columns))
 
 
-def _table(path: Path, key: str, schema: object = None) -> Any:
+def _table(path: Path, key: str, schema: Any = None) -> Any:
     from pyarrow import ArrowInvalid
     from pyarrow import json as reader
 
@@ -67,7 +67,7 @@ def _check_lines(path: Path, key: str) -> None:
                     raise DataError(given, "one type for each key", "write all of them as text, or as numbers")
 
 
-def _kind(cell: object) -> str:
+def _kind(cell: Any) -> str:
     names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
     return names.get(type(cell), "")
 
@@ -77,4 +77,4 @@ def _start(line: bytes) -> str:
 
 
 def _error(given: str) -> DataError:
-    return DataError(given, 'one JSON object in each line: {"text": "...", "label": "..."}', "mend the line")
+    return DataError(given, 'one JSON object in each line: {"text": "...", "label": "..."}', "fix the line")

@@ -17,7 +17,7 @@ def member(file: Any, name: str) -> npt.NDArray[Any]:
     try:
         value = file[name]
     except MemoryError as error:
-        raise ValueError(f"{name} does not fit into memory: {str(error) or 'none is left'}") from None
+        raise ValueError(f"{name} does not fit into memory: {str(error) or 'out of memory'}") from None
     if not isinstance(value, np.ndarray):
-        raise ValueError(f"{name} is no array")
+        raise ValueError(f"{name} is not an array")
     return value

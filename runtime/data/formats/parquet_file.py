@@ -18,8 +18,8 @@ def names(path: Path, key: str) -> list[str]:
     except ArrowInvalid as error:
         if "magic bytes" in str(error):
             raise DataError(
-                f"{key}: {path} is no Parquet file, or only a part of one",
-                "a whole Parquet file",
+                f"{key}: {path} is not a Parquet file, or is incomplete",
+                "a complete Parquet file",
                 "copy or write it again",
             ) from None
         raise

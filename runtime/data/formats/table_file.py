@@ -108,7 +108,7 @@ def _kind(path: Path, key: str) -> ModuleType:
     suffix = path.suffix.lower()
     if suffix not in _KINDS:
         raise DataError(
-            f"{key}: {path} is of no known kind", POSSIBLE, f"name a file that ends in {', '.join(SUFFIXES)}"
+            f"{key}: {path} has an unknown file type", POSSIBLE, f"name a file that ends in {', '.join(SUFFIXES)}"
         )
     if path.exists() and path.stat().st_size == 0:
         raise DataError(f"{key}: {path} is empty (0 bytes)", POSSIBLE, "check how the file was written")
@@ -136,7 +136,7 @@ def _check_names(names: list[str], path: Path, key: str) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(
-            f"{key}: {path} has several columns of the name {listed(twice)}",
+            f"{key}: {path} has several columns named {listed(twice)}",
             "one column of each name",
             "rename or remove the others",
         )
@@ -144,8 +144,8 @@ def _check_names(names: list[str], path: Path, key: str) -> None:
         number = next(i for i, name in enumerate(names, start=1) if not name.strip())
         raise DataError(
             f"{key}: column {number} of {path} has no name",
-            "a name for each column",
-            "name or remove it; pandas writes its index so: use to_csv(..., index=False)",
+            "a name for every column",
+            "name or remove it; a pandas index is written this way: use to_csv(..., index=False)",
         )
 
 

@@ -58,7 +58,7 @@ def _not_utf8(path: Path, key: str, bad: list[tuple[int, bytes]], accented: int)
         return DataError(
             f"{given}; {mixed}",
             "a file in UTF-8 throughout",
-            "write the file again from its sources, all of it in UTF-8",
+            "export the file again, all of it in UTF-8",
         )
     return _error(given, path, name)
 

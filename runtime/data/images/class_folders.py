@@ -47,14 +47,14 @@ def read(folder: Path, key: str) -> FolderListing:
     loose = [entry.name for entry in top if not _is_folder(entry) and _is_image(entry.name)]
     if not listing.names:
         raise DataError(
-            f"{key}: {folder} has no images in class folders ({len(loose):,} images lie outside of them)",
+            f"{key}: {folder} has no images in class folders ({len(loose):,} images are outside of class folders)",
             f"one folder per class with files of the kinds {' '.join(EXTENSIONS)}",
             "move the images into one folder per class, or write a manifest",
         )
     if empty:
-        listing.notes.append(f"{folder}: folders without images are no classes: {listed(empty)}")
+        listing.notes.append(f"{folder}: folders without images are ignored: {listed(empty)}")
     if loose:
-        listing.notes.append(f"{folder}: {len(loose):,} images outside of class folders are left out: {listed(loose)}")
+        listing.notes.append(f"{folder}: {len(loose):,} images outside of class folders are skipped: {listed(loose)}")
     listing.notes += passed.notes(folder)
     return listing
 
@@ -69,9 +69,9 @@ class _SkippedFiles:
     def notes(self, folder: Path) -> Iterator[str]:
         if self.kinds:
             counts = [f"{count:,} {kind or 'without extension'}" for kind, count in sorted(self.kinds.items())]
-            yield f"{folder}: files that are no images by their name are left out: {listed(counts)}"
+            yield f"{folder}: files without an image extension are skipped: {listed(counts)}"
         if self.loops:
-            yield f"{folder}: links that lead back to a folder above are not followed: {listed(self.loops)}"
+            yield f"{folder}: symbolic links to a parent folder are not followed: {listed(self.loops)}"
 
 
 def _images(root: Path, place: str, above: tuple[str, ...], passed: _SkippedFiles, key: str) -> Iterator[str]:
@@ -99,7 +99,7 @@ def _entries(folder: Path, key: str) -> list[os.DirEntry[str]]:
         raise DataError(
             f"{key}: {folder} cannot be listed: {(error.strerror or str(error)).lower()}",
             "a folder that this user may read",
-            "give this user the right",
+            "give this user read permission",
         ) from None
 
 
@@ -118,7 +118,7 @@ def _is_image(name: str) -> bool:
 def _check_parts(folder: Path, classes: list[str], key: str) -> None:
     if len(classes) > 1 and all(name.lower() in _PARTS for name in classes):
         raise DataError(
-            f"{key}: the folders of {folder} are parts of a data set, not classes: {listed(classes)}",
+            f"{key}: the folders of {folder} are splits of a data set, not classes: {listed(classes)}",
             "a folder with one folder per class",
             f"name the parts: data.train: .../{max(classes, key=_is_train)}, "
             f"data.validation: .../{min(classes, key=_is_train)}",

@@ -170,7 +170,7 @@ def _flat(image: Image.Image, mode: str) -> Image.Image:
     if image.mode.startswith("I;16"):
         image = Image.fromarray(np.rint(np.asarray(image, np.float32) / 257).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        raise UnreadableImage("32-bit pixels, whose range is not known; save it with 8 or 16 bits")
+        raise UnreadableImage("32-bit pixels with an unknown range; save it with 8 or 16 bits")
     elif image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

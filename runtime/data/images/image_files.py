@@ -92,5 +92,5 @@ def _pixels(path: str, size: int, channels: int, fit: str) -> npt.NDArray[np.uin
         raise DataError(
             f"{path}: {reason}",
             "it could be decoded when the run began",
-            "restore the file; a run started now leaves it out",
+            "restore the file; a new run would skip it",
         ) from None

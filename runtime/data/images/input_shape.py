@@ -24,16 +24,16 @@ def choose_size(asked: int | str, short_sides: npt.NDArray[np.int64], exact: boo
         exact: whether all images have one size, as in an array, so that it can be kept.
     """
     if isinstance(asked, int):
-        return asked, "the job asks for it"
+        return asked, "set in the job file"
     middle = float(np.median(short_sides))
     if exact:
-        return int(middle), "the arrays have it"
+        return int(middle), "the size of the arrays"
     size = int(np.clip(round(middle / GRID) * GRID, SMALLEST, LARGEST))
-    return size, f"half of the images have a short side of {middle:g} or more; a multiple of {GRID}, at most {LARGEST}"
+    return size, f"the median short side is {middle:g} pixels; rounded to a multiple of {GRID}, at most {LARGEST}"
 
 
 def choose_channels(asked: int | str, grey: bool) -> tuple[int, str]:
     """1 or 3 channels, and the reason."""
     if isinstance(asked, int):
-        return asked, "the job asks for it"
-    return (1, "every image is grey") if grey else (3, "there are images in colour")
+        return asked, "set in the job file"
+    return (1, "all images are grayscale") if grey else (3, "some images are in color")

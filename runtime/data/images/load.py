@@ -30,9 +30,9 @@ from runtime.pretrained import image_input
 from runtime.pretrained.image_input import Expected
 
 _BECOMES = {
-    "crop": "the ends of the long side are cut off (data.fit: crop); pad or squash keeps them",
-    "pad": "black bars fill the square (data.fit: pad)",
-    "squash": "they are squeezed into a square (data.fit: squash)",
+    "crop": "the ends of the long side are cropped (data.fit: crop); pad or squash keeps them",
+    "pad": "they are padded to a square with black bars (data.fit: pad)",
+    "squash": "they are resized to a square (data.fit: squash)",
 }
 MEASURED = 2000
 """Number of training images from which mean and standard deviation are computed."""
@@ -143,11 +143,11 @@ def _geometry(job: ImageJob, train: ImageSource, wanted: Expected | None) -> tup
         asked = wanted.size if job.data.image_size == "auto" and wanted.size else job.data.image_size
         size, why = input_shape.choose_size(asked, train.images.short_sides[train.rows], exact=False)
         if asked != job.data.image_size:
-            why = "the pretrained network was made for it"
+            why = "the input size of the pretrained network"
         return (
             size,
             wanted.channels,
-            [f"image_size {size}: {why}", f"channels {wanted.channels}: the network takes them"],
+            [f"image_size {size}: {why}", f"channels {wanted.channels}: required by the network"],
         )
     sides, grey = train.images.short_sides[train.rows], train.images.grey[train.rows]
     exact = isinstance(train.images, npz_images.ImageArrays)
@@ -170,13 +170,13 @@ def _divided(train: ImageSource, targets: npt.NDArray[np.int64], fraction: float
     counts = np.bincount(targets)
     if (counts == 1).any():
         alone = sorted({label for label, target in zip(train.used(), targets, strict=True) if counts[target] == 1})
-        train.notes.append(f"classes with one image, which stays in training: {labels.listed(alone)}")
+        train.notes.append(f"classes with a single image, which is used for training: {labels.listed(alone)}")
     kept, held = stratify.held_out(targets, fraction, seed)
     if not len(held):
         raise DataError(
-            f"{train.key}: every class has one image, so nothing is left for validation",
+            f"{train.key}: every class has only one image, so none is left for validation",
             "two images of a class or more",
-            "add images, or give data.validation a path",
+            "add images, or set data.validation to a path",
         )
     return (
         ImageSplit(train.images, train.rows[kept], targets[kept]),
@@ -190,9 +190,9 @@ def _apart(train: ImageSource, targets: npt.NDArray[np.int64], held: ImageSource
     seen, own = (part.images.gather(part.rows[:1]).dtype for part in (train, held))
     if seen == torch.uint8 and own != torch.uint8:
         raise DataError(
-            f"{held.key}: pixels are {own}, those of data.train are {seen}".replace("torch.", ""),
+            f"{held.key}: pixels are {own}, but those of data.train are {seen}".replace("torch.", ""),
             "the same type for both",
-            "write both files alike",
+            "write both files with the same pixel type",
         )
     return ImageSplit(train.images, train.rows, targets), ImageSplit(held.images, held.rows, known)
 
@@ -202,7 +202,9 @@ def _shared(train: ImageSource, held: ImageSource) -> list[str]:
     if not (isinstance(train.images, Files) and isinstance(held.images, Files)):
         return []
     both = train.images.whole_paths() & held.images.whole_paths()
-    return [f"{len(both):,} validation images are training images too: {labels.listed(sorted(both), 3)}"] * bool(both)
+    return [f"{len(both):,} validation images are also in the training data: {labels.listed(sorted(both), 3)}"] * bool(
+        both
+    )
 
 
 def _preparer(
@@ -215,9 +217,11 @@ def _preparer(
     mean, std = _statistics(raw, low, high)
     if wanted is not None and wanted.mean and wanted.std:
         mean, std = list(wanted.mean), list(wanted.std)
-    notes = [f"pixels from {low:g} to {high:g} become 0 to 1"] if (low, high) not in ((0, 1), (0, 255)) else []
+    notes = (
+        [f"pixel values from {low:g} to {high:g} are scaled to 0 to 1"] if (low, high) not in ((0, 1), (0, 255)) else []
+    )
     if 0 in std:
-        notes.append("a channel has the same value everywhere; it is centred and not scaled")
+        notes.append("one channel is constant; it is centered but not scaled")
     if wanted is not None:
         where = (
             "its preprocessor_config.json"

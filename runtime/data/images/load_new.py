@@ -79,9 +79,9 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
 def _arrays(paths: Sequence[Path], preparer: ImagePreprocessing, labelled: bool) -> _FoundImages:
     if len(paths) > 1:
         raise DataError(
-            f"{KEY}: {len(paths)} paths with an .npz among them",
-            "one .npz, or any number of others",
-            "give the .npz alone",
+            f"{KEY}: {len(paths)} input paths, one of them an .npz",
+            "a single .npz, or any number of other files",
+            "pass the .npz alone",
         )
     if labelled:
         images, names, broken, notes = npz_images.read(paths[0], KEY)
@@ -96,7 +96,7 @@ def _check_range(images: ImageArrays, preparer: ImagePreprocessing, path: Path) 
     """Refuse values in another range than in training, which would be scaled to almost nothing."""
     if images.pixels.is_floating_point() and preparer.high == 255 and float(images.pixels.max()) <= 1:
         raise DataError(
-            f"{KEY}: pixels of {path} lie between 0 and 1, those of training between 0 and 255",
+            f"{KEY}: pixels of {path} are between 0 and 1, but the training images were between 0 and 255",
             "the same range for both",
             "multiply by 255, and store them as uint8",
         )

@@ -115,7 +115,7 @@ def _arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArr
 
 def _reason(error: Exception) -> str:
     if "allow_pickle" in str(error) or "pickle" in str(error):
-        return "it holds Python objects (pickle), which are never loaded"
+        return "it contains Python objects (pickle), which are never loaded"
     return "it is empty" if isinstance(error, EOFError) else str(error) or type(error).__name__
 
 

@@ -68,7 +68,7 @@ def read(path: Path, data: ImageData, key: str) -> ImageSource:
         rows = manifest.read(path, data.path_column, data.label_column, key)
         found, broken = image_files.checked(os.path.dirname(path) or ".", rows.names)
         return _checked(key, found, rows.labels, broken, rows.bad, [], data)
-    raise DataError(f"{key}: {path} is of no known kind", KINDS, "give one of these")
+    raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")
 
 
 def _checked(

@@ -44,7 +44,11 @@ class SharedMemory:
         self.known[key] = split, fits
         if fits >= asked:
             return asked, ""
-        who = f"come from {fits} of {asked} loader workers" if fits else "are prepared without loader workers"
+        who = (
+            f"are prepared by {fits} instead of {asked} loader workers"
+            if fits
+            else "are prepared without loader workers"
+        )
         return fits, f"{PLACE} has {readable(room)} free: batches of {count:,} samples, {readable(batch)} each, {who}"
 
 

@@ -34,7 +34,7 @@ STARTS = 3
 """How often workers are started in an epoch."""
 NO_ROOM = errno.ENOSPC
 """Exit code of a worker that found no space in shared memory."""
-ALONE = "the trainer prepares its batches itself from now on"
+ALONE = "from now on the main process prepares the batches"
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class WorkerSettings:
         if hung:
             raise PeerError(
                 f"loader workers hung {STARTS} times, the last time at batch {done + 1}",
-                "data that can be read",
-                "look at the disk or network that the data is on, or set optimize.loader_workers: 0",
+                "data that can be read in time",
+                "check the disk or network that holds the data, or set optimize.loader_workers: 0",
             )
         yield from (source[ids] for ids in groups[done:])
 
     def _say(self, why: str, done: int, start: int) -> None:
-        follows = "new ones go on from there" if start < STARTS else "no new ones are started"
+        follows = "new workers continue from there" if start < STARTS else "no new workers are started"
         if start == STARTS and "hung" not in why:
             follows = ALONE
         self.tell(f"{why} before batch {done + 1}; {follows}")
@@ -153,9 +153,9 @@ class _WorkerPool:
                 process.join(0.5)
         lost = [process for process in self.processes if process.exitcode is not None]
         if any(process.exitcode == NO_ROOM for process in lost):
-            raise _SharedMemoryFull("a loader worker found no room in /dev/shm for its batch") from None
+            raise _SharedMemoryFull("a loader worker found no space in /dev/shm for its batch") from None
         if lost:
-            raise _WorkerLost(f"a loader worker was lost (exit {lost[0].exitcode})") from None
+            raise _WorkerLost(f"a loader worker died (exit {lost[0].exitcode})") from None
         if "timed out" not in str(error):
             raise error
         if waited >= self.patience:

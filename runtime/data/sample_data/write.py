@@ -33,12 +33,12 @@ def write(kind: str, folder: Path, size: int, seed: int) -> list[Path]:
         StorageError: if it cannot be written.
     """
     if size < LEAST:
-        raise SpecError(f"--size {size}", f"{LEAST} samples or more", "ask for more")
+        raise SpecError(f"--size {size}", f"{LEAST} samples or more", "raise --size")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         what = "not empty" if folder.is_dir() else "a file"
         raise SpecError(
             f"{folder} is {what}",
-            "a new or an empty folder, so that no other data gets mixed in",
+            "a new or empty folder, so that no other data is mixed in",
             "name another one, or remove it first",
         )
     make: Write = import_module(f"{__package__}.{KINDS[kind]}").write

@@ -47,7 +47,7 @@ def load(job: SeriesJob, settled: InputRecord | None = None) -> Dataset:
     ]
     if constant:
         names = ", ".join(stored["features"][i] if "features" in stored else f"channel {i}" for i in constant)
-        notes.append(f"one value in all training rows, so centred and not scaled: {names}")
+        notes.append(f"constant in the training rows, so centered but not scaled: {names}")
     stored |= {"kind": "series", "length": kept.length, "channels": len(scale.mean), **scale.to_json()}
     return Dataset(train, validation, {"": head}, stored, as_it_is, notes=notes)
 
@@ -117,9 +117,9 @@ def _arrays(job: SeriesJob, path: Path, classes: bool) -> tuple[WindowSplit, Win
     kept, held = stratify.held_out(strata, data.validation, job.train.seed)
     if not len(held):
         raise DataError(
-            f"data.train: {len(strata):,} usable windows, of which none is left for validation",
+            f"data.train: {len(strata):,} usable windows, too few to leave any for validation",
             "two windows or more, in a classification of one class",
-            "add some, or give data.validation a path",
+            "add data, or set data.validation to a path",
         )
     return train.taken(kept), replace(train.taken(held), notes=[])
 
@@ -130,7 +130,7 @@ def _new(path: Path, preprocessing: Mapping[str, Any], labelled: bool) -> Window
         raise DataError(
             f"{path}: the network was trained on {'arrays' if arrays else 'a long table'}",
             "an .npz with `x`" if arrays else "a .csv, .tsv, .jsonl or .parquet",
-            "give a file of that kind",
+            "use a file of that kind",
         )
     if arrays:
         cut = window_split.stacked(path, str(path), preprocessing["classes"], None, labelled=labelled)

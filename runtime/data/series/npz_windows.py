@@ -59,7 +59,7 @@ def read(path: Path, key: str, *, classes: bool, budget: float | None, labelled:
     keep = np.ones(len(values), np.bool_)
     keep[list(reasons)] = False
     if not keep.any():
-        raise DataError(f"{key}: no window of {path} can be used; {found[0]}", "one window or more", "mend the file")
+        raise DataError(f"{key}: no window of {path} is usable; {found[0]}", "one window or more", "fix the file")
     return WindowStack(path, key, values, goal, np.flatnonzero(keep).astype(np.int64), notes)
 
 

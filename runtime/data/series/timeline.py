@@ -36,7 +36,7 @@ class WindowLayout:
     stride: int
     max_gap: float | None
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Plain JSON values from which `layout` rebuilds the object."""
         return asdict(self) | {"features": list(self.features), "label": list(self.label)}
 
@@ -122,7 +122,9 @@ def _with_features(table: Any, layout: WindowLayout, path: Path, key: str) -> tu
         )
     left = [name for name in others if name not in features]
     notes = [f"{len(features)} features: {listed(features, 8)}"]
-    return replace(layout, features=features), notes + [f"no numbers, so no features: {listed(left)}"] * bool(left)
+    return replace(layout, features=features), notes + [f"not numeric, so not used as features: {listed(left)}"] * bool(
+        left
+    )
 
 
 def _filled(
@@ -154,7 +156,7 @@ def _filled(
         raise DataError(
             f"{key}: no row of {path} has a value of every feature",
             "numbers in all feature columns",
-            f"take the empty columns out: name the others in {option(key, 'features')}",
+            f"leave the empty columns out: list the others in {option(key, 'features')}",
         )
     return values[known], known, _notes(reasons, known, ticking, path, key, budget)
 
@@ -172,9 +174,7 @@ def _notes(
     if not found:
         return []
     shown = [f"filled: {one}" for one in found[:FEW]]
-    head = (
-        f"{key}: {len(found):,} of {len(ticking):,} rows have cells without a number, which take the last value before"
-    )
+    head = f"{key}: {len(found):,} of {len(ticking):,} rows have empty cells, filled with the last value before"
     lost = int((~known).sum())
-    left_out = [f"{path.name}: {lost:,} rows before the first value of their series are left out"] * bool(lost)
+    left_out = [f"{path.name}: {lost:,} rows before the first value of their series are skipped"] * bool(lost)
     return [head, *shown, *[f"filled: and {len(found) - len(shown):,} more"] * (len(found) > len(shown)), *left_out]

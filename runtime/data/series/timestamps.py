@@ -78,10 +78,10 @@ def read(
     notes = bad_samples.check(found, len(table), 1.0 if budget is None else budget, key)
     keep = np.flatnonzero(present & grouped).astype(np.int64)
     if not len(keep):
-        raise DataError(f"{key}: no row of {path} has a time", POSSIBLE, "mend the file")
+        raise DataError(f"{key}: no row of {path} has a time", POSSIBLE, "fix the file")
     order = keep[np.lexsort((times[keep], series[keep]))]
     if (np.diff(keep) < 0).any() or (order != keep).any():
-        notes.append(f"{path.name}: rows are sorted by {f'{group} and ' if group else ''}{time}")
+        notes.append(f"{path.name}: rows were sorted by {f'{group} and ' if group else ''}{time}")
     clock = SeriesOrder(times[order], per_second, series[order], order)
     _check_twice(clock, time, group, path, key)
     return clock, notes
@@ -135,12 +135,12 @@ def _check_twice(clock: SeriesOrder, time: str, group: str | None, path: Path, k
         rows = sorted((int(clock.rows[first]) + 1, int(clock.rows[first + 1]) + 1))
         within = f"in a series of {group}" if group else "in one series"
         action = (
-            "remove the copies"
+            "remove the duplicates"
             if group
-            else "name the column that tells the series apart in data.group, or remove the copies"
+            else "set data.group to the column that identifies the series, or remove the duplicates"
         )
         raise DataError(
-            f"{key}: {path} has {int(same.sum()):,} times twice {within}: rows {rows[0]} and {rows[1]} have one {time}",
-            "each time once in a series",
+            f"{key}: {path} has {int(same.sum()):,} duplicate times {within}: rows {rows[0]} and {rows[1]} have the same {time}",
+            "every time only once per series",
             action,
         )

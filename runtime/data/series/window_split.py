@@ -82,7 +82,7 @@ class WindowSplit:
             raise DataError(
                 f"{self.key}: windows of {self.path} are {self.length} rows of {self.values.shape[1]} channels",
                 f"as in training: {length} rows of {channels} channels",
-                "cut or convert them",
+                "slice or convert them",
             )
 
 
@@ -178,7 +178,7 @@ def _usable(
     good = ~without[last]
     if not good.any():
         raise DataError(
-            f"{line.key}: no window of {line.path} can be used; {found[0]}",
+            f"{line.key}: no window of {line.path} is usable; {found[0]}",
             "a label in the last row of each window",
             "add labels, or choose window and stride so that windows end in labelled rows",
         )
@@ -207,7 +207,7 @@ def _check_length(
     if longest < length:
         where = f"the {name} of {line.path} has at most" if name else f"{line.path} has at most"
         raise DataError(
-            f"data.window: is {length}, and {where} {longest:,} rows in one stretch",
-            "a window no longer than a stretch of rows: one series, no gap above max_gap, one side of the split",
+            f"data.window: is {length}, and {where} {longest:,} consecutive rows",
+            "a window no longer than the consecutive rows: of one series, without a gap above max_gap, on one side of the split",
             "a shorter window, longer series" + (", or another data.validation" if name else ""),
         )

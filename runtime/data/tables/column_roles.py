@@ -68,7 +68,7 @@ def roles(table: Any, data: TableData, source: str) -> Roles:
         raise DataError(
             f"data.features: {source} has no columns to predict from",
             "at least one feature column",
-            "add columns, or take some out of data.ignore",
+            "add columns, or remove some from data.ignore",
         )
     return found
 
@@ -86,12 +86,12 @@ def _check_text(column: Any, name: str, source: str) -> None:
     if len(found) > max(FEW, present / 2):
         raise DataError(
             f'data.train: column "{name}" of {source} has {len(found):,} different texts in {present:,} rows',
-            "categories that come back",
+            "categories that repeat",
             f"add {name} to data.ignore if it is an identifier, a date or free text, or to data.categorical",
         )
 
 
-def _check_spoilt(column: object, name: str, source: str, present: int) -> None:
+def _check_spoilt(column: Any, name: str, source: str, present: int) -> None:
     """Refuse text that is mostly numbers."""
     values, strange = column_values.numbers(column)
     if (~np.isnan(values)).sum() < MOSTLY * present:
@@ -103,7 +103,7 @@ def _check_spoilt(column: object, name: str, source: str, present: int) -> None:
     raise DataError(
         f'data.train: cells of column "{name}" of {source} {spoilt}',
         "numbers, or categories",
-        f"mend the cells, or add {name} to data.numeric (rows that are no numbers are left out) or to data.categorical",
+        f"fix the cells, or add {name} to data.numeric (rows without a number are skipped) or to data.categorical",
     )
 
 
@@ -123,6 +123,6 @@ def _check_other(column: Any, name: str, source: str) -> None:
         if (np.diff(values) == 1).all():
             raise DataError(
                 f'data.train: column "{name}" of {source} counts the rows',
-                "columns that tell about the row",
+                "columns with information about the row",
                 f"add {name} to data.ignore, or to data.numeric if it is a measurement",
             )

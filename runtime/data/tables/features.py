@@ -104,7 +104,7 @@ class Features:
             count = int(np.isnan(column_values.numbers(table[number.name])[0]).sum())
             if count and not number.missing:
                 found.append(
-                    f"{source}: {number.name} is empty in {count:,} rows and never in training: the median, "
+                    f"{source}: {number.name} is empty in {count:,} rows and never in training: filled with the median, "
                     f"{number.median:g}"
                 )
         for category in self.categories:
@@ -113,7 +113,7 @@ class Features:
             if strange:
                 count = int((column_values.positions(texts, category.values) < 0).sum()) - texts.null_count
                 found.append(
-                    f"{source}: {category.name} has categories that training lacks, {count:,} rows count as "
+                    f"{source}: {category.name} has categories that are not in the training data, {count:,} rows count as "
                     f"unknown: {listed(sorted(strange), 5)}"
                 )
             if texts.null_count and not category.missing:
@@ -122,7 +122,7 @@ class Features:
                 )
         return found
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Plain JSON values from which `from_json` rebuilds the features."""
         return {
             "numeric": [asdict(n) for n in self.numbers],
@@ -151,11 +151,11 @@ def fit(table: Any, roles: Roles, rows: Ids) -> tuple[Features, list[str]]:
     for name in roles.numeric:
         number = _number(name, column_values.numbers(table[name])[0][rows])
         numbers += [number] if number else []
-        notes += [] if number else [f"{name} has one value in all training rows, so it is left out"]
+        notes += [] if number else [f"{name} is constant in the training rows, so it is not used"]
     for name in roles.categorical:
         category = _category(name, column_values.texts(table[name]).take(rows))
         categories += [category] if category else []
-        notes += [] if category else [f"{name} has one value in all training rows, so it is left out"]
+        notes += [] if category else [f"{name} is constant in the training rows, so it is not used"]
     return Features(tuple(numbers), tuple(categories)), notes
 
 

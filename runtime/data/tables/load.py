@@ -87,7 +87,7 @@ def load(job: TableJob, settled: InputRecord | None = None) -> Dataset:
         fitted = features.from_json(settled.preprocessing)
     if not fitted.names:
         raise DataError(
-            f"data.train: all {len(found.names)} features of {path} have one value in all training rows",
+            f"data.train: all {len(found.names)} features of {path} are constant in the training rows",
             "a feature that differs between rows",
             "add columns or rows",
         )
@@ -183,12 +183,12 @@ def _divided(job: TableJob, goal: TargetColumn, rows: Ids, notes: list[str]) -> 
         alone = np.flatnonzero(np.bincount(strata) == 1)
         if len(alone):
             names = listed(encoded.dictionary.take(alone).to_pylist())
-            notes.append(f"classes with one row, which stays in training: {names}")
+            notes.append(f"classes with a single row, which is used for training: {names}")
     kept, held = stratify.held_out(strata, job.data.validation, job.train.seed)
     if not len(held):
         raise DataError(
-            f"data.train: {len(rows):,} usable rows, of which none is left for validation",
+            f"data.train: {len(rows):,} usable rows, too few to leave any for validation",
             "two rows or more, in a classification of one class",
-            "add rows, or give data.validation a path",
+            "add rows, or set data.validation to a path",
         )
     return rows[kept], rows[held]

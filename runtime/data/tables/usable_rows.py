@@ -63,12 +63,12 @@ def usable(
     found = [BadSample(f"{path.name} row {row + 1}", "; ".join(reasons[row])) for row in sorted(reasons)]
     notes = bad_samples.check(found, len(table), 1.0 if budget is None else budget, key)
     if len(found) == len(table):
-        raise DataError(f"{key}: no row of {path} can be used; {found[0]}", "one row or more", "mend the file")
+        raise DataError(f"{key}: no row of {path} is usable; {found[0]}", "one row or more", "fix the file")
     keep = np.ones(len(table), np.bool_)
     keep[list(reasons)] = False
     return np.flatnonzero(keep).astype(np.int64), notes
 
 
-def taken(table: Any, rows: Ids) -> object:
+def taken(table: Any, rows: Ids) -> Any:
     """Some rows of a pyarrow table."""
     return table.take(rows) if len(rows) < len(table) else table

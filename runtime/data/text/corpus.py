@@ -132,7 +132,7 @@ def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, op
         raise DataError(
             f'{option}: column "{column}" has {len(classes)} class: {listed(classes)}',
             "two classes or more",
-            "take the column out, or add rows of another class",
+            "remove the column, or add rows of another class",
         )
     if len(classes) > max(MANY, len(labels) // 2):
         raise DataError(
@@ -146,7 +146,7 @@ def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, op
 
 def _rare(labels: Sequence[str], column: str) -> list[str]:
     alone = sorted(label for label, count in Counter(labels).items() if count == 1)
-    return [f'"{column}": classes with one row, which stays in training: {listed(alone)}'] * bool(alone)
+    return [f'"{column}": classes with a single row, which is used for training: {listed(alone)}'] * bool(alone)
 
 
 def _alike(classes: Sequence[str], column: str) -> list[str]:
@@ -155,4 +155,4 @@ def _alike(classes: Sequence[str], column: str) -> list[str]:
     for name in classes:
         spellings[name.casefold()].append(name)
     same = ["/".join(names) for names in spellings.values() if len(names) > 1]
-    return [f'"{column}": classes that differ in capital letters alone: {listed(same)}'] * bool(same)
+    return [f'"{column}": classes that differ only in upper and lower case: {listed(same)}'] * bool(same)

@@ -23,7 +23,7 @@ from runtime.job.text import TextEncoder, TextJob, TextPretrained
 from runtime.pretrained import families
 from runtime.pretrained import folder as pretrained
 
-POOLED = {"cls": "first token", "mean": "mean over tokens"}
+POOLED = {"cls": "first token", "mean": "mean of the tokens"}
 USUAL_VOCABULARY: int = TextEncoder.model_fields["vocabulary"].default
 
 
@@ -88,12 +88,12 @@ def load(job: TextJob, settled: InputRecord | None = None) -> Dataset:
     return Dataset(splits[0], splits[1], heads, preprocessing, mixable=False, notes=notes)
 
 
-def _tokenizer(job: TextJob, texts: object, settled: InputRecord | None) -> tuple[Tokenizer, int | None, list[str]]:
+def _tokenizer(job: TextJob, texts: Any, settled: InputRecord | None) -> tuple[Tokenizer, int | None, list[str]]:
     """The tokenizer, the network's largest number of tokens (None: unlimited), and notes."""
     if isinstance(job.model, TextPretrained):
         found = pretrained.find(job, job.model.name)
         how = families.pooling(found.config) if job.model.pooling == "auto" else job.model.pooling
-        note = f"encoder {found.config.model_type} from {found.folder}; a text's vector is its {POOLED[how]}"
+        note = f"encoder {found.config.model_type} from {found.folder}; a text is represented by its {POOLED[how]}"
         words = _known(settled) if settled else tokenizer.of(found)
         return words, families.longest(found.config), [note]
     size = job.model.vocabulary if isinstance(job.model, TextEncoder) else USUAL_VOCABULARY
@@ -128,9 +128,7 @@ def _watched(job: TextJob) -> list[str]:
     """A note on the metric that selects the best weights, if the job does not set one."""
     if job.checkpoint.best or len(job.data.labels) == 1:
         return []
-    return [
-        f"the best weights are those of the best {job.best()}: the column with the largest weight, the first of equals"
-    ]
+    return [f"the best checkpoint is chosen by {job.best()}, the first column with the largest weight"]
 
 
 def _unknown(words: Tokenizer, tokens: Ragged) -> list[str]:

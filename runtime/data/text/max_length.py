@@ -36,7 +36,7 @@ def choose(wanted: int | Literal["auto"], lengths: Lengths, most: int | None) ->
     rounded, limit = -(-p99 // 8) * 8, most or USUAL
     why = "p99 rounded up to a multiple of 8"
     if rounded > limit:
-        whose = "the most this network sees" if most else "the most that auto takes"
+        whose = "the limit of this network" if most else "the most that auto uses"
         rounded, why = limit, f"{whose}, less than p99"
     return rounded, [spread, f"max_length {rounded}: {why}; {_cut(lengths, rounded)}"]
 

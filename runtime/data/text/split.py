@@ -69,7 +69,7 @@ def read(job: TextJob, settled: Mapping[str, Head] | None = None) -> tuple[TextP
         raise DataError(
             f"data.train: {len(train):,} texts in {train.paths[0]}, so none is left for validation",
             "two texts of a class or more",
-            "add texts, or give data.validation a path",
+            "add texts, or set data.validation to a path",
         )
     return *parts, heads, [*notes, *more, *_shared(*parts)]
 
@@ -133,7 +133,7 @@ def _divided(classes: Classes, heads: Heads, fraction: float, seed: int) -> tupl
     for name, found in classes.items():
         seen = np.bincount(found[kept], minlength=len(heads[name].classes)) > 0
         unseen |= ~seen[found[rest]]
-    note = f"{unseen.sum():,} rows stay in training: a class of theirs would occur in validation alone"
+    note = f"{unseen.sum():,} rows are used for training, since one of their classes would occur only in validation"
     return np.sort(np.concatenate([kept, rest[unseen]])), rest[~unseen], [note] * bool(unseen.any())
 
 
@@ -142,4 +142,4 @@ def _shared(train: TextPart, held: TextPart) -> list[str]:
     from pyarrow import compute
 
     twice = compute.sum(compute.is_in(held.texts, value_set=train.texts.unique())).as_py() or 0
-    return [f"{twice:,} of {len(held):,} validation texts stand word for word in the training data"] * bool(twice)
+    return [f"{twice:,} of {len(held):,} validation texts are identical to training texts"] * bool(twice)

@@ -84,7 +84,7 @@ def library() -> Any:
         import tokenizers
     except ImportError:
         raise DataError(
-            "this task needs the package tokenizers, which is not installed here",
+            "this task needs the package tokenizers, which is not installed",
             "an environment with tokenizers and transformers",
             "`make setup` or pip install tokenizers transformers, or use an image of this project",
         ) from None
@@ -125,7 +125,9 @@ def of(found: Pretrained) -> Tokenizer:
     """
     if not hasattr(found.config, "vocab_size"):
         found.refuse(
-            f"{found.folder} is a {found.config.model_type}, which reads no text", ENCODERS, "use another folder"
+            f"{found.folder} is a {found.config.model_type}, which does not process text",
+            ENCODERS,
+            "use another folder",
         )
     path = found.folder / "tokenizer.json"
     possible = "a folder with tokenizer.json or vocab.txt, as save_pretrained writes it"
@@ -150,7 +152,7 @@ def _converted(found: Pretrained) -> tokenizers.Tokenizer:
     """Convert a tokenizer from one of the older formats."""
     if not any((found.folder / name).exists() for name in VOCABULARIES):
         # The library would make a tokenizer without words.
-        raise FileNotFoundError(f"there is none of tokenizer.json, {', '.join(VOCABULARIES)}")
+        raise FileNotFoundError(f"it has none of tokenizer.json, {', '.join(VOCABULARIES)}")
     with quiet() as transformers:
         made = transformers.AutoTokenizer.from_pretrained(
             found.folder, config=found.config, local_files_only=True, trust_remote_code=False

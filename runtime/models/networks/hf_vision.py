@@ -110,7 +110,7 @@ def from_folder(job: Job, found: Pretrained, classes: int, channels: int, size: 
             [
                 job.problem(
                     ("model", "name"),
-                    f"{found.folder} is a {found.config.model_type}, which takes no image of {channels} channels and "
+                    f"{found.folder} is a {found.config.model_type}, which does not accept images with {channels} channels and "
                     f"{size} pixels a side: {type(error).__name__}: {str(error)[:200]}",
                     f"images of {wanted} pixels a side"
                     if wanted

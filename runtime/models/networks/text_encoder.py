@@ -137,7 +137,7 @@ def probe(network: TextNetwork, found: Pretrained, longest: int) -> None:
             network(ids, mask)
     except Exception as error:  # networks of the library raise anything; all of it means that the length does not fit
         found.refuse(
-            f"{found.folder} is a {found.config.model_type}, which takes no text of {longest} tokens here: "
+            f"{found.folder} is a {found.config.model_type}, which does not accept texts of {longest} tokens here: "
             f"{type(error).__name__}: {str(error)[:200]}",
             ENCODERS,
             "use another folder",

@@ -61,7 +61,7 @@ def from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -> nn.M
             [
                 job.problem(
                     ("model", "name"),
-                    f"{spec.name} takes no image of {size} pixels a side: {type(error).__name__}: {str(error)[:200]}",
+                    f"{spec.name} does not accept images of {size} pixels a side: {type(error).__name__}: {str(error)[:200]}",
                     "the size the network was made for",
                     "change data.image_size",
                 )
@@ -82,7 +82,7 @@ def _fill(job: ImageJob, name: str, network: nn.Module) -> None:
             [
                 job.problem(
                     ("model", "weights"),
-                    f"{where} is no .safetensors file",
+                    f"{where} is not a .safetensors file",
                     "weights without pickle",
                     f"run `drivetrain convert {where}`",
                 )
@@ -92,7 +92,11 @@ def _fill(job: ImageJob, name: str, network: nn.Module) -> None:
         weights = read(where)
     except (OSError, ValueError) as error:
         raise SpecError(
-            [job.problem(("model", "weights"), f"{where} cannot be read: {error}", "a whole file", "fetch it again")]
+            [
+                job.problem(
+                    ("model", "weights"), f"{where} cannot be read: {error}", "a complete file", "download it again"
+                )
+            ]
         ) from None
     own = network.state_dict()
     head = _classifier(network)

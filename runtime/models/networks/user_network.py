@@ -42,7 +42,7 @@ from runtime.models.code_consent import stored
 from runtime.system import torch_errors
 
 KEY = ("model", "file")
-LINES = "correct these lines"
+LINES = "fix these lines"
 
 
 def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict[str, Any]]:
@@ -63,7 +63,7 @@ def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict
         act = "return an instance: add ()" if isinstance(module, type) else "return the network"
         raise SpecError([job.problem(KEY, f"{name} returned {described(module)}", "a torch.nn.Module", act)])
     if isinstance(module, nn.DataParallel):
-        given = f"{name} returned a DataParallel, which copies the network to every GPU at every step"
+        given = f"{name} returned a DataParallel, which copies the network to every GPU in every step"
         raise SpecError(
             [
                 job.problem(
@@ -106,7 +106,7 @@ def rebuilt(model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *
     return module
 
 
-def _offered(dataset: Dataset, first: Batch) -> dict[str, object]:
+def _offered(dataset: Dataset, first: Batch) -> dict[str, Any]:
     """What a factory may ask to know about the data, as plain JSON values."""
     counts = {name: head.outputs for name, head in dataset.heads.items() if head.outputs}
     outputs: Any = counts.get("", counts)

@@ -90,7 +90,7 @@ def peaks(curves: Mapping[str, Sequence[tuple[int, int | None, int | None]]], ce
         axes.plot(*_columns(predicted), f"C{number}x--", alpha=0.5, label=f"{name}, predicted")
     known = [peak for points in curves.values() for _, *both in points for peak in both if peak]
     if ceiling < 2 * max(known, default=ceiling):
-        axes.axhline(ceiling / 2**20, color="C3", linestyle=":", label="may be used")
+        axes.axhline(ceiling / 2**20, color="C3", linestyle=":", label="available")
     sizes = sorted({count for points in curves.values() for count, _, _ in points})
     ticks = apart(sizes, 0.8 * sizes[0], 1.2 * sizes[-1])
     axes.set(
@@ -99,7 +99,7 @@ def peaks(curves: Mapping[str, Sequence[tuple[int, int | None, int | None]]], ce
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{count:g}" for count in ticks])
     axes.minorticks_off()
-    axes.set_title(f"{ceiling / 2**20:,.0f} MiB may be used")
+    axes.set_title(f"{ceiling / 2**20:,.0f} MiB available")
     axes.legend(loc="upper left")
     axes.grid(alpha=0.3)
     _save(figure, path)

@@ -294,7 +294,7 @@ def _batch(record: Record) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _at(spec: Mapping[str, object], *keys: str) -> object:
+def _at(spec: Mapping[str, Any], *keys: str) -> Any:
     value: Any = spec
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None

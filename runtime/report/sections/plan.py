@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from runtime import optimizations
 from runtime.plan.plan import Decision, Plan
@@ -48,7 +49,7 @@ def notes_section(plan: Plan) -> Section | None:
     return Section("notes", "Notes", notes) if notes else None
 
 
-def differences(plan: Plan | None) -> list[tuple[str, Mapping[str, object]]]:
+def differences(plan: Plan | None) -> list[tuple[str, Mapping[str, Any]]]:
     """The settings that are not in force as asked."""
     return [(name, row) for name, row in _seen(plan) if not _same(row)] if plan else []
 
@@ -59,7 +60,7 @@ def _row(decision: Decision) -> tuple[str, ...]:
     return shown(decision.name), value, shown(decision.source), shown(decision.effect), shown(reason)
 
 
-def _seen(plan: Plan) -> list[tuple[str, Mapping[str, object]]]:
+def _seen(plan: Plan) -> list[tuple[str, Mapping[str, Any]]]:
     return [(shown(name), row) for name, row in plan.seen.items() if isinstance(row, Mapping) and "asked" in row]
 
 
@@ -74,10 +75,10 @@ def _libraries(plan: Plan) -> list[Block]:
     return [*([Table(("in force", "as"), short)] if short else []), *folds]
 
 
-def _same(row: Mapping[str, object]) -> bool:
+def _same(row: Mapping[str, Any]) -> bool:
     return bool(row.get("same", row.get("asked") == row.get("seen")))
 
 
-def _compared(name: str, row: Mapping[str, object]) -> tuple[str, ...]:
+def _compared(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
     cause = row.get("cause") or ("" if _same(row) else "the cause is unknown")
     return name, shown(row.get("asked")), shown(row.get("seen")), shown(cause)

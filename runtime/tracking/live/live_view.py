@@ -42,7 +42,7 @@ class LiveView:
             self._paint()
         except Exception as error:
             # A failing view must not end the run, which continues with plain lines.
-            say(f"the live view ended: {error}")
+            say(f"the live view has stopped: {error}")
 
     def _paint(self) -> None:
         self.painter.paint(partial(screen, self.follower.read()))

@@ -45,7 +45,7 @@ class Loaded:
     state: dict[str, Any]
 
 
-def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping[str, object]) -> Path:
+def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping[str, Any]) -> Path:
     """Write the checkpoint `folder/name` atomically.
 
     Raises:
@@ -132,15 +132,15 @@ def _listed(path: Path) -> dict[str, dict[str, Any]]:
     file = path / MANIFEST
     manifest = read_json(file) if file.is_file() and file.stat().st_size <= MOST_BYTES else None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        raise ValueError(f"{MANIFEST} is missing or not whole")
+        raise ValueError(f"{MANIFEST} is missing or incomplete")
     if manifest.get("format") != FORMAT:
         raise ValueError(f"format {manifest.get('format')}, this version reads {FORMAT}")
     files: dict[str, dict[str, Any]] = manifest["files"]
     for name, entry in files.items():
         if not re.fullmatch(r"[a-z]+\.(safetensors|json)", name):
-            raise ValueError(f"{MANIFEST} names {name!r}, which is no file of a checkpoint")
+            raise ValueError(f"{MANIFEST} lists {name!r}, which is not a checkpoint file")
         if not isinstance(entry, dict) or (type(entry.get("bytes")), type(entry.get("sha256"))) != (int, str):
-            raise ValueError(f"{MANIFEST} does not say how long {name} is and what its SHA-256 is")
+            raise ValueError(f"{MANIFEST} has no size or SHA-256 for {name}")
     if not {"model.safetensors", "state.json"} <= set(files):
         raise ValueError(f"{MANIFEST} lists no model.safetensors or no state.json")
     return files
@@ -160,14 +160,14 @@ def load(path: Path) -> Loaded:
             state = parse_json((path / "state.json").read_text(encoding="utf-8"))
             if isinstance(state, dict):
                 return Loaded(path, tensors, state)
-            wrong = "it cannot be read: state.json holds no state"
+            wrong = "it cannot be read: state.json is empty or damaged"
         except (OSError, ValueError) as error:
             # The manifest only proves that the files are as they were written.
             wrong = f"it cannot be read: {error}"
     raise CheckpointError(
         f"checkpoint {path}: {wrong}",
         "a checkpoint that matches its manifest",
-        "name another one, or leave the choice to us",
+        "choose another one, or none to use the newest",
     )
 
 
@@ -183,10 +183,10 @@ def latest(folder: Path) -> tuple[Loaded | None, list[str]]:
         wrong = verify(path)
         if wrong is None:
             return load(path), passed
-        passed.append(f"checkpoint {path.name} is damaged: {wrong}; an older one is used")
+        passed.append(f"checkpoint {path.name} is damaged: {wrong}; using an older one")
     if passed:
         raise CheckpointError(
-            f"{folder}: no checkpoint verifies:\n  " + "\n  ".join(passed),
+            f"{folder}: all checkpoints are damaged:\n  " + "\n  ".join(passed),
             "a checkpoint that matches its manifest",
             "start again with --new",
         )
@@ -268,7 +268,7 @@ def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ten
         name, _, key = full.rpartition("/")
         if name not in parameters:
             raise CheckpointError(
-                f"the optimizer state names {name!r}, which the network does not have",
+                f"the optimizer state names {name!r}, which does not exist in the network",
                 "the network that was saved",
                 "undo the change of the model, or use --new",
             )

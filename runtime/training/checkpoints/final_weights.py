@@ -56,8 +56,8 @@ def weights(run: Run) -> FinalWeights:
         return found
     raise CheckpointError(
         f"no checkpoint can be read: {'; '.join(wrong)}",
-        "a folder that keeps what is written into it",
-        "look at the disk of the run folder, and start again with --new",
+        "a disk that stores files reliably",
+        "check the disk of the run folder, and start again with --new",
     )
 
 

@@ -46,12 +46,12 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """
     if before["data"] != now["data"]:
         raise CheckpointError(
-            f"the data has changed: {before['data']} when the run was saved, {now['data']} now",
+            f"the data has changed: it was {before['data']} when the run was saved and is {now['data']} now",
             "the data that the run was started with",
-            "put it back, or start a new run with --new",
+            "restore it, or start a new run with --new",
         )
     return [
-        f"{name} is {now[name]}, was {before[name]}: from here on bits may differ from those of a run in peace"
+        f"{name} is {now[name]}, was {before[name]}: results may no longer be bit-identical to an uninterrupted run"
         for name in now
         if now[name] != before[name]
     ]
@@ -86,8 +86,8 @@ def check_fit(
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise CheckpointError(
             f"checkpoint {loaded.path} does not fit this run: {', '.join(sorted(wrong)[:3])}{more} "
-            "missing, unknown or of another kind",
-            "a checkpoint of the same job, written whole",
+            "missing, unknown or of another type",
+            "a complete checkpoint of the same job",
             "undo the change of the model or the job, or start a new run with --new",
         )
 

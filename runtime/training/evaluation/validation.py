@@ -61,7 +61,7 @@ def _fitting(run: Run) -> MetricAccumulator:
                 raise
             if size == 1:
                 raise torch_errors.one_sample(error) from None
-        run.step.tell(f"memory ran out in the evaluation with {size} samples at a time; again with {size // 2}")
+        run.step.tell(f"out of memory in the evaluation with batches of {size}; retrying with {size // 2}")
         size //= 2
 
 

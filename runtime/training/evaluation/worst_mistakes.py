@@ -65,7 +65,7 @@ class WorstMistakes:
         self.rows = [(row[1], int(row[2]), int(row[3]), int(row[4])) for row in rows]
         self._sort()
 
-    def to_json(self) -> list[dict[str, object]]:
+    def to_json(self) -> list[dict[str, Any]]:
         """Plain JSON data."""
         return [
             {"sample": sample, "truth": truth, "answer": guess, "probability": round(sure, 6)}
@@ -83,7 +83,7 @@ def write(run: Run, confusion: Mapping[str, Any]) -> None:
         write_json(run.folder / FILE, found)
     except Exception as error:
         # The run is done and its model is written; only a part of the report is missing.
-        run.events.add("report", f"the worst mistakes are not shown: {error}", run.counters.step)
+        run.events.add("report", f"the worst misclassified samples were not saved: {error}", run.counters.step)
 
 
 def _shown(run: Run, classes: list[str], row: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def measured(run: Run) -> dict[str, float] | None:
         return {"operations": operations, "product": product(run.device, run.step.dtype)} if operations else None
     except Exception as error:
         # The run is done and its model is written; only a line of the report is missing.
-        run.events.add("report", f"the efficiency is not known: {error}", run.counters.step)
+        run.events.add("report", f"the efficiency could not be measured: {error}", run.counters.step)
         return None
 
 

@@ -64,7 +64,7 @@ class Profiler:
             ended.export_chrome_trace(str(self.run.folder / TRACE))
             write_json(self.run.folder / OPERATORS, _operators(ended, steps, seconds, self.run.device.type))
         except (OSError, DrivetrainError) as error:
-            self.run.events.add("trace", f"the trace is not whole: {error}", self.run.counters.step)
+            self.run.events.add("trace", f"the trace is incomplete: {error}", self.run.counters.step)
             return
         self.run.events.add(
             "trace",
@@ -73,7 +73,7 @@ class Profiler:
         )
 
 
-def _operators(profile: Any, steps: int, seconds: float, device: str) -> dict[str, object]:
+def _operators(profile: Any, steps: int, seconds: float, device: str) -> dict[str, Any]:
     """The most expensive operators by self time on the computing device, in seconds over all profiled steps."""
     own = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     rows = [

@@ -74,7 +74,7 @@ class MicroBatchSearch:
         value = chosen(found, speeds, self._alone)
         result = worded(found, speeds, value, self.job.train.batch, self._splits_norm)
         need = found.peak(found.largest) - found.base
-        result[NEED] = Measurement(need, f"{format_bytes(need)} beyond what was held before", evidence.today())
+        result[NEED] = Measurement(need, f"{format_bytes(need)} of additional memory", evidence.today())
         self.say(f"fit: micro_batch {written(value)}: {result['micro_batch'].text}")
         if found.largest:
             self._keep(name, result)
@@ -89,12 +89,12 @@ class MicroBatchSearch:
             if not open_ or gradient_checkpointing.refuse(self.job, self.hardware, self.facts, True):
                 return found, speeds
             if found.largest == 0:
-                self.say(f"fit: {found.tried_in_vain()}; again with gradient_checkpointing")
+                self.say(f"fit: {found.tried_in_vain()}; retrying with gradient_checkpointing")
                 found, speeds = self._climbed(True)
-                return replace(found, why="without it not even the smallest micro-batch fits"), speeds
+                return replace(found, why="without it even the smallest micro-batch does not fit"), speeds
             batch = min(self.job.train.batch, len(self.dataset.train))
             if found.largest < batch and (speeds or self._splits_norm):
-                self.say(f"fit: {batch} samples do not fit at once; again with gradient_checkpointing")
+                self.say(f"fit: {batch} samples do not fit into memory at once; retrying with gradient_checkpointing")
                 other, others = self._climbed(True)
                 if why := recomputing_pays(speeds, others, other.largest if self._splits_norm else 0, batch):
                     return replace(other, why=why), others
@@ -166,7 +166,7 @@ class MicroBatchSearch:
         try:
             evidence.store(self.hardware, name, result)
         except (OSError, StorageError) as error:
-            self.say(f"fit: what was measured is not kept: {error}")
+            self.say(f"fit: the measurements could not be stored: {error}")
 
 
 def recomputing_pays(without: Mapping[int, float], with_it: Mapping[int, float], normed: int, batch: int) -> str:
@@ -179,9 +179,9 @@ def recomputing_pays(without: Mapping[int, float], with_it: Mapping[int, float],
         batch: size of the whole batch.
     """
     if normed == batch:
-        return f"with it all {batch} samples go through at once, so BatchNorm sees the whole batch"
+        return f"with gradient checkpointing all {batch} samples fit at once, so BatchNorm sees the whole batch"
     if without and with_it and max(with_it.values()) > FASTER * max(without.values()):
-        return f"{max(with_it.values()):.0f} samples/s with it, {max(without.values()):.0f} in smaller parts without"
+        return f"{max(with_it.values()):.0f} samples/s with gradient checkpointing, {max(without.values()):.0f} with smaller micro-batches"
     return ""
 
 
@@ -203,11 +203,11 @@ def worded(
 ) -> dict[str, Measurement]:
     """The decisions with their numbers."""
     today = evidence.today()
-    allowed = f"{format_bytes(found.ceiling)} may be used"
+    allowed = f"{format_bytes(found.ceiling)} available"
     if not found.largest:
-        text = f"{found.tried_in_vain()}; the least that can be tried"
+        text = f"{found.tried_in_vain()}; this is the smallest possible"
     else:
-        text = f"{format_bytes(found.peak(found.largest))} at the peak with {found.largest} at a time, {allowed}"
+        text = f"{format_bytes(found.peak(found.largest))} peak memory with micro-batch {found.largest}, {allowed}"
     if 0 < found.largest < batch_size and not found.whole:
         text += f", {min(2 * found.largest, batch_size)} would take {format_bytes(found.above)}"
     if splits_norm and found.largest < batch_size:

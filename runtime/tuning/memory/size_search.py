@@ -69,7 +69,7 @@ class SizeSearchResult:
     def tried_in_vain(self) -> str:
         """A message that nothing fits."""
         least = self.tries[0].size if self.tries else 1
-        return f"a micro-batch of {least} does not fit below {units.format_bytes(self.ceiling)}"
+        return f"a micro-batch of {least} does not fit into {units.format_bytes(self.ceiling)}"
 
     def sizes(self) -> list[int]:
         """The sizes that fit, largest first."""

@@ -78,8 +78,8 @@ def measured(search: SizeSearch, most: int) -> tuple[dict[int, float], int]:
             speeds |= search.speeds([now])
     if not speeds:
         raise OutOfMemory(
-            f"train.batch_size: auto: {ladder.least} samples do not fit",
-            f"{readable(ladder.ceiling)} may be used",
+            f"train.batch_size: auto: even {ladder.least} samples do not fit into memory",
+            f"{readable(ladder.ceiling)} available",
             "give a number, and optimize.micro_batch: auto",
         )
     for size in speeds:  # once more, as noise may have hit one of them only
@@ -91,7 +91,7 @@ def measured(search: SizeSearch, most: int) -> tuple[dict[int, float], int]:
 def worded(speeds: dict[int, float], best: int, ceiling: int) -> str:
     """The choice and its numbers."""
     rows = ", ".join(f"{size}: {speed:.0f}" for size, speed in speeds.items())
-    return f"{best}, the smallest within 5 % of the fastest; samples/s: {rows}; {readable(ceiling)} may be used"
+    return f"{best}, the smallest within 5 % of the fastest; samples/s: {rows}; {readable(ceiling)} available"
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
     from runtime.report.render import png
 
     print("\n".join(_table(rows)))
-    print(f"{format_bytes(ceiling)} may be used")
+    print(f"{format_bytes(ceiling)} available")
     try:
         write_json(folder / "memory.json", {"ceiling": ceiling, "rows": [vars(row) for row in rows]})
         png.peaks(

@@ -80,9 +80,9 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "a loader": (
         loads("loader = DataLoader(TensorDataset(torch.zeros(3, 4)))\n    return loader, loader"),
         {},
-        f"{TRAINING} is a DataLoader, which gives no sample by its number",
+        f"{TRAINING} is a DataLoader, which has no __getitem__ or no __len__",
     ),
-    "None": (loads("return None, None"), {}, f"{TRAINING} is None, which gives no sample by its number"),
+    "None": (loads("return None, None"), {}, f"{TRAINING} is None, which has no __getitem__ or no __len__"),
     "lengths": (both("torch.zeros(3, 4), torch.zeros(2)"), {}, f"{TRAINING} the arrays have 3, 2 samples"),
     "inputs alone": (both("(torch.zeros(3, 4),)"), {}, f"{TRAINING} is a tuple of 1"),
     "NaN": (
@@ -100,7 +100,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
         {},
         f"{TRAINING} array 0: is an array of shape (2,) with values of type <U1",
     ),
-    "ragged": (both("np.zeros((2, 3)), [[1], [2, 3]]"), {}, f"{TRAINING} array 1: is no array: "),
+    "ragged": (both("np.zeros((2, 3)), [[1], [2, 3]]"), {}, f"{TRAINING} array 1: cannot be converted to an array: "),
     "complex": (
         both("torch.zeros(2, 3, dtype=torch.cfloat), torch.zeros(2)"),
         {},
@@ -170,7 +170,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "a network in copies": (
         network("return Net(width, outputs)", "return nn.DataParallel(Net(width, outputs))"),
         {},
-        "model.file: build() in my_model.py returned a DataParallel, which copies the network to every GPU at every step\n"
+        "model.file: build() in my_model.py returned a DataParallel, which copies the network to every GPU in every step\n"
         "  possible: the network itself; limits: {gpus: all} starts one process for each GPU\n"
         "  do:       return it without DataParallel",
     ),
@@ -206,7 +206,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
         {"my_model.py": "from torch import nn\ndef build():\n    return nn.Linear(3, 2)\n"},
         {},
         f"{NETWORK}, called with inputs of shape (2, 4), raised RuntimeError: mat1 and mat2 shapes cannot be "
-        "multiplied (2x4 and 3x2)\n  do:       correct these lines",
+        "multiplied (2x4 and 3x2)\n  do:       fix these lines",
     ),
     "a weight of two classes for three": (
         both("torch.zeros(6, 4), torch.arange(6) % 3"),
@@ -217,8 +217,8 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
         network("return self.last", "self.register_buffer('seen', x.detach().mean(dim=0))\n        return self.last"),
         {},
         f"{NETWORK}: seen is of shape (4,) after a forward pass and was not there before\n"
-        "  possible: parameters and buffers that are made in __init__, or by a lazy module\n"
-        "  do:       make it in __init__; register_buffer(..., persistent=False)",
+        "  possible: parameters and buffers created in __init__, or by a lazy module\n"
+        "  do:       create it in __init__; use register_buffer(..., persistent=False)",
     ),
     "too many outputs": (
         network("Net(width, outputs)", "Net(width, 3)"),
@@ -236,12 +236,12 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "nothing to train": (
         {"my_model.py": "from torch import nn\ndef build():\n    return nn.Flatten()\n"},
         {},
-        f"{NETWORK} has no parameter that can be trained",
+        f"{NETWORK} has no trainable parameter",
     ),
     "no gradient": (
         network(".relu())", ".relu()).detach()"),
         {},
-        f"{NETWORK} gives float32 numbers that no gradient flows through",
+        f"{NETWORK} gives float32 numbers without a gradient",
     ),
     "several outputs": (
         network("return self.last(self.body(x).relu())", "return {'a': self.last(self.body(x))}"),
@@ -267,7 +267,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "a loss without gradient": (
         terms("lambda outputs, targets: outputs.detach().mean()"),
         MY_LOSS,
-        "train.loss.file: the loss of loss() in my_loss.py gives a value that no gradient flows through",
+        "train.loss.file: the loss of loss() in my_loss.py returns a value without a gradient",
     ),
     "a loss by name": (terms("'mse'"), MY_LOSS, "train.loss.file: the loss of loss() in my_loss.py is a str"),
     "the class of a loss": (

@@ -63,7 +63,7 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "empty": ("x.jpg", lambda path: path.touch(), "empty file"),
     "text": ("x.png", lambda path: path.write_text("no image"), "none of JPEG, PNG, BMP, GIF, WEBP, TIFF"),
     "other format": ("x.png", lambda path: plain().save(path, "ICO"), "none of JPEG, PNG, BMP, GIF, WEBP, TIFF"),
-    "float tiff": ("x.tiff", lambda path: Image.new("F", (9, 9)).save(path), "32-bit pixels, whose range is not known"),
+    "float tiff": ("x.tiff", lambda path: Image.new("F", (9, 9)).save(path), "32-bit pixels with an unknown range"),
     "bomb": ("x.png", claiming(20000, 10000), "more than 89,478,485 pixels"),
     "small bomb": ("x.png", claiming(10000, 10000), "more than 89,478,485 pixels"),
     "broken link": ("x.png", lambda path: path.symlink_to("nowhere.png"), "no such file or directory"),
@@ -83,7 +83,7 @@ def test_bad_file_is_named_with_its_reason(tmp_path: Path, case: str) -> None:
     assert head == "data.train: 1 of 17 samples cannot be used"
     assert line.startswith(f"    {path}: ")
     assert any(part in line for part in reason.split("|")), line
-    assert possible == "  possible: data.bad_samples allows a share of 0"
+    assert possible == "  possible: at most a share of 0 (data.bad_samples)"
     assert "raise data.bad_samples" in action
     assert error.value.exit_code == 3
 
@@ -135,7 +135,7 @@ def test_only_twenty_are_listed_and_all_are_counted(tmp_path: Path) -> None:
     assert lines[0] == "data.train: 25 of 41 samples cannot be used"
     assert sum("empty file" in line for line in lines) == 20
     assert lines[21] == "    and 5 more"
-    assert "data.bad_samples allows a share of 0.05" in lines[22]
+    assert "at most a share of 0.05 (data.bad_samples)" in lines[22]
 
 
 def test_file_lost_after_the_check(tmp_path: Path) -> None:

@@ -44,10 +44,10 @@ def test_what_is_passed_over_is_said(tmp_path: Path) -> None:
     assert len(data.train) + len(data.validation) == 8
     assert data.heads[""].classes == ("a", "b")
     assert data.notes[1:5] == [
-        f"{tmp_path}: folders without images are no classes: empty",
-        f"{tmp_path}: 1 images outside of class folders are left out: loose.png",
-        f"{tmp_path}: files that are no images by their name are left out: 1 without extension, 1 .db, 1 .txt",
-        f"{tmp_path}: links that lead back to a folder above are not followed: a/up, b/again",
+        f"{tmp_path}: folders without images are ignored: empty",
+        f"{tmp_path}: 1 images outside of class folders are skipped: loose.png",
+        f"{tmp_path}: files without an image extension are skipped: 1 without extension, 1 .db, 1 .txt",
+        f"{tmp_path}: symbolic links to a parent folder are not followed: a/up, b/again",
     ]
 
 
@@ -61,7 +61,7 @@ def test_a_linked_class_folder_is_followed(tmp_path: Path) -> None:
 
 FOLDERS: dict[str, tuple[Any, str]] = {
     "missing": (lambda root: None, "x does not exist"),
-    "empty": (lambda root: root.mkdir(), "has no images in class folders (0 images lie outside of them)"),
+    "empty": (lambda root: root.mkdir(), "has no images in class folders (0 images are outside of class folders)"),
     "flat": (
         lambda root: (
             folder(root, sub=3) and (root / "sub").rename(root.with_name("y")) and root.with_name("y").rename(root)
@@ -69,12 +69,12 @@ FOLDERS: dict[str, tuple[Any, str]] = {
         "no images in class folders",
     ),
     "one class": (lambda root: folder(root, cat=4), "4 images of 1 class: cat"),
-    "parts": (lambda root: folder(root, train=4, val=4), "are parts of a data set, not classes: train, val"),
+    "parts": (lambda root: folder(root, train=4, val=4), "are splits of a data set, not classes: train, val"),
     "no image can be used": (
         lambda root: (folder(root, a=30, b=30), (root / "c").mkdir(), (root / "c" / "x.png").touch()),
         "no image can be used of the classes c",
     ),
-    "a text file": (lambda root: root.write_text("hello"), "is of no known kind"),
+    "a text file": (lambda root: root.write_text("hello"), "has an unknown file type"),
 }
 
 
@@ -84,7 +84,7 @@ def test_bad_folders(tmp_path: Path, case: str) -> None:
     if case == "flat":
         (tmp_path / "x").mkdir()
         Image.new("L", (9, 9)).save(tmp_path / "x" / "1.png")
-        text = "has no images in class folders (1 images lie outside of them)"
+        text = "has no images in class folders (1 images are outside of class folders)"
     else:
         write(tmp_path / "x")
     found = message(job(tmp_path / "x"))

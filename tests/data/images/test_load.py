@@ -31,7 +31,7 @@ def test_size_of_files_by_itself(tmp_path: Path, sides: list[int], size: int) ->
     assert data.preprocessing["image_size"] == size
     assert data.train.gather(np.arange(1))[0].shape == (1, 3, size, size)
     (note,) = [note for note in data.notes if note.startswith("image_size")]
-    assert f"image_size {size}: half of the images have a short side of {sorted(sides)[1]} or more" in note
+    assert f"image_size {size}: the median short side is {sorted(sides)[1]} pixels" in note
 
 
 def test_one_image_in_colour_makes_three_channels(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_one_image_in_colour_makes_three_channels(tmp_path: Path) -> None:
     Image.new("RGB", (16, 16), (9, 8, 7)).save(tmp_path / "a" / "colour.png")
     data = load(job(tmp_path))
     assert data.preprocessing["channels"] == 3
-    assert "channels 3: there are images in colour" in data.notes
+    assert "channels 3: some images are in color" in data.notes
     assert load(job(tmp_path, channels=1)).preprocessing["channels"] == 1
 
 
@@ -77,7 +77,7 @@ def test_validation_is_not_the_first_of_each_class() -> None:
 
 def test_a_class_of_one_image_stays_in_training(tmp_path: Path) -> None:
     data = load(job(folder(tmp_path, a=5, b=5, rare=1)))
-    assert "classes with one image, which stays in training: rare" in data.notes
+    assert "classes with a single image, which is used for training: rare" in data.notes
     assert 2 in data.train.targets[""]
     assert 2 not in data.validation.targets[""]
 
@@ -96,7 +96,7 @@ def test_a_class_that_only_validation_has(tmp_path: Path) -> None:
     folder(tmp_path / "train", cat=5, dog=5)
     folder(tmp_path / "test", cat=1, dogs=2, hen=1)
     text = message(job(tmp_path / "train", validation=str(tmp_path / "test")))
-    assert 'data.validation: classes that the training data does not have: "dogs" (2), "hen" (1)' in text
+    assert 'data.validation: classes that are not in the training data: "dogs" (2), "hen" (1)' in text
     assert "the 2 classes of the training data: cat, dog" in text
     assert 'did you mean "dog"?' in text
 
@@ -104,7 +104,7 @@ def test_a_class_that_only_validation_has(tmp_path: Path) -> None:
 def test_images_in_both_parts_are_said(tmp_path: Path) -> None:
     folder(tmp_path, a=5, b=5)
     data = load(job(tmp_path, validation=f"{tmp_path}/a/.."))
-    assert any(note.startswith("10 validation images are training images too: ") for note in data.notes)
+    assert any(note.startswith("10 validation images are also in the training data: ") for note in data.notes)
 
 
 def test_validation_of_another_type(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_constant_channel_is_said_and_stays_finite(tmp_path: Path) -> None:
     images = noise(40, 8, 8, 3)
     images[..., 2] = 77
     data = load(job(npz(tmp_path / "x.npz", images, np.arange(40) % 2)))
-    assert "a channel has the same value everywhere; it is centred and not scaled" in data.notes
+    assert "one channel is constant; it is centered but not scaled" in data.notes
     (ready,) = data.prepare(data.train.gather(np.arange(8)), np.arange(8), None)
     assert float(ready[:, 2].abs().max()) < 1e-6
 

@@ -96,7 +96,7 @@ CASES: dict[str, tuple[str, Any, str, str]] = {
     "missing both": ("csv", lambda d: rows(d, header="x,y"), 'has no column "path"', "its columns: x, y"),
     "semicolons": ("csv", lambda d: rows(d).replace(",", ";"), "separated by semicolons", "convert it: python3 -c"),
     "no header": ("csv", lambda d: rows(d).partition("\n")[2], 'has no column "path"', "columns: pictures/0.png, yes"),
-    "duplicate header": ("csv", lambda d: "path,label,label\na,b,c\n", "several columns of the name label", "rename"),
+    "duplicate header": ("csv", lambda d: "path,label,label\na,b,c\n", "several columns named label", "rename"),
     "empty file": ("csv", lambda d: "", "list.csv is empty", "check how the file was written"),
     "header only": ("csv", lambda d: "path,label\n", "list.csv has a header and no rows", "at least one row"),
     "blank lines": ("csv", lambda d: "\n\n", "list.csv has no rows", "a header and at least one row"),
@@ -109,8 +109,13 @@ CASES: dict[str, tuple[str, Any, str, str]] = {
     "empty path": ("csv", lambda d: rows(d) + ",yes\n", "list.csv row 9: path is empty", "1 of 9 samples"),
     "missing file": ("csv", lambda d: rows(d) + "gone.png,yes\n", "gone.png: no such file or directory", "1 of 9"),
     "one class": ("csv", lambda d: rows(d, "yes"), "8 images of 1 class: yes", "add another class"),
-    "other file": ("txt", lambda d: rows(d), "list.txt is of no known kind", "a .csv, .tsv, .jsonl or .parquet"),
-    "no table": ("parquet", lambda d: "PAR1 and no more", "is no Parquet file, or only a part", "copy or write it"),
+    "other file": ("txt", lambda d: rows(d), "list.txt has an unknown file type", "a .csv, .tsv, .jsonl or .parquet"),
+    "no table": (
+        "parquet",
+        lambda d: "PAR1 and no more",
+        "is not a Parquet file, or is incomplete",
+        "copy or write it",
+    ),
     "empty parquet": ("parquet", lambda d: "", "list.parquet is empty", "check how the file was written"),
     "float label": ("parquet", lambda d: columns(d, path=["a", "b"], label=[0.5, 1.5]), "column", "is double"),
     "list path": ("parquet", lambda d: columns(d, path=[["a"]], label=["x"]), 'column "path" of', "is list<"),
@@ -143,7 +148,7 @@ def test_bad_manifests(tmp_path: Path, case: str) -> None:
 def test_empty_cells_within_the_budget_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text(rows(tmp_path) + "pictures/0.png,\n,yes\n")
     data = load(job(tmp_path / "list.csv", bad_samples=0.2))
-    assert "data.train: 2 of 10 samples cannot be used and are left out" in data.notes
+    assert "data.train: 2 of 10 samples cannot be used and are skipped" in data.notes
     assert f"left out: {tmp_path}/list.csv row 9: label is empty" in data.notes
     assert len(data.train) + len(data.validation) == 8
 

@@ -121,7 +121,7 @@ ARRAYS: dict[str, tuple[Any, str]] = {
     "float labels": (lambda path: npz(path, noise(9, 8, 8), np.arange(9) / 2), "are float64 of shape (9,)"),
     "one-hot labels": (lambda path: npz(path, noise(9, 8, 8), np.eye(9, dtype=int)), "are int64 of shape (9, 9)"),
     "one class": (lambda path: npz(path, noise(9, 8, 8), np.ones(9, int)), "9 images of 1 class: 1"),
-    "each alone": (lambda path: npz(path, noise(9, 8, 8), np.arange(9)), "every class has one image"),
+    "each alone": (lambda path: npz(path, noise(9, 8, 8), np.arange(9)), "every class has only one image"),
     "NaN": (lambda path: npz(path, np.full((9, 8, 8), np.nan), np.arange(9) % 2), "x.npz[3]: NaN or infinity"),
 }
 

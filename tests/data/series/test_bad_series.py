@@ -26,7 +26,7 @@ LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
             CLASSES,
             {},
             {"window": 101},
-            ["data.window: is 101", "has at most 100 rows in one stretch", "a shorter window"],
+            ["data.window: is 101", "has at most 100 consecutive rows", "a shorter window"],
         ),
         (
             CLASSES,
@@ -34,7 +34,7 @@ LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
             {"window": 30},
             ["data.window: is 30", "the validation part of", "at most 25 rows", "another data.validation"],
         ),
-        (CLASSES, {"t": np.arange(100) * 60}, {"max_gap": 30}, ["data.window: is 8", "at most 1 rows in one stretch"]),
+        (CLASSES, {"t": np.arange(100) * 60}, {"max_gap": 30}, ["data.window: is 8", "at most 1 consecutive rows"]),
         (CLASSES, {}, {"time": "tt"}, ["data.time: ", 'has no column "tt"', 'did you mean "t"?']),
         (CLASSES, {}, {"features": ["a", "c"]}, ["data.features: ", 'has no column "c"', "its columns: t, a, b, y"]),
         (CLASSES, {}, {"label": "state"}, ["data.label: ", 'has no column "state"']),
@@ -78,7 +78,7 @@ LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
             ["no row of", "has a value of every feature"],
         ),
         (CLASSES, {"y": ["on"] * 100}, {}, ["y is on in all of them", "two classes or more"]),
-        (CLASSES, {"y": LATE}, {}, ["data.train: classes that the training data does not have", '"fault"']),
+        (CLASSES, {"y": LATE}, {}, ["data.train: classes that are not in the training data", '"fault"']),
         (
             CLASSES,
             {"y": np.arange(100) / 3},
@@ -136,7 +136,9 @@ def test_arrays_of_python_objects_and_files_that_are_none(tmp_path: Path) -> Non
     ragged = np.empty(2, object)
     ragged[0], ragged[1] = [1.0], [1.0, 2.0]
     np.savez(tmp_path / "a.npz", x=ragged, y=[0, 1])
-    with pytest.raises(DataError, match=r"it holds Python objects(?s:.*)series of different lengths need a long table"):
+    with pytest.raises(
+        DataError, match=r"it contains Python objects(?s:.*)series of different lengths need a long table"
+    ):
         series.load(job(tmp_path / "a.npz"))
     (tmp_path / "b.npz").write_bytes(b"")
     with pytest.raises(DataError, match=r"b\.npz cannot be read"):
@@ -164,9 +166,12 @@ def test_a_series_of_its_own_for_validation_needs_the_same_columns(tmp_path: Pat
         ("data: {train: a.csv, time: t, label: y}", ["data: window is missing", "add `window:`"]),
         (
             "data: {train: a.npz, window: 8, stride: 2}",
-            ["data.window: is for a long table", "data.stride: is for a long table"],
+            [
+                "data.window: is only for tables with one row per time step",
+                "data.stride: is only for tables with one row per time step",
+            ],
         ),
-        ("data: {train: a.npz, validation: b.csv}", ["data.validation: ", "both arrays (.npz), or both long tables"]),
+        ("data: {train: a.npz, validation: b.csv}", ["data.validation: ", "both .npz files, or both tables"]),
         ("data: {train: a.csv, time: t, label: t, window: 8}", ["data.label: has 't', which data.time has too"]),
         (
             "data: {train: a.csv, time: t, label: [y, z], window: 8}",

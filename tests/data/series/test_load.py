@@ -110,7 +110,7 @@ def test_no_window_reaches_into_another_series_or_across_the_split(tmp_path: Pat
             assert (np.diff(window) == 3).all()
             assert (rows["t"][window] < moment).all() if early else (rows["t"][window] >= moment).all()
     assert (len(data.train), len(data.validation)) == (3 * 13, 3 * 3)
-    assert "a.csv: rows are sorted by machine and t" in data.notes
+    assert "a.csv: rows were sorted by machine and t" in data.notes
 
 
 def test_rows_in_any_order(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_rows_in_any_order(tmp_path: Path) -> None:
     data = series.load(job(stored(tmp_path, {name: cells[order] for name, cells in rows.items()}, "b.csv")))
     np.testing.assert_allclose(everything(data.train), everything(sorted_.train), atol=1e-5)
     assert order[ends(data.train)].tolist() == ends(sorted_.train)
-    assert "b.csv: rows are sorted by t" in data.notes
+    assert "b.csv: rows were sorted by t" in data.notes
 
 
 @pytest.mark.parametrize("dates", [False, True])
@@ -143,7 +143,7 @@ def test_bad_cells_take_the_value_before(tmp_path: Path) -> None:
     kept[20:22], kept[40] = kept[19], kept[39]
     expected = np.stack([kept[end - 7 : end + 1] for end in ends(data.train)])
     np.testing.assert_allclose(unscaled(data, data.train)[:, :, 0], expected, atol=1e-5)
-    assert "data.train: 3 of 100 rows have cells without a number, which take the last value before" in data.notes
+    assert "data.train: 3 of 100 rows have empty cells, filled with the last value before" in data.notes
     assert "filled: a.csv row 21: a is empty" in data.notes
     assert "filled: a.csv row 22: a is `inf`" in data.notes
 
@@ -152,7 +152,7 @@ def test_cells_are_never_filled_from_another_series(tmp_path: Path) -> None:
     rows = several()
     rows["a"] = pyarrow.array(rows["a"], mask=(rows["machine"] == "m2") & (rows["t"] < 3))
     data = series.load(job(stored(tmp_path, rows), group="machine", features=["a"]))
-    assert "a.csv: 3 rows before the first value of their series are left out" in data.notes
+    assert "a.csv: 3 rows before the first value of their series are skipped" in data.notes
     first = unscaled(data, data.train)[:, 0, 0].round().astype(int)
     assert next(row for row in first if row % 3 == 1) == 3 * 3 + 1
 
@@ -277,6 +277,6 @@ def test_a_channel_that_never_changes_is_centred(tmp_path: Path) -> None:
     rows = one()
     rows["b"] = np.where(np.arange(100) < 75, 4.0, 5.0)
     data = series.load(job(stored(tmp_path, rows)))
-    assert "one value in all training rows, so centred and not scaled: b" in data.notes
+    assert "constant in the training rows, so centered but not scaled: b" in data.notes
     assert everything(data.train)[:, :, 1].tolist() == [[0.0] * 8] * len(data.train)
     assert everything(data.validation)[:, :, 1].tolist() == [[1.0] * 8] * len(data.validation)

@@ -75,7 +75,7 @@ CLASSES, NUMBERS = "tabular-classification", "tabular-regression"
             CLASSES,
             {"row": np.arange(N)},
             {},
-            ['column "row"', "counts the rows", "add row to data.ignore, or to data.numeric"],
+            ['column "row"', "is a row number", "add row to data.ignore, or to data.numeric"],
         ),
         (
             CLASSES,
@@ -102,7 +102,7 @@ CLASSES, NUMBERS = "tabular-classification", "tabular-regression"
             CLASSES,
             {"age": np.ones(N), "kind": ["a"] * N},
             {},
-            ["all 2 features", "have one value in all training rows"],
+            ["all 2 features", "are constant in the training rows"],
         ),
         (CLASSES, {"age": None, "kind": None}, {}, ["has no columns to predict from"]),
         (CLASSES, {"b": [0, 2] * 30}, {"target": ["y", "b"]}, ["row 1: y is `no`, not 0 or 1"]),
@@ -132,7 +132,7 @@ def test_bad_tables(tmp_path: Path, task: str, change: dict[str, Any], data: dic
     [
         (
             {"y": ["no", "maybe"] * (N // 2)},
-            ["data.validation: classes that the training data does not have", '"maybe" (30)'],
+            ["data.validation: classes that are not in the training data", '"maybe" (30)'],
         ),
         ({"age": None}, ["data.validation: ", 'no column "age"', "its columns: kind, y"]),
         ({"age": ["x"] * N}, ["data.validation: 60 of 60 samples", "row 1: age is `x`, not a number"]),

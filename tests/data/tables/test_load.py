@@ -106,7 +106,9 @@ def test_validation_rows_do_not_change_the_preprocessing(tmp_path: Path) -> None
     second = tables.load(job(stored(tmp_path, rows)))
     assert second.preprocessing == first.preprocessing
     assert (everything(second.validation)[1][:, 0] == 0).all()
-    assert any("colour has categories that training lacks" in note and "violet" in note for note in second.notes)
+    assert any(
+        "colour has categories that are not in the training data" in note and "violet" in note for note in second.notes
+    )
 
 
 def test_categories_have_their_place_and_empty_cells_too(tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ def test_columns_with_one_value_are_left_out(tmp_path: Path) -> None:
     names = [c["name"] for c in (*data.preprocessing["numeric"], *data.preprocessing["categorical"])]
     assert names == ["size", "count", "code", "new", "colour"]
     for name in ("same", "void", "one"):
-        assert f"{name} has one value in all training rows, so it is left out" in data.notes
+        assert f"{name} is constant in the training rows, so it is not used" in data.notes
 
 
 def test_bad_rows_are_listed_and_left_out(tmp_path: Path) -> None:
@@ -195,8 +197,8 @@ def test_a_new_label_is_an_error_and_an_empty_cell_never_seen_is_told(tmp_path: 
     rows["y"], rows["count"] = ["huge"] * 80, [None] + [5] * 79
     path = stored(tmp_path, rows, "new.parquet")
     new = tables.read([path], data.preprocessing, data.heads, labelled=False)
-    assert any("count is empty in 1 rows and never in training: the median" in note for note in new.notes)
-    with pytest.raises(DataError, match=r'classes that the training data does not have: "huge" \(80\)'):
+    assert any("count is empty in 1 rows and never in training: filled with the median" in note for note in new.notes)
+    with pytest.raises(DataError, match=r'classes that are not in the training data: "huge" \(80\)'):
         tables.read([path], data.preprocessing, data.heads, labelled=True)
 
 

@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Callable[[Path], None], dict[str, str], tuple[str, ...]]]
     "many empty texts": (
         rows([["" if i % 4 == 0 else text, label] for i, (text, label) in enumerate(GOOD)]),
         {},
-        ("data.train: 10 of 40 samples", "row 5: descripcion is empty", "data.bad_samples allows a share of 0.05"),
+        ("data.train: 10 of 40 samples", "row 5: descripcion is empty", "at most a share of 0.05 (data.bad_samples)"),
     ),
     "many missing labels": (
         rows([[text, " " if i < 3 else label] for i, (text, label) in enumerate(GOOD)]),
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Callable[[Path], None], dict[str, str], tuple[str, ...]]]
     "a label that only validation has": (
         both([["texto", "a"], ["texto", "c"], ["texto", "c"]]),
         {"data": ", validation: held.csv"},
-        ('data.validation: column "modo": classes that the training data does not have: "c" (2)', "a, b"),
+        ('data.validation: column "modo": classes that are not in the training data: "c" (2)', "a, b"),
     ),
     "validation without the label column": (
         both([["texto", "a"]], "descripcion,clase"),
@@ -105,7 +105,7 @@ CASES: dict[str, tuple[Callable[[Path], None], dict[str, str], tuple[str, ...]]]
     "a header name twice": (
         lines("descripcion,modo,modo\nuno,a,b\n"),
         {},
-        ("several columns of the name modo", "rename or remove"),
+        ("several columns named modo", "rename or remove"),
     ),
     "semicolons": (lines("descripcion;modo\nuno;a\n"), {}, ("separated by semicolons", "reports-commas.csv")),
     "a comma without quotes": (
@@ -141,7 +141,7 @@ CASES: dict[str, tuple[Callable[[Path], None], dict[str, str], tuple[str, ...]]]
     "half a Parquet file": (
         lambda folder: (folder / "reports.parquet").write_bytes(b"PAR1 and no more") and None,
         {"train": "reports.parquet"},
-        ("data.train: ", "is no Parquet file, or only a part of one"),
+        ("data.train: ", "is not a Parquet file, or is incomplete"),
     ),
     "a broken line of JSON": (
         lambda folder: (folder / "reports.jsonl").write_text(BROKEN) and None,
@@ -151,13 +151,13 @@ CASES: dict[str, tuple[Callable[[Path], None], dict[str, str], tuple[str, ...]]]
     "a spreadsheet": (
         lambda folder: (folder / "reports.xlsx").write_bytes(b"PK") and None,
         {"train": "reports.xlsx"},
-        ("reports.xlsx is of no known kind", ".csv, .tsv, .jsonl, .parquet"),
+        ("reports.xlsx has an unknown file type", ".csv, .tsv, .jsonl, .parquet"),
     ),
     "a folder": (lambda folder: (folder / "reports.csv").mkdir(), {}, ("reports.csv is a folder", "name one file")),
     "every class has one row": (
         rows([["texto", f"c{i}"] for i in range(9)]),
         {},
-        ("so none is left for validation", "give data.validation a path"),
+        ("so none is left for validation", "set data.validation to a path"),
     ),
 }
 

@@ -73,7 +73,7 @@ def test_the_heaviest_of_several_columns_is_watched(tmp_path: Path) -> None:
     reports.write(tmp_path)
     asked = reports.job(tmp_path)
     assert asked.best() == "validation/causa/f1"
-    assert any("those of the best validation/causa/f1" in note for note in load(asked).notes)
+    assert any("chosen by validation/causa/f1" in note for note in load(asked).notes)
     assert reports.job(tmp_path, labels="[modo, causa]").best() == "validation/modo/f1"
 
 
@@ -122,7 +122,8 @@ def test_a_label_never_occurs_in_validation_alone(tmp_path: Path) -> None:
     both = [set(part.targets["causa"].tolist()) for part in (made.train, made.validation)]
     assert both[1] <= both[0] == set(range(40))
     assert any(
-        "rows stay in training: a class of theirs would occur in validation alone" in note for note in made.notes
+        "rows are used for training, since one of their classes would occur only in validation" in note
+        for note in made.notes
     )
 
 
@@ -132,7 +133,7 @@ def test_rows_with_empty_cells_are_left_out_and_listed(tmp_path: Path) -> None:
     reports.table(tmp_path / "reports.csv", rows)
     made = load(reports.job(tmp_path, labels="modo", data=", bad_samples: 0.1"))
     assert len(made.train) + len(made.validation) == 57
-    assert "data.train: 3 of 60 samples cannot be used and are left out" in made.notes
+    assert "data.train: 3 of 60 samples cannot be used and are skipped" in made.notes
     left = [note.split("reports.csv ")[1] for note in made.notes if note.startswith("left out")]
     assert left == ["row 3: descripcion is empty", "row 4: modo is empty", "row 8: descripcion, modo is empty"]
 
@@ -142,9 +143,9 @@ def test_notes_say_what_a_person_should_know(tmp_path: Path) -> None:
     reports.table(tmp_path / "reports.csv", rows)
     notes = "\n".join(load(reports.job(tmp_path, labels="modo")).notes)
     for part in (
-        "classes that differ in capital letters alone: Fuga/fuga",
-        "with one row, which stays in training: temblor",
-        "4 of 4 validation texts stand word for word in the training data",
+        "classes that differ only in upper and lower case: Fuga/fuga",
+        "with a single row, which is used for training: temblor",
+        "4 of 4 validation texts are identical to training texts",
         "WordPiece tokens learned",
         "lower case, accents kept",
         "tokens per text: p50 ",

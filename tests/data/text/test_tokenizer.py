@@ -107,7 +107,7 @@ TEXTS = np.array([10] * 50 + [20] * 45 + [41] * 4 + [90])
     [
         ("auto", None, 48, "p99 rounded up to a multiple of 8; 1.0% of the texts are cut (1 of 100), 2.5% of all"),
         ("auto", 512, 48, "p99 rounded up to a multiple of 8"),
-        ("auto", 32, 32, "the most this network sees, less than p99; 5.0% of the texts are cut (5 of 100)"),
+        ("auto", 32, 32, "the limit of this network, less than p99; 5.0% of the texts are cut (5 of 100)"),
         (90, 512, 90, "set by the job; no text is cut"),
         (16, None, 16, "set by the job; 50.0% of the texts are cut (50 of 100)"),
     ],
@@ -122,7 +122,7 @@ def test_max_length(wanted: int | Literal["auto"], most: int | None, expected: i
 def test_auto_has_a_limit_where_the_network_has_none() -> None:
     chosen, notes = max_length.choose("auto", np.array([2000] * 10), None)
     assert chosen == 512
-    assert "the most that auto takes, less than p99; 100.0% of the texts are cut" in notes[1]
+    assert "the most that auto uses, less than p99; 100.0% of the texts are cut" in notes[1]
 
 
 def test_padding_is_counted_over_the_batches_of_an_epoch() -> None:

@@ -103,7 +103,7 @@ def test_images_look_as_the_network_was_trained(folder: Path) -> None:
     assert made.preprocessing["image_size"] == 32
     assert made.preprocessing["mean"] == [0.5, 0.4, 0.3]
     assert made.preprocessing["std"] == [0.2, 0.25, 0.3]
-    assert "image_size 32: the pretrained network was made for it" in made.notes
+    assert "image_size 32: the input size of the pretrained network" in made.notes
     assert any("are those of its preprocessor_config.json" in note for note in made.notes)
     (folder / "saved" / "preprocessor_config.json").unlink()
     assert any("for lack of preprocessor_config.json" in note for note in load(job(folder)).notes)
@@ -149,7 +149,11 @@ def test_the_pickle_twin_is_refused_and_converts(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "data", "words"),
     [
-        ("vit", ", image_size: 48", ("takes no image of 3 channels and 48 pixels a side", "set data.image_size: 32")),
+        (
+            "vit",
+            ", image_size: 48",
+            ("does not accept images with 3 channels and 48 pixels a side", "set data.image_size: 32"),
+        ),
         ("vit", ", channels: 1", ("data.channels: is 1, and", "takes 3", "write 3, or leave it out")),
     ],
 )
@@ -167,7 +171,7 @@ def test_a_text_encoder_takes_no_image(folder: Path) -> None:
             "bert", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=50
         )
         transformers.AutoModel.from_config(config).save_pretrained(folder / "saved")
-    with pytest.raises(SpecError, match="is a bert, which takes no image"):
+    with pytest.raises(SpecError, match="is a bert, which does not accept images"):
         tiny.plain(job(folder), folder)
 
 

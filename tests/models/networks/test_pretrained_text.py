@@ -102,11 +102,13 @@ def test_families(tmp_path: Path, family: str) -> None:
     saved = reports.pretrained(tmp_path, family)
     made = assembled(tmp_path)
     assert same(encoder(made), weights(saved / "model.safetensors"))
-    assert any(f"encoder {family} from {saved}; a text's vector is its first token" in n for n in made.dataset.notes)
+    assert any(
+        f"encoder {family} from {saved}; a text is represented by its first token" in n for n in made.dataset.notes
+    )
     inputs = made.dataset.train.gather(np.arange(3))
     assert made.model(*inputs)["causa"].shape == (3, 8)
     longest = {"roberta": 62}.get(family, 64)
-    assert any(f"max_length {longest}: the most this network sees" in note for note in made.dataset.notes)
+    assert any(f"max_length {longest}: the limit of this network" in note for note in made.dataset.notes)
 
 
 def test_the_tokenizer_is_that_of_the_folder(folder: Path) -> None:
@@ -183,14 +185,14 @@ def code(saved: Path) -> None:
 BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "no config": (remove("config.json"), ("has no config.json", "save_pretrained")),
     "no weights": (remove("model.safetensors"), ("has no weights",)),
-    "no tokenizer": (remove("tokenizer.json"), ("the tokenizer in", "cannot be used: there is none of tokenizer.json")),
+    "no tokenizer": (remove("tokenizer.json"), ("the tokenizer in", "cannot be used: it has none of tokenizer.json")),
     "weights of another name": (
         lambda saved: (saved / "model.safetensors").rename(saved / "best.safetensors") and None,
         ("has its weights as best.safetensors", "rename the file"),
     ),
     "weights of another network": (
         foreign,
-        ("lacks ", "embeddings", "it has other.weight", "weights that fit config.json"),
+        ("lacks ", "embeddings", "it has other.weight", "weights that match config.json"),
     ),
     "weights of another size": (config(hidden_size=32), ("cannot be loaded",)),
     "a family that nobody knows": (config(model_type="nobody"), ("config.json cannot be used", "nobody")),
@@ -225,7 +227,7 @@ def test_bad_folders(folder: Path, case: str, capfd: pytest.CaptureFixture[str])
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("family", "words"), [("t5", "takes no text of"), ("vit", "reads no text")])
+@pytest.mark.parametrize(("family", "words"), [("t5", "does not accept texts of"), ("vit", "does not process text")])
 def test_networks_that_are_no_text_encoders(tmp_path: Path, family: str, words: str) -> None:
     reports.write(tmp_path)
     reports.pretrained(tmp_path, family)
@@ -279,9 +281,10 @@ def test_a_name_on_the_hub_without_network(folder: Path, monkeypatch: pytest.Mon
             load(reports.job(folder, model="{source: transformers, name: bert-base-nowhere}"))
     message = str(caught.value)
     assert (
-        "model.name: 'bert-base-nowhere' is no folder here, is not in the hub's cache, and cannot be fetched" in message
+        "model.name: 'bert-base-nowhere' is not a local folder, not in the Hugging Face cache, and cannot be downloaded"
+        in message
     )
-    assert "name a local folder, or check the name and the network" in message
+    assert "use a local folder, or check the name and the network connection" in message
 
 
 def test_a_name_in_the_cache_needs_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

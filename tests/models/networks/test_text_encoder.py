@@ -183,8 +183,8 @@ def test_frozen_parts_keep_dropout_if_asked(tmp_path: Path) -> None:
     ("freeze", "words"),
     [
         ("{layers: 3}", ("model.freeze.layers: is 3", "the network has 2 layers")),
-        ("{names: ['encoder.layer.*']}", ("fits no parameter", "encoder.encoder.layer.0")),
-        ("{embeddings: true, layers: 2, names: ['heads.*']}", ("leaves nothing to train",)),
+        ("{names: ['encoder.layer.*']}", ("no parameter matches", "encoder.encoder.layer.0")),
+        ("{embeddings: true, layers: 2, names: ['heads.*']}", ("freezes every parameter",)),
     ],
 )
 def test_what_cannot_be_frozen(tmp_path: Path, freeze: str, words: tuple[str, ...]) -> None:

@@ -261,4 +261,4 @@ def test_a_dear_picture_is_painted_less_often(cost: float, seconds: float) -> No
 
 def test_a_folder_that_takes_no_file_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Progress(40, 0).step(fake(tmp_path / "nowhere"), 1, 1.0)
-    assert "`drivetrain watch` will not tell the time left" in capsys.readouterr().out
+    assert "`drivetrain watch` cannot show the time left" in capsys.readouterr().out

@@ -47,8 +47,8 @@ def flip(path: Path) -> None:
         (lambda p: flip(p / "model.safetensors"), "model.safetensors has SHA-256"),
         (lambda p: (p / "model.safetensors").write_bytes(b""), "model.safetensors has 0 bytes, expected"),
         (lambda p: (p / "state.json").unlink(), "state.json is missing"),
-        (lambda p: (p / "MANIFEST.json").unlink(), "MANIFEST.json is missing or not whole"),
-        (lambda p: (p / "MANIFEST.json").write_text('{"format": 1'), "MANIFEST.json is missing or not whole"),
+        (lambda p: (p / "MANIFEST.json").unlink(), "MANIFEST.json is missing or incomplete"),
+        (lambda p: (p / "MANIFEST.json").write_text('{"format": 1'), "MANIFEST.json is missing or incomplete"),
         (lambda p: (p / "MANIFEST.json").write_text('{"format": 9, "files": {}}'), "format 9, this version reads 1"),
     ],
 )
@@ -133,5 +133,5 @@ def test_optimizer_state_goes_by_name(kind: type[torch.optim.Optimizer]) -> None
 def test_unknown_parameter_in_optimizer_state() -> None:
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(CheckpointError, match="names 'lost', which the network does not have"):
+    with pytest.raises(CheckpointError, match="names 'lost', which does not exist in the network"):
         checkpoint.load_optimizer(model, optimizer, {"lost/exp_avg": torch.zeros(1)})

@@ -76,4 +76,4 @@ def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pyt
     made.tracer.step()
     tiny.losses(made, 1)
     made.tracer.close()
-    assert "the trace is not whole" in capsys.readouterr().out
+    assert "the trace is incomplete" in capsys.readouterr().out

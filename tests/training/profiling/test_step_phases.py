@@ -83,7 +83,7 @@ def test_a_network_that_cannot_be_counted_is_an_event(
     made = tiny.assembled(tmp_path, tiny.job())
     made.model = made.step.plain = Broken()
     assert efficiency.measured(made) is None
-    assert "the efficiency is not known: not like this" in capsys.readouterr().out
+    assert "the efficiency could not be measured: not like this" in capsys.readouterr().out
 
 
 def test_the_report_tells_both(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_the_whole_batch_where_it_fits(tmp_path: Path, limited: Any) -> None:
     limited(200)
     found = fitted(job(), tmp_path)
     assert (set(found), found["micro_batch"].value) == ({"micro_batch"}, "off")
-    assert "1.0 GiB at the peak with 32 at a time, 1.2 GiB may be used" in found["micro_batch"].text
+    assert "1.0 GiB peak memory with micro-batch 32, 1.2 GiB available" in found["micro_batch"].text
 
 
 def test_a_batch_that_fits_but_for_its_evaluation_is_named(tmp_path: Path, limited: Any) -> None:
@@ -201,7 +201,7 @@ def test_blocks_are_recomputed_where_not_even_the_smallest_part_fits(tmp_path: P
     said: list[str] = []
     found = fitted(job("{name: resnet18, width: 2}"), tmp_path, said)
     assert (found["micro_batch"].value, found["gradient_checkpointing"].value) == (4, True)
-    assert "without it not even the smallest micro-batch fits" in found["gradient_checkpointing"].text
+    assert "without it even the smallest micro-batch does not fit" in found["gradient_checkpointing"].text
 
 
 def test_blocks_are_recomputed_where_batchnorm_then_sees_the_whole_batch(tmp_path: Path, limited: Any) -> None:
@@ -215,9 +215,14 @@ def test_blocks_are_recomputed_where_batchnorm_then_sees_the_whole_batch(tmp_pat
     ("without", "with_it", "normed", "why"),
     [
         ({4: 100.0}, {8: 104.0}, 0, ""),
-        ({4: 100.0}, {8: 106.0, 4: 90.0}, 0, "106 samples/s with it, 100 in smaller parts without"),
+        (
+            {4: 100.0},
+            {8: 106.0, 4: 90.0},
+            0,
+            "106 samples/s with gradient checkpointing, 100 with smaller micro-batches",
+        ),
         ({}, {}, 20, ""),
-        ({}, {}, 32, "with it all 32 samples go through at once, so BatchNorm sees the whole batch"),
+        ({}, {}, 32, "with gradient checkpointing all 32 samples fit at once, so BatchNorm sees the whole batch"),
     ],
 )
 def test_when_recomputing_pays(without: dict[int, float], with_it: dict[int, float], normed: int, why: str) -> None:
@@ -235,7 +240,7 @@ def test_where_blocks_cannot_be_recomputed_it_says_that_nothing_fits(
     found = fitted(job(model, optimize), tmp_path)
     assert set(found) == {"micro_batch"}
     assert found["micro_batch"].value == 2
-    assert "a micro-batch of 2 does not fit below 1001 MiB; the least that can be tried" in found["micro_batch"].text
+    assert "a micro-batch of 2 does not fit into 1001 MiB; this is the smallest possible" in found["micro_batch"].text
 
 
 def test_remembered_until_it_would_not_fit_any_more(tmp_path: Path, limited: Any) -> None:
@@ -313,7 +318,7 @@ def test_training_is_that_of_naming_the_size_and_a_resume_keeps_it(
     row = next(d for d in auto.plan.decisions if d.name == "micro_batch")
     assert (row.value, row.source, row.effect) == (6, "measured", "training")
     assert row.evidence is not None
-    assert "1006 MiB at the peak with 6 at a time" in row.evidence
+    assert "1006 MiB peak memory with micro-batch 6" in row.evidence
     named = settled(tmp_path / "named", case(tmp_path, "image arrays", text.format(6)))
     assert tiny.losses(auto, 6) == tiny.losses(named, 6)
     weights = named.model.state_dict()

@@ -42,7 +42,7 @@ def test_the_command_writes_picture_and_numbers_and_no_run(tmp_path: Path) -> No
     ]
     assert all(100 * MIB < row["measured"] < stored["ceiling"] for row in stored["rows"])
     assert "blocks recomputed" in done.stdout
-    assert "may be used" in done.stdout
+    assert "available" in done.stdout
     assert (out / "memory.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "runs").exists()
 
@@ -71,6 +71,6 @@ def test_the_table_and_a_picture_without_anything_that_fits(tmp_path: Path, caps
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["8", "-", "200", "MiB", "42", "as", "it", "is"]
     assert lines[2].split() == ["16", "300", "MiB", "does", "not", "fit", "-", "as", "it", "is"]
-    assert lines[3] == "250 MiB may be used"
+    assert lines[3] == "250 MiB available"
     memory_profile.report([MemoryRow(2, False, None, None, None)], 250 * MIB, tmp_path)
     assert json.loads((tmp_path / "memory.json").read_text())["rows"][0]["measured"] is None
