@@ -1,4 +1,4 @@
-"""Blocks: the content of a report, free of any format. The page and the Markdown are two ways to write them."""
+"""The content of a report as blocks, independent of the output format (HTML page or Markdown)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.report.log_series import Series
 
 
 class Tone(StrEnum):
-    """How much a line should stand out."""
+    """How much a line stands out."""
 
     PLAIN = "plain"
     QUIET = "quiet"
@@ -22,7 +22,7 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True)
 class Text:
-    """One paragraph."""
+    """A paragraph."""
 
     text: str
     tone: Tone = Tone.PLAIN
@@ -39,13 +39,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Curves:
-    """Series in one frame, along `axis`."""
+    """Series in one plot, over `axis`."""
 
     title: str
     axis: str
     series: tuple[Series, ...]
     limit: tuple[str, float] | None = None
-    """A bound with its name, drawn as a line."""
+    """A limit with its name, drawn as a line."""
     from_zero: bool = False
     logarithmic: bool = False
 
@@ -59,7 +59,7 @@ class ConfusionMatrix:
 
 @dataclass(frozen=True)
 class SamplePicture:
-    """A sample: what it is called, what it is and was taken for, how surely, and its picture as a data address."""
+    """A sample: its name, true and predicted class, the prediction's probability, and its picture as a data URL."""
 
     title: str
     truth: str
@@ -77,7 +77,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class StackedBar:
-    """Parts of a whole, as (name, size, size as text)."""
+    """A stacked bar of parts, as (name, size, size as text)."""
 
     title: str
     parts: tuple[tuple[str, float, str], ...]
@@ -85,7 +85,7 @@ class StackedBar:
 
 @dataclass(frozen=True)
 class Details:
-    """Preformatted text that opens on demand."""
+    """Preformatted text, collapsed."""
 
     title: str
     text: str
@@ -96,7 +96,7 @@ Block = Text | Table | Curves | ConfusionMatrix | StackedBar | Details | Gallery
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with its blocks. `anchor` is the name that links lead to."""
+    """A heading with its blocks. `anchor` is the target of links."""
 
     anchor: str
     title: str
@@ -105,7 +105,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Tile:
-    """A number of the headline: what it is, the value, a remark, and how much of its bound is used (0..1)."""
+    """A headline number: name, value, remark, and its share of a limit (0..1)."""
 
     label: str
     value: str
@@ -115,16 +115,16 @@ class Tile:
 
 @dataclass(frozen=True)
 class Headline:
-    """The result in one look."""
+    """The result at a glance."""
 
     run: str
     what: str
     status: str
     tone: Tone
     ending: str
-    """How the run ended, in a sentence."""
+    """How the run ended, in one sentence."""
     value: str
     label: str
     tiles: tuple[Tile, ...]
     alerts: tuple[tuple[str, str], ...]
-    """What a reader must not overlook, as (text, anchor)."""
+    """Warnings that must not be missed, as (text, anchor)."""

@@ -1,8 +1,8 @@
-"""`drivetrain compare RUN RUN...`: what differs between runs, in spec, plan and result, and their curves in one frame.
+"""`drivetrain compare RUN RUN...`: differences between runs in spec, plan and result, and their curves in one plot.
 
     records -> sections (tables of differences, overlaid curves) -> terminal, compare.html, compare.md, compare.json
 
-No torch; the page is the report's.
+Without torch; the page is rendered like a report.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from runtime.system.files import storage_error, write_json, write_text
 from runtime.system.units import format_bytes
 
 MOST = 8
-"""Runs at most: more lines in one frame cannot be told apart."""
+"""Largest number of runs; more lines in one plot cannot be told apart."""
 ABSENT = "-"
 
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """What `drivetrain compare` was asked."""
+    """The options of `drivetrain compare`."""
 
     runs: Sequence[Path]
     output: Path | None = None
@@ -44,7 +44,7 @@ class CompareRequest:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run with its result; `name` tells it from the others."""
+    """A run and its result, under a unique `name`."""
 
     name: str
     record: Record
@@ -79,7 +79,7 @@ def compare(request: CompareRequest) -> int:
 
 
 def sections(entries: Sequence[ComparedRun]) -> list[Section]:
-    """Results, curves, and what differs in specs, plans and machines."""
+    """Results, curves, and differences in specs, plans and machines."""
     names = tuple(entry.name for entry in entries)
     found = [Section("results", "Results", (Table(("result", *names), tuple(_results(entries))),))]
     if frames := tuple(_frames(entries)):
@@ -155,7 +155,7 @@ def _machine(record: Record) -> dict[str, Any]:
 
 
 def _frames(entries: Sequence[ComparedRun]) -> Iterator[Curves]:
-    """A frame for each value that at least two runs have; the noise of single steps is not what is compared."""
+    """A plot for each value that at least two runs have, except values of single steps, which are too noisy."""
     keys = list(dict.fromkeys(key for entry in entries for key in entry.record.metrics if "/" in key))
     for key in sorted(keys, key=lambda key: not key.endswith("loss")):
         lines = tuple(e.record.metrics[key].scaled(e.name) for e in entries if e.record.metrics.get(key))
@@ -202,7 +202,7 @@ def _headline(entries: Sequence[ComparedRun]) -> Headline:
 
 
 def _data(entries: Sequence[ComparedRun]) -> dict[str, Any]:
-    """The comparison for programs."""
+    """The comparison as data."""
     return {
         "runs": {
             e.name: {**e.summary.to_json(), "curves": {k: thin(s) for k, s in e.record.metrics.items()}}
@@ -239,7 +239,7 @@ def _write(folder: Path, entries: Sequence[ComparedRun], below: Sequence[Section
 
 
 def _print(section: Section) -> None:
-    """Tables and texts; curves are for the page."""
+    """Print tables and texts; curves are on the page only."""
     for block in section.blocks:
         if isinstance(block, Text):
             console().print(Line(f"{section.title}: {block.text}", style="dim"))

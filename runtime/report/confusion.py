@@ -1,4 +1,4 @@
-"""Confusion: which class was taken for which, counted on the validation data."""
+"""The confusion matrix of one head, counted on the validation data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.report.formatting import clean
 
 @dataclass(frozen=True)
 class Confusion:
-    """Counts by truth (rows) and prediction (columns), for one head; the head's name is empty if it is the only one."""
+    """Counts by true class (rows) and prediction (columns), for one head; the name is empty if it is the only head."""
 
     head: str
     classes: tuple[str, ...]
@@ -19,22 +19,24 @@ class Confusion:
 
     @property
     def total(self) -> int:
-        """How many samples were judged."""
+        """Number of samples."""
         return sum(map(sum, self.matrix))
 
     @property
     def hits(self) -> int:
-        """How many of them were right."""
+        """Number of correct predictions."""
         return sum(row[i] for i, row in enumerate(self.matrix))
 
     def mistakes(self, limit: int = 10) -> list[tuple[str, str, int, float]]:
-        """The most frequent mistakes: truth, prediction, count, share of the truth's samples."""
+        """The most frequent mistakes: true class, prediction, count, share of the true class's samples."""
         cells = [(count, i, j) for i, row in enumerate(self.matrix) for j, count in enumerate(row) if i != j and count]
         cells.sort(key=lambda cell: (-cell[0], cell[1], cell[2]))
         return [(self.classes[i], self.classes[j], count, count / sum(self.matrix[i])) for count, i, j in cells[:limit]]
 
     def weakest(self, limit: int = 10) -> list[tuple[str, int, float, float, float]]:
-        """The classes with the lowest F1: name, samples, precision, recall, F1; not those without samples or mistakes."""
+        """The classes with the lowest F1: name, samples, precision, recall, F1; without those that have no samples
+        or mistakes.
+        """
         guessed = [sum(column) for column in zip(*self.matrix, strict=True)]
         rows = []
         for i, row in enumerate(self.matrix):
@@ -46,7 +48,7 @@ class Confusion:
 
 
 def confusions(data: Any) -> list[Confusion]:
-    """The confusions of result.json, by head; what is not a square of counts with its classes is left out."""
+    """The confusion matrices in result.json, by head; malformed ones are skipped."""
     heads: Iterable[tuple[Any, Any]] = data.items() if isinstance(data, Mapping) else ()
     found = (_confusion(clean(str(head)), value) for head, value in heads)
     return [confusion for confusion in found if confusion]

@@ -1,4 +1,6 @@
-"""Starved: what a run could not have of its CPUs, since others on the machine, or other machines, had them."""
+"""CPU starvation: CPU time that a run was denied because others used it, on this machine or, if virtual, on its
+host.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +11,26 @@ from runtime.hardware.facts import Hardware
 from runtime.report.log_series import Series
 
 TOLD = 0.05
-"""Share of the CPU time from which it is told."""
+"""Share of the CPU time from which on it is reported."""
 
 
 @dataclass(frozen=True)
 class CpuStarvation:
-    """CPU seconds that were lacking, and what share that is."""
+    """CPU time that the run was denied, as a share."""
 
     others: float
-    """While other processes had the CPU, of what this run may use."""
+    """Used by other processes, relative to this run's CPUs."""
     others_share: float
     stolen: float
-    """While the hypervisor ran other machines, of the whole machine."""
+    """Used by other virtual machines (steal time), relative to the whole machine."""
     stolen_share: float
 
 
 def starved(telemetry: Mapping[str, Series], hardware: Hardware | None) -> CpuStarvation | None:
-    """What was lacking over the whole run; None where nothing was counted.
+    """CPU starvation over the whole run; None if nothing was counted.
 
-    A thread also waits for the quota, which is told by itself, and for its own siblings; so no more counts than what the
-    run has left unused of the CPUs that it may use.
+    A thread also waits because of the quota, which is reported separately, and for the run's own threads. So no more
+    counts than what the run left unused of its CPUs.
     """
     waited, stolen, busy = (
         telemetry.get(key, Series(key)) for key in ("waited_seconds", "stolen_seconds", "cpu_percent")

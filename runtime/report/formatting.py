@@ -1,4 +1,4 @@
-"""Wording: how numbers, durations and foreign text are written in a report."""
+"""Formats numbers, durations and untrusted text for a report."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def clean(text: str) -> str:
-    """Text that every viewer takes: no control characters, no half characters."""
+    """Text without control characters and lone surrogates, which every viewer can show."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.encode("utf-8", "replace").decode("utf-8"))
 
 
 def short(text: str, size: int) -> str:
-    """At most `size` characters; an ellipsis stands for what is cut from the middle, as ends tell names apart."""
+    """At most `size` characters; cut in the middle with an ellipsis, since names often differ at their ends."""
     end = size // 3
     return text if len(text) <= size else f"{text[: size - end - 1]}…{text[len(text) - end :]}"
 
 
 def number(value: float | None) -> str:
-    """Four digits; whole numbers in full."""
+    """Four significant digits; whole numbers in full."""
     if value is None:
         return "unknown"
     if not math.isfinite(value):
@@ -35,7 +35,7 @@ def number(value: float | None) -> str:
 
 
 def tick(value: float) -> str:
-    """A number under an axis: 50k, 0.25, 1e-4."""
+    """A number for an axis: 50k, 0.25, 1e-4."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.4g}{letter}"
@@ -44,7 +44,7 @@ def tick(value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as a person says them."""
+    """Seconds as a readable duration."""
     if seconds is None or not math.isfinite(seconds):
         return "unknown"
     if seconds < 100:
@@ -55,12 +55,12 @@ def duration(seconds: float | None) -> str:
 
 
 def share(part: float) -> str:
-    """A part of one as per cent."""
+    """A fraction in percent."""
     return f"{100 * part:.1f} %".replace(".0 %", " %")
 
 
 def shown(value: Any) -> str:
-    """Any JSON value as a person reads it."""
+    """Any JSON value in readable form."""
     if value is None:
         return "nothing"
     if isinstance(value, bool | int | float | str):
@@ -69,7 +69,7 @@ def shown(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value as strict JSON: what is not finite becomes null."""
+    """The value as strict JSON, with non-finite numbers as null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Series: one quantity along steps or seconds, as a log gives it."""
+"""A series of values over steps or seconds, read from a log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass
 class Series:
-    """Values `ys` at `xs`, which rise. Both are finite; `broken` counts the values that were not."""
+    """Values `ys` at increasing `xs`. Both are finite; `broken` counts values that were not."""
 
     name: str
     xs: array[float] = field(default_factory=lambda: array("d"))
@@ -25,7 +25,7 @@ class Series:
         return len(self.xs)
 
     def add(self, x: float, y: float) -> None:
-        """Append a value; one that is already there for this x, or for a later one, gives way."""
+        """Append a value; existing values at this x or later are replaced."""
         self.drop(x)
         if math.isfinite(y):
             self.xs.append(x)
@@ -34,7 +34,7 @@ class Series:
             self.broken += 1
 
     def drop(self, x: float) -> None:
-        """Forget everything from `x` on."""
+        """Remove everything from `x` on."""
         while self.xs and self.xs[-1] >= x:
             self.xs.pop()
             self.ys.pop()
@@ -44,16 +44,16 @@ class Series:
         return Series(name, array("d", (v * x for v in self.xs)), array("d", (v * y for v in self.ys)), self.broken)
 
     def positive(self) -> Series:
-        """The values above zero: no sample is trained during an evaluation or a checkpoint."""
+        """The positive values only: during an evaluation or a checkpoint no samples are trained."""
         kept = [(x, y) for x, y in zip(self.xs, self.ys, strict=True) if y > 0]
         return Series(self.name, array("d", (x for x, _ in kept)), array("d", (y for _, y in kept)), self.broken)
 
     def mapped(self, function: Callable[[float], float]) -> Series:
-        """Each value put through a function."""
+        """Apply a function to each value."""
         return Series(self.name, array("d", self.xs), array("d", map(function, self.ys)), self.broken)
 
     def risen(self, name: str) -> Series:
-        """How far a counter has risen since the first value; where it fell, it was started anew."""
+        """The increase of a counter since its first value; a drop means that it was restarted."""
         risen, total = Series(name), 0.0
         for x, before, after in zip(self.xs, self.ys[:1] + self.ys, self.ys, strict=False):
             total += max(0.0, after - before)
@@ -61,7 +61,7 @@ class Series:
         return risen
 
     def noisy(self) -> bool:
-        """Whether the line goes up and down so much that its mean says more."""
+        """Whether the series fluctuates so much that its mean is more informative."""
         if len(self) < 100:
             return False
         way = sum(abs(b - a) for a, b in zip(self.ys, self.ys[1:], strict=False))
@@ -74,8 +74,9 @@ def collect(rows: Iterable[Mapping[str, Any]], axis: str, *, continues: bool = F
     Args:
         rows: rows of a log; those without `axis` are skipped.
         axis: the key of x.
-        continues: what to do where x falls back because a run was resumed. True: time goes on where it stood.
-            False: the steps are done again, so the first attempt is forgotten.
+        continues: what to do if x drops because a run was resumed. True: x continues from its last value. False: the
+            steps
+            were repeated, and the first attempt is dropped.
     """
     found: dict[str, Series] = {}
     latest, offset = -math.inf, 0.0
@@ -112,7 +113,7 @@ def _value(value: Any) -> float | None:
 
 
 def thin(series: Series, limit: int = 1000) -> list[Point]:
-    """At most `limit` points; of every stretch the lowest and the highest stay, so no spike is lost."""
+    """At most `limit` points; minimum and maximum of every interval are kept, so no spike is lost."""
     points = list(zip(series.xs, series.ys, strict=True))
     if len(points) <= limit:
         return points

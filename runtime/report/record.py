@@ -1,4 +1,4 @@
-"""Record: what a run left behind in its folder. Files may be missing, or cut in the middle of a line by a kill."""
+"""Reads the files of a run folder. Files may be missing, or truncated in the middle of a line by a kill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.report.log_series import Series, collect
 from runtime.system.files import parse_json
 
 _AT_THE_END = "result.json"
-"""Written when a training is done: of a run that was stopped, or still runs, it is not missing."""
+"""Written at the end of a training; in a stopped or running run it does not count as missing."""
 _LOST = {
     "job.yaml": "the spec cannot be shown",
     "hardware.json": "the machine cannot be shown",
@@ -33,7 +33,7 @@ _LOST = {
 
 @dataclass(frozen=True)
 class MissingRecord:
-    """A file that is missing or damaged: what is wrong, and what the report lacks because of it."""
+    """A missing or damaged file: what is wrong, and what the report lacks because of it."""
 
     file: str
     wrong: str
@@ -46,7 +46,7 @@ class Record:
 
     name: str
     text: str = ""
-    """The resolved spec as it was written."""
+    """The resolved spec as YAML."""
     spec: Mapping[str, Any] = field(default_factory=dict)
     hardware: Hardware | None = None
     plan: Plan | None = None
@@ -58,7 +58,7 @@ class Record:
     state: Mapping[str, Any] = field(default_factory=dict)
     events: list[Mapping[str, Any]] = field(default_factory=list)
     trace: Mapping[str, Any] = field(default_factory=dict)
-    """The operators of the steps that were traced."""
+    """The operators of the profiled steps."""
     mistakes: Mapping[str, Any] = field(default_factory=dict)
     """The worst mistakes by head."""
     gaps: list[MissingRecord] = field(default_factory=list)
@@ -87,7 +87,7 @@ def read(run: Path) -> Record:
     record.state = _object(record, run / "state.json")
     if (run / _AT_THE_END).exists() or record.state.get("status", "done") == "done":
         record.result = _object(record, run / _AT_THE_END)
-    if (run / "events.jsonl").exists():  # a run without events writes none
+    if (run / "events.jsonl").exists():  # a run without events has no such file
         record.events = list(_rows(record, run / "events.jsonl"))
     if (run / "operators.json").exists():
         record.trace = _object(record, run / "operators.json")
@@ -125,7 +125,7 @@ def _object(record: Record, path: Path) -> dict[str, Any]:
 
 
 def _rows(record: Record, path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a log, one at a time: a log of days does not fit in the memory as text."""
+    """The rows of a log, one at a time, since the log of a long run may not fit into memory."""
     bad: list[int] = []
     line = 0
     try:
@@ -184,7 +184,7 @@ def _hardware(record: Record, run: Path) -> None:
 
 
 def _plan(record: Record, run: Path) -> None:
-    """The plan, also one of another version: rows of unknown optimizations stay."""
+    """The plan, also of another version: rows of unknown optimizations are kept."""
     path = run / "plan.json"
     data = _object(record, path)
     if not data:

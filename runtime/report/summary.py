@@ -1,4 +1,4 @@
-"""Summary: the result of a run in numbers, from the trainer's own account or, where that is missing, from the logs."""
+"""The result of a run in numbers, from the trainer's own summary or, if that is missing, from the logs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Summary:
-    """The result. Times in seconds, memory in bytes; None for what nothing tells."""
+    """The result. Times in seconds, memory in bytes; None for what is unknown."""
 
     job: str
     task: str
@@ -45,23 +45,23 @@ class Summary:
     parameters: int | None
     trainable: int | None
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by part of the work."""
+    """Seconds by phase."""
     watching: Mapping[str, float] = field(default_factory=dict)
-    """CPU seconds of the threads that only look on: monitor and live view."""
+    """CPU seconds of the monitoring threads: monitor and live view."""
     efficiency: Mapping[str, float] = field(default_factory=dict)
-    """Operations of a sample in training, and those a second of a large matrix product on this machine."""
+    """FLOPs per training sample, and FLOP/s of a large matrix product on this machine."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON data."""
         return asdict(self)
 
     def meaning(self) -> str:
-        """What the exit code says, in words."""
+        """The meaning of the exit code."""
         return exit_meaning(self.exit_code)
 
 
 def exit_meaning(code: int | None) -> str:
-    """An exit code in words."""
+    """The meaning of an exit code."""
     if code is None:
         return "no exit code was recorded"
     if code == 0:
@@ -78,7 +78,7 @@ def exit_meaning(code: int | None) -> str:
 
 
 def summarize(record: Record) -> Summary:
-    """The summary of a record."""
+    """Summarize a record."""
     result, state, spec = record.result, record.state, record.spec
     rss, steps = record.telemetry.get("rss"), record.metrics.get("train/loss")
     fact, sampled = record.hardware.memory.limit if record.hardware else None, record.telemetry.get("memory_limit")
@@ -117,7 +117,7 @@ def _best(record: Record) -> Best | None:
 
 
 def _watched(record: Record) -> str | None:
-    """The metric by which the run is judged: the spec's, else a validation score, else a loss."""
+    """The metric that selects the best weights: the spec's, else a validation score, else a loss."""
     checkpoint = record.spec.get("checkpoint")
     asked = checkpoint.get("best") if isinstance(checkpoint, Mapping) else None
     if asked:

@@ -1,9 +1,9 @@
-"""The report of a run: report.html, report.md and report.json, made from the files of its folder and nothing else.
+"""Writes the report of a run: report.html, report.md and report.json, from the files of its folder only.
 
     Record (the files) -> Summary (the result in numbers) -> Headline, Sections (content) -> page, markdown
 
-No torch. Matplotlib draws the curves and is loaded when called; the supervisor writes the report in a process of its
-own: `python -m runtime.report RUN`.
+Without torch. Matplotlib, which draws the curves, is imported late; the supervisor writes the report in a separate
+process: `python -m runtime.report RUN`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def write(run: Path) -> None:
         CheckpointError: if the folder holds no run.
         StorageError: if the folder cannot be written.
     """
-    # Matplotlib tells in the log that a user without a home, as in a container, gets a temporary cache.
+    # Matplotlib logs a message about its temporary cache if the user has no home, as in a container.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from runtime.report.render.page import page
 
@@ -47,7 +47,7 @@ def write(run: Path) -> None:
 
 
 def _data(record: Record, summary: Summary) -> dict[str, Any]:
-    """The report for programs."""
+    """The report as data."""
     plan, hardware = record.plan, record.hardware
     return {
         "run": record.name,

@@ -1,4 +1,4 @@
-"""Events: what happened to a run beside its steps; printed at once and kept in events.jsonl for the report."""
+"""The event log: what happened to a run beside its steps, printed at once and kept in events.jsonl for the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class EventLog:
         self.path = folder / "events.jsonl"
 
     def add(self, kind: str, text: str, step: int | None = None) -> None:
-        """Print an event and keep it; a full disk may lose the row, never the line on the screen."""
+        """Print and store an event; if the disk is full, it is only printed."""
         print(f"{kind}: {text}", flush=True)
         row = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "step": step, "kind": kind, "text": text}
         try:

@@ -1,4 +1,4 @@
-"""Sensors: what the driver's management library (NVML) tells of the GPUs that a run uses, now."""
+"""Reads sensors of the run's GPUs from the driver's management library (NVML)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ REASONS = {
     0x40: "heat (hardware)",
     0x80: "power brake",
 }
-"""Why a clock is held back, by bit; idling and clocks that somebody has set are no throttling."""
+"""Reasons for a reduced clock, by bit; idling and clocks that a user has set are no throttling."""
 
 
 class Sensors:
-    """Reads some GPUs. One that does not answer, or not to every question, leaves its values out.
+    """Reads some GPUs. Values that a GPU does not support are missing from the reading.
 
     Args:
         gpus: those of the run, in its order.
-        nvml: a module with pynvml's functions; None loads pynvml if there is a GPU.
+        nvml: a module with pynvml's functions; None imports pynvml if there is a GPU.
     """
 
     def __init__(self, gpus: Sequence[Gpu], nvml: Any = None) -> None:
@@ -42,11 +42,11 @@ class Sensors:
             self.handles = {}
 
     def read(self) -> Reading:
-        """A value for each question that was answered.
+        """Read all supported values.
 
-        The first GPU is `gpu_...`, the next `gpu1_...`: `percent` of the time busy, `memory` in use by everybody and
-        `memory_limit` in bytes, `temperature` in degrees Celsius, `power` in watts, `clock` in MHz, `throttled` 1 while
-        its clock is held back, and then `throttle_reasons` in words.
+        The first GPU is `gpu_...`, the next `gpu1_...`: `percent` of the time busy, `memory` in use by all processes
+        and `memory_limit` in bytes, `temperature` in degrees Celsius, `power` in watts, `clock` in MHz, `throttled` 1
+        while the clock is reduced, and then `throttle_reasons` as text.
         """
         found: Reading = {}
         for start, handle in self.handles.items():
@@ -59,7 +59,7 @@ class Sensors:
         return found
 
     def close(self) -> None:
-        """Let the library go."""
+        """Shut the library down."""
         if self.open:
             self.open = False
             self.nvml.nvmlShutdown()
@@ -72,7 +72,7 @@ class Sensors:
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             try:
                 part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-            except nvml.NVMLError:  # slots are numbered, most of them empty
+            except nvml.NVMLError:  # slots are numbered, and most are empty
                 continue
             if _text(nvml.nvmlDeviceGetName(part)) == gpu.name:
                 return part

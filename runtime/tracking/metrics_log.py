@@ -1,4 +1,4 @@
-"""The run's records: metrics.jsonl (losses and metrics by step, exact) and TensorBoard event files beside it."""
+"""The metrics of a run: metrics.jsonl (losses and metrics by step, exact), and TensorBoard event files beside it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from runtime.system.files import read_lines, storage_error, write_text
 from runtime.tracking.tensorboard import TensorBoardWriter
 
 FLUSH_EVERY = 1.0
-"""Seconds between two flushes: a write per step would cost more than the step of a small network."""
+"""Seconds between two flushes; a write per step would take longer than the step of a small network."""
 
 
 class MetricsLog:
     """Writes one row per step and per evaluation.
 
-    Rows wait in memory until they are whole on disk: on a full disk nothing is cut in the middle, and the rows follow
-    when there is room again.
+    Rows are buffered until they are completely on disk: a full disk truncates no row, and the rows are written once
+    there is space again.
     """
 
     def __init__(
         self, folder: Path, *, after: int | None = None, epoch: int = 0, tell: Callable[[str], None] = print
     ) -> None:
-        """Open the records; on resume, rows beyond step `after` or evaluations from `epoch` on are cut off first.
+        """Open the files; on resume, rows after step `after` and evaluations from `epoch` on are removed first.
 
-        `tell` hears of it if TensorBoard's files cannot be written.
+        `tell` reports it if TensorBoard's files cannot be written.
 
         Raises:
             StorageError: if they cannot be opened.
@@ -50,7 +50,7 @@ class MetricsLog:
             raise storage_error(self.path, error) from None
 
     def cut(self, after: int, epoch: int) -> None:
-        """Drop rows beyond step `after`, and evaluations from `epoch` on."""
+        """Remove rows after step `after`, and evaluations from `epoch` on."""
         self.flush()
         os.close(self.handle)
         rows = [row for row in read_lines(self.path) if row["step"] <= after and (row["epoch"] < epoch or "lr" in row)]
@@ -58,14 +58,16 @@ class MetricsLog:
         self._open()
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """One row. JSON's NaN and Infinity stand for themselves: a bad number is never hidden."""
+        """Write one row. NaN and infinity are written as such: a bad number is never hidden."""
         self.pending.append(json.dumps({"step": step, "epoch": epoch, **values}) + "\n")
         self.board.put(step, values)
         if time.monotonic() - self.flushed > FLUSH_EVERY:
             self.flush()
 
     def flush(self, *, sync: bool = False) -> None:
-        """Hand all rows to the operating system, or to the disk; what fails stays in memory, and `trouble` says why."""
+        """Write all rows to the operating system, or with `sync` to the disk; on failure they stay buffered, and
+        `trouble` says why.
+        """
         self.flushed = time.monotonic()
         data = "".join(self.pending).encode()
         try:
@@ -84,7 +86,7 @@ class MetricsLog:
         self.trouble = None
 
     def close(self) -> None:
-        """Write the rest and stop the writer."""
+        """Write the rest and stop the TensorBoard writer."""
         try:
             self.flush()
         finally:

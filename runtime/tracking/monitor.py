@@ -1,4 +1,4 @@
-"""Monitor: a thread that samples memory, CPU, GPUs and progress, once a second or as often as asked, into telemetry.jsonl.
+"""A thread that samples memory, CPU, GPUs and progress into telemetry.jsonl, by default once a second.
 
 with Monitor(folder, run) as monitor: ...
 monitor.latest(), monitor.history()
@@ -26,17 +26,17 @@ from runtime.training.run import Run
 
 Sample = dict[str, float | int | str | None]
 SHOWN_EVERY = 5
-"""Every so many samples one goes to TensorBoard."""
+"""One in so many samples goes to TensorBoard."""
 
 
 class Monitor:
     """Samples this process and its children until closed.
 
     Args:
-        folder: where telemetry.jsonl goes.
-        run: whose progress is noted; None to watch the process alone.
+        folder: gets telemetry.jsonl.
+        run: its progress is recorded; None to record the process only.
         interval: seconds between samples.
-        gpus: GPUs that are watched; those of the run if None.
+        gpus: GPUs to record; those of the run if None.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Monitor:
             self.samples.append(sample)
             if self.run and self.run.metrics and len(self.samples) % SHOWN_EVERY == 1:
                 self.run.metrics.board.put(self.run.counters.step, _shown(sample))
-            # A full disk may lose a sample, never the run: telemetry.jsonl is only watched.
+            # A full disk may lose a sample, but must not affect the run.
             with contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(sample) + "\n")
             self.spent = time.thread_time()
@@ -106,7 +106,7 @@ class Monitor:
 
 
 def _shown(sample: Sample) -> dict[str, float]:
-    """The hardware's numbers, in units that a person reads."""
+    """The hardware's values, in readable units."""
     units = {
         "rss": ("processes GiB", 2.0**30),
         "memory_used": ("container GiB", 2.0**30),
@@ -131,14 +131,14 @@ def _shown(sample: Sample) -> dict[str, float]:
 
 
 def _tensors(device: torch.device) -> dict[str, int]:
-    """What this process's tensors hold of its GPU, and what its allocator has taken for them, in bytes."""
+    """Bytes of this process's tensors on its GPU, and bytes that its allocator has reserved."""
     if device.type != "cuda":
         return {}
     return {"gpu_allocated": torch.cuda.memory_allocated(device), "gpu_reserved": torch.cuda.memory_reserved(device)}
 
 
 def _progress(run: Run) -> Callable[[], dict[str, Any]]:
-    """A function that tells the rate of samples and the share of waiting since its last call."""
+    """A function that returns the samples per second and the share of waiting since its last call."""
     before = [time.monotonic(), run.counters.samples, 0.0]
 
     def since() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Board: TensorBoard event files, written by a thread of their own: they never hold up a step or end a run."""
+"""Writes TensorBoard event files in a thread, so that they never delay a step or end a run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 FLUSH_EVERY = 2.0
-"""Seconds that a written event may wait for the disk."""
+"""Seconds until a written event must be on disk."""
 GATHER = 0.5
-"""Seconds over which events are gathered: every wake-up of the thread takes a CPU, and Python's lock, from a step."""
+"""Seconds over which events are collected; each wake-up of the thread takes the CPU and the GIL from a step."""
 
 
 @dataclass(frozen=True)
 class PngImage:
-    """A PNG with its size."""
+    """A PNG and its size."""
 
     png: bytes
     width: int
@@ -32,12 +32,12 @@ Item = tuple[int, float, Mapping[str, Shown]]
 
 
 class TensorBoardWriter:
-    """Writes what it is given.
+    """Writes queued events.
 
     Args:
         folder: of the event files.
-        after: the step that a resumed run goes on from; later events of earlier attempts are then hidden.
-        tell: where trouble is told, once.
+        after: the step that a resumed run continues from; later events of earlier attempts are hidden.
+        tell: reports a problem, once.
     """
 
     def __init__(self, folder: Path, after: int | None, tell: Callable[[str], None]) -> None:
@@ -49,12 +49,12 @@ class TensorBoardWriter:
         self.thread.start()
 
     def put(self, step: int, values: Mapping[str, Shown]) -> None:
-        """Queue what is to be shown at a step, by its tag."""
+        """Queue values for a step, by tag."""
         if not self.ended:
             self.queue.put((step, time.time(), dict(values)))
 
     def close(self) -> None:
-        """Write what is queued."""
+        """Write what is queued, and stop."""
         self.queue.put(None)
         self.closing.set()
         self.thread.join(timeout=10)
@@ -67,7 +67,7 @@ class TensorBoardWriter:
         try:
             self._write(first)
         except Exception as error:
-            # TensorBoard is a picture of the run, not the run: metrics.jsonl holds every number.
+            # TensorBoard is only a view; metrics.jsonl holds every number.
             self.ended = True
             self.tell(f"the event files end here, the run goes on: {error}")
 

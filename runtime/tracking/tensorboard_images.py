@@ -1,4 +1,4 @@
-"""Showcase: what TensorBoard shows beside scalars: the plan, the first batch as the network sees it, the confusion."""
+"""What TensorBoard shows beside scalars: the plan, the first batch as network input, the confusion matrix."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from runtime.training.run import Run
 SAMPLES = 16
 """Images of the first batch that are shown."""
 SMALLEST = 96
-"""Pixels that a small image is enlarged to."""
+"""Pixels; smaller images are enlarged to this side."""
 NAMED = 20
-"""Classes up to which the confusion shows names and counts."""
+"""Up to this many classes, the confusion matrix shows names and counts."""
 
 
 def begin(run: Run) -> None:
-    """Show the plan, and for images the first batch. Nothing is drawn that the run would draw otherwise."""
+    """Show the plan, and for images the first batch. The run's random numbers are not affected."""
     assert run.metrics is not None
     shown: dict[str, Shown] = {"plan": plan_text(run.plan)}
     try:
         shown |= _batch(run)
     except Exception as error:
-        # A sample that cannot be read is the training's to tell; here it only lacks a picture.
+        # The training reports a sample that cannot be read; here only its picture is missing.
         run.events.add("tensorboard", f"the first batch is not shown: {error}", run.counters.step)
     run.metrics.board.put(run.counters.step, shown)
 
@@ -67,7 +67,7 @@ def _batch(run: Run) -> dict[str, Shown]:
 
 
 def grid(images: Tensor, mean: Any = None, std: Any = None) -> PngImage:
-    """Images (N, channels, height, width) side by side, four in a row, in the colours they had before scaling."""
+    """Images (N, channels, height, width) in a grid of four columns, with the normalization undone."""
     if mean and std:
         images = images * torch.tensor(std).view(1, -1, 1, 1) + torch.tensor(mean).view(1, -1, 1, 1)
     else:
@@ -95,7 +95,7 @@ def confusions(counts: Mapping[str, Any]) -> dict[str, Shown]:
 
 
 def confusion(classes: list[str], matrix: list[list[int]]) -> PngImage:
-    """Truth by row, prediction by column; colour is the share of the truth's samples."""
+    """Confusion matrix with true classes by row; the color is the share among the row's samples."""
     count = len(classes)
     cell = max(24, 340 // count) if count <= NAMED else max(2, 640 // count)
     font = ImageFont.load_default(max(10, min(16, cell // 2)))
@@ -109,7 +109,7 @@ def confusion(classes: list[str], matrix: list[list[int]]) -> PngImage:
         if count <= NAMED:
             draw.text((6, middle), names[i], fill="black", font=font, anchor="lm")
         for j, value in enumerate(row):
-            # The root lets rare mistakes be seen.
+            # The square root makes rare mistakes visible.
             strength = math.sqrt(value / (sum(row) or 1))
             full = (31, 119, 180) if i == j else (214, 70, 40)
             box = (left + j * cell, 26 + i * cell, left + (j + 1) * cell - 1, 26 + (i + 1) * cell - 1)

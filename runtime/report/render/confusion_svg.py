@@ -1,4 +1,4 @@
-"""Matrix: the picture of a confusion matrix as inline SVG in the page's colours, for two classes or a thousand."""
+"""Draws a confusion matrix as inline SVG in the page's colors, for two classes or a thousand."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from runtime.report.formatting import short, tick
 
 _RIGHT, _WRONG = (42, 120, 214), (226, 88, 46)
 _STRONGEST = 170
-"""Opacity of a full cell, of 255: the count on it must stay readable in both themes."""
+"""Opacity of a full cell, of 255; the count on it must be readable in both themes."""
 _LETTER = 0.6
-"""Width of a letter beside its height."""
+"""Width of a character relative to its height."""
 
 
 def matrix(confusion: Confusion) -> tuple[str, int]:
-    """The picture and its natural width in pixels. Up to 20 classes every cell shows its count."""
+    """The picture and its natural width in pixels. Up to 20 classes, every cell shows its count."""
     count = len(confusion.classes)
     cell = _cell(count)
     size = min(11.0, max(8.0, cell))
@@ -50,7 +50,7 @@ def _cell(count: int) -> float:
 
 
 def _names(names: list[str], cell: float, size: float, corner: tuple[float, float], upright: bool) -> list[str]:
-    """Every name, or every n-th where a class has less room than a line of text."""
+    """Class labels; only every n-th if a row is smaller than a line of text."""
     found = []
     left, top = corner
     for i in range(0, len(names), max(1, math.ceil(size / cell - 0.2))):
@@ -77,13 +77,13 @@ def _counts(confusion: Confusion, cell: float, corner: tuple[float, float]) -> l
 
 
 def _image(confusion: Confusion, left: float, top: float, side: float) -> str:
-    """The cells as one tiny picture, a pixel each: a hundred classes would be ten thousand rectangles."""
+    """The cells as a small PNG, one pixel each; a hundred classes would need ten thousand rectangles."""
     lines = []
     for i, row in enumerate(confusion.matrix):
         total = sum(row) or 1
         line = bytearray(1)
         for j, value in enumerate(row):
-            # The root and the least strength let rare mistakes be seen.
+            # The square root and the minimum strength make rare mistakes visible.
             strength = 0.25 + 0.75 * math.sqrt(value / total) if value else 0.0
             line += bytes((*(_RIGHT if i == j else _WRONG), round(_STRONGEST * strength)))
         lines.append(bytes(line))
@@ -93,7 +93,7 @@ def _image(confusion: Confusion, left: float, top: float, side: float) -> str:
 
 
 def _png(side: int, lines: bytes) -> bytes:
-    """A square picture; `lines` holds for each row a filter byte of 0 and RGBA pixels."""
+    """A square PNG; `lines` holds for each row a filter byte of 0 and RGBA pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,6 +1,6 @@
-"""Curves: a frame of series as inline SVG that takes its colours and its font from the page.
+"""Draws curves as inline SVG that takes colors and font from the page.
 
-Matplotlib draws with placeholder colours; each becomes a CSS variable, so one picture serves light and dark.
+Matplotlib draws with placeholder colors; each is replaced by a CSS variable, so one picture serves light and dark mode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runtime.report.formatting import tick
 from runtime.report.log_series import Series, mean, thin
 
 SHADES = 8
-"""How many line colours the page defines: `--line-1` and so on."""
+"""Number of line colors that the page defines: `--line-1` and so on."""
 
 _WIDTH, _HEIGHT = 400, 220
 _STEPS = (1, 2, 2.5, 5, 10)
@@ -50,7 +50,7 @@ _STYLE = {
 
 
 def curves(frame: Curves, name: str) -> str:
-    """The picture of one frame. `name` keeps its ids apart from those of the other pictures on the page."""
+    """Draw one plot. `name` makes its ids unique on the page."""
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
         figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72), facecolor="none")
         FigureCanvasSVG(figure)
@@ -75,7 +75,7 @@ def curves(frame: Curves, name: str) -> str:
 
 
 def _line(axes: Axes, series: Series, colour: str, logarithmic: bool) -> None:
-    """The series; a noisy one pale, with its mean over it. Noise and mean are those of the scale that is looked at."""
+    """Draw a series; a noisy one is pale, with its mean on top. Noise and mean are computed on the displayed scale."""
     points = thin(series)
     xs, ys = [x for x, _ in points], [y for _, y in points]
     shape = series.mapped(math.log) if logarithmic else series
@@ -108,7 +108,7 @@ def _scale(axes: Axes, frame: Curves) -> None:
 
 
 def _svg(figure: Figure, name: str, title: str) -> str:
-    """The figure as inline SVG: no prologue, no fixed size, no style of its own, ids only where something refers."""
+    """The figure as inline SVG: no prologue, no fixed size, no style of its own, ids only where they are referenced."""
     stream = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(stream, format="svg", metadata=nothing)

@@ -1,4 +1,4 @@
-"""Markdown: a report as text; pictures become tables with the shape of each curve in one line."""
+"""Renders a report as Markdown; plots become tables with a sparkline for each curve."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from runtime.report.log_series import sparkline
 
 
 def markdown(headline: Headline, sections: Sequence[Section]) -> str:
-    """The whole text."""
+    """Render the whole text."""
     lines = [
         f"# {_text(headline.run)}: {_text(headline.value)}",
         f"{_text(headline.label)}. {_text(headline.what)}.",
@@ -44,7 +44,7 @@ def _tile(tile: Tile) -> tuple[str, str, str]:
 
 
 def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
-    """The blocks one after the other; neighbouring frames share one table."""
+    """Render blocks in order; adjacent plots share one table."""
     waiting: list[Curves] = []
     for block in blocks:
         if isinstance(block, Curves):
@@ -111,6 +111,6 @@ def _list(items: Iterator[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """Text that no Markdown reader takes for markup."""
+    """Escape all Markdown markup."""
     text = re.sub(r"([\\`*|\[\]])", r"\\\1", " ".join(text.split()))
     return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""Page: a report as one self-contained HTML file: no script, no request, light and dark."""
+"""Renders a report as one self-contained HTML file: no scripts, no requests, light and dark mode."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from runtime.report.render.curves_svg import SHADES, curves
 from runtime.report.render.style import STYLE
 
 SHORT = 28
-"""Characters up to which the cells of a column stay on one line."""
+"""Characters up to which cells of a column are not wrapped."""
 _UNITS = "%|s|ms|min|h|x|B|KiB|MiB|GiB|TiB|[kMGT]?FLOP|W|MHz|°C|degrees|CPUs?|cores?|threads?|samples/s|epochs?"
 _NUMBER = re.compile(rf"(?<=\d) (?=(?:{_UNITS})(?![\w/]))")
 
-# The browser itself then refuses whatever would leave the file.
+# With this policy the browser blocks anything that would load from elsewhere.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def page(headline: Headline, sections: Sequence[Section]) -> str:
-    """The whole page."""
+    """Render the whole page."""
     title = escape(f"{headline.run}: {headline.value}")
     body = "\n".join([_headline(headline, sections), *map(_section, sections)])
     return f"""<!DOCTYPE html>
@@ -61,7 +61,7 @@ def page(headline: Headline, sections: Sequence[Section]) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as HTML; a number and its unit stay on one line."""
+    """Escape text for HTML; a number and its unit stay on one line."""
     return html.escape(_NUMBER.sub("\N{NO-BREAK SPACE}", text))
 
 
@@ -97,7 +97,7 @@ def _section(section: Section) -> str:
 
 
 def _blocks(section: Section, anchor: str) -> Iterator[str]:
-    """The blocks one after the other; neighbouring frames, and neighbouring small blocks, stand side by side."""
+    """Render blocks in order; adjacent plots, and adjacent small blocks, are placed side by side."""
     numbered = enumerate(section.blocks)
     for lane, group in groupby(numbered, key=lambda item: _lane(item[1])):
         body = "\n".join(_block(block, f"{anchor}-{index}") for index, block in group)
@@ -157,7 +157,7 @@ def _table(table: Table) -> str:
 
 def _matrix(block: ConfusionMatrix) -> str:
     picture, width = matrix(block.confusion)
-    # Few classes shrink with the screen; many keep their size and are moved about.
+    # A matrix of few classes shrinks with the screen; a large one keeps its size and scrolls.
     least = 0 if len(block.confusion.classes) <= 12 else width
     style = f"width:{width}px;min-width:{least}px;max-width:{'100%' if not least else 'none'}"
     return f'<div class="matrix"><div style="{style}">{picture}</div></div>'

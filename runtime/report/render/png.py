@@ -1,4 +1,4 @@
-"""Pictures for people who look at files: a confusion matrix and a learning-rate test, as PNG."""
+"""Draws PNG files: confusion matrix, learning-rate test, memory profile and ablation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 _RATIOS = (0.1, 0.2, 0.33, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)
 NEXT = 0.085
-"""Share of an axis that the label of a tick takes with some space."""
+"""Share of an axis that a tick label needs, with some space."""
 FEW = 30
-"""Up to so many classes every cell shows its count and every class its name."""
+"""Up to this many classes, every cell shows its count and every class its name."""
 
 
 def confusion(counts: Confusion, path: Path) -> None:
-    """The matrix; colour is the share of the truth's samples, so rare classes show as well as frequent ones.
+    """Draw a confusion matrix; the color is the share among the row's samples, so rare classes are visible, too.
 
     Raises:
         OSError: if the file cannot be written.
@@ -56,7 +56,7 @@ def confusion(counts: Confusion, path: Path) -> None:
 def rates(
     lrs: Sequence[float], losses: Sequence[float], smooth: Sequence[float], suggested: float | None, path: Path
 ) -> None:
-    """Loss by learning rate, raw and smoothed, with the suggested rate.
+    """Draw the loss by learning rate, raw and smoothed, with the suggested rate.
 
     Raises:
         OSError: if the file cannot be written.
@@ -76,7 +76,7 @@ def rates(
 
 
 def peaks(curves: Mapping[str, Sequence[tuple[int, int | None, int | None]]], ceiling: int, path: Path) -> None:
-    """Memory at the peak by micro-batch: (samples, predicted, measured) in bytes for each curve, and what may be used.
+    """Draw peak memory by micro-batch: (samples, predicted, measured) in bytes per curve, and the limit.
 
     Raises:
         OSError: if the file cannot be written.
@@ -110,12 +110,12 @@ def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float
 
 
 def ladder(rows: Sequence[tuple[str, float, float, float, str]], title: str, path: Path) -> None:
-    """Speed ratios with their intervals, one row each, from top to bottom; 1 is a line.
+    """Draw speed ratios with their intervals, one row each, from top to bottom, with a line at 1.
 
     Args:
-        rows: name, median, low, high, kind of the rung; the kind colours it.
+        rows: name, median, low, high, kind of the step; the kind sets the color.
         title: job and machine.
-        path: where it goes.
+        path: the file.
 
     Raises:
         OSError: if the file cannot be written.
@@ -133,7 +133,7 @@ def ladder(rows: Sequence[tuple[str, float, float, float, str]], title: str, pat
     axes.axvline(1, color="0.3", linewidth=1)
     axes.set_yticks(range(len(rows)), [row[0] for row in rows], parse_math=False)
     axes.invert_yaxis()
-    # Twice as fast and half as fast are as far from 1.
+    # Twice as fast and half as fast are equally far from 1.
     axes.set(xscale="log", xlim=(near / 1.05, far * 1.05))
     ticks = apart([tick for tick in _RATIOS if near / 1.05 <= tick <= far * 1.05], near, far)
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
@@ -147,7 +147,7 @@ def ladder(rows: Sequence[tuple[str, float, float, float, str]], title: str, pat
 
 
 def apart(ticks: Sequence[float], low: float, high: float) -> list[float]:
-    """The ticks of a logarithmic axis whose labels do not touch; 1 comes first, then what is nearest to it."""
+    """The ticks of a logarithmic axis whose labels do not overlap; 1 has priority, then the nearest to it."""
     room, kept = NEXT * math.log(high / low), list[float]()
     for tick in sorted(ticks, key=lambda tick: abs(math.log(tick))):
         if all(abs(math.log(tick / other)) >= room for other in kept):
@@ -156,7 +156,7 @@ def apart(ticks: Sequence[float], low: float, high: float) -> list[float]:
 
 
 def _figure(width: float, height: float) -> Figure:
-    # Matplotlib tells in the log that a user without a home, as in a container, gets a temporary cache.
+    # Matplotlib logs a message about its temporary cache if the user has no home, as in a container.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -169,6 +169,6 @@ def _figure(width: float, height: float) -> Figure:
 def _save(figure: Figure, path: Path) -> None:
     nothing: dict[str, Any] = {"Software": None}
     with warnings.catch_warnings():
-        # A class name in letters that the font lacks is drawn as boxes; the CSV beside has it.
+        # Class names in a script that the font lacks are drawn as boxes; the CSV beside the picture has them.
         warnings.simplefilter("ignore")
         figure.savefig(path, dpi=120, metadata=nothing, bbox_inches="tight")

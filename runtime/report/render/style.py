@@ -1,4 +1,4 @@
-"""Style: the look of the page; plain CSS, colours as variables, so that every picture follows light and dark."""
+"""The style of the page: plain CSS with colors as variables, so that all pictures follow light and dark mode."""
 
 STYLE = """
 :root {

@@ -1,6 +1,6 @@
-"""Advice: at most three changes to the spec that would have helped this run, each with the gain to expect.
+"""Advice: at most three changes to the spec that would have helped this run, each with its expected gain.
 
-Every rule is a function of the record alone: it looks at one thing, and gives one piece of advice or none.
+Every rule is a function of the record alone: it checks one thing, and gives one piece of advice or none.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from runtime.system.units import format_bytes
 
 MOST = 3
 SHARE = 0.05
-"""A part of the time that is worth a change."""
+"""Share of the time that justifies a change."""
 SHORT, TIGHT, LOOSE = 20.0, 0.9, 0.4
-"""Seconds under which a run tells too little; shares of the memory limit that are too much, and needlessly little."""
+"""Seconds; shorter runs get no advice. Shares of the memory limit that are too much, and needlessly little."""
 CROWDED = 0.1
-"""Share of the CPU time that others may have before it is worth an advice."""
+"""Share of the CPU time used by others that justifies advice."""
 HOT = 80
-"""Degrees Celsius from which most GPUs lower their clock."""
+"""Degrees Celsius from which on most GPUs reduce their clock."""
 MIB = 2**20
 FILLED = re.compile(r"padding: .*?(\d+)% as filled up to the longest of each batch, (\d+)% if cut")
 STEM = re.compile(
     r"small stem, as image_size .*?, ([\d.]+) (\w+) a sample in training; ([\d.]+) (\w+) with model: {name: (\w+),"
 )
-"""As `runtime.models.operations` tells of a stem that was chosen by the size of the images."""
+"""The text with which `runtime.models.operations` reports a stem that was chosen by image size."""
 UNITS = {"kFLOP": 1e3, "MFLOP": 1e6, "GFLOP": 1e9, "TFLOP": 1e12}
 
 
@@ -46,22 +46,22 @@ class Advice:
     why: str
     gain: str
     line: str
-    """What to put into the spec."""
+    """The line for the spec."""
     weight: float
-    """Seconds that it may save, or more than any run has where the run itself is in danger."""
+    """Seconds that it may save; larger than any run time if the run itself is at risk."""
 
 
 Rule = Callable[[Record, Summary], Iterator[Advice]]
 
 
 def advice(record: Record, summary: Summary) -> list[Advice]:
-    """What to change, the most helpful first; empty for a run that is too short to judge."""
+    """Suggested changes, most helpful first; empty for a run that is too short."""
     found = [advice for rule in RULES for advice in rule(record, summary)]
     return sorted(found, key=lambda one: -one.weight)[:MOST]
 
 
 def advice_section(record: Record, summary: Summary) -> Section | None:
-    """The advice as a table; None where the run left too little to judge by."""
+    """The advice as a table; None if the record is not sufficient for advice."""
     found = advice(record, summary)
     if not found and (not summary.phases or (summary.seconds or 0.0) < SHORT):
         return None
@@ -72,7 +72,7 @@ def advice_section(record: Record, summary: Summary) -> Section | None:
 
 
 def _waiting(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The network waited for its batches."""
+    """The network waited for batches."""
     seconds = summary.phases.get("input", 0.0)
     part, hardware = _part(seconds, summary), record.hardware
     if part < SHARE or hardware is None:
@@ -83,7 +83,7 @@ def _waiting(record: Record, summary: Summary) -> Iterator[Advice]:
     elif isinstance(workers, int) and workers < spare:
         count = min(16, max(1, spare))
         name, line = "prepare batches in workers", f"optimize: {{loader_workers: {count}}}"
-        # At best both go on side by side, and the longer of them is the time of the run.
+        # At best, loading and training overlap completely, and the longer of the two remains.
         saved = 1 - max(1 - part, part / count)
     elif hardware.cpu.budget < hardware.cpu.host:
         name, line = "give it another CPU to prepare batches", f"limits: {{cpus: {hardware.cpu.budget + 1}}}"
@@ -93,7 +93,7 @@ def _waiting(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _throttled(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The CPU quota held the run back."""
+    """The CPU quota throttled the run."""
     held = record.telemetry.get("throttled_seconds", Series("")).risen("throttled")
     seconds = held.ys[-1] if held else 0.0
     hardware, threads = record.hardware, _values(record).get("cpu_threads")
@@ -117,7 +117,7 @@ def _throttled(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _crowded(record: Record, summary: Summary) -> Iterator[Advice]:
-    """Others on the machine had the CPUs that this run may use."""
+    """Other processes used the CPUs that this run may use."""
     found = starved(record.telemetry, record.hardware)
     lost = max(found.others_share, found.stolen_share) if found else 0.0
     if found is None or lost < CROWDED or (summary.seconds or 0.0) < SHORT:
@@ -133,7 +133,7 @@ def _crowded(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _memory(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The peak is near the limit, or so far below it that others could use the rest."""
+    """The memory peak is close to the limit, or so far below that others could use the rest."""
     used = record.telemetry.get("memory_used")
     peak = max([summary.peak_memory or 0.0, *(used.ys if used else ())])
     limit = summary.memory_limit
@@ -162,7 +162,7 @@ def _memory(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _saving(record: Record, summary: Summary) -> Iterator[Advice]:
-    """Checkpoints took their time."""
+    """Checkpoints took a large share of the time."""
     seconds = summary.phases.get("checkpoint", 0.0)
     part = _part(seconds, summary)
     every = _at(record.spec, "checkpoint", "every")
@@ -177,7 +177,7 @@ def _saving(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _padding(record: Record, summary: Summary) -> Iterator[Advice]:
-    """Batches of texts were filled up, and the job itself forbade to leave that out."""
+    """Batches of texts were padded, and the job itself turned unpadding off."""
     notes = record.result.get("data")
     found = [match for note in notes if (match := FILLED.search(str(note)))] if isinstance(notes, list) else []
     if not found or not _turned_off(record, "unpadding"):
@@ -196,7 +196,7 @@ def _padding(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _stem(record: Record, summary: Summary) -> Iterator[Advice]:
-    """A ResNet took the stem for small images by itself, and computed many times what the other one would."""
+    """A ResNet got the stem for small images by default, which costs many times the FLOPs of the other one."""
     found = STEM.search(str(record.result.get("model") or ""))
     if not found:
         return
@@ -213,7 +213,7 @@ def _stem(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The GPU had nothing to do for a tenth of the time or more."""
+    """The GPU was idle for a tenth of the time or more."""
     busy = record.telemetry.get("gpu_percent")
     plan = _values(record)
     if not busy or len(busy) < 10:
@@ -235,7 +235,7 @@ def _idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _hot(record: Record, summary: Summary) -> Iterator[Advice]:
-    """The GPU was so hot that it lowers its clock, or soon will."""
+    """The GPU was so hot that it reduces its clock, or soon will."""
     heat = record.telemetry.get("gpu_temperature")
     hot = sum(degrees >= HOT for degrees in heat.ys) / len(heat) if heat else 0.0
     if heat and hot >= SHARE:
@@ -249,7 +249,7 @@ def _hot(record: Record, summary: Summary) -> Iterator[Advice]:
 
 
 def _useless(record: Record, summary: Summary) -> Iterator[Advice]:
-    """What the job asked for and what did not happen."""
+    """Requested settings that did not take effect."""
     asked = record.spec.get("optimize")
     wanted = asked if isinstance(asked, Mapping) else {}
     for name, row in differences(record.plan):
@@ -268,7 +268,7 @@ RULES: tuple[Rule, ...] = (_waiting, _throttled, _crowded, _memory, _saving, _pa
 
 
 def _part(seconds: float, summary: Summary) -> float:
-    """Of the whole time; nothing for a run that is too short to tell."""
+    """Share of the total time; 0 for a run that is too short."""
     whole = summary.seconds or 0.0
     return seconds / whole if whole >= SHORT else 0.0
 
@@ -282,13 +282,13 @@ def _values(record: Record) -> dict[str, Any]:
 
 
 def _turned_off(record: Record, name: str) -> bool:
-    """Whether it is off because the job says so: what the runtime left out by itself had a reason."""
+    """Whether it is off because the job says so; what was turned off by default has a reason."""
     rows = record.plan.decisions if record.plan else ()
     return any(d.name == name and d.value in (False, "off") and d.source in ("job", "file") for d in rows)
 
 
 def _batch(record: Record) -> int | None:
-    """Samples in a piece of a batch, as the run computed them."""
+    """Samples per micro-batch, as the run computed them."""
     piece, whole = _values(record).get("micro_batch"), _at(record.spec, "train", "batch_size")
     found = piece if isinstance(piece, int) and not isinstance(piece, bool) and piece > 0 else whole
     return found if isinstance(found, int) else None

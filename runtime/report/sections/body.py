@@ -1,4 +1,4 @@
-"""Sections: what a report tells below its headline, in reading order."""
+"""The sections of a report below its headline, in reading order."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _TITLES = {
 _FIRST = ("loss",)
 _LAST = ("lr", "grad_norm", "scale")
 _WIDE_RANGE = 50
-"""Curves whose highest value is so many times the lowest are drawn on a logarithmic scale."""
+"""Curves whose maximum is at least so many times their minimum get a logarithmic scale."""
 _EVENTS = 200
 _SPEC = 200_000
 
 
 def sections(record: Record, summary: Summary) -> list[Section]:
-    """Every section that has something to tell."""
+    """All sections that have content."""
     plan, hardware = record.plan, record.hardware
     found = [
         curves_section(record.metrics),
@@ -56,7 +56,7 @@ def sections(record: Record, summary: Summary) -> list[Section]:
 
 
 def curves_section(metrics: Mapping[str, Series]) -> Section | None:
-    """A frame for each kind of value; series of the same kind share it."""
+    """A plot for each kind of value; series of the same kind share it."""
     groups: dict[str, list[Series]] = {}
     for key, series in metrics.items():
         start, _, kind = key.rpartition("/")
@@ -77,7 +77,7 @@ def _frame(kind: str, series: list[Series]) -> Curves:
 
 
 def confusion_section(confusion: Confusion) -> Section:
-    """The picture, the most frequent mistakes and, with many classes, the weakest ones."""
+    """The matrix, the most frequent mistakes and, with many classes, the weakest ones."""
     share_right = confusion.hits / max(1, confusion.total)
     right = f"{number(confusion.hits)} of {number(confusion.total)} validation samples right ({share(share_right)})"
     blocks: list[Block] = [Text(f"{right}; rows are the truth, columns the prediction."), ConfusionMatrix(confusion)]
@@ -98,7 +98,7 @@ def confusion_section(confusion: Confusion) -> Section:
 
 
 def data_section(notes: Any, model: Any = None) -> Section | None:
-    """What the loader said of the data: sizes, what was left out, lengths and padding of texts; and of the network."""
+    """Notes on data and network: sizes, skipped samples, lengths and padding of texts."""
     if not isinstance(notes, list) or not notes:
         return None
     rows = [shown(note).partition(": ") for note in (*notes, *([f"model: {model}"] if model else []))]
@@ -131,7 +131,7 @@ def gaps_section(gaps: list[MissingRecord]) -> Section | None:
 
 
 def spec_section(record: Record) -> Section | None:
-    """How the run was started, and the resolved spec, folded."""
+    """How the run was started, and the resolved spec, collapsed."""
     state = record.state
     keys = {
         "source": "spec",

@@ -1,4 +1,4 @@
-"""Headline: the result in one look, and what must not be overlooked."""
+"""The headline of a report: the result at a glance, and warnings that must not be missed."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def ending(summary: Summary) -> str:
 
 
 def _source(record: Record) -> str:
-    """Where the numbers of a run come from that did not get to its end."""
+    """The source of the numbers of a run that did not finish."""
     begun = record.state and not record.result and record.metrics
     return "; the numbers are from its logs, as the result is written at the end" if begun else ""
 
 
 def alerts(record: Record) -> list[tuple[str, str]]:
-    """What a reader must not overlook, with the section that tells more."""
+    """Warnings that must not be missed, with the section that has the details."""
     found = [(f"{gap.file}: {gap.wrong}; {gap.lost}", "gaps") for gap in record.gaps]
     found += [
         (f"{name} is not as asked: {shown(row.get('asked'))} asked, {shown(row.get('seen'))} seen", "seen")

@@ -1,4 +1,4 @@
-"""Machine: host beside allowed, and what the run made of it over time."""
+"""The machine's resources, what this run was allowed, and how it used them over time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from runtime.report.summary import Summary
 from runtime.system.units import format_bytes
 
 _PHASES = {"train": "backward", "evaluate": "evaluation", "tune": "tuning"}
-"""What a phase is called where the trainer tells forward, backward and update apart."""
+"""Names of phases if the trainer times forward, backward and update separately."""
 
 
 def machine_section(hardware: Hardware) -> Section:
-    """The machine: what the host has, what this run was allowed."""
+    """The machine: resources of the host, and what this run was allowed to use."""
     blocks: list[Block] = [Table(("what", "host", "allowed"), tuple(_facts(hardware)))]
     if hardware.gpu_trouble:
         blocks.append(Text(f"GPU: {shown(hardware.gpu_trouble)}", Tone.WARN))
@@ -58,7 +58,7 @@ def _facts(hardware: Hardware) -> list[tuple[str, str, str]]:
 
 
 def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Hardware | None) -> Section | None:
-    """Where the time went, throughput and memory over time."""
+    """Time by phase; throughput and memory over time."""
     blocks: list[Block] = []
     if summary.phases:
         phases = {**summary.phases, "other": (summary.seconds or 0.0) - sum(summary.phases.values())}
@@ -77,7 +77,7 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
 
 
 def _starved(found: CpuStarvation | None) -> Iterator[str]:
-    """Who else had the CPUs."""
+    """Other users of the CPUs."""
     if found and found.others_share >= TOLD:
         yield (
             f"Other processes on this machine had the CPU for {duration(found.others)} while this run was ready to "
@@ -91,7 +91,7 @@ def _starved(found: CpuStarvation | None) -> Iterator[str]:
 
 
 def _efficiency(summary: Summary) -> str:
-    """What was computed beside what this machine can."""
+    """Achieved FLOP/s relative to what this machine can do."""
     operations, product = (summary.efficiency.get(key, 0.0) for key in ("operations", "product"))
     if not operations or not product or not summary.samples_per_second:
         return ""
@@ -104,7 +104,7 @@ def _efficiency(summary: Summary) -> str:
 
 
 def _watching(summary: Summary) -> str:
-    """What it cost to be watched."""
+    """The cost of monitoring."""
     spent, names = sum(summary.watching.values()), [name for name, seconds in summary.watching.items() if seconds]
     if not spent or not summary.seconds:
         return ""
@@ -141,7 +141,7 @@ def _charts(
 
 
 def _gpu_charts(telemetry: Mapping[str, Series], axis: str, second: float) -> list[Curves]:
-    """What the GPUs did: a line for each of them."""
+    """Plots of the GPUs, with a line for each."""
     starts = [key.removesuffix("_percent") for key in telemetry if re.fullmatch(r"gpu\d*_percent", key)]
     starts = starts or ["gpu"] * ("gpu_memory" in telemetry)
 
@@ -167,7 +167,7 @@ def _gpu_charts(telemetry: Mapping[str, Series], axis: str, second: float) -> li
 
 
 def _gpu_words(telemetry: Mapping[str, Series]) -> list[Block]:
-    """The GPUs in one line each, and a warning where a clock was held back."""
+    """One line per GPU, and a warning if a clock was reduced."""
     found: list[Block] = []
     for key, busy in telemetry.items():
         match = re.fullmatch(r"(gpu\d*)_percent", key)
@@ -191,7 +191,7 @@ def _gpu_words(telemetry: Mapping[str, Series]) -> list[Block]:
 
 
 def _clock(seconds: float) -> tuple[str, float]:
-    """The unit of the time axis and what a second is in it."""
+    """The unit of the time axis, and a second in that unit."""
     if seconds < 300:
         return "seconds", 1.0
     return ("minutes", 1 / 60) if seconds < 3 * 3600 else ("hours", 1 / 3600)

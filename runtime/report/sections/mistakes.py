@@ -1,4 +1,4 @@
-"""Worst: the mistakes that the network was surest of, with pictures or texts."""
+"""The worst mistakes, those with the highest probability, with pictures or texts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from runtime.report.formatting import clean, share, short, shown
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{8,60000}={0,2}")
 _KINDS = {"iVBORw0KGgo": "image/png", "/9j/": "image/jpeg"}
-"""How files of these kinds begin, in base64."""
+"""The first characters of these file types in base64."""
 _ROOM = 600_000
-"""Characters that all pictures together may take of the page."""
+"""Limit for all pictures together, in characters of the page."""
 
 
 def worst_sections(mistakes: Mapping[str, Any]) -> Iterator[Section]:

@@ -1,4 +1,4 @@
-"""Operators: what a traced step spent its time on."""
+"""The operators that profiled steps spent their time on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIBRARIES = {
 
 
 def operators_section(trace: Mapping[str, Any]) -> Section | None:
-    """The dearest operators of the traced steps; None if nothing was traced."""
+    """The most expensive operators of the profiled steps; None if nothing was profiled."""
     try:
         steps, total = int(trace["steps"]), float(trace["total"])
         rows = tuple(_row(row, steps, total) for row in trace["operators"])
@@ -54,6 +54,6 @@ def _row(row: Mapping[str, Any], steps: int, total: float) -> tuple[str, ...]:
 
 
 def _library(name: str) -> str:
-    """The library whose name the operator carries."""
+    """The library that the operator's name refers to."""
     small = name.lower()
     return next((library for word, library in _LIBRARIES.items() if word in small), "")

@@ -1,4 +1,4 @@
-"""Decisions: the plan with its reasons, and what was asked for beside what was seen."""
+"""The plan with its reasons, and requested beside effective settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.report.blocks import Block, Details, Section, Table, Text, Tone
 from runtime.report.formatting import shown
 
 _LONG = 100
-"""Characters from which a value that was read back is folded away."""
+"""Characters; longer effective values are collapsed."""
 
 
 def plan_section(plan: Plan) -> Section:
@@ -29,7 +29,7 @@ def plan_section(plan: Plan) -> Section:
 
 
 def seen_section(plan: Plan) -> Section | None:
-    """What was asked for beside what the trainer found in force; differences first."""
+    """Requested and effective settings; differences first."""
     rows = _seen(plan)
     if not rows:
         return None
@@ -44,13 +44,13 @@ def seen_section(plan: Plan) -> Section | None:
 
 
 def notes_section(plan: Plan) -> Section | None:
-    """What a person should know about this machine and this job."""
+    """What the user should know about this machine and this job."""
     notes = tuple(Text(shown(note), Tone.WARN) for note in plan.notes)
     return Section("notes", "Notes", notes) if notes else None
 
 
 def differences(plan: Plan | None) -> list[tuple[str, Mapping[str, Any]]]:
-    """The settings that are not in force as asked."""
+    """The settings whose effective value differs from the requested one."""
     return [(name, row) for name, row in _seen(plan) if not _same(row)] if plan else []
 
 
@@ -65,7 +65,7 @@ def _seen(plan: Plan) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _libraries(plan: Plan) -> list[Block]:
-    """What else was read back, without having been asked for: versions and threads of what computes."""
+    """Further read-back values: versions and thread counts of libraries."""
     found = plan.seen.get("libraries")
     if not isinstance(found, Mapping) or not found:
         return []

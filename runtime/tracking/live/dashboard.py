@@ -1,4 +1,4 @@
-"""Screen: a view of a run as one calm picture of 60 to 100 columns, or as one plain line."""
+"""Renders the state of a run as a dashboard of 60 to 100 columns, or as a single line."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from runtime.tracking.live.sparkline import Sparkline
 from runtime.tracking.live.time_left import clock_time
 
 WIDEST = 100
-"""Columns: a longer line is hard to read."""
+"""Columns; longer lines are hard to read."""
 CROWDED = 0.1
-"""Share of the CPUs that others may have before it is told."""
+"""Share of the CPUs used by others from which on it is shown."""
 HEADS = 6
-"""Rows for scores of heads, at most."""
+"""Largest number of rows for scores of heads."""
 _LABEL, _VALUE = 11, 21
 _STYLES = {"running": "green", "done": "green", "stopped": "yellow", "failed": "red"}
 
 
 def screen(view: RunView, width: int) -> RenderableType:
-    """The picture.
+    """Render the dashboard.
 
     Args:
-        view: where the run stands.
+        view: the state of the run.
         width: columns of the terminal.
     """
     width = min(width, WIDEST)
@@ -37,7 +37,7 @@ def screen(view: RunView, width: int) -> RenderableType:
 
 
 def line(view: RunView) -> str:
-    """Where the run stands, in one plain line."""
+    """The state of the run in a single line."""
     left = "" if view.status != "running" else f"  {left_text(view.left, view.at_most)}"
     total = f"/{view.total}" if view.total else ""
     loss = "" if view.loss.last is None else f"  loss {view.loss.last:.4f}"
@@ -46,7 +46,7 @@ def line(view: RunView) -> str:
 
 
 def left_text(left: float | None, at_most: bool) -> str:
-    """`1:20 left`; with `at most` where the training may end earlier."""
+    """`1:20 left`; with `at most` if the training may end earlier."""
     if left is None:
         return "estimating time left"
     return f"{'at most ' if at_most else ''}{clock_time(left)} left"
@@ -84,7 +84,7 @@ def _rows(view: RunView, width: int) -> list[Text]:
 
 
 def _bar(view: RunView, width: int) -> Text:
-    """Epoch, step, a bar as long as there is room for, and the time left."""
+    """Epoch, step, a progress bar that fills the width, and the time left."""
     share = 1.0 if view.status == "done" else min(1.0, view.step / view.total) if view.total else 0.0
     text = Text(f"{'epoch':<{_LABEL}}", style="dim")
     text.append(f"{view.epoch} of {view.epochs or '?'}".ljust(8) + "  ", style="not dim bold")

@@ -1,4 +1,4 @@
-"""Pace: how far a pass over samples has come, on standard error: one line that moves on a terminal, else one now and then."""
+"""Shows the progress of a pass over samples on stderr: a line that updates on a terminal, single lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import TypeVar
 from runtime.tracking.live.time_left import clock_time
 
 LINE_EVERY, PAINT_EVERY = 5.0, 0.5
-"""Seconds between two lines in a log, and on a terminal. What takes less is not told."""
+"""Seconds between two lines in a log, and between updates on a terminal. A shorter pass shows nothing."""
 
 Ids = TypeVar("Ids", bound=Sized)
 Rest = TypeVar("Rest")
 
 
 def told(batches: Iterable[tuple[Ids, Rest]], total: int, doing: str) -> Iterator[tuple[Ids, Rest]]:
-    """The batches, while the pass is told.
+    """The batches, with progress shown meanwhile.
 
     Args:
-        batches: (ids, anything); the ids tell how many samples a batch has.
+        batches: (ids, anything); the number of ids is the number of samples.
         total: samples of the whole pass.
-        doing: what it is, as `evaluate`.
+        doing: name of the pass, such as `evaluate`.
     """
     moves = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     start = said = time.monotonic()

@@ -1,8 +1,8 @@
-"""Follow: where a run stands, from the files of its folder alone; what grows is read on from where it ended.
+"""Reads the state of a run from the files of its folder; growing files are read from where the last read ended.
 
-follower = Follower(folder)
-follower.read()         as often as one likes
-follower.view           what is known by now
+follower = RunReader(folder)
+follower.read()         as often as needed
+follower.view           the state as of the last read
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from runtime.tracking.live.sparkline import Sparkline
 from runtime.tracking.live.time_left import TimeLeft
 
 PROGRESS = "progress.json"
-"""What the trainer knows of the way ahead: steps of the run and of an epoch, and what an evaluation may cost."""
+"""What the trainer knows about the remaining work: steps of the run and of an epoch, and the cost of an evaluation."""
 EVENTS = 3
 
 
 class JsonLinesTail:
-    """The rows that a JSON-lines file gained since the last look."""
+    """The rows that a JSON-lines file gained since the last read."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.place, self.file = path, 0, -1
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """New whole rows, and whether the file was written anew, so that the rows before them no longer count."""
+        """New complete rows, and whether the file was rewritten, so that earlier rows no longer count."""
         try:
             with self.path.open("rb") as file:
                 file.seek(0, 2)
@@ -58,45 +58,45 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 @dataclass
 class RunView:
-    """What a person wants to see of a run. Times in seconds, memory in bytes; None for what is not known (yet)."""
+    """The state of a run for display. Times in seconds, memory in bytes; None for what is not known (yet)."""
 
     folder: Path
     job: str = ""
     task: str = ""
     plan: tuple[str, ...] = ()
-    """The decisions that are not off, as `name value`."""
+    """Decisions that are not off, as `name value`."""
     status: str = "starting"
     epoch: int = 1
-    """The epoch that is being trained, from 1."""
+    """The current epoch, from 1."""
     epochs: int | None = None
     step: int = 0
     total: int | None = None
     elapsed: float = 0.0
     left: float | None = None
     at_most: bool = False
-    """Whether the training may end earlier, as by early stopping."""
+    """Whether the training may end earlier, for example by early stopping."""
     loss: Sparkline = field(default_factory=Sparkline)
     metric: str = ""
     score: Sparkline = field(default_factory=Sparkline)
     best: tuple[float, int] | None = None
-    """The best value of the metric, and after which epoch."""
+    """The best value of the metric, and its epoch."""
     heads: dict[str, tuple[str, Sparkline]] = field(default_factory=dict)
-    """By head, where there are several: the name of its score, as accuracy, and its values."""
+    """By head, if there are several: the name of its score, such as accuracy, and its values."""
     speed: Sparkline = field(default_factory=Sparkline)
     """Samples per second."""
     cpus: float | None = None
-    """CPUs that this run may use."""
+    """Number of CPUs that this run may use."""
     sample: Mapping[str, Any] = field(default_factory=dict)
     """The last row of telemetry.jsonl."""
     throttled: float = 0.0
-    """Share of the last time that the CPU quota held the run back."""
+    """Share of the last interval in which the CPU quota throttled the run."""
     crowded: float = 0.0
-    """Share of the CPUs that this run may use which others had while it was ready to compute."""
+    """Share of this run's CPUs that others used while it was ready to compute."""
     events: deque[str] = field(default_factory=lambda: deque(maxlen=EVENTS))
 
 
 class RunReader:
-    """Reads a run folder, again and again.
+    """Reads a run folder repeatedly.
 
     Raises:
         CheckpointError: if there is no such run.
@@ -114,7 +114,7 @@ class RunReader:
         self._read_spec()
 
     def read(self) -> RunView:
-        """Take in what is new."""
+        """Read what is new, and return the state."""
         view, folder = self.view, self.view.folder
         state = read_json(folder / "state.json") or {}
         view.status = str(state.get("status", "starting"))
@@ -142,7 +142,7 @@ class RunReader:
         view = self.view
         rows = (read_json(view.folder / "plan.json") or {}).get("decisions", ())
         on = [row for row in rows if row["value"] not in (False, 0, "off", "auto")]
-        on.sort(key=lambda row: row["value"] is True)  # what has a value says more than what is merely on
+        on.sort(key=lambda row: row["value"] is True)  # a value says more than a mere on
         view.plan = tuple(_short(row["name"], row["value"]) for row in on)
         cpu = (read_json(view.folder / "hardware.json") or {}).get("cpu", {})
         view.cpus = cpu.get("quota") or cpu.get("budget")
@@ -161,7 +161,7 @@ class RunReader:
             self._evaluation(row)
 
     def _evaluation(self, row: Mapping[str, Any]) -> None:
-        """Keep the watched metric; where the spec names none, the first score, or the loss."""
+        """Record the watched metric; if the spec names none, the first score, or the loss."""
         view = self.view
         names = [name for name in row if name.startswith("validation/")]
         if not view.metric and names:
@@ -176,7 +176,7 @@ class RunReader:
                 view.best = value, row["epoch"] + 1
 
     def _head(self, name: str, value: float) -> None:
-        """Keep one score of each head: the one that is watched in any of them, else the first."""
+        """Record one score per head: the one that is watched in any head, else the first."""
         _, _, rest = name.partition("/")
         head, _, kind = rest.rpartition("/")
         watched = self.view.metric.rpartition("/")[2]
@@ -190,19 +190,19 @@ class RunReader:
         self.view.heads[head] = kept, curve
 
     def _sample(self, row: dict[str, Any]) -> None:
-        """A reading of the sensors; after a restart their clock begins anew and goes on from where it was."""
+        """Record a sensor reading; after a restart their clock starts anew and is continued from its last value."""
         view, seconds, held = self.view, float(row.get("seconds", 0.0)), row.get("throttled_seconds") or 0.0
         if seconds + self.offset < self.latest:
             self.offset = self.latest
         before, self.latest = self.latest, seconds + self.offset
         view.throttled = max(0.0, held - self.held) / max(1e-9, self.latest - before) if view.sample else 0.0
         ready, span = row.get("waited_seconds") or 0.0, max(1e-9, self.latest - before)
-        # It also waits for its own threads: no more than what it left unused.
+        # Threads also wait for each other, so no more counts than what the run left unused.
         idle = max(0.0, 1 - (row.get("cpu_percent") or 0.0) / 100 / (view.cpus or 1.0))
         waited = max(0.0, ready - self.ready - max(0.0, held - self.held)) / span / (view.cpus or 1.0)
         view.crowded = min(idle, waited) if view.sample else 0.0
         self.held, self.ready, view.sample, view.elapsed = held, ready, row, self.latest
-        if row.get("samples_per_second"):  # during an evaluation there are none
+        if row.get("samples_per_second"):  # there are none during an evaluation
             view.speed.add(row["samples_per_second"])
         if self.left and "step" in row:
             self.left.add(self.latest, row["step"])

@@ -1,16 +1,16 @@
-"""Curve: the shape of a growing row of numbers in one line of text, at a fixed price however long the row gets."""
+"""A sparkline: the shape of a growing series of numbers in one line of text, at constant cost."""
 
 from __future__ import annotations
 
 import math
 
 KEPT = 128
-"""Points at most; when they are full, neighbours are put together."""
+"""Largest number of points; beyond it, neighbors are merged."""
 BARS = "▁▂▃▄▅▆▇█"
 
 
 class Sparkline:
-    """Means of neighbouring values; `last` is the last value as it was given."""
+    """Means of neighboring values; `last` is the exact last value."""
 
     def __init__(self) -> None:
         self.means: list[float] = []
@@ -19,7 +19,7 @@ class Sparkline:
         self.last: float | None = None
 
     def add(self, value: float) -> None:
-        """Append a value; the shape leaves out what is not finite."""
+        """Append a value; non-finite ones are not part of the shape."""
         self.last = value
         if not math.isfinite(value):
             return
@@ -35,7 +35,7 @@ class Sparkline:
             self.each *= 2
 
     def shape(self, width: int) -> str:
-        """At most `width` bars from the lowest to the highest mean; by ratios where these differ a hundredfold."""
+        """At most `width` bars from the lowest to the highest mean; logarithmic if these differ a hundredfold."""
         values = self.means
         if not values:
             return ""

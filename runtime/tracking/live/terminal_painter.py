@@ -1,4 +1,4 @@
-"""Painter: keeps one picture at the end of a terminal; what is printed meanwhile appears above it, line by line."""
+"""Keeps a picture at the bottom of a terminal; text that is printed meanwhile appears above it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, TextIO, cast
 from rich.console import Console, RenderableType
 
 Picture = Callable[[int], RenderableType]
-"""Makes the picture for so many columns."""
+"""Makes the picture for the given number of columns."""
 
 
 class Painter:
-    """Paints over its last picture. The cursor stays where it is seen: a process that is killed leaves it so."""
+    """Repaints its last picture. The cursor stays visible, so that a killed process does not leave it hidden."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.lines, self.size = console, 0, console.size
@@ -24,12 +24,12 @@ class Painter:
         self.streams: tuple[Any, Any] | None = None
 
     def start(self) -> None:
-        """Take over the standard streams."""
+        """Redirect stdout and stderr."""
         self.streams = sys.stdout, sys.stderr
         sys.stdout = sys.stderr = cast(TextIO, self.said)
 
     def leave(self) -> None:
-        """Give the streams back; the last picture stays where it is."""
+        """Restore the streams; the last picture stays on the screen."""
         if self.streams:
             sys.stdout, sys.stderr = self.streams
             self.streams = None
@@ -38,21 +38,21 @@ class Painter:
             self._put("")
 
     def paint(self, picture: Picture) -> None:
-        """Paint a picture where the last one was."""
+        """Replace the last picture."""
         with self.lock:
             size = self.console.size
             with self.console.capture() as capture:
                 self.console.print(picture(size.width - 1))
-            # Lines beyond the top of the terminal could never be painted over.
+            # Lines beyond the top of the terminal could never be repainted.
             lines = capture.get().splitlines(keepends=True)[: max(1, size.height - 1)]
             self._put("".join(lines))
             self.lines = len(lines)
 
     def _put(self, text: str) -> None:
-        """Take the last picture away, and write what was said since, then `text`, at once."""
+        """Erase the last picture, write the text printed since, then `text`, in a single write."""
         size = self.console.size
         if self.lines and size.width < self.size.width:
-            # A narrower terminal has broken the lines, nobody knows where: begin on an empty page.
+            # A narrower terminal has rewrapped the lines in an unknown way: clear the screen.
             away = "\x1b[2J\x1b[H"
         else:
             away = f"\x1b[{self.lines}F\x1b[J" if self.lines else ""
@@ -62,7 +62,7 @@ class Painter:
 
 
 class _CapturedStream(io.TextIOBase):
-    """Stands in for the standard streams while a picture is kept; holds whole lines until the next one."""
+    """Replaces a standard stream while a picture is shown; buffers lines until the next repaint."""
 
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -78,7 +78,7 @@ class _CapturedStream(io.TextIOBase):
         return False
 
     def take(self) -> str:
-        """Everything said since the last time, ended as a line."""
+        """All text since the last call, completed to whole lines."""
         count = len(self.text)
         said = "".join(self.text[:count])
         del self.text[:count]

@@ -1,7 +1,7 @@
-"""Time left: an honest guess of how long a training still takes, from when its steps were done.
+"""Estimates how long a training still takes, from the times at which its steps were done.
 
-An evaluation at the end of each epoch costs time but no step, so the two are told apart: what steps cost comes from
-the stretches within epochs, and what remains of a stretch over the end of an epoch is an evaluation.
+An evaluation at the end of an epoch takes time but no step, so the two are estimated separately: the step time from
+intervals within epochs; what exceeds it in an interval across the end of an epoch is an evaluation.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from collections import deque
 from dataclasses import dataclass
 
 LEAST = 0.5
-"""Seconds that a stretch should last: shorter ones are put together."""
+"""Smallest length of an interval in seconds; shorter ones are merged."""
 HALF_LIFE = 90.0
-"""Seconds after which a stretch counts half: a machine's speed changes, but a minute says more than a second."""
+"""Half-life of an interval's weight in seconds: a machine's speed changes, but a minute is more reliable than a
+second.
+"""
 OUTLIER = 4.0
-"""A stretch slower than so many times the median counts as if it were just so slow: stalls are seldom the rule."""
+"""An interval slower than so many times the median counts as exactly that slow, since stalls are rarely the rule."""
 KEPT = 2000
 
 
 @dataclass(frozen=True)
 class _Stretch:
-    """From one moment to the next: its end, seconds, steps done, and evaluations in between."""
+    """An interval: its end, seconds, steps done, and evaluations in between."""
 
     end: float
     seconds: float
@@ -30,12 +32,12 @@ class _Stretch:
 
 
 class TimeLeft:
-    """Fed with `add` after steps; `left` answers at any time.
+    """Call `add` after steps; `left` gives the estimate at any time.
 
     Args:
         total: optimizer steps of the whole run.
-        per_epoch: steps of an epoch; an evaluation follows each, and the last step.
-        evaluation_steps: how many steps an evaluation costs, until one was seen.
+        per_epoch: steps per epoch; an evaluation follows each epoch, and the last step.
+        evaluation_steps: assumed cost of an evaluation in steps, until one was timed.
     """
 
     def __init__(self, total: int, per_epoch: int, evaluation_steps: float = 0.0) -> None:
@@ -45,7 +47,7 @@ class TimeLeft:
         self.latest: tuple[float, int] | None = None
 
     def add(self, seconds: float, step: int) -> None:
-        """Step number `step` was done at `seconds` on any steady clock; a step that is done again starts anew."""
+        """Step number `step` was done at `seconds` on a monotonic clock; a repeated step starts anew."""
         if self.latest is None or self.last is None or step < self.latest[1]:
             self.last = self.latest = seconds, step
             return
@@ -66,14 +68,14 @@ class TimeLeft:
         self.last = point
 
     def step_seconds(self) -> float | None:
-        """Seconds of a step by now; None until a few stretches were seen."""
+        """Present seconds per step; None until there are a few intervals."""
         if len(self.stretches) < 3:
             return None
         every, newest = list(self.stretches), self.stretches[-1].end
         counts = [s.steps * 0.5 ** ((newest - s.end) / HALF_LIFE) for s in every]
         inside = sum(count for count, s in zip(counts, every, strict=True) if not s.evaluations)
-        # Epochs shorter than a stretch: steps and evaluations cannot be told apart, and need not be. A few stretches
-        # within epochs, of a time when steps were slow, must not stand for all.
+        # If epochs are shorter than an interval, steps and evaluations cannot be told apart, and need not be. A few
+        # intervals within epochs, from a slow phase, must not stand for all.
         apart = inside >= sum(counts) / 2
         seen = [(s, count) for s, count in zip(every, counts, strict=True) if not (apart and s.evaluations)]
         most = OUTLIER * _median([(s.seconds / s.steps, float(s.steps)) for s, _ in seen])
@@ -81,7 +83,7 @@ class TimeLeft:
         return float(seconds / sum(count for _, count in seen))
 
     def evaluation_seconds(self) -> float:
-        """Seconds of an evaluation: the median of those seen, else a guess from `evaluation_steps`."""
+        """Seconds of an evaluation: the median so far, else an estimate from `evaluation_steps`."""
         step = self.step_seconds() or 0.0
         if sum(not s.evaluations for s in self.stretches) < 3:
             return 0.0 if any(s.evaluations for s in self.stretches) else self.evaluation_steps * step
@@ -89,7 +91,7 @@ class TimeLeft:
         return max(0.0, statistics.median(seen)) if seen else self.evaluation_steps * step
 
     def left(self, now: float) -> float | None:
-        """Seconds left at `now`, evaluations included; None while there is too little to go by."""
+        """Seconds left at `now`, evaluations included; None while there is too little data."""
         step = self.step_seconds()
         if step is None or self.latest is None:
             return None
@@ -100,7 +102,7 @@ class TimeLeft:
 
 
 def _median(weighted: list[tuple[float, float]]) -> float:
-    """The value below which half of the weight lies."""
+    """The weighted median."""
     half, seen = sum(weight for _, weight in weighted) / 2, 0.0
     for value, weight in sorted(weighted):
         seen += weight

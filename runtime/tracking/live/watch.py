@@ -1,4 +1,4 @@
-"""`drivetrain watch RUN`: the live picture of a run from its folder alone, until it ends; it may have ended already."""
+"""`drivetrain watch RUN`: shows the dashboard of a run from its folder alone until it ends, or once if it has ended."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from runtime.tracking.live.terminal_painter import Painter
 
 ENDED = ("done", "stopped", "failed", "killed")
 QUIET = 5.0
-"""Seconds without a sign of life after which the run's lock is asked; the sensors write every second."""
+"""Seconds without a change after which the run's lock is checked; the sensors write every second."""
 
 
 def watch(folder: Path) -> int:
-    """Show the run until it ends, or until Ctrl-C, which leaves it running. Returns 0.
+    """Show the run until it ends, or until Ctrl-C, which does not stop the run. Returns 0.
 
     Raises:
         CheckpointError: if there is no such run.
@@ -61,16 +61,16 @@ def _print(follower: RunReader) -> None:
 
 
 def look(follower: RunReader) -> RunView:
-    """What is new; a run whose supervisor was killed could not write that it ended."""
+    """Read the state; a run whose supervisor was killed could not record its end."""
     view = follower.read()
-    # A lock that is tried while a run starts could refuse it, so it is tried only where nothing moves.
+    # Trying the lock while a run starts could make that fail, so it is tried only if nothing changes.
     if view.status not in ENDED and quiet(view.folder) > QUIET and not alive(view.folder):
         view.status = "killed"
     return view
 
 
 def quiet(folder: Path) -> float:
-    """Seconds since the supervisor or the sensors wrote."""
+    """Seconds since supervisor or sensors last wrote."""
     times = [
         path.stat().st_mtime
         for name in ("job.yaml", "state.json", "telemetry.jsonl")
@@ -80,7 +80,7 @@ def quiet(folder: Path) -> float:
 
 
 def alive(folder: Path) -> bool:
-    """Whether a supervisor or trainer holds the run's lock; across containers, too, as they share the file."""
+    """Whether a supervisor or trainer holds the run's lock; works across containers, which share the file."""
     try:
         handle = os.open(folder / ".lock", os.O_RDONLY)
     except OSError:
