@@ -107,7 +107,7 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
     from runtime.system.signals import Signals
     from runtime.training import run as runs
     from runtime.training.phase_timer import PhaseTimer
-    from runtime.tuning import process_settings, time_budget
+    from runtime.tuning import time_budget
     from runtime.tuning.tuner import Tuner
 
     here, signals = detect(scratch), Signals()
@@ -120,7 +120,7 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
         network = build(job, dataset)
         plan = plans.resolve(job, here, inspection.inspect_workload(dataset, network.module))
         run = runs.assemble(job, here, plan, scratch, dataset, network, signals, PhaseTimer())
-        return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), process_settings.SpecSource(path))
+        return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), job_spec.SpecSource(path))
 
     first = made(1)
     _, total = time_budget.predicted(first.arm(first.made.plan), first.made.total_steps)

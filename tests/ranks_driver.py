@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from runtime.data.dataset import Batch
-from runtime.job.document import parse
 from runtime.job.model import Freeze
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
 from runtime.models import inspection
 from runtime.models.build import Model
 from runtime.plan import plan

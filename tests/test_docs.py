@@ -16,8 +16,8 @@ import pytest
 
 from docs.generate import readme_plan as readme
 from runtime.cli.arguments import parser
-from runtime.job.document import parse
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
 from tests import tiny
 from tests.paths import ROOT
 

@@ -14,8 +14,8 @@ from runtime.data.stateless_random import Ids
 from runtime.hardware import facts
 from runtime.hardware.detect import detect
 from runtime.job import Job
-from runtime.job.document import parse
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
 from runtime.models import inspection
 from runtime.models.build import Model, build
 from runtime.optimizations import Value

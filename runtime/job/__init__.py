@@ -1,14 +1,14 @@
 """The job spec: YAML document, value types, one class per task."""
 
 from runtime.job.custom import CustomJob
-from runtime.job.document import Document, dump
+from runtime.job.document import Document
 from runtime.job.formatting import dotted
 from runtime.job.job import Checkpoint, ImageJob, Job, Limits, lower_is_better
 from runtime.job.series import SeriesClassificationJob, SeriesRegressionJob
 from runtime.job.tables import TableClassificationJob, TableRegressionJob
 from runtime.job.text import TextJob
 
-__all__ = ["JOBS", "Checkpoint", "Document", "Job", "Limits", "dotted", "dump", "lower_is_better"]
+__all__ = ["JOBS", "Checkpoint", "Document", "Job", "Limits", "dotted", "lower_is_better"]
 
 JOBS: dict[str, type[Job]] = {
     "image-classification": ImageJob,

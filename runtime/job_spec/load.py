@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -14,13 +15,21 @@ from runtime import optimizations
 from runtime.errors import DataError, Problem, SpecError, nearest
 from runtime.job import JOBS, Document, Job, dotted
 from runtime.job import custom as custom_job
-from runtime.job.document import read
 from runtime.job.formatting import printable, shown
-from runtime.job.train import Plateau, Sgd
 from runtime.job.user_files import trouble
 from runtime.job.values import Spec
-from runtime.job.yaml_syntax import MAX_BYTES
+from runtime.job_spec.combinations import combination_problems
 from runtime.job_spec.validation_errors import UNKNOWN_KEY, problems, without
+from runtime.job_spec.yaml_file import read, set_value
+from runtime.job_spec.yaml_syntax import MAX_BYTES
+
+
+@dataclass(frozen=True)
+class SpecSource:
+    """Where a spec comes from, so that a child process can load it again."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
 
 
 def load(path: Path | str, assignments: Sequence[str] = (), *, folder: Path | None = None) -> Job:
@@ -50,7 +59,7 @@ def _load(content: bytes, path: Path, assignments: Sequence[str], folder: Path |
     document = read(content, str(path))
     for assignment in assignments:
         try:
-            document.set(assignment)
+            set_value(document, assignment)
         except SpecError as error:
             document.problems += error.problems
     job = check(document)
@@ -80,7 +89,7 @@ def check(document: Document, kind: type[Job] | None = None) -> Job:
         found += _of_the_rest(kind, without(data, error, document), document, found)
     if job is not None and kind is not Job:
         job._document = document
-        found += [*_combination_problems(job, document), *job.problems()]
+        found += [*combination_problems(job, document), *job.problems()]
     if found or job is None:
         raise SpecError(sorted(found, key=_line))
     return job
@@ -95,7 +104,7 @@ def _of_the_rest(kind: type[Job], data: dict[str, Any], document: Document, foun
         job = kind.model_validate({"name": "job"} | data)
     except ValidationError:
         return []
-    return list(_combination_problems(job, document))
+    return list(combination_problems(job, document))
 
 
 def _kind(document: Document) -> type[Job]:
@@ -161,59 +170,6 @@ def _typed(kind: type[Job]) -> type[Job]:
     """The class of a task with the values of every optimization; for checking and for the schema."""
     optimize: Any = (settings(), Field(settings()(), description=kind.model_fields["optimize"].description))
     return create_model(kind.__name__, __base__=kind, optimize=optimize)
-
-
-def _combination_problems(job: Job, document: Document) -> Iterator[Problem]:
-    """What is right by itself and wrong together."""
-    yield from _metric_problems(job, document)
-    loss, optimizer = job.train.loss, job.train.optimizer
-    if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
-        path = document.nearest(("train", "loss", "name"))
-        yield Problem(
-            document.place(path),
-            dotted(path),
-            f"is {shown(loss.name)}",
-            f"for {job.task}: {', '.join(allowed)}",
-            "choose one of these",
-        )
-    fp16 = job.train.fp16
-    if not fp16.min_scale <= fp16.initial_scale <= fp16.max_scale:
-        path = document.nearest(("train", "fp16", "initial_scale"))
-        yield Problem(
-            document.place(path),
-            dotted(path),
-            f"starts at {fp16.initial_scale:g}",
-            f"from min_scale ({fp16.min_scale:g}) to max_scale ({fp16.max_scale:g})",
-            "change one of the three",
-        )
-    if isinstance(optimizer, Sgd) and optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening > 0):
-        path = ("train", "optimizer", "nesterov")
-        yield Problem(
-            document.place(path),
-            dotted(path),
-            "is true",
-            "with momentum above 0 and dampening 0 only",
-            "change those two, or leave it out",
-        )
-
-
-def _metric_problems(job: Job, document: Document) -> Iterator[Problem]:
-    known = job.metrics()
-    stopping, schedule = job.train.early_stopping, job.train.schedule
-    watched = [
-        (("checkpoint", "best"), job.checkpoint.best),
-        (("train", "schedule", "metric"), schedule.metric if isinstance(schedule, Plateau) else None),
-        (("train", "early_stopping", "metric"), stopping.metric if stopping else None),
-    ]
-    for path, metric in watched:
-        if metric is not None and metric not in known:
-            yield Problem(
-                document.place(path),
-                dotted(path),
-                f"is {shown(metric)}",
-                f"a metric of this task: {', '.join(known)}",
-                nearest(metric, known) or "pick one",
-            )
 
 
 def _recipe(content: bytes) -> str:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Tag, ValidationError
 from runtime.errors import Problem, nearest
 from runtime.job.document import Document
 from runtime.job.formatting import Path, dotted, shown
-from runtime.job.yaml_syntax import SCALARS
+from runtime.job_spec.yaml_syntax import SCALARS
 
 _TYPES = {
     "int": "a whole number",

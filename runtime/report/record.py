@@ -9,7 +9,7 @@ from typing import Any
 
 from runtime.errors import CheckpointError, SpecError
 from runtime.hardware.facts import Hardware, from_json
-from runtime.job.document import parse
+from runtime.job_spec.yaml_file import parse
 from runtime.plan.plan import Decision, Plan
 from runtime.report.formatting import clean
 from runtime.report.log_series import Series, collect

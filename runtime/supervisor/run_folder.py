@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from runtime.errors import Busy, CheckpointError
-from runtime.job import Job, dump
-from runtime.job.document import parse
+from runtime.job import Job
+from runtime.job_spec.yaml_file import dump, parse
 from runtime.system.files import read_json, storage_error, write_text
 
 # What may change between stop and resume: it does not change what is learned, or which weights are kept.

@@ -14,10 +14,11 @@ from runtime.distributed import world
 from runtime.errors import DrivetrainError, Replanned
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.load import SpecSource
 from runtime.supervisor import preemption
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import PhaseTimer, since_start
-from runtime.tuning import kernel_crash, process_settings
+from runtime.tuning import kernel_crash
 
 
 def main() -> int:
@@ -32,7 +33,7 @@ def main() -> int:
     kernel_crash.listen(given.run)
     try:
         with stopping(), ending():
-            signals, source = Signals(), process_settings.SpecSource(given.spec, given.set)
+            signals, source = Signals(), SpecSource(given.spec, given.set)
             return train(
                 given.run,
                 job_spec.load(given.spec, given.set),
@@ -52,7 +53,7 @@ def train(
     folder: Path,
     job: Job,
     signals: Signals,
-    source: process_settings.SpecSource,
+    source: SpecSource,
     *,
     trace: bool = False,
     settled: bool = False,

@@ -10,6 +10,7 @@ from runtime.errors import Replanned
 from runtime.hardware import device_check
 from runtime.hardware import facts as hardware
 from runtime.job import Job
+from runtime.job_spec.load import SpecSource
 from runtime.models import inspection, operations
 from runtime.models.build import build
 from runtime.optimizations import gradient_checkpointing
@@ -33,7 +34,7 @@ def assemble_run(
     job: Job,
     signals: Signals,
     clock: PhaseTimer,
-    source: process_settings.SpecSource | None = None,
+    source: SpecSource | None = None,
     *,
     settled: bool = False,
 ) -> runs.Run:

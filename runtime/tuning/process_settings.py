@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from runtime.hardware import cgroup
 from runtime.hardware.detect import read_memory
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
+from runtime.job_spec.load import SpecSource
 from runtime.optimizations import Effect, Optimization, Stage, Value
 from runtime.plan import evidence
 from runtime.plan.evidence import Measurement
@@ -42,14 +42,6 @@ ORDER = ("cpu_threads", "allocator", "openmp_runtime")
 """Settings that may gain most come first."""
 
 Rival = tuple[Optimization, Value]
-
-
-@dataclass(frozen=True)
-class SpecSource:
-    """The spec, to be read again by children."""
-
-    spec: Path
-    assignments: Sequence[str] = ()
 
 
 def names() -> set[str]:

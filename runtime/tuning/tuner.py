@@ -24,6 +24,7 @@ from runtime import optimizations
 from runtime.data.dataset import Batch, Dataset
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
+from runtime.job_spec.load import SpecSource
 from runtime.models.build import Model
 from runtime.models.inspection import inspect_workload
 from runtime.optimizations import Effect, Optimization, Stage, Value
@@ -73,7 +74,7 @@ class Tuner:
         dataset: Dataset,
         network: Model,
         say: Callable[[str], None],
-        source: process_settings.SpecSource | None = None,
+        source: SpecSource | None = None,
     ) -> None:
         self.made, self.dataset, self.network, self.say, self.source = made, dataset, network, say, source
         self.initial = copy.deepcopy(network.module.state_dict())
@@ -244,7 +245,7 @@ def measured(
     folder: Path,
     signals: Signals,
     say: Callable[[str], None],
-    source: process_settings.SpecSource | None = None,
+    source: SpecSource | None = None,
 ) -> dict[str, Measurement]:
     """Results for all candidates: from the cache, else measured now if the run is long enough.
 

@@ -15,8 +15,8 @@ from runtime.hardware import device_check, facts, gpu_selection, image_selection
 from runtime.hardware.facts import Gpu, Hardware, Torch
 from runtime.hardware.software import read_architectures
 from runtime.inference import thread_limits
-from runtime.job.document import parse
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
 from runtime.plan import plan
 from tests.paths import ROOT
 

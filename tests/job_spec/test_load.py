@@ -13,11 +13,11 @@ import pytest
 
 from runtime.cli.main import main
 from runtime.errors import SpecError
-from runtime.job import JOBS, Job, dump
-from runtime.job.document import parse
+from runtime.job import JOBS, Job
 from runtime.job.job import ImageJob
 from runtime.job.train import Adam, CrossEntropy, OneCycle, Sgd
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import dump, parse
 from tests import examples
 from tests.job_spec.bad_keys import KEYS
 from tests.job_spec.bad_values import VALUES

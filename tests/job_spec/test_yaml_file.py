@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from runtime.errors import SpecError
-from runtime.job import dotted, dump
-from runtime.job.document import parse, read
+from runtime.job import dotted
 from runtime.job.formatting import printable, shown
+from runtime.job_spec.yaml_file import dump, parse, read, set_value
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_may_stand_around_a_document(start: bytes, end: bytes) -> None:
 
 def test_an_alias_is_a_copy_and_not_the_same_thing() -> None:
     document = parse("a: &x {n: [1]}\nb: *x\n", "f")
-    document.set("b.n=2")
+    set_value(document, "b.n=2")
     assert document.data == {"a": {"n": [1]}, "b": {"n": 2}}
 
 
@@ -143,19 +143,19 @@ def test_reading_goes_on_behind_what_cannot_be_read() -> None:
 )
 def test_an_assignment_is_read_as_yaml(assignment: str, data: dict[str, Any]) -> None:
     document = parse("a: 1\nb: sgd\n", "f")
-    document.set(assignment)
+    set_value(document, assignment)
     assert document.data == data
 
 
 def test_places_after_assignments() -> None:
     document = parse("a: {x: 1, y: 2}\nb: sgd\n", "f")
-    document.set("a={z: [7]}")
-    document.set("b.lr=3")
+    set_value(document, "a={z: [7]}")
+    set_value(document, "b.lr=3")
     assert not document.has(("a", "x"))
     assert document.place(("a", "z", 0)) == "--set a={z: [7]}:1:8"
     assert document.place(("b", "lr")) == "--set b.lr=3:1:6"
     assert document.place(("b", "name")) == "f:2:1"
-    document.set("b.lr=4")
+    set_value(document, "b.lr=4")
     assert document.place(("b", "lr")) == "--set b.lr=4:1:6"
 
 

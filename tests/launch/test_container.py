@@ -22,8 +22,8 @@ from runtime.errors import Busy, DeviceError, DrivetrainError, SpecError
 from runtime.hardware import detect
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
-from runtime.job.document import parse
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
 from runtime.launch import container, container_limits, docker_engine, follow_container, nvidia_toolkit, project
 from tests.hardware.test_nvidia import A100, GIB, GTX, LOADED, PCI, RTX, T4, Card, Nvml
 from tests.paths import ROOT

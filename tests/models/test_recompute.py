@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.errors import SpecError
 from runtime.hardware import facts
-from runtime.job.document import parse
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
 from runtime.models import inspection
 from runtime.models import recompute as blocks
 from runtime.models.networks import cnn, cnn_lstm, mlp, text_encoder

@@ -13,9 +13,9 @@ from runtime.errors import SpecError
 from runtime.hardware import facts, gpu_selection
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
-from runtime.job.document import parse
 from runtime.job.workload import Workload
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
 from runtime.optimizations import allocator_segments, attention, cudnn_benchmark, gpu_resident_data
 from runtime.plan import plan
 from runtime.system import torch_settings

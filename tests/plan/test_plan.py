@@ -16,9 +16,9 @@ from runtime.errors import SpecError
 from runtime.hardware import facts
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
-from runtime.job.document import parse
 from runtime.job.workload import Workload
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
 from runtime.plan import final_plan, plan
 from runtime.plan.evidence import Measurement
 from runtime.plan.plan_table import render, render_changes

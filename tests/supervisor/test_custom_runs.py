@@ -18,11 +18,11 @@ from runtime.errors import CheckpointError, DataError, SpecError
 from runtime.inference import dummy_inputs, forward, predictions
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.load import SpecSource
 from runtime.models import code_consent, saved_model
 from runtime.plan import plan
 from runtime.supervisor import run_folder, trainer_process
 from runtime.system.files import write_json
-from runtime.tuning import process_settings
 from tests.own_job import DATA, LOSS, MODEL, write
 from tests.tiny import Quiet, machine
 
@@ -48,7 +48,7 @@ def trained(path: Path, *assignments: str) -> Path:
     write_json(place.path / "hardware.json", here.to_json())
     write_json(place.path / "plan.json", plan.resolve(made, here).to_json())
     write_json(place.path / "state.json", {"status": "running", "source": str(path)})
-    assert trainer_process.train(place.path, made, Quiet(), process_settings.SpecSource(path, assignments)) == 0
+    assert trainer_process.train(place.path, made, Quiet(), SpecSource(path, assignments)) == 0
     write_json(place.path / "state.json", {"status": "done", "source": str(path)})
     return place.path
 

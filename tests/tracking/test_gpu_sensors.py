@@ -12,8 +12,8 @@ import pynvml
 import pytest
 
 from runtime.hardware.facts import Gpu
-from runtime.job.document import parse
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
 from runtime.report import write as reports
 from runtime.report.log_series import collect
 from runtime.report.sections.body import curves_section

@@ -21,6 +21,7 @@ from runtime.data.load import load
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware, Libraries
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.load import SpecSource
 from runtime.models.build import build
 from runtime.plan import effective_plan, evidence, plan
 from runtime.tuning import evidence_keys, process_settings
@@ -118,9 +119,7 @@ def test_children_of_known_speed(
     monkeypatch.setattr(process_settings, "VariantPool", shop)
     made = plan.resolve(tiny.job(), here)
     rivals = process_settings.contested(tiny.job(), here, made)
-    found = process_settings.measured(
-        process_settings.SpecSource(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, said.append
-    )
+    found = process_settings.measured(SpecSource(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, said.append)
     before = {name: made.value(name) for name in found}
     assert {name: row.value for name, row in found.items()} == before | values
     assert found["cpu_threads"].text.startswith(text)
@@ -133,7 +132,7 @@ def test_an_exact_setting_must_give_the_same_numbers(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(process_settings, "VariantPool", Shop({"cpu_threads 1": near, "allocator off": near}))
     made = plan.resolve(tiny.job(), here)
     found = process_settings.measured(
-        process_settings.SpecSource(Path("tiny.yaml")),
+        SpecSource(Path("tiny.yaml")),
         here,
         made,
         process_settings.contested(tiny.job(), here, made),
@@ -167,7 +166,7 @@ def test_without_time_or_memory_no_child_is_started(
     made = plan.resolve(tiny.job(), here)
     rivals = process_settings.contested(tiny.job(), here, made)
     assert not process_settings.measured(
-        process_settings.SpecSource(Path("tiny.yaml")), here, made, rivals, 3e3, seconds, said.append, standing
+        SpecSource(Path("tiny.yaml")), here, made, rivals, 3e3, seconds, said.append, standing
     )
     assert expected in said[0]
     assert not shop.sides

@@ -15,7 +15,7 @@ from typing import Any
 
 from runtime.errors import CheckpointError
 from runtime.job import lower_is_better
-from runtime.job.document import parse
+from runtime.job_spec.yaml_file import parse
 from runtime.system.files import parse_json, read_json
 from runtime.tracking.live.sparkline import Sparkline
 from runtime.tracking.live.time_left import TimeLeft

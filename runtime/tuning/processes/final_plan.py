@@ -12,9 +12,9 @@ from pathlib import Path
 
 from runtime.errors import DrivetrainError, Replanned
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.load import SpecSource
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import PhaseTimer
-from runtime.tuning import process_settings
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
         with stopping(), ending():
             from runtime.tuning import prepare
 
-            source = process_settings.SpecSource(given.spec, given.set)
+            source = SpecSource(given.spec, given.set)
             prepare.assemble_run(given.folder, job_spec.load(given.spec, given.set), Signals(), PhaseTimer(), source)
     except Replanned:
         return 0  # the plan in the folder is final

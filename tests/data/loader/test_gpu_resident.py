@@ -15,8 +15,8 @@ from runtime.data.load import load
 from runtime.data.loader.batches import fetch
 from runtime.data.loader.gpu_resident import GpuResidentSplit, reside
 from runtime.job import Job
-from runtime.job.document import parse
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
 from runtime.optimizations import gpu_resident_data
 from tests import tiny
 from tests.trained import CASES

@@ -11,8 +11,8 @@ import pytest
 
 from runtime.data.series import load as series
 from runtime.errors import DataError, SpecError
-from runtime.job.document import parse
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
 from tests.data.series.test_load import job, npz, one, several, stack, stored
 
 CLASSES, NUMBERS = "series-classification", "series-regression"

@@ -13,8 +13,8 @@ from pyarrow import parquet
 
 from runtime.data.tables import load as tables
 from runtime.errors import DataError, SpecError
-from runtime.job.document import parse
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
 from tests.data.tables.test_load import job, stored
 
 N = 60

@@ -14,8 +14,8 @@ import torch
 
 from runtime.data.load import load
 from runtime.job import Job
-from runtime.job.document import parse
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
 from runtime.models import inspection, recompute
 from runtime.models.build import build
 from runtime.plan import evidence, plan

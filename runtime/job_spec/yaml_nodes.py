@@ -11,7 +11,7 @@ import yaml
 
 from runtime.errors import Problem, SpecError
 from runtime.job.formatting import Path, dotted, printable
-from runtime.job.yaml_syntax import MAX_DEPTH, MAX_NODES, MERGE, PREFIX, SCALARS
+from runtime.job_spec.yaml_syntax import MAX_DEPTH, MAX_NODES, MERGE, PREFIX, SCALARS
 
 # No setting needs more; without a bound a hexadecimal number of a million digits could be read and not be printed.
 _MAX_NUMBER = 100

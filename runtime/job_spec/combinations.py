@@ -1,0 +1,63 @@
+"""Checks of values that are right by themselves and wrong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runtime.errors import Problem, nearest
+from runtime.job import Document, Job, dotted
+from runtime.job.formatting import shown
+from runtime.job.train import Plateau, Sgd
+
+
+def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
+    """Every such problem of a job: its metrics, its loss, the range of its fp16 scale, Nesterov momentum."""
+    yield from _metric_problems(job, document)
+    loss, optimizer = job.train.loss, job.train.optimizer
+    if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
+        path = document.nearest(("train", "loss", "name"))
+        yield Problem(
+            document.place(path),
+            dotted(path),
+            f"is {shown(loss.name)}",
+            f"for {job.task}: {', '.join(allowed)}",
+            "choose one of these",
+        )
+    fp16 = job.train.fp16
+    if not fp16.min_scale <= fp16.initial_scale <= fp16.max_scale:
+        path = document.nearest(("train", "fp16", "initial_scale"))
+        yield Problem(
+            document.place(path),
+            dotted(path),
+            f"starts at {fp16.initial_scale:g}",
+            f"from min_scale ({fp16.min_scale:g}) to max_scale ({fp16.max_scale:g})",
+            "change one of the three",
+        )
+    if isinstance(optimizer, Sgd) and optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening > 0):
+        path = ("train", "optimizer", "nesterov")
+        yield Problem(
+            document.place(path),
+            dotted(path),
+            "is true",
+            "with momentum above 0 and dampening 0 only",
+            "change those two, or leave it out",
+        )
+
+
+def _metric_problems(job: Job, document: Document) -> Iterator[Problem]:
+    known = job.metrics()
+    stopping, schedule = job.train.early_stopping, job.train.schedule
+    watched = [
+        (("checkpoint", "best"), job.checkpoint.best),
+        (("train", "schedule", "metric"), schedule.metric if isinstance(schedule, Plateau) else None),
+        (("train", "early_stopping", "metric"), stopping.metric if stopping else None),
+    ]
+    for path, metric in watched:
+        if metric is not None and metric not in known:
+            yield Problem(
+                document.place(path),
+                dotted(path),
+                f"is {shown(metric)}",
+                f"a metric of this task: {', '.join(known)}",
+                nearest(metric, known) or "pick one",
+            )
