@@ -1,6 +1,6 @@
 """A thread that samples memory, CPU, GPUs and progress into telemetry.jsonl, by default once a second.
 
-with Monitor(folder, run) as monitor: ...
+with Monitor(folder) as monitor: ...
 monitor.latest(), monitor.history()
 """
 
@@ -10,19 +10,17 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import psutil
-import torch
 
 from runtime.hardware.cgroup_usage import ProcessCgroup
 from runtime.hardware.facts import Gpu
 from runtime.system import cpu_starvation, process_tree
 from runtime.tracking.gpu_sensors import Sensors
-from runtime.training.run import Run
 
 Sample = dict[str, float | int | str | None]
 SHOWN_EVERY = 5
@@ -34,23 +32,30 @@ class Monitor:
 
     Args:
         folder: gets telemetry.jsonl.
-        run: its progress is recorded; None to record the process only.
         interval: seconds between samples.
-        gpus: GPUs to record; those of the run if None.
+        gpus: GPUs to record.
+        progress: returns what a run adds to every sample, such as its step and speed.
+        show: called with the hardware metrics of every few samples, by their TensorBoard tags.
     """
 
     def __init__(
-        self, folder: Path, run: Run | None = None, interval: float = 1.0, gpus: Sequence[Gpu] | None = None
+        self,
+        folder: Path,
+        interval: float = 1.0,
+        gpus: Sequence[Gpu] = (),
+        *,
+        progress: Callable[[], Mapping[str, Any]] = dict,
+        show: Callable[[Mapping[str, float]], None] | None = None,
     ) -> None:
-        self.path, self.run, self.interval = folder / "telemetry.jsonl", run, interval
+        self.path, self.interval = folder / "telemetry.jsonl", interval
+        self.progress, self.show = progress, show
         self.start = time.monotonic()
         self.peak = 0
         self.spent = 0.0
         """CPU seconds of the sampling thread so far."""
         self.samples: list[Sample] = []
         self.process, self.group = psutil.Process(), ProcessCgroup()
-        self.progress = _progress(run) if run else dict
-        self.sensors = Sensors((run.hardware.gpus if run else ()) if gpus is None else gpus)
+        self.sensors = Sensors(gpus)
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._work, name="monitor", daemon=True)
 
@@ -80,8 +85,8 @@ class Monitor:
             ended = self.stop.wait(self.interval)
             sample = self._sample()
             self.samples.append(sample)
-            if self.run and self.run.metrics and len(self.samples) % SHOWN_EVERY == 1:
-                self.run.metrics.board.put(self.run.counters.step, _shown(sample))
+            if self.show and len(self.samples) % SHOWN_EVERY == 1:
+                self.show(_shown(sample))
             # A full disk may lose a sample, but must not affect the run.
             with contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(sample) + "\n")
@@ -128,29 +133,3 @@ def _shown(sample: Sample) -> dict[str, float]:
         for key, (name, unit) in units.items()
         if isinstance(value := sample.get(key), int | float)
     }
-
-
-def _tensors(device: torch.device) -> dict[str, int]:
-    """Bytes of this process's tensors on its GPU, and bytes that its allocator has reserved."""
-    if device.type != "cuda":
-        return {}
-    return {"gpu_allocated": torch.cuda.memory_allocated(device), "gpu_reserved": torch.cuda.memory_reserved(device)}
-
-
-def _progress(run: Run) -> Callable[[], dict[str, Any]]:
-    """A function that returns the samples per second and the share of waiting since its last call."""
-    before = [time.monotonic(), run.counters.samples, 0.0]
-
-    def since() -> dict[str, Any]:
-        now, samples, waited = time.monotonic(), run.counters.samples, run.clock.phases.get("input", 0.0)
-        span = max(1e-9, now - before[0])
-        values = {
-            "step": run.counters.step,
-            "samples_per_second": round((samples - before[1]) / span, 2),
-            "input_wait": round(min(1.0, (waited - before[2]) / span), 4),
-            **_tensors(run.device),
-        }
-        before[:] = [now, samples, waited]
-        return values
-
-    return since

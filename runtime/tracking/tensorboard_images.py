@@ -1,4 +1,4 @@
-"""What TensorBoard shows beside scalars: the plan, the first batch as network input, the confusion matrix."""
+"""Pictures for TensorBoard: a grid of images, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -12,58 +12,12 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from runtime.data.dataset import Batch
-from runtime.data.loader.batches import fetch
-from runtime.plan.plan import Plan, written
 from runtime.tracking.tensorboard import PngImage, Shown
-from runtime.training.run import Run
 
-SAMPLES = 16
-"""Images of the first batch that are shown."""
 SMALLEST = 96
 """Pixels; smaller images are enlarged to this side."""
 NAMED = 20
 """Up to this many classes, the confusion matrix shows names and counts."""
-
-
-def begin(run: Run) -> None:
-    """Show the plan, and for images the first batch. The run's random numbers are not affected."""
-    assert run.metrics is not None
-    shown: dict[str, Shown] = {"plan": plan_text(run.plan)}
-    try:
-        shown |= _batch(run)
-    except Exception as error:
-        # The training reports a sample that cannot be read; here only its picture is missing.
-        run.events.add("tensorboard", f"the first batch is not shown: {error}", run.counters.step)
-    run.metrics.board.put(run.counters.step, shown)
-
-
-def plan_text(plan: Plan) -> str:
-    """The decisions as a Markdown table."""
-    rows = [
-        (
-            row.name,
-            written(row.value),
-            row.source,
-            row.effect,
-            f"{row.reason}; {row.evidence}" if row.evidence else row.reason,
-        )
-        for row in plan.decisions
-    ]
-    lines = [("setting", "value", "source", "effect", "reason"), ("---",) * 5, *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def _batch(run: Run) -> dict[str, Shown]:
-    if run.counters.step or not run.job.task.startswith("image"):
-        return {}
-    data = run.readable
-    batch = next(iter(fetch(data.train, run.batches.order(0)[:1]))).to(run.device)
-    with torch.no_grad():
-        ready = Batch(batch.ids, data.prepare(batch.inputs, batch.ids, 0), batch.targets)
-        seen = run.mixed(ready).inputs[0][:SAMPLES].float().cpu()
-    scale = run.dataset.preprocessing
-    return {"batch/as the network sees it": partial(grid, seen, scale.get("mean"), scale.get("std"))}
 
 
 def grid(images: Tensor, mean: Any = None, std: Any = None) -> PngImage:

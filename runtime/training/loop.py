@@ -21,12 +21,13 @@ from runtime.training import agreement
 from runtime.training.agreement import HalfUpdated
 from runtime.training.evaluation.validation import evaluate
 from runtime.training.nonfinite import Fp16Collapse, NotFinite
+from runtime.training.profiling.profiler import Profiler
 from runtime.training.progress import Progress
 from runtime.training.run import Run
 from runtime.training.saver import Saver
 
 
-def fit(run: Run, saver: Saver, progress: Progress) -> str:
+def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = None) -> str:
     """Train until the end.
 
     Returns:
@@ -39,14 +40,14 @@ def fit(run: Run, saver: Saver, progress: Progress) -> str:
     """
     # With several processes a signal may interrupt only where all of them learn about it.
     with run.signals.held() if run.ranks.count > 1 else contextlib.nullcontext():
-        return _fit(run, saver, progress)
+        return _fit(run, saver, progress, profiler)
 
 
-def _fit(run: Run, saver: Saver, progress: Progress) -> str:
+def _fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) -> str:
     reason = _ended(run)
     while reason is None and run.counters.epoch < run.job.train.epochs:
         try:
-            _epoch(run, saver, progress)
+            _epoch(run, saver, progress, profiler)
             with run.clock.phase("evaluate"):
                 run.last, confusion = evaluate(run)
             agreement.settle(run.ranks, _met(_record_evaluation, run, saver, progress, confusion))
@@ -72,7 +73,7 @@ def _ended(run: Run) -> str | None:
     return f"{run.counters.step} steps trained" if run.steps_done() else run.watch.stop()
 
 
-def _epoch(run: Run, saver: Saver, progress: Progress) -> None:
+def _epoch(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) -> None:
     """Train an epoch from the present counters. A problem of one process is shared with all before the next step."""
     counters = run.counters
     run.train_mode()
@@ -85,7 +86,7 @@ def _epoch(run: Run, saver: Saver, progress: Progress) -> None:
             if batch is None:
                 break
             trouble = _met(_advance, run, batch, progress)
-            trouble = trouble or run.signals.pending() or _met(_save_if_due, run, saver)
+            trouble = trouble or run.signals.pending() or _met(_profile_and_save, run, saver, profiler)
     agreement.settle(run.ranks, trouble or run.signals.pending() or _met(saver.check))
 
 
@@ -109,9 +110,9 @@ def _met(work: Callable[..., None], *given: Any) -> Exception | None:
     return None
 
 
-def _save_if_due(run: Run, saver: Saver) -> None:
-    if run.tracer:
-        run.tracer.step()
+def _profile_and_save(run: Run, saver: Saver, profiler: Profiler | None) -> None:
+    if profiler:
+        profiler.step()
     if saver.due():
         saver.periodic()
 

@@ -6,7 +6,10 @@ The live view reads the run folder, as `drivetrain watch` does, and is painted b
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from runtime.errors import DrivetrainError
 from runtime.system.console import live_terminal, say
@@ -82,3 +85,29 @@ class Progress:
             self.live.close()
             self.spent += self.live.spent
             self.live = None
+
+
+def since_last_sample(run: Run) -> Callable[[], dict[str, Any]]:
+    """A function that returns the samples per second and the share of waiting since its last call."""
+    before = [time.monotonic(), run.counters.samples, 0.0]
+
+    def since() -> dict[str, Any]:
+        now, samples, waited = time.monotonic(), run.counters.samples, run.clock.phases.get("input", 0.0)
+        span = max(1e-9, now - before[0])
+        values = {
+            "step": run.counters.step,
+            "samples_per_second": round((samples - before[1]) / span, 2),
+            "input_wait": round(min(1.0, (waited - before[2]) / span), 4),
+            **_tensors(run.device),
+        }
+        before[:] = [now, samples, waited]
+        return values
+
+    return since
+
+
+def _tensors(device: torch.device) -> dict[str, int]:
+    """Bytes of this process's tensors on its GPU, and bytes that its allocator has reserved."""
+    if device.type != "cuda":
+        return {}
+    return {"gpu_allocated": torch.cuda.memory_allocated(device), "gpu_reserved": torch.cuda.memory_reserved(device)}

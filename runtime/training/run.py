@@ -35,7 +35,6 @@ from runtime.training.checkpoints import checkpoint, resume
 from runtime.training.ema import Ema
 from runtime.training.nonfinite import NonfiniteGuard
 from runtime.training.phase_timer import PhaseTimer
-from runtime.training.profiling.profiler import Profiler
 from runtime.training.schedules import Schedule, schedule
 from runtime.training.step import Step
 
@@ -85,8 +84,6 @@ class Run:
     metrics: MetricsLog | None = None
     last: dict[str, float] = field(default_factory=dict)
     """Metrics of the last evaluation."""
-    tracer: Profiler | None = None
-    """Profiles a few steps, if requested."""
     identity: dict[str, str] = field(default_factory=dict)
     """What the exact bits of the run depend on, beside spec and plan."""
     ranks: Ranks = ALONE

@@ -10,17 +10,16 @@ from runtime.models import operations
 from runtime.system.console import say
 from runtime.system.files import write_json
 from runtime.system.signals import stopping
-from runtime.tracking import tensorboard_images
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.tracking.monitor import Monitor
-from runtime.training import agreement, effective_settings, loop, recorded_inputs
+from runtime.training import agreement, effective_settings, loop, recorded_inputs, tensorboard_overview
 from runtime.training.checkpoints import final_weights, resume
 from runtime.training.checkpoints.final_weights import FinalWeights
 from runtime.training.evaluation import worst_mistakes
 from runtime.training.nonfinite import NotFinite
 from runtime.training.profiling import efficiency, step_phases
 from runtime.training.profiling.profiler import Profiler
-from runtime.training.progress import Progress
+from runtime.training.progress import Progress, since_last_sample
 from runtime.training.run import Run
 from runtime.training.save_model import save_model
 from runtime.training.saver import NonSavingRank, Saver
@@ -34,7 +33,7 @@ def train(run: Run, *, trace: bool = False) -> str:
     """
     folder = run.folder
     try:
-        saver = _begun(run, trace=trace)
+        saver = _begun(run)
     except BaseException:
         # The thread that draws for TensorBoard, inside of torch when Python takes itself apart, would abort the process.
         if run.metrics:
@@ -42,9 +41,10 @@ def train(run: Run, *, trace: bool = False) -> str:
         raise
     assert run.metrics is not None
     progress = Progress(run.total_steps, run.counters.step)
-    with Monitor(folder, run, duration_seconds(run.job.monitor.every)) as monitor:
+    profiler = _profiler(run) if trace and run.ranks.leads else None
+    with _monitor(run, run.metrics) as monitor:
         try:
-            reason = _fitted(run, saver, progress)
+            reason = _fitted(run, saver, progress, profiler)
             if not run.ranks.leads:
                 return reason
             try:
@@ -57,8 +57,8 @@ def train(run: Run, *, trace: bool = False) -> str:
             except Stopped as stop:
                 raise _stopped(run, saver, stop) from None
         finally:
-            if run.tracer:
-                run.tracer.close()
+            if profiler:
+                profiler.close()
             progress.close()
             run.metrics.close()
     watching = {"monitor": monitor.spent, "live view": progress.spent}
@@ -67,7 +67,24 @@ def train(run: Run, *, trace: bool = False) -> str:
     return reason
 
 
-def _fitted(run: Run, saver: Saver, progress: Progress) -> str:
+def _profiler(run: Run) -> Profiler:
+    def tell(text: str) -> None:
+        run.events.add("trace", text, run.counters.step)
+
+    return Profiler(run.folder, run.device.type, run.total_steps - run.counters.step, tell)
+
+
+def _monitor(run: Run, metrics: MetricsLog) -> Monitor:
+    return Monitor(
+        run.folder,
+        duration_seconds(run.job.monitor.every),
+        run.hardware.gpus,
+        progress=since_last_sample(run),
+        show=lambda values: metrics.board.put(run.counters.step, values),
+    )
+
+
+def _fitted(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) -> str:
     """Why the training ended; several processes stay together until the leader has saved, and part then.
 
     Raises:
@@ -75,7 +92,7 @@ def _fitted(run: Run, saver: Saver, progress: Progress) -> str:
     """
     try:
         with stopping():
-            reason = loop.fit(run, saver, progress)
+            reason = loop.fit(run, saver, progress, profiler)
     except Stopped as stop:
         ended = _stopped(run, saver, stop)
         run.ranks.barrier()
@@ -85,7 +102,7 @@ def _fitted(run: Run, saver: Saver, progress: Progress) -> str:
     return reason
 
 
-def _begun(run: Run, *, trace: bool) -> Saver:
+def _begun(run: Run) -> Saver:
     """The run at its last checkpoint or at its first step, its records open; returns who saves."""
     loaded, passed = agreement.latest(run.ranks, run.checkpoints)
     for line in passed:
@@ -103,13 +120,12 @@ def _begun(run: Run, *, trace: bool) -> Saver:
         tell=lambda text: run.events.add("tensorboard", text, run.counters.step),
     )
     if run.ranks.leads:
-        tensorboard_images.begin(run)
+        tensorboard_overview.show_overview(run)
     saver = Saver(run) if run.ranks.leads else NonSavingRank(run)
     if not loaded:
         # A full or read-only disk shows now and not after an epoch; and there is always something to go back to.
         saver.final()
     saver.foresee()
-    run.tracer = Profiler(run) if trace and run.ranks.leads else None
     step_phases.install(run)
     return saver
 

@@ -19,7 +19,9 @@ from runtime.tracking import tensorboard_images
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.tracking.monitor import Monitor
 from runtime.tracking.tensorboard import TensorBoardWriter
+from runtime.training import tensorboard_overview
 from runtime.training.checkpoints import checkpoint
+from runtime.training.progress import since_last_sample
 from runtime.training.train import train as train_run
 from tests import tiny
 from tests.supervisor.test_supervisor import job, train
@@ -70,7 +72,12 @@ def test_a_run_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeyp
 def test_the_hardware_is_shown_beside(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     made.metrics = MetricsLog(tmp_path)
-    with Monitor(tmp_path, made, interval=0.01) as monitor:
+    with Monitor(
+        tmp_path,
+        0.01,
+        progress=since_last_sample(made),
+        show=lambda values: made.metrics.board.put(0, values),  # type: ignore[union-attr]
+    ) as monitor:
         while len(monitor.samples) < 7:
             time.sleep(0.01)
     made.metrics.close()
@@ -110,7 +117,7 @@ def test_a_batch_that_cannot_be_shown_is_an_event(tmp_path: Path, capsys: pytest
         raise ValueError("no such picture")
 
     made.dataset.prepare = broken  # type: ignore[assignment]
-    tensorboard_images.begin(made)
+    tensorboard_overview.show_overview(made)
     made.metrics.close()
     assert "the first batch is not shown: no such picture" in capsys.readouterr().out
     assert read(tmp_path / "tensorboard").Tags()["tensors"] == ["plan"]
@@ -122,7 +129,7 @@ def test_showing_the_batch_changes_no_bit(tmp_path: Path) -> None:
         made = tiny.assembled(tmp_path, tiny.job(train="ema: 0.9"))
         if shown:
             made.metrics = MetricsLog(tmp_path)
-            tensorboard_images.begin(made)
+            tensorboard_overview.show_overview(made)
             made.metrics.close()
         found.append(tiny.losses(made, 6))
     assert found[0] == found[1]

@@ -6,13 +6,12 @@ Profiling changes nothing in the computation, so the run stays bit-identical.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from runtime.errors import DrivetrainError
 from runtime.system.files import write_json
-
-if TYPE_CHECKING:
-    from runtime.training.run import Run
 
 TRACE, OPERATORS = "trace.json.gz", "operators.json"
 WARM = 10
@@ -27,14 +26,18 @@ class Profiler:
     """Counts steps, and profiles some of them.
 
     Args:
-        run: its folder gets the files.
+        folder: gets the files.
+        device: the type of the device that computes, cpu or cuda.
+        steps_left: steps until the run ends.
+        tell: where the result is reported.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run, self.seen, self.start = run, 0, 0.0
+    def __init__(self, folder: Path, device: str, steps_left: int, tell: Callable[[str], None]) -> None:
+        self.folder, self.device, self.tell = folder, device, tell
+        self.seen, self.start = 0, 0.0
         self.profile: Any = None
         # A short run is profiled from its second step on.
-        self.warm = min(WARM, max(1, run.total_steps - run.counters.step - STEPS))
+        self.warm = min(WARM, max(1, steps_left - STEPS))
 
     def step(self) -> None:
         """Call after every step."""
@@ -47,7 +50,7 @@ class Profiler:
     def _begin(self) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self.run.device.type == "cuda")
+        kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self.device == "cuda")
         self.profile = profile(activities=kinds)
         self.profile.start()
         self.start = time.perf_counter()
@@ -61,16 +64,12 @@ class Profiler:
         ended.stop()
         steps = self.seen - self.warm
         try:
-            ended.export_chrome_trace(str(self.run.folder / TRACE))
-            write_json(self.run.folder / OPERATORS, _operators(ended, steps, seconds, self.run.device.type))
+            ended.export_chrome_trace(str(self.folder / TRACE))
+            write_json(self.folder / OPERATORS, _operators(ended, steps, seconds, self.device))
         except (OSError, DrivetrainError) as error:
-            self.run.events.add("trace", f"the trace is incomplete: {error}", self.run.counters.step)
+            self.tell(f"the trace is incomplete: {error}")
             return
-        self.run.events.add(
-            "trace",
-            f"{steps} steps traced: {TRACE} opens in Perfetto (https://ui.perfetto.dev)",
-            self.run.counters.step,
-        )
+        self.tell(f"{steps} steps traced: {TRACE} opens in Perfetto (https://ui.perfetto.dev)")
 
 
 def _operators(profile: Any, steps: int, seconds: float, device: str) -> dict[str, Any]:

@@ -71,9 +71,9 @@ def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pyt
     made = tiny.assembled(tmp_path / "run", tiny.job())
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / TRACE).mkdir()
-    made.tracer = Profiler(made)
-    made.tracer.warm = 1
-    made.tracer.step()
+    profiler = Profiler(made.folder, "cpu", made.total_steps, lambda text: made.events.add("trace", text))
+    profiler.warm = 1
+    profiler.step()
     tiny.losses(made, 1)
-    made.tracer.close()
+    profiler.close()
     assert "the trace is incomplete" in capsys.readouterr().out
