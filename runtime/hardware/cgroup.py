@@ -8,7 +8,7 @@ container: a private namespace shows the own group as `/`, other setups show the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 # "No limit" in version 1 is the largest page-aligned number, which differs by page size.
@@ -49,11 +49,12 @@ def read_limits(root: Path) -> CgroupLimits:
     """Read the limits below the file-system root `root`; what cannot be read is no limit."""
     groups = {name: group for name, group in groups_of(root).items() if group.folders}
     none = CgroupController(0, ())
+    cpu = tightest_quota(groups.get("cpu", none))
     memory, used, room = lowest(memory_levels(groups.get("memory", none)))
     return CgroupLimits(
         version=min((group.version for group in groups.values()), default=0),
         cpuset=_cpuset(groups.get("cpuset", none)),
-        quota=min(_quotas(groups.get("cpu", none)), default=None),
+        quota=next((_quota(cpu.version, folder) for folder in cpu.folders), None),
         memory=memory,
         used=used,
         room=room,
@@ -61,13 +62,14 @@ def read_limits(root: Path) -> CgroupLimits:
     )
 
 
-def throttled_seconds(root: Path) -> float | None:
-    """Seconds that the quota has held our group back so far; None without the counter."""
-    return throttled(groups_of(root)["cpu"])
+def tightest_quota(group: CgroupController) -> CgroupController:
+    """The level with the lowest quota alone: of a systemd slice it is not our own. The innermost where none has one."""
+    levels = [(quota, folder) for folder in group.folders if (quota := _quota(group.version, folder))]
+    return replace(group, folders=(min(levels)[1],) if levels else group.folders[:1])
 
 
 def throttled(group: CgroupController) -> float | None:
-    """The same of a group that is known."""
+    """Seconds that its quota has held a level back so far; None without the counter."""
     for folder in group.folders[:1]:
         stat = dict(line.split()[:2] for line in text(folder / "cpu.stat").splitlines() if " " in line)
         nanoseconds, microseconds = number(stat.get("throttled_time", "")), number(stat.get("throttled_usec", ""))
@@ -203,15 +205,14 @@ def _cpuset(group: CgroupController) -> int | None:
     return None
 
 
-def _quotas(group: CgroupController) -> Iterator[float]:
-    for folder in group.folders:
-        if group.version == 2:
-            words = [*text(folder / "cpu.max").split(), "", ""]
-            quota, period = number(words[0]), number(words[1])
-        else:
-            quota, period = (number(text(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
-        if quota:
-            yield quota / (period or _PERIOD_US)
+def _quota(version: int, folder: Path) -> float | None:
+    """CPUs that one level's quota amounts to; None where it has none."""
+    if version == 2:
+        words = [*text(folder / "cpu.max").split(), "", ""]
+        quota, period = number(words[0]), number(words[1])
+    else:
+        quota, period = (number(text(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+    return quota / (period or _PERIOD_US) if quota else None
 
 
 def memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
@@ -225,6 +226,8 @@ def memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
         stat = dict(line.split()[:2] for line in text(folder / "memory.stat").splitlines() if " " in line)
         # A container's mount hides the ancestors, but version 1 says what they allow together.
         limits = [number(text(folder / limit_file)), number(stat.get("hierarchical_memory_limit", ""))]
+        # Beyond `memory.high` (systemd's MemoryHigh=) nothing is killed, but made to wait until nothing goes on.
+        limits += [number(text(folder / "memory.high"))] if group.version == 2 else []
         limit = min((value for value in limits if value is not None and value < _UNLIMITED), default=None)
         use = number(text(folder / use_file))
         if limit is not None or use is not None:

@@ -9,18 +9,18 @@ from runtime.hardware import cgroup
 
 
 class ProcessCgroup:
-    """The group of this process below the file-system root `root`; of memory, the one whose limit is the lowest by now."""
+    """The groups of this process below the file-system root `root` whose quota and memory limit are the lowest by now."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         groups = cgroup.groups_of(root)
-        self.cpu, self.tightest = groups["cpu"], _tightest(groups["memory"])
+        self.cpu, self.tightest = cgroup.tightest_quota(groups["cpu"]), _tightest(groups["memory"])
 
     def memory(self) -> tuple[int | None, int | None]:
         """The limit and what its group uses, in bytes; None for what there is not."""
         return cgroup.lowest(cgroup.memory_levels(self.tightest))[:2]
 
     def throttled(self) -> float | None:
-        """Seconds that the quota has held the group back so far; None without the counter."""
+        """Seconds that the quota has held its group back so far; None without the counter."""
         return cgroup.throttled(self.cpu)
 
 

@@ -51,7 +51,12 @@ def _from_here(run: str) -> str:
 
 
 def ended(code: int, attributes: Any) -> str:
-    """What the end of a container means that could not say so itself; nothing for one that could."""
+    """What the end of a container means that could not say so itself; nothing for one that could.
+
+    The engine says OOMKilled of every container in which a process was killed for memory, also of one that went on.
+    """
+    if code != KILLED:
+        return ""
     if attributes["State"].get("OOMKilled"):
         limit = format_bytes(attributes["HostConfig"]["Memory"])
         return (
@@ -59,4 +64,4 @@ def ended(code: int, attributes: Any) -> str:
             "  possible: a smaller train.batch_size or optimize.micro_batch, or a higher limits.memory\n"
             "  do:       for example --set optimize.micro_batch=8, then run the same command again"
         )
-    return meaning("the container") if code == KILLED else ""
+    return meaning("the container")

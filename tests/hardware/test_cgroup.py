@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.hardware.cgroup import CgroupLimits, cpu_list, number, oom_kills, peak, read_limits
+from runtime.hardware.cgroup_usage import ProcessCgroup
 from tests.recorded import plant, write
 
 MIB = 2**20
@@ -51,6 +52,31 @@ def test_recorded_tree(
 def test_use_room_and_swap(tmp_path: Path, tree: str, used: int | None, room: int | None, swap: bool) -> None:
     limits = read_limits(plant(tmp_path, tree))
     assert (limits.used, limits.room, limits.swap) == (used, room, swap)
+
+
+def test_throttling_is_that_of_the_level_with_the_lowest_quota(tmp_path: Path) -> None:
+    """A quota of a systemd slice (CPUQuota=) holds its children back; their own counters stay at 0."""
+    root = plant(tmp_path, "v2-ancestor")
+    quotas = [path for path in root.rglob("cpu.max") if path.read_text().startswith("50000")]
+    assert quotas
+    for path in root.rglob("memory.max"):
+        path.with_name("cpu.stat").write_text("nr_throttled 0\nthrottled_usec 0\n")
+    quotas[0].with_name("cpu.stat").write_text("nr_throttled 9\nthrottled_usec 2500000\n")
+    assert ProcessCgroup(root).throttled() == 2.5
+    quotas[0].with_name("cpu.stat").unlink()
+    assert ProcessCgroup(root).throttled() is None
+
+
+def test_without_a_quota_the_counter_is_our_own(tmp_path: Path) -> None:
+    root = plant(tmp_path, "v2-unlimited")
+    own = max(root.rglob("memory.max"), key=lambda path: len(path.parts))
+    own.with_name("cpu.stat").write_text("throttled_usec 1000\n")
+    assert ProcessCgroup(root).throttled() == 0.001
+
+
+@pytest.mark.parametrize(("high", "memory"), [("max\n", 512), (f"{300 * MIB}\n", 300), (f"{700 * MIB}\n", 512)])
+def test_what_slows_down_to_nothing_is_a_limit_too(tmp_path: Path, high: str, memory: int) -> None:
+    assert read_limits(plant(tmp_path, "v2-leaf", {f"{LEAF}/memory.high": high})).memory == memory * MIB
 
 
 @pytest.mark.parametrize("tree", ["v2-leaf", "v2-private", "v2-container"])

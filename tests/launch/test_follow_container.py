@@ -76,6 +76,8 @@ def test_in_the_project_the_log_is_enough(monkeypatch: pytest.MonkeyPatch, capsy
     [
         (0, False, ""),
         (75, False, ""),
+        (0, True, ""),  # the trainer was killed for memory, tried again, and got to its end
+        (6, True, ""),  # or said itself what did not fit
         (137, True, "the container was killed because it reached its memory limit of 4.0 GiB"),
         (137, False, "the container was killed (exit 137, SIGKILL), but not because of its memory limit"),
     ],

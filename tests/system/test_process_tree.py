@@ -62,4 +62,3 @@ def test_a_group_that_is_looked_up_once_tells_the_same() -> None:
     limit, used = group.memory()
     assert limit == limits.memory
     assert (used is None) == (limits.used is None)
-    assert (group.throttled() is None) == (cgroup.throttled_seconds(Path("/")) is None)
