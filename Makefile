@@ -1,6 +1,6 @@
 # All commands for people. `make help` lists them.
 .DEFAULT_GOAL := help
-targets := help sbom setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults readme reference peers benchmark check format doctor logs stop rebuild clean prune engine base-image image-cpu sizes lock schema
+targets := help sbom setup train-cpu train-gpu decisions images image-ampere image-legacy test test-faults test-cgroup2 readme reference peers benchmark check format doctor logs stop rebuild clean prune engine base-image image-cpu sizes lock schema
 .PHONY: $(targets)
 
 JOB ?= jobs/digits.yaml
@@ -24,7 +24,7 @@ $(error $(refusal))
 endif
 
 help: ## show this list
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 	@echo "  JOB=jobs/x.yaml selects the job, ARGS='--set train.epochs=3' passes options to the command"
 
 train-cpu train-gpu: override export JOB := $(value JOB)
@@ -42,6 +42,10 @@ test: .venv/check ## run all tests, two files at a time; those of the images too
 
 test-faults: .venv/check ## run the long fault tests: 200 kills, 100 stops, 1,000 broken specs, an error at every write (hours)
 	@$(python) -m pytest -m nightly -s tests/faults tests/docker tests/job_spec $(ARGS)
+
+test-cgroup2: .venv/check ## run the image tests on an emulated host with cgroup v2 and systemd (root, an hour, 6 GB of disk)
+	@DRIVETRAIN_IMAGES=required DRIVETRAIN_TESTS_SLOWER=15 scripts/cgroup2-host $(python) -m pytest -rs \
+	    -m 'cgroup and not nightly' --durations 0 tests/docker $(ARGS)
 
 check: .venv/check ## check format, lint, types, shell scripts, Dockerfile
 	@scripts/check

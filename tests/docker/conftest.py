@@ -12,6 +12,8 @@ import pytest
 
 REQUIRED = os.environ.get("DRIVETRAIN_IMAGES") == "required"
 TAG = os.environ.get("DRIVETRAIN_TAG", "latest")
+SLOWER = int(os.environ.get("DRIVETRAIN_TESTS_SLOWER", "1"))
+"""How much longer everything may take: an engine in an emulated machine (`make test-cgroup2`) sets it."""
 
 
 def missing(word: str) -> str | None:
@@ -23,6 +25,17 @@ def missing(word: str) -> str | None:
         ["docker", "image", "inspect", f"localhost/drivetrain/{word}"], capture_output=True, check=False
     )
     return f"localhost/drivetrain/{word} is not built: `make image-{word}`" if image.returncode else None
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every command SLOWER times its time."""
+    plain = subprocess.run
+
+    def run(*words: Any, timeout: float | None = None, **options: Any) -> Any:
+        return plain(*words, timeout=timeout and timeout * SLOWER, **options)
+
+    monkeypatch.setattr(subprocess, "run", run)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ import torch
 from tests.docker.conftest import Run
 from tests.paths import ROOT
 
+pytestmark = pytest.mark.cgroup
 TEXT = """
 name: large
 task: image-classification

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.docker.conftest import Run
 from tests.docker.test_memory import TEXT, job, train, value, weights
 
 __all__ = ["job"]
+pytestmark = pytest.mark.cgroup
 GIGABYTE = 1 << 30
 LARGE = TEXT.replace("batch_size: 128", "batch_size: 240")
 """The whole batch takes half as much again as there is."""

@@ -15,6 +15,7 @@ from tests.docker.test_cpu import project
 from tests.paths import ROOT
 
 __all__ = ["project"]
+pytestmark = pytest.mark.cgroup
 LOOK = """
 import json, os
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))

@@ -35,6 +35,7 @@ def train(container: Run, job: Path, *options: str, settings: tuple[str, ...] = 
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.cgroup
 @pytest.mark.parametrize("size", ["1m", pytest.param("64m", marks=pytest.mark.nightly)])
 def test_little_shared_memory(container: Run, job: Path, size: str) -> None:
     """By itself it trains without workers; workers that it has no room for are refused, and those that fit are used."""
