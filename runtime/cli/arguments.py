@@ -1,4 +1,4 @@
-"""Arguments: the commands and the words that each takes."""
+"""The command-line parser: commands and their arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Add = Callable[[str, str], argparse.ArgumentParser]
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; `command` is the name of what was asked for."""
+    """The parser of the whole command line; `command` is the name of the command."""
     whole = argparse.ArgumentParser(
         prog="drivetrain", description="Trains a PyTorch job with settings chosen for this machine."
     )
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_look(add: Add) -> None:
-    """The commands that show runs and the machine."""
+    """Commands that show runs and the machine."""
     made = add("watch", "show the live progress of a run, or the last state of a finished one")
     made.add_argument("run", type=named_run.parse, nargs="?", help="run folder or its name (default: the newest run)")
     made = add("report", "write the report of a run again")
@@ -104,7 +104,7 @@ def _add_look(add: Add) -> None:
 
 
 def _add_use(add: Add) -> None:
-    """The commands that use a trained model."""
+    """Commands that use a trained model."""
     run = "run folder, its name in runs/, or a copied model folder"
     code = "allow a copied model folder to run the Python code inside it; read that code first"
     made = add("evaluate", "compute metrics and the confusion matrix on validation or new labeled data")
@@ -140,7 +140,7 @@ def _add_use(add: Add) -> None:
 
 
 def _add_data(add: Add) -> None:
-    """The commands that make data and weights ready."""
+    """Commands that prepare data and weights."""
     made = add("sample", "write the generated data that the example jobs train on")
     made.add_argument("kind", choices=("images", "texts", "series", "table"), help="kind of data")
     made.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")

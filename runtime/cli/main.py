@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _find_runs(given: argparse.Namespace) -> None:
-    """Every run that the command line names has to be there; `watch` without one means the newest."""
+    """Check that every run on the command line exists; `watch` without a run means the newest."""
     if given.command == "watch" and given.run is None:
         given.run = named_run.newest()
     for path in [given.run] if hasattr(given, "run") else given.runs if given.command == "compare" else ():
@@ -103,7 +103,7 @@ def train(given: argparse.Namespace) -> int:
 
 
 def _train_contained(given: argparse.Namespace) -> int:
-    """Train as `launch` does, where torch is in the image alone."""
+    """Train like `launch`, if torch exists in the image only."""
     if given.plan or given.runs != Path("runs") or Path.cwd() != project.PROJECT:
         raise DeviceError(
             "torch is not installed here, and training in the container supports neither --plan nor --runs; it "
@@ -144,7 +144,7 @@ def memory(given: argparse.Namespace) -> int:
 
 
 def bench(given: argparse.Namespace) -> int:
-    """Measure the ladder."""
+    """Measure what each optimization gains."""
     from runtime.tuning.bench import bench as benching
 
     return benching.bench(
@@ -153,14 +153,14 @@ def bench(given: argparse.Namespace) -> int:
 
 
 def watch(given: argparse.Namespace) -> int:
-    """Follow a run."""
+    """Show a run live."""
     from runtime.tracking.live import watch as watching
 
     return watching.watch(given.run)
 
 
 def report(given: argparse.Namespace) -> int:
-    """Write a report anew."""
+    """Write a report again."""
     from runtime.report import write as reports
 
     reports.write(given.run)
@@ -183,14 +183,14 @@ def doctor(given: argparse.Namespace) -> int:
 
 
 def evaluate(given: argparse.Namespace) -> int:
-    """Judge a trained model."""
+    """Evaluate a trained model."""
     from runtime.inference import evaluate as evaluating
 
     return evaluating.judge(evaluating.EvaluateRequest(given.run, given.data, given.output, given.run_code))
 
 
 def predict(given: argparse.Namespace) -> int:
-    """Use a trained model."""
+    """Predict with a trained model."""
     from runtime.inference import predict as predicting
 
     return predicting.predict(

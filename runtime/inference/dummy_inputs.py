@@ -1,4 +1,4 @@
-"""Example: made-up network inputs of the shape and kind that a model's preprocessing gives, for trying a network out."""
+"""Random network inputs with the shape and type of a model's preprocessed data, for trying out a network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.errors import CheckpointError
 
 
 def inputs(preprocessing: dict[str, Any], samples: int, seed: int) -> Inputs:
-    """Inputs of `samples` samples: normal numbers, tokens and categories at random; texts of a random length.
+    """Random inputs of `samples` samples: normal numbers, random tokens and categories, texts of random length.
 
     Raises:
         CheckpointError: if this version does not know such data.
@@ -48,7 +48,7 @@ def _normal(drawn: np.random.Generator, *shape: int) -> torch.Tensor:
 
 
 def _tokens(drawn: np.random.Generator, samples: int, vocabulary: int, longest: int) -> Inputs:
-    """Token ids and mask; the first text fills the length, the others end somewhere."""
+    """Token ids and mask; the first text has the full length, the others are shorter."""
     length = int(drawn.integers(min(2, longest), longest, endpoint=True))
     ends = np.concatenate([[length], drawn.integers(1, length, samples - 1, endpoint=True)])
     mask = (np.arange(length) < ends[:, None]).astype(np.int64)

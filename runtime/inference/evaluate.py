@@ -1,4 +1,4 @@
-"""Judge: metrics and confusion of a trained network, on its validation data or on new labelled data."""
+"""`drivetrain evaluate`: metrics and confusion matrix of a trained model, on its validation data or on new data."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvaluateRequest:
-    """What `drivetrain evaluate` was asked."""
+    """The options of `drivetrain evaluate`."""
 
     run: Path
     data: Path | None = None
     """New labelled data; the validation data of the run if None."""
     output: Path | None = None
-    """Folder for metrics and confusion; evaluation/ in the run if None."""
+    """Folder for metrics and confusion matrix; evaluation/ in the run if None."""
     run_code: bool = False
-    """Whether code in a model folder outside of its run may be run."""
+    """Whether the code of a model folder outside of its run may be run."""
 
 
 def judge(request: EvaluateRequest) -> int:
@@ -45,7 +45,7 @@ def judge(request: EvaluateRequest) -> int:
         DataError: if the data cannot be used, or is not what the model was trained on.
         StorageError: if the output cannot be written.
     """
-    # Loading torch and reading the data take minutes where these are large.
+    # With a large model or data set, importing torch and reading take minutes.
     print(f"evaluate: loading model and {'data' if request.data else 'validation data'}", file=sys.stderr, flush=True)
     machine = thread_limits.limit()
     import torch
@@ -70,7 +70,7 @@ def judge(request: EvaluateRequest) -> int:
 
 
 def _validation(request: EvaluateRequest, trained: SavedModel, device: Any) -> MetricAccumulator:
-    """The validation data, read again as the job says, with the job's loss."""
+    """Evaluate on the validation data, read again as in the job, with the job's loss."""
     from runtime.data.custom import user_code
     from runtime.inference import forward
     from runtime.job import custom as custom_job
@@ -80,7 +80,7 @@ def _validation(request: EvaluateRequest, trained: SavedModel, device: Any) -> M
 
     job = stored_job(request.run)
     if any(custom_job.parts(job)):
-        # A run folder that came from elsewhere may name any code in job.yaml and any folder in state.json.
+        # A run folder from elsewhere could name any code in job.yaml and any folder in state.json.
         user_code.at(job.folder, code_consent.agreed(trained.folder, consent=request.run_code))
     data = _read(request.run, job)
     _check_same(data, trained)
@@ -93,7 +93,7 @@ def _validation(request: EvaluateRequest, trained: SavedModel, device: Any) -> M
 
 
 def _read(run: Path, job: Job) -> Dataset:
-    """The data of the run, of which only what the run began with has anything to say about it."""
+    """Load the data of the run, exactly as recorded when the run started."""
     from runtime.data.load import load
     from runtime.training import recorded_inputs
 
@@ -110,7 +110,7 @@ def _changed(what: str) -> DataError:
 
 
 def _new(path: Path, trained: SavedModel, device: Any) -> MetricAccumulator:
-    """New data; without a loss, which may hang on class weights of the training data."""
+    """Evaluate on new data; without a loss, which may depend on class weights of the training data."""
     from runtime.data import load_new
     from runtime.inference import forward
     from runtime.training.evaluation.metrics import MetricAccumulator
@@ -135,7 +135,7 @@ def _count(tally: MetricAccumulator, batches: Any, targets: Mapping[str, Any]) -
 
 
 def stored_job(run: Path) -> Job:
-    """The run's spec, with paths relative to where the spec lay that it was started from."""
+    """The run's spec; relative paths start from the folder of the original spec."""
     from runtime.job_spec import load as job_spec
 
     written = run / "job.yaml"
@@ -153,7 +153,7 @@ def stored_job(run: Path) -> Job:
 
 
 def _check_same(data: Dataset, trained: SavedModel) -> None:
-    """The data must give the classes and the preprocessing that the model was trained with."""
+    """Check that the data gives the classes and the preprocessing that the model was trained with."""
     from dataclasses import asdict
 
     changed = [
@@ -168,7 +168,7 @@ def _check_same(data: Dataset, trained: SavedModel) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON gives it back: tuples as lists."""
+    """A value as JSON gives it back: tuples as lists."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
@@ -208,12 +208,12 @@ def _write(folder: Path, data: dict[str, Any], counts: list[Confusion]) -> None:
 
 
 def _safe(head: str) -> str:
-    """A name of a column as part of a file name."""
+    """A column name in a form that is safe in a file name."""
     return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in head)
 
 
 def _table(confusion: Confusion, path: Path) -> None:
-    """Truth by row, prediction by column."""
+    """True classes by row, predictions by column."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(spreadsheet_cells.row(["truth", *confusion.classes]))

@@ -1,7 +1,7 @@
-"""Export: a trained network as ONNX, checked against the original, with all that a caller has to know beside it.
+"""`drivetrain export`: a trained network as ONNX, compared with the original, and a JSON with all that a caller needs.
 
-The file holds the network alone: it takes prepared inputs and gives raw outputs. How a sample is prepared, and what the
-outputs mean, stands in the JSON of the same name.
+The ONNX file contains the network only: it takes preprocessed inputs and returns raw outputs. The JSON of the same name
+describes the preprocessing and the meaning of the outputs.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 CLOSE = 1e-4
 """Largest difference that counts as agreement."""
 TRACED, TRIED = 3, (1, 5)
-"""Samples that the network is exported with, and other counts that the file is tried with."""
+"""Samples in the export's example, and other batch sizes with which the file is tested."""
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What `drivetrain export` was asked."""
+    """The options of `drivetrain export`."""
 
     run: Path
     output: Path | None = None
     """model.onnx in the run if None."""
     data: Path | None = None
-    """Samples for the comparison; made-up ones if None."""
+    """Samples for the comparison; random ones if None."""
     run_code: bool = False
-    """Whether code in a model folder outside of its run may be run."""
+    """Whether the code of a model folder outside of its run may be run."""
 
 
 def export(request: ExportRequest) -> int:
@@ -45,7 +45,7 @@ def export(request: ExportRequest) -> int:
 
     Raises:
         DeviceError: if a package is missing.
-        CheckpointError: if there is no trained model, it cannot be exported, or the file computes something else.
+        CheckpointError: if there is no trained model, it cannot be exported, or the file computes other outputs.
         StorageError: if the output cannot be written.
     """
     _check_packages()
@@ -90,7 +90,7 @@ def _check_packages() -> None:
 
 
 def _examples(trained: SavedModel, data: Path | None) -> list[Inputs]:
-    """Prepared inputs of several batch sizes; texts of several lengths too."""
+    """Preprocessed inputs of several batch sizes, and for texts of several lengths."""
     from runtime.data import load_new
     from runtime.inference import dummy_inputs
 

@@ -1,4 +1,4 @@
-"""Inference: a trained network over samples, in order, batch by batch, in fp32."""
+"""Runs a trained network over samples in order, batch by batch, in fp32."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from runtime.data.stateless_random import Ids
 from runtime.system import torch_settings
 
 MOST = 1024
-"""Largest batch."""
+"""Largest batch size."""
 ROOM = 4_000_000
-"""Numbers that the inputs of one batch may have: what a network makes of them takes a hundred times as much."""
+"""Limit of input values per batch; activations take about a hundred times as much memory."""
 VECTOR = 256
-"""Numbers that a token or a category counts as, for a network makes a vector of it."""
+"""Values that a token or category counts as, since the network embeds it as a vector."""
 
 
 @torch.inference_mode()
@@ -32,7 +32,7 @@ def outputs(
         heads: names of the outputs.
         split: the samples.
         prepare: raw inputs to network inputs.
-        device: where to compute.
+        device: of the computation.
     """
     network.to(device)
     with torch_settings.plain():
@@ -43,7 +43,7 @@ def outputs(
 
 
 def groups(split: Split, prepare: Preprocessing) -> Iterator[Ids]:
-    """All ids in order, in batches that fit into memory; their size is seen from the first samples."""
+    """All ids in order, in batches that fit into memory; the size is derived from the first samples."""
     ids = np.arange(len(split), dtype=np.int64)
     look = ids[:8]
     inputs = prepare(split.gather(look), look, None)

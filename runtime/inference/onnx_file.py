@@ -1,4 +1,4 @@
-"""An ONNX file: written from a network, and compared with it under onnxruntime."""
+"""Writes a network as an ONNX file, and compares the file with the network in onnxruntime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.errors import CheckpointError
 
 
 class FlatOutputs(nn.Module):
-    """A network whose outputs are a tuple in the order of the heads."""
+    """A network that returns a tuple in the order of the heads."""
 
     def __init__(self, network: nn.Module, heads: Sequence[str]) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class FlatOutputs(nn.Module):
 
 
 def input_names(network: nn.Module, count: int) -> list[str]:
-    """What the network's forward calls its inputs; numbered names if it does not say."""
+    """Parameter names of the network's forward; numbered names if it has none."""
     named = [
         p.name for p in inspect.signature(network.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
     ]
@@ -38,24 +38,24 @@ def input_names(network: nn.Module, count: int) -> list[str]:
 def write(
     network: FlatOutputs, inputs: Inputs, names: tuple[list[str], list[str]], longest: int | None, path: Path
 ) -> None:
-    """Write a network with a free batch size.
+    """Write a network with a dynamic batch size.
 
     Args:
         network: in evaluation mode, on the CPU.
         inputs: an example.
         names: of inputs and outputs.
-        longest: for texts the most tokens, the second axis being free up to it; None for other inputs.
+        longest: for texts the largest number of tokens, the second axis being dynamic; None for other inputs.
         path: the file.
 
     Raises:
         CheckpointError: if torch cannot export the network.
     """
-    # It tells of packages that other exports need.
+    # It logs packages that only other kinds of exports need.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     axes = {0: torch.export.Dim("batch")} | ({1: torch.export.Dim("length", max=longest)} if longest else {})
     try:
         with warnings.catch_warnings():
-            # Its warnings are about its own future.
+            # Its warnings are about future changes of the exporter itself.
             warnings.simplefilter("ignore")
             made = torch.onnx.export(
                 network,
@@ -66,7 +66,7 @@ def write(
                 input_names=names[0],
                 output_names=names[1],
             )
-    except Exception as error:  # the exporter lets everything through that tracing a network can raise
+    except Exception as error:  # the exporter passes on whatever the network raises when traced
         raise CheckpointError(
             f"torch.export failed: {_reason(error)}",
             "networks whose forward pass torch.export can trace",
@@ -77,7 +77,7 @@ def write(
 
 
 def difference(network: FlatOutputs, path: Path, batches: Sequence[Inputs]) -> float:
-    """The largest difference of an output between file and network, for outputs beyond 1 as a share of them."""
+    """The largest difference between the outputs of file and network; relative for outputs above 1."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -93,7 +93,7 @@ def difference(network: FlatOutputs, path: Path, batches: Sequence[Inputs]) -> f
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong first: the exporter wraps it into pages of advice."""
+    """The first cause; the exporter wraps it into long advice."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

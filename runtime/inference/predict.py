@@ -1,9 +1,9 @@
-"""Predict: a trained network's answers for new samples, as CSV or JSON lines.
+"""`drivetrain predict`: predictions of a trained model for new samples, as CSV or JSON lines.
 
-CSV has a row for each sample: `sample` (path, or file and row), then for each output `prediction` and `probability`,
-for a head with a name `<head>.prediction`. JSON lines have the same keys, those of heads with names under `heads`.
-Texts that a spreadsheet would run begin with an apostrophe in CSV; JSON lines hold them as they are.
-Samples that cannot be read are listed on stderr and have no row. Training may compute in fewer digits; this is fp32.
+CSV has a row per sample: `sample` (path, or file and row), then for each output `prediction` and `probability`, with
+the prefix `<head>.` for named heads. JSON lines have the same keys, those of named heads under `heads`. In CSV, text
+that a spreadsheet would run as a formula gets an apostrophe; JSON lines keep it as it is. Samples that cannot be read
+are listed on stderr and have no row. Predictions are computed in fp32, even if the training used another precision.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from runtime.inference.predictions import Answer
 
 TERMINAL = "DRIVETRAIN_TERMINAL"
-"""Set in a container whose standard output is somebody's terminal."""
+"""Set in a container whose stdout is a user's terminal."""
 SEVERAL = ";"
-"""Between the classes of one CSV cell, where a sample may have several."""
+"""Separates the classes in a CSV cell of a multi-label head."""
 
 
 @dataclass(frozen=True)
 class PredictRequest:
-    """What `drivetrain predict` was asked."""
+    """The options of `drivetrain predict`."""
 
     run: Path
     inputs: Sequence[Path]
@@ -45,9 +45,9 @@ class PredictRequest:
     output: Path | None = None
     """stdout if None."""
     probabilities: bool = False
-    """Whether the probability of every class is wanted."""
+    """Whether to write the probability of every class."""
     run_code: bool = False
-    """Whether code in a model folder outside of its run may be run."""
+    """Whether the code of a model folder outside of its run may be run."""
 
 
 def predict(request: PredictRequest) -> int:
@@ -81,14 +81,14 @@ def predict(request: PredictRequest) -> int:
     seconds = time.monotonic() - started
     count = len(data.split)
     if among:
-        return 0  # it would stand among the rows
+        return 0  # the line would appear among the rows
     print(f"{count:,} samples in {seconds:.2f} s ({count / max(seconds, 1e-9):,.0f} samples/s)", file=sys.stderr)
     return 0
 
 
 @contextlib.contextmanager
 def _sink(output: Path | None) -> Iterator[IO[str]]:
-    """The open output; a file gets its name when it is whole."""
+    """The open output; a file is renamed to its final name once it is complete."""
     if output is None:
         yield sys.stdout
         sys.stdout.flush()
@@ -124,7 +124,7 @@ def _csv(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
 
 
 def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, Any]]:
-    """Column and cell, nested ones flat."""
+    """Column names and cells, with nested values flattened."""
     for head, parts in answer.items():
         for key, value in parts.items():
             name = f"{head}.{key}" if head else key

@@ -1,4 +1,4 @@
-"""Answers: outputs of a network as classes with probabilities, or as numbers in the units of the data."""
+"""Converts network outputs to classes with probabilities, or to numbers in the units of the data."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from runtime.data.dataset import Head, Split
 from runtime.data.stateless_random import Ids
 
 Answer = dict[str, Any]
-"""`prediction`, for classes `probability`, and if wanted `probabilities` by class. A name, a number, for several
-numbers a mapping by column; where a sample may have several classes, lists of equal length."""
+"""`prediction`, for classes `probability`, and on request `probabilities` by class. A class name, a number, or for
+several numbers a mapping by column; for multi-label heads, lists of equal length.
+"""
 
 
 def of(
     batches: Iterable[tuple[Ids, Mapping[str, Tensor]]], heads: Mapping[str, Head], split: Split, *, every: bool = False
 ) -> Iterator[tuple[str, dict[str, Answer]]]:
-    """The title of each sample and its answer by head.
+    """The title of each sample, and its prediction by head.
 
     Args:
         batches: ids and outputs by head.
         heads: the outputs.
-        split: where the samples come from.
-        every: whether the probability of every class is wanted.
+        split: the samples.
+        every: whether to include the probability of every class.
     """
     for ids, outputs in batches:
         columns = [_answers(head, outputs[name], every) for name, head in heads.items()]
@@ -34,12 +35,12 @@ def of(
 
 
 def probabilities(head: Head, outputs: Tensor) -> Tensor:
-    """Of outputs (N, classes): softmax, or where a sample may have several classes, the sigmoid."""
+    """Probabilities of outputs (N, classes): softmax, or sigmoid for multi-label heads."""
     return outputs.sigmoid() if head.several else outputs.softmax(dim=1)
 
 
 def numbers(head: Head, outputs: Tensor) -> Tensor:
-    """Scaled outputs (N, columns) in the units of the data, float64; as they are if nobody knows what they mean."""
+    """Scaled outputs (N, columns) in the units of the data, float64; unchanged for outputs of unknown meaning."""
     if not head.columns:
         return outputs.double()
     return outputs.double() * torch.tensor(head.std).double() + torch.tensor(head.mean).double()
@@ -61,7 +62,7 @@ def _classes(head: Head, share: Tensor, every: bool) -> Iterator[Answer]:
 
 def _labels(head: Head, share: Tensor, every: bool) -> Iterator[Answer]:
     for row in share:
-        # The threshold of the scores: one half.
+        # The same threshold as in the scores.
         chosen = (row > 0.5).nonzero().flatten().tolist()
         answer: Answer = {
             "prediction": [head.classes[i] for i in chosen],
@@ -82,5 +83,5 @@ def _numbers(head: Head, values: Tensor) -> Iterator[Answer]:
 
 
 def _written(probability: float) -> float:
-    """As many digits as float32 has."""
+    """Rounded to the digits of float32."""
     return float(f"{probability:.7g}")

@@ -1,4 +1,4 @@
-"""Threads of a process that has no plan, such as `predict`: told to the libraries before torch loads them."""
+"""Limits the threads of a process without a plan, such as `predict`, before torch is imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.optimizations import cpu_threads
 
 
 def limit() -> Hardware:
-    """Keep this process within what the container may use; returns what that is. Call it before torch is imported."""
+    """Keep this process within the container's limits; returns the hardware. Call it before torch is imported."""
     machine = device_check.usable(detect(Path()), tell)
     os.environ.update(gpu_selection.environment(machine))
     os.environ.update(cpu_threads.environment(machine, cpu_threads.threads_of(machine)))
@@ -21,5 +21,5 @@ def limit() -> Hardware:
 
 
 def tell(text: str) -> None:
-    """One line beside the results."""
+    """Print a line to stderr, separate from the results."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The host side: pick the image and the limits, start the container through compose, follow it to its end.
+"""`drivetrain launch`: picks image and limits, starts a container with compose, and follows it to its end.
 
     engine answers? -> image there? -> runs/ writable? -> compose up -> follow the log -> exit code
 
@@ -28,24 +28,24 @@ from runtime.launch import project as checkout
 from runtime.launch.project import PROJECT
 
 VOLUMES = ("compile", "huggingface", "state")
-"""Below /cache in every container: compiled code, the hub's files, and which models this user has trained."""
+"""Below /cache in every container: compiled code, files from the Hugging Face hub, and records of trained models."""
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What `drivetrain launch` was asked."""
+    """The options of `drivetrain launch`."""
 
     spec: Path
     assignments: Sequence[str] = ()
     device: str = "cpu"
     flags: Sequence[str] = ()
-    """Options of `train` that are handed on."""
+    """Options that are passed on to `train`."""
     network: bool = False
-    """Whether the container gets a network although nothing in the job names an address."""
+    """Whether the container gets a network although the job does not need one."""
 
 
 def launch(request: LaunchRequest) -> int:
-    """Train in a container, or natively where no engine answers; returns the exit code.
+    """Train in a container, or natively if no engine answers; returns the exit code.
 
     Raises:
         DrivetrainError: if the spec is invalid, or the container cannot be started.
@@ -72,7 +72,7 @@ def launch(request: LaunchRequest) -> int:
 
 
 def _word(request: LaunchRequest, job: Job) -> str:
-    """The image, by the chip and the driver of this host."""
+    """The image for the chip and driver of this host."""
     if request.device == "cpu":
         return "cpu"
     if job.limits.gpus == "none":
@@ -86,7 +86,7 @@ def _word(request: LaunchRequest, job: Job) -> str:
 
 
 def _native(request: LaunchRequest, job: Job, word: str) -> int:
-    """Train in the local environment, which is completed first if torch is missing."""
+    """Train in the local environment; torch is installed first if it is missing."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -99,7 +99,7 @@ def _native(request: LaunchRequest, job: Job, word: str) -> int:
             )
     command = [sys.executable, "-m", "runtime", "train", str(request.spec), *_options(request)]
     if word == "cpu" and job.limits.gpus == "auto" and detect(Path("runs")).gpus:
-        command += ["--set", "limits.gpus=none"]  # no container hides the GPU here
+        command += ["--set", "limits.gpus=none"]  # without a container the GPU is visible
     sys.stdout.flush()
     os.execv(sys.executable, command)
 
@@ -140,7 +140,7 @@ def _start(client: Any, override: dict[str, Any], job: Job, word: str, variables
 
 
 def _caches(client: Any, uid: str) -> dict[str, Any]:
-    """The volumes that all jobs of a user share, labelled as compose would in a checkout named drivetrain."""
+    """Volumes that all jobs of a user share, labelled as compose does in a checkout named drivetrain."""
     caches = {}
     for short in VOLUMES:
         name = f"drivetrain_{short}_{uid}"
@@ -166,9 +166,9 @@ def _refuse_if_running(client: Any, project: str) -> None:
 
 
 def _override(request: LaunchRequest, job: Job) -> dict[str, Any]:
-    """The compose file of this one job: its command, and what it names outside of the project, read-only."""
+    """The compose override of this job: its command, and read-only mounts of files outside of the project."""
     command = ["train", _inside(request.spec), *_options(request)]
-    # Long form: a path may hold a colon, and one that is not there is not made.
+    # Long form: a path may contain a colon, and a missing path must not be created.
     volumes = [
         {
             "type": "bind",
@@ -183,13 +183,13 @@ def _override(request: LaunchRequest, job: Job) -> dict[str, Any]:
 
 
 def _yaml(value: Any) -> str:
-    """JSON that is YAML too: what JSON writes as a pair of surrogates, YAML takes as one code point alone."""
+    """JSON that is valid YAML: JSON writes some characters as a surrogate pair, which YAML does not accept."""
     text = json.dumps(value, ensure_ascii=False)
     return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", text)
 
 
 def _literal(value: Any) -> Any:
-    """Compose replaces variables in what it reads; two dollar signs are one."""
+    """Escape dollar signs, since compose expands variables."""
     if isinstance(value, dict):
         return {key: _literal(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -198,8 +198,8 @@ def _literal(value: Any) -> Any:
 
 
 def _inside(path: Path) -> str:
-    """A path as the container sees it: relative to the project if it lies in there."""
-    # A spec that is itself a link counts its paths from the folder of the link, on the host and inside.
+    """A path as seen in the container: relative to the project if it lies inside."""
+    # For a spec that is a symlink, relative paths start from the folder of the link, on the host and in the container.
     for full in (Path(os.path.abspath(path)), path.parent.resolve() / path.name):
         if full.is_relative_to(PROJECT):
             return str(full.relative_to(PROJECT))

@@ -1,4 +1,4 @@
-"""What a container may use of its host, as the variables that the compose files read."""
+"""The resource limits of a container, as variables of the compose files."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from runtime.job import Job
 from runtime.system.units import parse_bytes
 
 SECURE_UID = 1000
-"""Whose the files are if root starts a container from a checkout of root's."""
+"""Owner of the files if root starts a container from a checkout owned by root."""
 GIB = 1 << 30
 LEFT = 2 * GIB
 """Memory that a GPU job leaves to the host, unless that is more than half of it."""
 
 
 def variables(info: Mapping[str, Any], job: Job, *, gpu: bool = False) -> dict[str, str]:
-    """The job's limits; absent ones keep the files' defaults, which for a GPU follow the host.
+    """The job's limits; limits that it does not set keep the defaults of the compose files.
 
     Args:
-        info: the engine's own words about its host (`docker info`).
+        info: information about the host from the engine (`docker info`).
         job: the checked spec.
-        gpu: whether the job runs in an image for GPUs: the whole host less one CPU and 2 GiB, if it asks for no less.
+        gpu: whether the image is for GPUs; the default is then the whole host less one CPU and 2 GiB.
     """
     host, limits = float(info["NCPU"]), job.limits
     cpus = min(limits.cpus or (max(1.0, host - 1) if gpu else 2.0), host)
@@ -40,16 +40,16 @@ def variables(info: Mapping[str, Any], job: Job, *, gpu: bool = False) -> dict[s
 
 
 def whole_host(memory: int) -> str:
-    """The host's memory less what it keeps, in whole MiB as the engine takes it."""
+    """The host's memory less LEFT, in whole MiB as the engine expects it."""
     return f"{max(memory - LEFT, memory // 2) >> 20}m"
 
 
 def owner(project: Path, *, tell: bool = False) -> dict[str, str]:
-    """Whose the run's files will be: the caller's; for root the owner of the checkout, else uid 1000.
+    """The owner of the run's files: the current user; for root the owner of the checkout, else uid 1000.
 
     Args:
         project: the checkout.
-        tell: whether root is told, which is done until a first run is there.
+        tell: whether to inform root about the owner, which is done until there is a run.
     """
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:

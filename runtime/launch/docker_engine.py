@@ -1,4 +1,4 @@
-"""Engine: the Docker engine of this host, or why there is none; and whether an image is here, and of which revision."""
+"""The Docker engine of this host, or why none can be used; builds images that are missing and reports outdated ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from runtime.errors import DeviceError
 from runtime.launch.project import PROJECT, image
 
 TIMEOUT = 5
-"""Seconds that a local engine may take to answer."""
+"""Timeout in seconds for answers of a local engine."""
 GROUP = "sudo usermod -aG docker $USER, then log in again"
-"""What lets a user use the engine that is there."""
+"""The command that lets a user use the installed engine."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class EngineMissing:
 
 
 def connect() -> Any:
-    """A client of the local engine, or an Absent."""
+    """A client of the local engine, or an EngineMissing."""
     try:
         import docker
 
@@ -42,7 +42,7 @@ def connect() -> Any:
 
 
 def absent(words: str) -> EngineMissing:
-    """What the client's words mean."""
+    """Translate the client's error message."""
     if "Permission denied" in words:
         return EngineMissing("one is running, but this user has no permission to use it", GROUP)
     for known, meaning in (("Connection refused", "none is listening"), ("No such file", "none is running")):
@@ -52,7 +52,7 @@ def absent(words: str) -> EngineMissing:
 
 
 def build_if_missing(engine: Any, word: str) -> None:
-    """Build an image that is not here; tell of one that is older than the checkout.
+    """Build an image if it is missing; report if it is older than the checkout.
 
     Raises:
         DeviceError: if it cannot be built.
@@ -71,7 +71,7 @@ def build_if_missing(engine: Any, word: str) -> None:
 
 
 def _tell_age(labels: Mapping[str, str], word: str, project: Path = PROJECT) -> None:
-    """An image holds the code it was built from; say so where the checkout has moved on."""
+    """Report if the checkout has changed since the image, which contains the code, was built."""
     built = labels.get("org.opencontainers.image.revision", "unknown")
     head = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=project, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""Follow a container: its log as it comes, where its run lies as seen from here, and what its end means."""
+"""Follows a container: prints its log, translates the path of its run, and explains its exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RUN = re.compile(rb"^run (runs/\S+) (?:starts|goes on)$", re.MULTILINE)
 
 
 def follow(container: Any) -> int:
-    """Print the container's log until it ends; a signal to us stops it gracefully. Returns its exit code."""
+    """Print the container's log until it ends; a signal stops it gracefully. Returns its exit code."""
 
     import docker
 
@@ -45,7 +45,7 @@ def follow(container: Any) -> int:
 
 
 def _from_here(run: str) -> str:
-    """A path inside the container, which counts from the project, as it is called in this folder."""
+    """A path in the container, relative to the project, as seen from the working folder."""
     path = PROJECT / run
     return os.path.relpath(path) if Path.cwd() in PROJECT.parents or PROJECT in Path.cwd().parents else str(path)
 

@@ -1,7 +1,7 @@
-"""Mounts: what a container may read beside the project: the files and folders that a spec or a command line names.
+"""What a container may read beside the project: files and folders that a spec or a command line names.
 
-Each is mounted by itself and read-only. A folder with more in it than data (a home, the system's own folders, keys) is
-refused, and so is a link in a folder that leads out of it, as the container would not see what it leads to.
+Each is mounted separately and read-only. A folder with more than data (a home, system folders, keys) is refused, and so
+is a folder with symlinks that lead out of it, because the container could not follow them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runtime.launch.project import PROJECT
 WORKSPACE = Path("/workspace")
 """Where compose mounts the project."""
 TREES = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/var/lib", "/var/log", "/var/run", "/var/spool")
-"""Never mounted, nor anything below."""
+"""Never mounted, nor anything below them."""
 FOLDERS = ("/", "/bin", "/home", "/lib", "/opt", "/root", "/sbin", "/tmp", "/usr", "/var", "/var/tmp")
 """Never mounted as a whole."""
 PRIVATE = (
@@ -40,31 +40,31 @@ PRIVATE = (
     ".mozilla",
     ".local",
 )
-"""In a home: never mounted, nor anything below."""
+"""In a home folder: never mounted, nor anything below them."""
 KEYS = (".ssh", ".gnupg", ".aws", ".kube", ".password-store", ".netrc", ".git-credentials")
-"""A folder with one of these is a home, or a copy of one, whatever it is called."""
+"""A folder that contains one of these is a home folder, or a copy of one."""
 MANIFESTS = (".csv", ".tsv", ".jsonl", ".parquet")
-"""Tables that for images hold paths relative to themselves."""
+"""Tables that, for images, contain paths relative to themselves."""
 MOST_LINKS = 10_000
-"""Entries of a folder that are looked at for links."""
+"""Largest number of folder entries that are checked for symlinks."""
 _POSSIBLE = "files, and folders with only what the job needs; each is mounted read-only"
 
 
 @dataclass(frozen=True, order=True)
 class Mount:
-    """A file or folder of the host, and where the container sees it."""
+    """A file or folder of the host, and its path in the container."""
 
     source: Path
     target: Path
 
 
 def of_job(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]:
-    """What a job needs and the project does not hold: its spec, its data, weights, and the folders of its own code.
+    """What a job needs from outside of the project: its spec, data, weights, and folders of user code.
 
     Args:
         path: the spec.
-        job: what it says.
-        root: where the container sees the project.
+        job: its content.
+        root: the project's path in the container.
 
     Raises:
         SpecError: if one of them may not be mounted, or cannot be found from inside.
@@ -87,7 +87,7 @@ def of_job(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]:
 
 
 def together(mounts: Iterator[Mount]) -> list[Mount]:
-    """Each once, without those that lie in another one at the same place."""
+    """Without duplicates, and without mounts that lie inside another one."""
     every = sorted(set(mounts), key=lambda mount: (len(mount.target.parts), mount))
     kept: list[Mount] = []
     for mount in every:
@@ -101,12 +101,12 @@ def together(mounts: Iterator[Mount]) -> list[Mount]:
 
 
 def of_path(blame: str, path: Path, root: Path = WORKSPACE) -> Iterator[Mount]:
-    """The mount that one absolute path needs; none if the project holds it.
+    """The mount for one absolute path; none if it is inside the project.
 
     Args:
-        blame: what named it, for the error.
-        path: as it was named, with its links.
-        root: where the container sees the project.
+        blame: the name of its source, for the error message.
+        path: as given, symlinks included.
+        root: the project's path in the container.
 
     Raises:
         SpecError: if it may not be mounted.
@@ -125,7 +125,7 @@ def of_path(blame: str, path: Path, root: Path = WORKSPACE) -> Iterator[Mount]:
 
 
 def refusal(path: Path) -> str | None:
-    """Why a path of the host is not mounted; None if it may be."""
+    """Why a path of the host may not be mounted; None if it may."""
     text = str(path)
     if text in FOLDERS:
         return "it contains more than data"
@@ -141,19 +141,19 @@ def refusal(path: Path) -> str | None:
     try:
         mode = path.stat().st_mode
     except OSError:
-        return None  # whoever opens it says what is wrong
+        return None  # opening it reports what is wrong
     return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "it is neither a file nor a folder"
 
 
 def _homes() -> set[Path]:
-    """The homes of this host's people, as they are called and as they are reached once links are followed."""
+    """The home folders of this host's users, as written and with symlinks resolved."""
     known = {Path(entry.pw_dir) for entry in pwd.getpwall() if entry.pw_uid == 0 or 1000 <= entry.pw_uid < 65534}
-    known.add(Path(os.path.expanduser("~")))  # stays as it is for a user without a home
+    known.add(Path(os.path.expanduser("~")))  # unchanged for a user without a home
     return {place for home in known if home.is_absolute() for place in (home, home.resolve()) if len(place.parts) > 1}
 
 
 def _paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every path in the spec that is there, with its key: data, and weights of another library."""
+    """Every existing path in the spec, with its key: data, and pretrained weights."""
     yield from job.data_paths()
     model = getattr(job, "model", None)
     source, keys = getattr(model, "source", None), {"transformers": "name", "timm": "weights"}
@@ -163,10 +163,10 @@ def _paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _same_inside(blame: str, text: str, job: Job, root: Path) -> None:
-    """A relative path counts from the spec, then from the working folder, which inside is the project.
+    """Check that a relative path means the same in the container: relative to the spec, then to the working folder.
 
     Raises:
-        SpecError: if it means something else inside.
+        SpecError: if it does not.
     """
     given = Path(os.path.expanduser(text))
     if text.startswith("~"):
@@ -190,7 +190,7 @@ def _same_inside(blame: str, text: str, job: Job, root: Path) -> None:
 
 
 def _refuse_leaving(blame: str, text: str, job: Job, root: Path) -> None:
-    """`..` out of the project leads elsewhere inside, where the project is another folder; so it does behind a link."""
+    """Refuse `..` out of the project, also behind a symlink: in the container the project lies in another folder."""
     here, real = Path(os.path.abspath(job.folder / text)), (job.folder / text).resolve()
     moved = root != PROJECT and job.folder.resolve().is_relative_to(PROJECT)
     if here.resolve() != real or (moved and not here.is_relative_to(PROJECT) and not real.is_relative_to(PROJECT)):
@@ -202,12 +202,14 @@ def _refuse_leaving(blame: str, text: str, job: Job, root: Path) -> None:
 
 
 def _with_blobs(path: Path) -> Path:
-    """A snapshot in the hub's cache is made of links into the folder above; both are needed."""
+    """Include the blobs of a snapshot in the hub's cache, which consists of symlinks into the folder above."""
     return path.parent.parent if path.parent.name == "snapshots" and (path.parent.parent / "blobs").is_dir() else path
 
 
 def _seen(path: Path, root: Path) -> Path | None:
-    """Where the container looks for a path of the host once it has followed the project's links; None if in the project."""
+    """The path at which the container looks for a path of the host, after the project's symlinks; None if in the
+    project.
+    """
     if not path.is_relative_to(PROJECT):
         return path
     parts, here = list(path.relative_to(PROJECT).parts), PROJECT
@@ -221,11 +223,11 @@ def _seen(path: Path, root: Path) -> Path | None:
         if not inside.is_relative_to(root):
             return inside
         parts, here = list(inside.relative_to(root).parts), PROJECT
-    return None  # a ring of links: whoever opens it says so
+    return None  # a cycle of symlinks; opening it reports that
 
 
 def _refuse_links(blame: str, folder: Path) -> None:
-    """Entries of a folder that are links to somewhere else are not there inside."""
+    """Refuse a folder with symlinks that lead out of it, which would be broken in the container."""
     try:
         with os.scandir(folder) as entries:
             links = [entry.path for entry in itertools.islice(entries, MOST_LINKS) if entry.is_symlink()]

@@ -1,4 +1,4 @@
-"""Network: whether a container of a job gets one, and for what; without a need there is none."""
+"""Decides whether the container of a job gets a network; it gets none unless something needs it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def need(job: Job) -> str | None:
 
 
 def told(job: Job, *, asked: bool = False) -> tuple[bool, str]:
-    """Whether there is one, and a line that says why.
+    """Whether there is a network, and a line with the reason.
 
     Args:
         job: the checked spec.
-        asked: whether the user has asked for one.
+        asked: whether the user requested one.
     """
     if found := need(job):
         return True, f"network: on, for {found}"

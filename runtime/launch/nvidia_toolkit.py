@@ -1,4 +1,4 @@
-"""The NVIDIA container toolkit: whether the engine can hand GPUs to a container, and how it wants to be asked."""
+"""The NVIDIA container toolkit: whether the engine can pass GPUs to a container, and in which way."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _CONFIGURE = "sudo nvidia-ctk runtime configure --runtime=docker, then sudo syst
 
 @dataclass(frozen=True)
 class Toolkit:
-    """How a container asks for GPUs: the driver's name and what stands for all of them."""
+    """How a container requests GPUs: the driver's name, and the value for all GPUs."""
 
     driver: str
     devices: str
 
     def variables(self) -> dict[str, str]:
-        """What the compose files of the GPU images read."""
+        """Variables that the compose files of the GPU images read."""
         return {"DRIVETRAIN_GPU_DRIVER": self.driver, "DRIVETRAIN_GPU_DEVICES": self.devices}
 
 
 def find(info: Mapping[str, Any], which: Callable[[str], str | None] = shutil.which) -> Toolkit:
-    """The toolkit as the engine knows it.
+    """The toolkit of an engine.
 
     Args:
-        info: the engine's own words (`docker info`).
+        info: information from the engine (`docker info`).
         which: finds a program of the host.
 
     Raises:
-        DeviceError: if the engine cannot hand out GPUs.
+        DeviceError: if the engine cannot pass GPUs.
     """
     if "nvidia" in (info.get("Runtimes") or {}) or which(_HOOK):
         return Toolkit("nvidia", "all")
-    # The Container Device Interface: engines that discover devices by themselves need no runtime.
+    # Container Device Interface (CDI): engines that discover devices themselves need no NVIDIA runtime.
     if any(str(found.get("ID", "")).startswith("nvidia.com/gpu") for found in info.get("DiscoveredDevices") or ()):
         return Toolkit("cdi", "nvidia.com/gpu=all")
     installed = which("nvidia-ctk") is not None
@@ -56,7 +56,7 @@ def find(info: Mapping[str, Any], which: Callable[[str], str | None] = shutil.wh
 
 
 def refused(words: str) -> DeviceError | None:
-    """What the engine's words mean when it could not start a container with GPUs; None if something else is wrong."""
+    """The error if the engine's message means that GPUs could not be passed; None if the cause is another one."""
     if "could not select device driver" in words:
         return DeviceError(
             "the Docker engine was started before the NVIDIA container toolkit was installed",

@@ -1,4 +1,4 @@
-"""Checkout: the folder of this project on the host, and the names that the engine knows it by."""
+"""The folder of this project on the host, and the names of its images and containers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def image(word: str) -> str:
-    """The image of a word. No registry can have it: names below `localhost/` are resolved on this machine alone."""
+    """The image name for a word. Names below `localhost/` are never looked up in a registry."""
     return f"localhost/drivetrain/{word}:latest"
 
 
 def name(project: Path = PROJECT, uid: int | None = None) -> str:
-    """What this user's containers of this checkout are called at the start; scripts/project-name computes the same.
+    """The prefix of this user's container names for this checkout; scripts/project-name computes the same.
 
     Args:
         project: the checkout.
-        uid: the user; the caller if None.
+        uid: the user; the current one if None.
     """
     mark = hashlib.sha256(f"{os.getuid() if uid is None else uid}:{project}".encode()).hexdigest()
     return f"drivetrain-{mark[:8]}"

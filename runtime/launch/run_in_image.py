@@ -1,7 +1,7 @@
-"""Inside: a command in the CPU image, where this environment has no torch of its own.
+"""Runs a command in the CPU image if the local environment has no torch.
 
-`make train-cpu` sets up what launching containers needs and no more; with this, all that follows a training works
-with the same words: the project is mounted at its own path, so every path means inside what it means here.
+`make train-cpu` installs only what is needed to start containers. This makes all other commands work in the same way:
+the project is mounted at its own path, so every path is the same in the container.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from runtime.system.files import read_json
 
 WITH_JOB = ("find-lr", "memory", "bench")
 COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "sample", "convert")
-"""What computes, draws or decodes, and is no training."""
+"""Commands that compute, draw or decode, except training."""
 
 
 def wanted(command: str) -> bool:
-    """Whether this command needs the image: there is no torch here, and this is no container of ours."""
+    """Whether this command needs the image: there is no torch here, and this is not one of our containers."""
     return command in COMMANDS and missing()
 
 
 def missing() -> bool:
-    """Whether torch is in the image alone."""
+    """Whether torch exists in the image only."""
     return find_spec("torch") is None and "DRIVETRAIN_IMAGE" not in os.environ
 
 
@@ -42,12 +42,12 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Run a command line in the image; returns its exit code.
 
     Args:
-        given: the command line as it was understood.
-        arguments: the whole command line, the command first.
+        given: the parsed command line.
+        arguments: the whole command line, starting with the command.
 
     Raises:
         DeviceError: if no engine answers, or the image cannot be built.
-        SpecError: if the spec is invalid, or names what is not mounted.
+        SpecError: if the spec is invalid, or names something that may not be mounted.
     """
     from runtime.launch import container_limits, docker_engine, network
 
@@ -59,7 +59,7 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
             f"`make setup`, or {client.cure}",
         )
     workdir, limits, online = _workdir(Path.cwd()), dict[str, str](), False
-    with contextlib.redirect_stdout(sys.stderr):  # standard output is the command's own
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is reserved for the command's output
         seen = [mount for path in _named(given) for mount in mounts.of_path("the command line", path, PROJECT)]
         for path, job in _jobs(given):
             seen += mounts.of_job(path, job, PROJECT)
@@ -84,7 +84,7 @@ def line(
     *,
     network: bool,
 ) -> list[str]:
-    """The command line for the engine: hardened as compose does it; the project can be written, `seen` be read."""
+    """The engine's command line: hardened as in compose; the project is writable, `seen` is read-only."""
     memory = limits.get("DRIVETRAIN_MEMORY", "4g")
     bounds = [
         "--cpus",
@@ -112,7 +112,7 @@ def line(
     volumes = [
         f"type=volume,source=drivetrain_{name}_{user[0]},target=/cache/{name}" for name in ("compile", "huggingface")
     ]
-    # What was trained here is known, and nothing that is run on a model can add to it.
+    # The records of trained models are read-only, so that code run with a model cannot add to them.
     volumes.append(f"type=volume,source=drivetrain_state_{user[0]},target=/cache/state,readonly")
     places = [part for mount in (*binds, *volumes) for part in ("--mount", mount)]
     terminal = ["--env", f"{TERMINAL}=1"] if sys.stdout.isatty() else []
@@ -137,13 +137,13 @@ def line(
 
 
 def _bind(source: Path, target: Path) -> str:
-    """As the engine's command line takes it: a row of CSV."""
+    """A mount option for the engine's command line, which is parsed as a row of CSV."""
     cells = ("type=bind", f"source={source}", f"target={target}")
     return ",".join('"' + cell.replace('"', '""') + '"' if set(cell) & set(',"\n\r') else cell for cell in cells)
 
 
 def _wait(command: Sequence[str]) -> int:
-    """Run it to its end; Ctrl-C reaches it from the terminal by itself, and is its to answer."""
+    """Wait for the command to end; Ctrl-C reaches it from the terminal directly, and the command handles it."""
     before = signal.signal(signal.SIGINT, lambda number, frame: None)
     try:
         return subprocess.run(command, check=False).returncode
@@ -152,10 +152,10 @@ def _wait(command: Sequence[str]) -> int:
 
 
 def _check_output(output: Path | None, uid: int) -> None:
-    """Where root calls, the container runs as somebody else, who cannot write everywhere.
+    """Check the output folder for root, whose container runs as another user that cannot write everywhere.
 
     Raises:
-        StorageError: if the named output lies in a folder of root's own.
+        StorageError: if the output is in a folder owned by root.
     """
     if output is None or uid == os.getuid():
         return
@@ -170,10 +170,10 @@ def _check_output(output: Path | None, uid: int) -> None:
 
 
 def _workdir(here: Path) -> Path:
-    """Where relative paths count from.
+    """The folder from which relative paths start.
 
     Raises:
-        DeviceError: outside of the project, which is all that the container sees.
+        DeviceError: outside of the project, which is all that the container can see.
     """
     if not here.is_relative_to(PROJECT):
         raise DeviceError(
@@ -185,7 +185,7 @@ def _workdir(here: Path) -> Path:
 
 
 def _jobs(given: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
-    """The specs whose data the command reads: that of the command line, or the one that a run was trained with."""
+    """The specs whose data the command reads: that on the command line, or the one a run was trained with."""
     if given.command in WITH_JOB:
         from runtime.job_spec import load as job_spec
 
@@ -199,7 +199,7 @@ def _jobs(given: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
 
 
 def _named(given: argparse.Namespace) -> Iterator[Path]:
-    """The paths that the command line names; a manifest of images names files in its folder."""
+    """Paths on the command line; a manifest of images refers to files in its folder."""
     words = [value for values in vars(given).values() for value in (values if isinstance(values, list) else [values])]
     for word in words:
         path = Path(os.path.abspath(word)) if isinstance(word, Path) else None

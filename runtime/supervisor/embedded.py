@@ -1,9 +1,9 @@
-"""Library: training from a Python program: its own network, data and loss, in its own process.
+"""Training from a Python program, with its own network, data and loss, in its own process.
 
     result = runtime.train(network, train_data, validation_data, loss=my_loss, name="wear", epochs=10)
 
-Facts, plan, loop, report and run folder are those of `drivetrain train`. What has to stand before a process starts
-(OpenMP runtime, allocator) stays as it is, and the plan says so.
+Hardware, plan, loop, report and run folder are those of `drivetrain train`. Settings that must be made before a process
+starts (OpenMP runtime, allocator) stay as they are, which the plan shows.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ Setting = bool | int | float | str
 
 @dataclass(frozen=True)
 class Result:
-    """A training that has ended."""
+    """A finished training."""
 
     folder: Path
-    """The run folder: spec, facts, plan, metrics, checkpoints, report."""
+    """The run folder: spec, hardware, plan, metrics, checkpoints, report."""
     metric: str
-    """The metric that was watched."""
+    """The metric that selected the best weights."""
     best: float | None
-    """Its best value; None if no evaluation gave a number, and the weights are those of the last step."""
+    """Its best value; None if no evaluation gave a number, in which case the weights are those of the last step."""
     metrics: Mapping[str, float]
     """All metrics of that evaluation."""
     model: nn.Module
-    """The network that was handed over, in evaluation mode, with the weights of that evaluation."""
+    """The network that was passed in, in evaluation mode, with the weights of that evaluation."""
     stopped: str
     """Why the training ended."""
 
@@ -84,30 +84,30 @@ def train(
     quiet: bool = False,
     **settings: Any,
 ) -> Result:
-    """Train a network, or go on with the unfinished run of this name.
+    """Train a network, or resume the unfinished run of this name.
 
     Args:
         model: called with the inputs of a batch, one argument each; returns (N, outputs).
         train_data: a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays, the targets last.
         validation_data: the same.
         loss: a callable of (outputs, targets) that returns one term per sample, (N,), or their mean; or a loss of the
-            spec by its name or as a mapping; by the targets if None.
+            spec by name or as a mapping; chosen by the targets if None.
         name: of the run folders.
-        runs: where run folders go.
-        targets: what they are: classes, labels, numbers, other; auto looks at them.
+        runs: parent of the run folders.
+        targets: kind of the targets: classes, labels, numbers, other; auto inspects them.
         names: of the classes, labels or numbers.
         optimize: optimizations by name, as in the spec.
         checkpoint: `every`, `keep` and `best`, as in the spec.
         limits: `gpus` and `gpu_memory`, as in the spec.
-        new: start a new run, whatever is unfinished.
-        quiet: print nothing, nor let anything else print meanwhile; all is in the run folder.
+        new: start a new run, even if there is an unfinished one.
+        quiet: print nothing, and suppress other output meanwhile; everything is in the run folder.
         settings: any key of the spec's `train:` part: epochs, batch_size, optimizer, schedule, max_time, ...
 
     Raises:
-        SpecError: if a setting is wrong, or network, data and loss do not go together.
+        SpecError: if a setting is wrong, or network, data and loss do not fit together.
         DataError: if the data cannot be used.
-        Stopped: on Ctrl-C or SIGTERM, after a checkpoint; the same call goes on from there.
-        DrivetrainError: for whatever else ends it.
+        Stopped: on Ctrl-C or SIGTERM, after a checkpoint; the same call resumes the run.
+        DrivetrainError: for any other failure.
     """
     caller = sys._getframe(1)
     data = {"targets": targets} | ({} if names is None else {"names": list(names)})
@@ -136,7 +136,7 @@ def _silent() -> Iterator[None]:
 def _listening(
     job: EmbeddedJob, model: nn.Module, data: tuple[Any, Any], loss: Any, runs: Path, new: bool, source: str
 ) -> Result:
-    """Check that all goes together, and train while signals are heard; the process is then as it was."""
+    """Check the arguments and train with signal handlers installed; afterwards the process is as before."""
     with host_process.as_found(), host_process.listening() as signals:
         try:
             with stopping():
@@ -146,13 +146,13 @@ def _listening(
         except Stopped as stop:
             raise Stopped(stop.given, stop.possible, "call runtime.train again with the same name to resume") from None
         finally:
-            if isinstance(model, nn.Module):  # else the mistake has been told
+            if isinstance(model, nn.Module):  # otherwise the error was reported already
                 fast_dropout.as_before(model)
                 strided_convolution.as_before(model)
 
 
 def _tried(job: EmbeddedJob, model: nn.Module, parts: tuple[Any, Any], loss: Any) -> tuple[EmbeddedJob, Dataset]:
-    """The data, once it went through network and loss; and the spec with what they turned out to be."""
+    """Check the data with network and loss; returns it with a spec that states what they are."""
 
     def refuse(given: str, possible: str, action: str) -> SpecError:
         return SpecError([Problem(job.document.place(()), "", given, possible, action)])
@@ -186,7 +186,7 @@ def _tried(job: EmbeddedJob, model: nn.Module, parts: tuple[Any, Any], loss: Any
 def _trained(
     job: Job, network: Model, dataset: Dataset, signals: Signals, runs: Path, new: bool, source: str
 ) -> Result:
-    """Train in the run folder of the job, with the records that a supervisor keeps."""
+    """Train in the job's run folder, with the records that a supervisor keeps."""
     machine = host_process.machine(detect(runs), job)
     place = _opened(runs, job, new)
     state: dict[str, Any] = {
@@ -228,7 +228,7 @@ def _opened(runs: Path, job: Job, new: bool) -> run_folder.RunFolder:
 def _assembled(
     job: Job, machine: Hardware, place: run_folder.RunFolder, dataset: Dataset, network: Model, signals: Signals
 ) -> runs.Run:
-    """The run under a plan that this process can have."""
+    """Assemble the run under a plan that this process can execute."""
     facts, clock = inspection.inspect_workload(dataset, network.module), PhaseTimer()
     before = place.path / "plan.json"
     stored = effective_plan.plan_of(place.path) if place.resumes and before.exists() else None
@@ -254,7 +254,7 @@ def _result(folder: Path, model: nn.Module, reason: str) -> Result:
 
 
 def _report(run: Path) -> None:
-    """Written in a process of its own: its libraries are heavy."""
+    """Write the report in a separate process, because it imports large libraries."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-m", "runtime.report", str(run)], env=environment, check=False, stdout=subprocess.DEVNULL

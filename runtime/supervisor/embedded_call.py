@@ -1,4 +1,4 @@
-"""Call: the arguments of `runtime.train` as a checked spec; every mistake is where the call is."""
+"""Turns the arguments of `runtime.train` into a checked spec, whose errors point to the call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def spec_of(written: dict[str, Any], place: str) -> EmbeddedJob:
     """The spec of a call.
 
     Args:
-        written: what it says, nested as in YAML.
+        written: its settings, nested as in YAML.
         place: file, line and column of the call.
 
     Raises:
@@ -40,21 +40,21 @@ def spec_of(written: dict[str, Any], place: str) -> EmbeddedJob:
         job = job_spec.check(document, EmbeddedJob)
         batch_size.fixed(job, "runtime.train")
     except SpecError as error:
-        # The caller wrote `epochs=3`, not `train: {epochs: 3}`.
+        # The user wrote `epochs=3`, not `train: {epochs: 3}`.
         raise SpecError([replace(each, key=each.key.removeprefix("train.")) for each in error.problems]) from None
     assert isinstance(job, EmbeddedJob)
     return job
 
 
 def loss_of(loss: Any) -> Any:
-    """A loss as the spec has it; a callable by its name."""
+    """A loss in the form of the spec; a callable by its name."""
     if isinstance(loss, str | Mapping):
         return loss
     return {"name": "own", "function": getattr(loss, "__qualname__", type(loss).__name__)}
 
 
 def _unfit(settings: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """Arguments that another library would take: objects, and a learning rate beside its optimizer."""
+    """Arguments in the style of other libraries: objects, or a learning rate beside the optimizer."""
     for key, value in settings.items():
         if not isinstance(value, bool | int | float | str | Mapping | list | tuple | None):
             possible = OPTIMIZER if key == "optimizer" else "numbers, texts, lists and mappings, as in a spec"

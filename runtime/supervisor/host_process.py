@@ -1,4 +1,4 @@
-"""Callers: what a training inside somebody else's process must respect: its signals, its settings, its random numbers."""
+"""Protects the host program of an embedded training: its signal handlers, torch settings and random numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from runtime.training import compiled_forward
 
 
 class HostSignals(Signals):
-    """Signals that leave the process alive: the second one is a plain KeyboardInterrupt."""
+    """Signal handling that does not end the process: the second signal is a plain KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.received, self.depth = None, 0
@@ -42,7 +42,7 @@ class HostSignals(Signals):
 
 @contextlib.contextmanager
 def listening() -> Iterator[HostSignals]:
-    """Signals come to the training; afterwards to whom they came before. Only the main thread hears any."""
+    """Install signal handlers for the training, and restore the previous ones; only in the main thread."""
     signals = HostSignals()
     if threading.current_thread() is not threading.main_thread():
         yield signals
@@ -56,13 +56,13 @@ def listening() -> Iterator[HostSignals]:
 
 
 def _compiler() -> Any:
-    """Settings of torch's compiler, if anything has imported it: that takes as long as importing torch."""
+    """Settings of torch's compiler, if it was imported; importing it takes as long as importing torch."""
     return sys.modules.get("torch._inductor.config")
 
 
 @contextlib.contextmanager
 def as_found() -> Iterator[None]:
-    """Settings of torch, and random numbers, are afterwards as they were."""
+    """Restore torch's settings and random state afterwards."""
     drawn = random.getstate(), np.random.get_state()
     threads, compiler = torch.get_num_threads(), getattr(_compiler(), "deterministic", False)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
@@ -79,7 +79,7 @@ def as_found() -> Iterator[None]:
 
 
 def machine(here: Hardware, job: Job) -> Hardware:
-    """The facts with the GPU that this process computes on: the first that CUDA shows it, whose order is CUDA's own.
+    """The hardware with the GPU that this process computes on: `cuda:0`, in CUDA's own order.
 
     Raises:
         DeviceError: if the job names another GPU, or this one cannot be used.
@@ -100,7 +100,7 @@ def machine(here: Hardware, job: Job) -> Hardware:
 
 
 def _first(here: Hardware) -> Gpu | None:
-    """The GPU that is `cuda:0`; None if there is no choice, or torch cannot tell."""
+    """The GPU that is `cuda:0`; None if there is only one, or torch cannot tell."""
     if len(here.gpus) < 2 or not torch.cuda.is_available():
         return None
     uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
@@ -108,9 +108,9 @@ def _first(here: Hardware) -> Gpu | None:
 
 
 def as_started(plan: Plan, hardware: Hardware) -> Plan:
-    """The plan for a process that runs already: what would have to be preloaded is as it is, and the row says so.
+    """The plan for a running process: what would have to be preloaded stays as it is, and its row says so.
 
-    Variables of later stages are set: nothing has read them yet.
+    Environment variables of later stages are set, since nothing has read them yet.
     """
     rows = []
     for optimization in optimizations.every():

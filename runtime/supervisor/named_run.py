@@ -1,4 +1,4 @@
-"""Named run: which run folder a command line means, by its path or by its name below runs/."""
+"""Finds the run folder that a command line names by path, or by its name below runs/."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ RUNS = Path("runs")
 
 
 def parse(text: str) -> Path:
-    """The path as it was written, or the run of that name below runs/ if only that is there."""
+    """The path as written, or the run of that name below runs/ if only that exists."""
     path, below = Path(text), RUNS / text
     return below if not path.exists() and below.exists() else path
 
 
 def existing(path: Path) -> Path:
-    """The path, which has to be there.
+    """The path, if it exists.
 
     Raises:
-        CheckpointError: if it is not, with the run whose name is nearest.
+        CheckpointError: if it does not, with the run whose name is most similar.
     """
     if path.exists():
         return path

@@ -1,7 +1,7 @@
-"""Notice: word from outside that this machine will be taken away soon, asked for at a URL while the trainer runs.
+"""Polls a URL for a preemption notice (this machine will be taken away soon) while the trainer runs.
 
-A provider of spot machines gives it at an address that only the machine itself can reach. It is asked without a
-proxy, and a redirect is not followed: nobody else may send the run home.
+Cloud providers serve it at an address that only the machine itself can reach. It is requested without a proxy, and
+redirects are not followed, so that nobody else can stop the run.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from runtime.system.files import parse_json
 from runtime.tracking.event_log import EventLog
 
 EVERY = 5.0
-"""Seconds between two questions."""
+"""Seconds between two requests."""
 PATIENCE = 2.0
-"""Seconds that an answer may take."""
+"""Timeout of a request in seconds."""
 MOST_BYTES = 1 << 16
 HEADERS = {"Metadata-Flavor": "Google", "Metadata": "true"}
-"""What two providers want to see, so that no web page can ask in somebody's name; others look past it."""
+"""Headers that two providers require as protection against requests from web pages; others ignore them."""
 TOKEN = "X-aws-ec2-metadata-token"
 NOTHING = ("", "false", "none")
-"""Answers, in small letters, that say that there is no notice."""
+"""Answers, in lower case, that mean no notice."""
 
 
 class NoAnswer(Exception):
-    """The address gave no answer that means anything."""
+    """The address gave no usable answer."""
 
 
 class NoticeAddress:
-    """An address that is asked for a notice."""
+    """An address that serves preemption notices."""
 
     def __init__(self, url: str) -> None:
         self.url, self.parts = url, urlsplit(url)
         self.headers = dict(HEADERS)
 
     def notice(self) -> str | None:
-        """The notice, if there is one.
+        """The notice, or None if there is none.
 
         Raises:
-            NoAnswer: if there was no answer, or none that can be understood.
+            NoAnswer: if there was no answer, or no usable one.
         """
         status, text = self._ask("GET", self._target(), self.headers)
         if status == http.client.UNAUTHORIZED:
@@ -83,7 +83,7 @@ def _connection(parts: SplitResult) -> http.client.HTTPConnection:
 
 
 def _means_something(text: str) -> bool:
-    """Whether an answer is a notice: a list of events without any is none."""
+    """Whether an answer is a notice; an empty list of events is not."""
     if text.lower() in NOTHING:
         return False
     try:
@@ -95,10 +95,10 @@ def _means_something(text: str) -> bool:
 
 @contextlib.contextmanager
 def watched(url: str | None, folder: Path) -> Iterator[None]:
-    """Ask while the block runs; on a notice the main thread of this process gets SIGUSR1.
+    """Poll during the `with` block; a notice sends SIGUSR1 to the main thread of this process.
 
     Args:
-        url: where to ask; None does nothing.
+        url: the address; None does nothing.
         folder: the run's, for its events.
     """
     if url is None:
@@ -122,7 +122,7 @@ def watched(url: str | None, folder: Path) -> Iterator[None]:
 def _work(
     post: NoticeAddress, ended: threading.Event, tell: Callable[[str, str], None], arrived: Callable[[], None]
 ) -> None:
-    """Ask until there is a notice; what is wrong with the address is told once, since it may mend itself."""
+    """Poll until there is a notice; a problem of the address is reported once, as it may be temporary."""
     told = False
     while not ended.is_set():
         try:

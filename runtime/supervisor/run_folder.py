@@ -1,4 +1,6 @@
-"""The run folder `runs/<name>-<NNN>/`: which one a command means, and that only one process writes to it."""
+"""The run folder `runs/<name>-<NNN>/`: which one a command uses, and the lock that lets only one process write to
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from runtime.job import Job
 from runtime.job_spec.yaml_file import dump, parse
 from runtime.system.files import read_json, storage_error, write_text
 
-# What may change between stop and resume: it does not change what is learned, or which weights are kept.
+# Keys that may change on a resume: they affect neither the training nor which weights are kept.
 FREE = (
     "limits",
     "checkpoint.every",
@@ -48,30 +50,30 @@ BEGUN = (
     "report.md",
     "report.json",
 )
-"""What a run writes before its first checkpoint."""
+"""Files that a run writes before its first checkpoint."""
 LOCK = ".lock"
 HALF = re.compile(r"\.tmp-.+|\..+\.\d+")
-"""Names of what a kill leaves half written."""
+"""Names of files that a kill can leave incomplete."""
 PATIENCE = 1.5
-"""Seconds to wait for the lock: a process that was killed needs a moment to be gone."""
+"""Seconds to wait for the lock, since a killed process takes a moment to disappear."""
 
 
 @dataclass
 class RunFolder:
-    """One run folder, locked for this process and its children."""
+    """A run folder, locked for this process and its children."""
 
     path: Path
     resumes: bool
     lock: int
-    """Open file that holds the lock; hand it to the trainer so that the lock lives as long as any of us."""
+    """Open file that holds the lock; pass it to the trainer, so that the lock lives as long as any of the processes."""
 
     def state(self) -> dict[str, Any]:
-        """What the supervisor last wrote about the run."""
+        """The state that the supervisor wrote last."""
         return read_json(self.path / "state.json") or {}
 
 
 def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, Any] | None = None) -> RunFolder:
-    """The unfinished run of this job's name, or the next number.
+    """The unfinished run of this job's name, or a new one with the next number.
 
     Raises:
         StorageError: if the folder cannot be written.
@@ -116,9 +118,9 @@ def spec_text(job: Job) -> str:
 
 
 def _anew(path: Path, job: Job, lock: int) -> RunFolder:
-    """A folder in which nothing was trained, for the spec as it is by now: a mistake in it was mended.
+    """Reuse a folder in which nothing was trained yet, for a spec whose error was fixed.
 
-    What a user has put there stays.
+    Files of the user stay.
     """
     try:
         for rest in map(path.joinpath, BEGUN):
@@ -134,7 +136,7 @@ def _anew(path: Path, job: Job, lock: int) -> RunFolder:
 
 
 def _of_a_run(path: Path) -> bool:
-    """Whether a folder with the name of a run is one, and not a user's own; one that was killed at its start is empty."""
+    """Whether a folder with the name of a run is a run, and not the user's; a run killed at its start is empty."""
     names = {rest.name for rest in path.iterdir() if not HALF.fullmatch(rest.name)}
     return not names or bool(names & {LOCK, "job.yaml", "state.json"})
 
@@ -151,7 +153,7 @@ def _same_spec(path: Path, job: Job) -> None:
 
 
 def _difference(path: Path, job: Job) -> list[str]:
-    """What must stay the same and has not, as lines of a diff."""
+    """Lines of a diff of what must not change and has changed."""
     try:
         stored = (path / "job.yaml").read_text(encoding="utf-8")
     except FileNotFoundError:  # killed before it was written
@@ -164,7 +166,7 @@ def _difference(path: Path, job: Job) -> list[str]:
 
 
 def _filled(text: str, job: Job) -> str:
-    """A stored spec with the defaults of keys that have come since it was written."""
+    """A stored spec with the defaults of keys that were added since."""
     try:
         return spec_text(type(job).model_validate(parse(text, "job.yaml").data))
     except ValidationError:
@@ -172,7 +174,7 @@ def _filled(text: str, job: Job) -> str:
 
 
 def _relevant(text: str) -> list[str]:
-    """The lines of a spec that must stay the same."""
+    """The lines of a spec that must not change."""
     kept, top = [], ""
     for line in text.splitlines():
         key = line.strip().split(":")[0]
@@ -185,7 +187,7 @@ def _relevant(text: str) -> list[str]:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what a kill left half written; the lock is ours, so nobody else is writing."""
+    """Remove incomplete files of a killed process; we hold the lock, so no other process is writing."""
     for rest in path.iterdir():
         if HALF.fullmatch(rest.name):
             shutil.rmtree(rest, ignore_errors=True) if rest.is_dir() else rest.unlink(missing_ok=True)

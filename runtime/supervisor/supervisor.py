@@ -1,6 +1,6 @@
-"""The supervisor: a light parent without torch that checks, decides, starts the trainer and passes its end on.
+"""The supervisor: a light parent process without torch that checks the job, makes the plan and runs the trainer.
 
-Threads, OpenMP runtime and allocator are fixed when a process starts, so the plan comes first and the trainer is a
+Threads, OpenMP runtime and allocator are fixed when a process starts. So the plan is made first, and the trainer is a
 child that starts under it.
 """
 
@@ -36,12 +36,12 @@ from runtime.tuning import batch_size, child_process, kernel_crash
 
 STATUS = {0: "done", 75: "stopped"}
 STOPPED_REPORT = 4.0
-"""Seconds for the report of a run that was told to stop: engines give ten in all before they kill."""
+"""Seconds for the report of a stopped run: container engines wait ten in all before they kill."""
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What `drivetrain train` was asked."""
+    """The options of `drivetrain train`."""
 
     spec: Path
     assignments: Sequence[str] = ()
@@ -57,7 +57,7 @@ def train(request: TrainRequest) -> int:
     """Train or resume; returns the exit code.
 
     Raises:
-        DrivetrainError: for everything that is wrong before the trainer starts.
+        DrivetrainError: for every problem found before the trainer starts.
     """
     signals.stop_early()
     job = spec.load(request.spec, request.assignments)
@@ -73,7 +73,7 @@ def train(request: TrainRequest) -> int:
     stored = effective_plan.plan_of(run.path) if run.resumes and effective_plan.begun(run.path) else None
     if stored:
         asked = asked.resumed(run.path, run.state(), stored)
-    # A resumed run keeps its plan: other threads or layouts would mean other bits.
+    # A resumed run keeps its plan: other threads or memory formats would change the bits of the result.
     replay = stored.values() if stored else asked.plan
     plan = plans.resolve(job, machine, plain=asked.plain, replay=replay, measured=evidence.started(machine, job))
     if stored:
@@ -83,7 +83,7 @@ def train(request: TrainRequest) -> int:
 
 
 def _sized(request: TrainRequest, job: Job, machine: Hardware, run: run_folder.RunFolder) -> tuple[int, TrainRequest]:
-    """The request with a number for `train.batch_size: auto`, measured once for a run; and an exit code."""
+    """The request with a number for `train.batch_size: auto`, measured once per run; and an exit code."""
     path = run.path / batch_size.FILE
     found = read_json(path)
     if found is None:
@@ -137,9 +137,9 @@ def _run(
 
 
 def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Plan, run: run_folder.RunFolder) -> int:
-    """Run the trainer; after a kill for memory again, from its last checkpoint, with half the micro-batch.
+    """Run the trainer; if the kernel's OOM killer ends it, again from its last checkpoint with half the micro-batch.
 
-    After a death inside a kernel once more with everything off.
+    If it dies inside a kernel, once more with optimizations off.
     """
     words: list[str] = []
     count = world.world_size(job, machine)
@@ -148,7 +148,7 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
             write_json(run.path / "plan.json", plan.to_json())
             before = cgroup.oom_kills(Path("/"))
             code = _trainers(request, count, plan.environment(machine), forward, run, words)
-            # The first plan is not what was trained with: the trainer has settled it, and may have measured.
+            # The trainer has finalized the plan since, and may have measured.
             plan = effective_plan.plan_of(run.path)
             if code == Replanned.exit_code:
                 words = ["--measured"]
@@ -181,7 +181,7 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
 
 
 def _killed(before: int | None) -> bool:
-    """Whether a process of ours was killed at the memory limit since then."""
+    """Whether a process of ours has been killed at the memory limit since then."""
     after = cgroup.oom_kills(Path("/"))
     return before is not None and after is not None and after > before
 
@@ -207,7 +207,7 @@ def _trainers(
     run: run_folder.RunFolder,
     words: Sequence[str] = (),
 ) -> int:
-    """Run the trainer, with those that train beside it; the leader's exit code."""
+    """Run the trainer, and the other ranks if there are any; returns the exit code of rank 0."""
 
     def start(folder: Path, more: dict[str, str], log: int) -> subprocess.Popen[bytes]:
         with signals.waiting():
@@ -227,7 +227,7 @@ def _command(request: TrainRequest, folder: Path) -> list[str]:
 
 
 def _report(run: Path, seconds: float | None) -> None:
-    """Write the report in a process of its own: its libraries are as heavy as the trainer's."""
+    """Write the report in a separate process, because it imports libraries as large as the trainer's."""
     command = [sys.executable, "-m", "runtime.report", str(run)]
     try:
         bound = functools.partial(signals.die_with, os.getpid())

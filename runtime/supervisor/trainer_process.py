@@ -1,4 +1,4 @@
-"""The trainer: the supervisor's child that imports torch, assembles the run and drives the loop.
+"""The trainer: the supervisor's child that imports torch, assembles the run and trains it.
 
 python -m runtime.supervisor.trainer_process RUN SPEC [--set key=value ...] [--trace] [--measured]
 """
@@ -58,7 +58,7 @@ def train(
     trace: bool = False,
     settled: bool = False,
 ) -> int:
-    """Assemble and train one run; returns 0, or raises what ended it."""
+    """Assemble and train one run; returns 0, or raises the error that ended it."""
     clock = PhaseTimer()
     with clock.phase("import"):
         from runtime.models.networks.user_network import guarded

@@ -1,4 +1,4 @@
-"""Surroundings: the port that TensorBoard wants, and the clock."""
+"""Checks TensorBoard's port, and the clock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _port(scene: Snapshot) -> Iterator[Finding]:
 
 
 def _clock(scene: Snapshot) -> Finding:
-    """A clock behind our own files makes logs, images and certificates lie."""
+    """A clock behind our own files causes wrong logs, wrong image ages and invalid certificates."""
     newest = max(path.stat().st_mtime for path in Path(__file__).parent.glob("*.py"))
     shown = datetime.fromtimestamp(scene.now, UTC).strftime("%Y-%m-%d %H:%M UTC")
     if scene.now < newest - DAY:

@@ -1,4 +1,4 @@
-"""Storage: shared memory, room on the disk, whose runs/ is, and whether compiled code can be kept and run."""
+"""Checks shared memory, disk space, the owner of runs/, and whether compiled code can be stored and executed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB, GIB = 2**20, 2**30
 
 
 def check(scene: Snapshot) -> Iterator[Finding]:
-    """All of it."""
+    """All checks of this file."""
     yield _shm(scene)
     yield _disk(scene)
     yield _owner(scene)
@@ -57,7 +57,7 @@ def _inside(runs: Path) -> list[Path]:
 
 
 def _locked(path: Path, uid: int) -> bool:
-    """Whether a user may not write here, by owner and by what everybody may; a group is of no help to compose."""
+    """Whether a user may not write here, by owner and other permissions; group permissions do not help in compose."""
     found = path.stat()
     return uid not in (0, found.st_uid) and not found.st_mode & 0o002
 
@@ -105,7 +105,7 @@ def _cache(scene: Snapshot) -> Iterator[Finding]:
 
 
 def _without_torch(scene: Snapshot) -> Finding:
-    """Where an engine answers nothing is missing: containers train, and other commands run in the image."""
+    """With an engine nothing is missing: containers train, and other commands run in the image."""
     if scene.run(["docker", "version", "--format", "{{json .}}"]) is None:
         return warn("torch", "not installed here, and no engine answers: nothing can train", "make setup")
     return ok("torch", "not installed here: jobs, and commands that need it, run in the image")

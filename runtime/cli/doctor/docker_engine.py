@@ -1,4 +1,4 @@
-"""The container engine, its plugins, and the images that are here."""
+"""Checks the container engine, its plugins, and the local images."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from runtime.cli.doctor.finding import Finding, fail, ok, warn
 from runtime.cli.doctor.snapshot import Snapshot
 
 ENGINE, COMPOSE = (20, 10), (2, 20)
-"""What the Dockerfile (`RUN --mount`) and compose.yaml (`include`) need."""
+"""Versions required by the Dockerfile (`RUN --mount`) and compose.yaml (`include`)."""
 OLD = 90 * 86400
-"""Seconds after which an image misses too many security fixes of its distribution."""
+"""Seconds; an older image lacks too many security fixes of its distribution."""
 WORDS = ("cpu", "ampere", "legacy")
 
 
 def check(scene: Snapshot) -> Iterator[Finding]:
-    """Only on a host: inside a container the engine is out of reach, and meant to be."""
+    """Only on a host: in a container the engine is deliberately out of reach."""
     if scene.hardware.place != "host":
         yield ok("engine", f"inside a container ({scene.hardware.place}); run the doctor on the host as well")
         return

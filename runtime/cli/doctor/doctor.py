@@ -1,8 +1,8 @@
-"""The doctor: what is wrong on this machine, each line ok, warn or fail with the command that mends it.
+"""`drivetrain doctor`: problems of this machine; each line is ok, warn or fail, with the command that fixes it.
 
-    Scene (gathered once) -> checks (pure) -> findings -> table or JSON, exit code by the worst
+    Snapshot (gathered once) -> checks (pure) -> findings -> table or JSON, exit code by the worst
 
-Exit codes: 0 all is well, 1 something to mend, 9 something cannot work.
+Exit codes: 0 all is well, 1 something should be fixed, 9 something cannot work.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
 def findings(scene: Snapshot) -> list[Finding]:
-    """Every line of the doctor."""
+    """All findings."""
     return [finding for check in CHECKS for finding in check(scene)]
 
 
 def examine(as_json: bool) -> int:
-    """Look at this machine and print what was found; returns the exit code."""
+    """Check this machine and print the findings; returns the exit code."""
     found = findings(gather())
     if as_json:
         print(json.dumps({"worst": worst(found), "findings": [asdict(f) for f in found]}, indent=1))
@@ -46,7 +46,7 @@ def examine(as_json: bool) -> int:
 
 
 def render(found: list[Finding]) -> RenderableType:
-    """The table of the doctor."""
+    """The findings as a table."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1), show_edge=False)
     for _ in range(2):
         table.add_column(no_wrap=True)

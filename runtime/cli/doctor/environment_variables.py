@@ -1,4 +1,4 @@
-"""Settings in the environment that do nothing, or harm, with why. Each was looked up in the library that should read it."""
+"""Checks environment variables that have no effect or do harm; each was verified in the library that reads it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _on(scene: Snapshot, value: str) -> bool:
 
 
 def _bound(scene: Snapshot, value: str) -> bool:
-    """Binding under a quota without a cpuset of one's own: others are bound to the same CPUs."""
+    """Whether threads are bound to CPUs under a quota without a cpuset: other containers are bound to the same CPUs."""
     cpu = scene.hardware.cpu
     return _on(scene, value) and cpu.quota is not None and (cpu.cpuset or cpu.host) >= cpu.host
 
@@ -70,7 +70,7 @@ RULES: dict[str, tuple[Callable[[Snapshot, str], bool], str]] = {
 
 
 def check(scene: Snapshot) -> Iterator[Finding]:
-    """Each variable that is set and should not be."""
+    """A finding for each variable that should not be set."""
     found = [
         warn(name, f"={scene.environ[name]} {why}", f"unset {name}")
         for name, (wrong, why) in RULES.items()

@@ -1,4 +1,4 @@
-"""Finding: one line of the doctor: what was looked at, how it is, and the command that mends it."""
+"""A finding of the doctor: what was checked, the result, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.cli.doctor.snapshot import Snapshot
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity."""
 
     OK = "ok"
     WARN = "warn"
@@ -18,18 +18,18 @@ class Level(StrEnum):
 
 
 EXIT = {Level.OK: 0, Level.WARN: 1, Level.FAIL: 9}
-"""The exit code by the worst finding; 9 is also that of a device that cannot be used."""
+"""The exit code by the worst finding; 9 is also the code of a device that cannot be used."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line."""
+    """One line of the doctor."""
 
     name: str
     level: Level
     text: str
     mend: str = ""
-    """What to type or to change; empty where nothing needs to be done."""
+    """What to type or to change; empty if nothing is wrong."""
 
 
 Check = Callable[[Snapshot], Iterator[Finding]]

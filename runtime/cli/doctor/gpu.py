@@ -1,4 +1,4 @@
-"""GPUs: driver, container toolkit, and whether the image and torch have code for the chip."""
+"""Checks GPUs: driver, container toolkit, and whether image and torch have code for the chip."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from runtime.hardware import image_selection
 from runtime.hardware.facts import Gpu
 
 TOOLKIT = (((1, 16, 1), "CVE-2024-0132"), ((1, 17, 3), "CVE-2025-23359"), ((1, 17, 7), "CVE-2025-23266"))
-"""Last vulnerable versions of the container toolkit: each lets an image take over the host."""
+"""Last vulnerable versions of the container toolkit; each of these flaws lets an image take over the host."""
 DRIVERS = {535: (535, 261, 3), 570: (570, 172, 8), 575: (575, 64, 5)}
-"""First driver of a branch with the fixes of July 2025 (CVE-2025-23277 and others)."""
+"""First driver of each branch with the fixes of July 2025 (CVE-2025-23277 and others)."""
 
 
 def check(scene: Snapshot) -> Iterator[Finding]:
-    """Nothing where there is no GPU and nothing of NVIDIA."""
+    """No findings without a GPU or any NVIDIA device."""
     hardware = scene.hardware
     if hardware.gpu_trouble:
         yield fail("gpu", hardware.gpu_trouble, "nvidia-smi tells more; a container needs `gpus: all` (make train-gpu)")
@@ -53,7 +53,7 @@ def _driver(gpu: Gpu) -> Finding:
 
 
 def _toolkit(scene: Snapshot) -> Iterator[Finding]:
-    """Only on a host with an engine: there it hands GPUs to containers."""
+    """Only on a host with an engine, which passes GPUs to containers."""
     if scene.hardware.place != "host" or scene.run(["docker", "--version"]) is None:
         return
     answer = scene.run(["nvidia-ctk", "--version"])

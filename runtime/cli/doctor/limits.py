@@ -1,4 +1,4 @@
-"""Limits of this container against what libraries believe, and threads that get in each other's way."""
+"""Checks the limits of this container against what libraries assume, and for too many threads."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _oversubscribed(scene: Snapshot) -> Iterator[Finding]:
 
 
 def _libraries(scene: Snapshot) -> Iterator[Finding]:
-    """What torch has really loaded."""
+    """The libraries that torch has actually loaded."""
     pools = scene.loaded.get("pools", [])
     if not scene.loaded:
         return

@@ -1,4 +1,4 @@
-"""Scene: what the doctor looks at, gathered once. Tests plant faults by replacing parts of it."""
+"""The machine as the doctor sees it, gathered once; tests inject faults by replacing parts of it."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from runtime.hardware.facts import Hardware
 
 PROJECT = Path(__file__).resolve().parents[3]
 PATIENCE, TORCH_PATIENCE = 20, 180
-"""Seconds that a command may take to answer, and that torch may take to load from a slow disk."""
+"""Timeouts in seconds for a command, and for importing torch from a slow disk."""
 
 Command = Callable[[Sequence[str]], str | None]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """This machine, as far as the checks care."""
+    """This machine, as far as the checks need it."""
 
     hardware: Hardware
     environ: Mapping[str, str]
     runs: Path
     """The folder of the runs."""
     project: Path | None
-    """The checkout; None where only the package is installed."""
+    """The checkout; None if only the package is installed."""
     uid: int
     run: Command
-    """Runs a command; its output, or None if it is missing or fails."""
+    """Runs a command; returns its output, or None if it is missing or fails."""
     disk: Callable[[Path], tuple[int, int]]
-    """Bytes in all and bytes left on the mount of a path."""
+    """Total and free bytes on the mount of a path."""
     port_taken: Callable[[int], bool]
     now: float
-    """Seconds since 1970 by this machine's clock."""
+    """Seconds since 1970 on this machine's clock."""
     loaded: Mapping[str, Any] = field(default_factory=dict)
-    """What torch and its libraries say of themselves in a child process; empty without torch."""
+    """Information from torch and its libraries, read in a child process; empty without torch."""
 
 
 def gather(runs: Path = Path("runs")) -> Snapshot:
-    """Look at the real machine; takes as long as torch takes to load."""
+    """Examine the real machine; takes as long as importing torch."""
     hardware = detect(runs)
     return Snapshot(
         hardware=hardware,
@@ -63,7 +63,7 @@ def gather(runs: Path = Path("runs")) -> Snapshot:
 
 
 def loaded() -> dict[str, Any]:
-    """What torch says of itself in a process of its own; empty if it cannot be loaded."""
+    """Information from torch, read in a child process; empty if it cannot be imported."""
     found: dict[str, Any] = json.loads(
         run([sys.executable, "-m", "runtime.cli.doctor.torch_process"], TORCH_PATIENCE) or "{}"
     )
@@ -89,14 +89,14 @@ def run(command: Sequence[str], patience: float = PATIENCE) -> str | None:
 
 
 def disk(path: Path) -> tuple[int, int]:
-    """Bytes in all and bytes left for us where a path lies, or where it would."""
+    """Total and free bytes at a path, or at its nearest existing parent."""
     path = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
     found = os.statvfs(path)
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
 
 def port_taken(port: int) -> bool:
-    """Whether something listens on this port of the loopback."""
+    """Whether something listens on this port of the loopback interface."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

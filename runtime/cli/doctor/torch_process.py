@@ -1,4 +1,4 @@
-"""`python -m runtime.cli.doctor.torch_process`: what torch and its libraries say of themselves, as JSON. Imports torch."""
+"""Prints information about torch and its libraries as JSON, as a child of the doctor; imports torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def loaded() -> dict[str, Any]:
-    """Threads, instruction set, GPUs, and each OpenMP and BLAS library with its version and threads."""
+    """Threads, instruction set, GPUs, and each OpenMP and BLAS library with version and threads."""
     import torch
     from threadpoolctl import threadpool_info
 
