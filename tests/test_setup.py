@@ -80,7 +80,7 @@ def test_an_index_that_does_not_answer_is_not_asked_again(tmp_path: Path) -> Non
     told, line = setup(tmp_path, silent)
     assert line.endswith("-r docker/requirements-ampere.txt")
     assert [row for row in told.splitlines() if silent in row] == [
-        f"setup: {silent}, which has the CPU build of torch, does not answer: taking the CUDA build from pip's own index, which "
+        f"setup: {silent}, which has the CPU build of torch, does not answer; installing the CUDA build from pip's default index, which "
         "trains on the CPU too and is some 5 GB; TORCH_INDEX names a mirror"
     ]
 
