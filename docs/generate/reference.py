@@ -76,15 +76,15 @@ def _section(name: str, made: Schema) -> Iterator[str]:
     rows = [("field", "type", "default", "meaning")]
     for field, one in made["properties"].items():
         default = "required" if field in required else _default(one.get("default"))
-        meaning = one.get("description") or ("which of the kinds this is" if "const" in one else "")
+        meaning = one.get("description") or ("selects this kind" if "const" in one else "")
         rows.append((f"`{field}`", _type(one), default, meaning))
     yield from _table(rows)
 
 
 def _default(value: Any) -> str:
-    """A default; of a whole section its name, for the fields are told there."""
+    """A default; of a whole section only its name, because the section lists its fields."""
     if isinstance(value, dict) and value:
-        return f"`{value['name']}`" if "name" in value else "its own"
+        return f"`{value['name']}`" if "name" in value else "see there"
     return f"`{_literal(value)}`"
 
 
@@ -93,7 +93,7 @@ def _literal(value: Any) -> str:
 
 
 def _type(one: Schema) -> str:
-    """A field's type as a person says it."""
+    """A field's type in words."""
     if "$ref" in one:
         return _link(one["$ref"])
     for key in ("anyOf", "oneOf", "allOf"):
