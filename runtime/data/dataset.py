@@ -167,6 +167,8 @@ class Dataset:
     """False if samples are decoded from files each time they are used."""
     notes: list[str] = field(default_factory=list)
     """What the user should know about the data: counts, skipped files, conversions."""
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What is known of the data, by key, in numbers: what decides anything, as the report's advice, never reads a note."""
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     """The user's loss, in place of the job's: (outputs, targets) -> one term per sample, shape (N,)."""
     files: dict[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)

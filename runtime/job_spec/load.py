@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,10 +11,11 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
 from runtime import optimizations
+from runtime.data.sample_data.write import command
 from runtime.errors import DataError, Problem, SpecError, nearest
 from runtime.job import JOBS, Document, Job, dotted
 from runtime.job import custom as custom_job
-from runtime.job.formatting import printable, shown
+from runtime.job.formatting import shown
 from runtime.job.user_files import trouble
 from runtime.job.values import Spec
 from runtime.job_spec.combinations import combination_problems
@@ -64,7 +64,7 @@ def _load(content: bytes, path: Path, assignments: Sequence[str], folder: Path |
             document.problems += error.problems
     job = check(document)
     job._folder = folder or path.parent
-    _check_paths(job, _recipe(content))
+    _check_paths(job)
     return job
 
 
@@ -172,26 +172,19 @@ def _typed(kind: type[Job]) -> type[Job]:
     return create_model(kind.__name__, __base__=kind, optimize=optimize)
 
 
-def _recipe(content: bytes) -> str:
-    """The command that makes the data of an example job, which stands in a comment of it; empty if none does."""
-    found = re.search(rb"^#.*\b(drivetrain sample [a-z]+ .+?)\s*$", content, re.MULTILINE)
-    return found[1].decode("utf-8", "replace") if found else ""
-
-
-def _check_paths(job: Job, recipe: str) -> None:
+def _check_paths(job: Job) -> None:
     if found := list(custom_job.problems(job)):
         raise SpecError(sorted(found, key=_line))
-    lost = [
-        f"{job.document.place(key)}: {dotted(key)}: {shown(path)} {wrong}"
-        for key, path in job.data_paths()
-        if (wrong := trouble(job.resolve(path)))
-    ]
-    if lost:
+    missing = [(key, path, wrong) for key, path in job.data_paths() if (wrong := trouble(job.resolve(path)))]
+    if missing:
+        recipe = next(filter(None, (command(path) for _, path, _ in missing)), None)
         folders = dict.fromkeys((str(job.folder.resolve()), str(Path.cwd())))
         raise DataError(
-            "\n".join(lost),
+            "\n".join(
+                f"{job.document.place(key)}: {dotted(key)}: {shown(path)} {wrong}" for key, path, wrong in missing
+            ),
             f"a path relative to {' or to '.join(folders)}",
-            f"make the data: {printable(recipe, 120)}"
+            f"make the data: {recipe}"
             if recipe
             else "check the spelling; a container can access only the project and mounted folders",
         )

@@ -172,4 +172,11 @@ def _result(run: Run, best: FinalWeights, reason: str, peak: int, watching: dict
         "efficiency": efficiency.measured(run),
         "data": list(run.dataset.notes),
         "model": operations.note(run.network),
+        "facts": _facts(run),
     }
+
+
+def _facts(run: Run) -> dict[str, dict[str, object]]:
+    """What data and network turned out to be, by key: what the report's advice reads."""
+    stem = operations.stem_costs(run.network)
+    return run.dataset.facts | ({"stem": stem} if stem else {})

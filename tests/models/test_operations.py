@@ -10,10 +10,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from runtime.job.model import Freeze
+from runtime.job.workload import flop
 from runtime.models import operations
 from runtime.models.build import Model
 from runtime.models.networks import cnn
-from runtime.report.sections.advice import STEM
 
 
 def network(name: str, **more: Any) -> Model:
@@ -55,9 +55,9 @@ def test_a_stem_that_was_chosen_is_told_with_what_it_costs() -> None:
         "resnet18 with the small stem, as image_size 64 is at most 96, 13.33 GFLOP a sample in training; "
         "888.3 MFLOP with model: {name: resnet18, stem: large}, which learns otherwise"
     )
-    found = STEM.search(text)
-    assert found is not None, "the advice of the report reads this line"
-    assert found.groups() == ("13.33", "GFLOP", "888.3", "MFLOP", "resnet18")
+    costs = operations.stem_costs(network("resnet18"))
+    assert costs is not None, "the advice of the report reads these"
+    assert (costs["name"], flop(costs["small"]), flop(costs["large"])) == ("resnet18", "13.33 GFLOP", "888.3 MFLOP")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,7 @@ def test_a_stem_that_was_chosen_is_told_with_what_it_costs() -> None:
 )
 def test_a_large_stem_or_one_that_was_asked_for(more: dict[str, Any], told: str) -> None:
     assert operations.note(network("resnet18", **more)) == told
+    assert operations.stem_costs(network("resnet18", **more)) is None
 
 
 def test_other_networks() -> None:

@@ -11,9 +11,24 @@ from runtime.system.files import storage_error
 
 KINDS = {"images": "images", "texts": "text", "series": "series", "table": "tables"}
 """Kinds of data sets, and the module that writes each. None of them imports torch."""
+EXAMPLES = {
+    "data/patterns": ("images", 1200),
+    "data/reports": ("texts", 6000),
+    "data/series": ("series", 64000),
+    "data/table": ("table", 40000),
+}
+"""Folders of the example jobs, with kind and size of what is written there."""
 LEAST = 20
 """Fewest samples with which every class occurs, in validation too."""
 Write = Callable[[Path, int, int], list[Path]]
+
+
+def command(path: str) -> str | None:
+    """The command that makes the data of an example job, if the path is in its folder."""
+    for folder, (kind, size) in EXAMPLES.items():
+        if path == folder or path.startswith(f"{folder}/"):
+            return f"drivetrain sample {kind} {folder} --size {size}"
+    return None
 
 
 def write(kind: str, folder: Path, size: int, seed: int) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ def load(job: TextJob, settled: InputRecord | None = None) -> Dataset:
         "vocabulary": words.vocabulary,
         "tokenizer": words.to_json(),
     }
+    padding = max_length.padding(splits[0].lengths, longest, job.train.batch, job.train.seed)
     notes = [
         f"{len(train):,} training and {len(held):,} validation texts",
         *notes,
@@ -83,9 +85,11 @@ def load(job: TextJob, settled: InputRecord | None = None) -> Dataset:
         *why,
         *_unknown(words, splits[1].tokens),
         *_watched(job),
-        max_length.padding(splits[0].lengths, longest, job.train.batch, job.train.seed),
+        padding.note(),
     ]
-    return Dataset(splits[0], splits[1], heads, preprocessing, mixable=False, notes=notes)
+    return Dataset(
+        splits[0], splits[1], heads, preprocessing, mixable=False, notes=notes, facts={"padding": asdict(padding)}
+    )
 
 
 def _tokenizer(job: TextJob, texts: Any, settled: InputRecord | None) -> tuple[Tokenizer, int | None, list[str]]:

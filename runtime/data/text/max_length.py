@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -49,14 +50,31 @@ def _cut(lengths: Lengths, longest: int) -> str:
     return f"{long.mean():.1%} of the texts are cut ({int(long.sum()):,} of {len(lengths):,}), {lost:.1%} of all tokens"
 
 
-def padding(lengths: Lengths, longest: int, batch_size: int, seed: int) -> str:
-    """A note on the share of padding in the first epoch: padded to `max_length`, per batch, and without padding."""
+@dataclass(frozen=True)
+class PaddingShares:
+    """Shares of what is computed that are padding, in the first epoch."""
+
+    max_length: float
+    """If batches are filled up to `max_length`."""
+    longest: float
+    """If each batch is filled up to its longest text."""
+    parts: float
+    """If batches are cut into parts of PART_TOKENS tokens."""
+
+    def note(self) -> str:
+        """The shares as a line; packed batches have no padding."""
+        return (
+            f"padding: {self.max_length:.0%} of a batch if filled up to max_length, "
+            f"{self.longest:.0%} as filled up to the longest of each batch, "
+            f"{self.parts:.0%} if cut into parts of {PART_TOKENS} tokens, none if packed (optimize.unpadding)"
+        )
+
+
+def padding(lengths: Lengths, longest: int, batch_size: int, seed: int) -> PaddingShares:
+    """The shares of padding in the first epoch: padded to `max_length`, per batch, and in parts."""
     shuffled = lengths[stateless_random.permutation(seed, 0, len(lengths))]
     groups = [shuffled[i : i + batch_size] for i in range(0, len(lengths), batch_size)][:BATCHES]
     own = sum(int(group.sum()) for group in groups)
     filled = sum(len(group) * int(group.max()) for group in groups)
     cut = sum(length_buckets.computed(group, batch_size, PART_TOKENS) for group in groups)
-    return (
-        f"padding: {1 - own / (sum(map(len, groups)) * longest):.0%} of a batch if filled up to max_length, "
-        f"{1 - own / filled:.0%} as filled up to the longest of each batch, {1 - own / cut:.0%} if cut into parts of {PART_TOKENS} tokens, none if packed (optimize.unpadding)"
-    )
+    return PaddingShares(1 - own / (sum(map(len, groups)) * longest), 1 - own / filled, 1 - own / cut)

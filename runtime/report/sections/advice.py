@@ -5,12 +5,12 @@ Every rule is a function of the record alone: it checks one thing, and gives one
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from runtime.job.text import PART_TOKENS
+from runtime.job.workload import flop
 from runtime.report.blocks import Block, Section, Table, Text, Tone
 from runtime.report.cpu_starvation import starved
 from runtime.report.formatting import duration, share
@@ -30,12 +30,6 @@ CROWDED = 0.1
 HOT = 80
 """Degrees Celsius from which on most GPUs reduce their clock."""
 MIB = 2**20
-FILLED = re.compile(r"padding: .*?(\d+)% as filled up to the longest of each batch, (\d+)% if cut")
-STEM = re.compile(
-    r"small stem, as image_size .*?, ([\d.]+) (\w+) a sample in training; ([\d.]+) (\w+) with model: {name: (\w+),"
-)
-"""The text with which `runtime.models.operations` reports a stem that was chosen by image size."""
-UNITS = {"kFLOP": 1e3, "MFLOP": 1e6, "GFLOP": 1e9, "TFLOP": 1e12}
 
 
 @dataclass(frozen=True)
@@ -178,11 +172,9 @@ def _saving(record: Record, summary: Summary) -> Iterator[Advice]:
 
 def _padding(record: Record, summary: Summary) -> Iterator[Advice]:
     """Batches of texts were padded, and the job itself turned unpadding off."""
-    notes = record.result.get("data")
-    found = [match for note in notes if (match := FILLED.search(str(note)))] if isinstance(notes, list) else []
-    if not found or not _turned_off(record, "unpadding"):
+    filled, cut = (_number(record, "padding", name) for name in ("longest", "parts"))
+    if filled is None or cut is None or not _turned_off(record, "unpadding"):
         return
-    filled, cut = (int(text) / 100 for text in found[0].groups())
     less = 1 - (1 - filled) / (1 - cut) if cut < 1 else 0.0
     seconds = less * sum(summary.phases.get(name, 0.0) for name in ("train", "forward"))
     if _part(seconds, summary) >= SHARE:
@@ -197,17 +189,16 @@ def _padding(record: Record, summary: Summary) -> Iterator[Advice]:
 
 def _stem(record: Record, summary: Summary) -> Iterator[Advice]:
     """A ResNet got the stem for small images by default, which costs many times the FLOPs of the other one."""
-    found = STEM.search(str(record.result.get("model") or ""))
-    if not found:
+    ours, theirs = (_number(record, "stem", name) for name in ("small", "large"))
+    if not ours or not theirs:
         return
-    ours, theirs = (float(found[i]) * UNITS[found[i + 1]] for i in (1, 3))
     seconds = sum(summary.phases.get(name, 0.0) for name in ("train", "forward")) * (1 - theirs / ours)
     if _part(seconds, summary) >= SHARE:
         yield Advice(
             "the stem for large images",
-            f"each sample takes {found[1]} {found[2]} with the small stem, {found[3]} {found[4]} with the large one",
+            f"each sample takes {flop(ours)} with the small stem, {flop(theirs)} with the large one",
             f"{_faster(_part(seconds, summary))}; it sees less detail, so compare the accuracy",
-            f"model: {{name: {found[5]}, stem: large}}",
+            f"model: {{name: {_at(record.result, 'facts', 'stem', 'name')}, stem: large}}",
             seconds,
         )
 
@@ -292,6 +283,12 @@ def _batch(record: Record) -> int | None:
     piece, whole = _values(record).get("micro_batch"), _at(record.spec, "train", "batch_size")
     found = piece if isinstance(piece, int) and not isinstance(piece, bool) and piece > 0 else whole
     return found if isinstance(found, int) else None
+
+
+def _number(record: Record, *keys: str) -> float | None:
+    """A fact of the data or the network that the run has recorded; None in runs of before, which had sentences only."""
+    value = _at(record.result, "facts", *keys)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _at(spec: Mapping[str, Any], *keys: str) -> Any:

@@ -129,7 +129,7 @@ def test_padding_is_counted_over_the_batches_of_an_epoch() -> None:
     sizes = np.array([3, 9, 4, 4, 8, 1, 5])
     order = sizes[stateless_random.permutation(7, 0, len(sizes))]
     filled = sum(max(part) * len(part) for part in (order[:3].tolist(), order[3:6].tolist(), order[6:].tolist()))
-    note = max_length.padding(sizes, 10, 3, 7)
+    note = max_length.padding(sizes, 10, 3, 7).note()
     assert note == (
         f"padding: {1 - 34 / 70:.0%} of a batch if filled up to max_length, "
         f"{1 - 34 / filled:.0%} as filled up to the longest of each batch, "

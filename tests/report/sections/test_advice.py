@@ -11,7 +11,7 @@ import pytest
 
 from runtime.data.text.max_length import padding
 from runtime.report.record import read
-from runtime.report.sections.advice import FILLED, MOST, Advice, advice
+from runtime.report.sections.advice import MOST, Advice, advice
 from runtime.report.summary import summarize
 from runtime.report.write import write
 from tests.report_folder import change, make, rows, telemetry
@@ -112,16 +112,13 @@ def test_saving_too_often(run: Path) -> None:
     assert (one.line, one.gain) == ("checkpoint: {every: 15m}", "up to 25 % less time")
 
 
-PADDING = (
-    "padding: 70% of a batch if filled up to max_length, 40% as filled up to the longest of each batch, "
-    "4% if cut into parts of 512 tokens, none if packed (optimize.unpadding)"
-)
+PADDING = {"max_length": 0.7, "longest": 0.4, "parts": 0.04}
 
 
 @pytest.mark.parametrize(("source", "lines"), [("job", ["optimize: {unpadding: 512}"]), ("choice", [])])
 def test_padding(run: Path, source: str, lines: list[str]) -> None:
     """What the runtime left out by itself had a reason, and is not advised."""
-    change(run / "result.json", lambda r: r.update(data=["5,100 training texts", PADDING]))
+    change(run / "result.json", lambda r: r.update(data=["any wording"], facts={"padding": PADDING}))
     decide(run, "unpadding", "off", source)
     found = given(run)
     assert [one.line for one in found] == lines
@@ -130,11 +127,15 @@ def test_padding(run: Path, source: str, lines: list[str]) -> None:
         assert found[0].gain == "up to 31.7 % less time"  # 1 - 0.60 / 0.96 of 35.2 of 41.6 s
 
 
-def test_the_padding_that_texts_tell_is_understood() -> None:
-    note = padding(np.array([5, 9, 40, 7] * 50), 64, 32, 0)
-    match = FILLED.search(note)
-    assert match
-    assert [int(text) for text in match.groups()] == [62, 9]
+def test_a_sentence_is_never_read(run: Path) -> None:
+    """A run of before has sentences and no facts: it is shown, and advised nothing of what only they say."""
+    note = padding(np.array([5, 9, 40, 7] * 50), 64, 32, 0).note()
+    change(run / "result.json", lambda r: r.update(data=[note]))
+    decide(run, "unpadding", "off", "job")
+    assert given(run) == []
+    for broken in (None, [], {"padding": None}, {"padding": {"longest": "40%", "parts": None}}):
+        change(run / "result.json", lambda r, facts=broken: r.update(facts=facts))
+        assert given(run) == []
 
 
 def test_no_cache_is_advised_where_the_runtime_had_a_reason(run: Path) -> None:
@@ -204,15 +205,15 @@ def test_a_stem_that_multiplies_the_work(run: Path) -> None:
         "resnet18 with the small stem, as image_size 64 is at most 96, 13.33 GFLOP a sample in training; "
         "888.3 MFLOP with model: {name: resnet18, stem: large}, which learns otherwise"
     )
-    change(run / "result.json", lambda r: r.update(model=told, data=["200 training images"]))
+    stem = {"name": "resnet18", "small": 13_330_000_000, "large": 888_300_000}
+    change(run / "result.json", lambda r: r.update(model=told, data=["200 training images"], facts={"stem": stem}))
     (found,) = (one for one in given(run) if "stem" in one.line)
     assert found.line == "model: {name: resnet18, stem: large}"
     assert "13.33 GFLOP with the small stem, 888.3 MFLOP with the large one" in found.why
     assert found.gain.startswith("up to 79 % less time")
     write(run)
     assert "888.3 MFLOP with model" in (run / "report.md").read_text(encoding="utf-8")
-    change(
-        run / "result.json",
-        lambda r: r.update(model="resnet18 with the small stem, as the job asks, 13.33 GFLOP a sample"),
-    )
+    change(run / "result.json", lambda r: r.update(model="another wording"))
+    assert [one for one in given(run) if "stem" in one.line] == [found]
+    change(run / "result.json", lambda r: r.update(model=told, facts={}))
     assert not [one for one in given(run) if "stem" in one.line]
