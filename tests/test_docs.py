@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -82,6 +83,27 @@ def test_links_lead_somewhere() -> None:
         if not (page.parent / link).exists()
     ]
     assert dead == []
+
+
+def messages() -> str:
+    """Every string of the package but its docstrings."""
+    texts = []
+    for path in sorted((ROOT / "runtime").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts += [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented
+        ]
+    return "\n".join(texts)
+
+
+def test_messages_that_troubleshooting_quotes_exist() -> None:
+    quoted = re.findall(r'"([^"]+)"', (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"))
+    said = messages()
+    assert quoted
+    assert [text for text in quoted if text not in said] == []
 
 
 def test_the_plan_that_the_readme_shows() -> None:
