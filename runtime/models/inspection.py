@@ -7,7 +7,7 @@ from torch import nn
 
 from runtime.data.dataset import Dataset
 from runtime.job.workload import Workload
-from runtime.models import feature_cache, packed_attention, recompute
+from runtime.models import feature_cache, packing_trial, recompute
 
 
 def inspect_workload(dataset: Dataset, model: nn.Module) -> Workload:
@@ -27,7 +27,7 @@ def inspect_workload(dataset: Dataset, model: nn.Module) -> Workload:
         decoded=dataset.decoded,
         blocks=len(recompute.repeated(model)),
         ragged=hasattr(dataset.train, "lengths"),
-        token_bytes=packed_attention.token_bytes(model),
+        token_bytes=packing_trial.token_bytes(model),
         prefix=saving.name if saving else "",
         prefix_ragged=saving.ragged if saving else False,
         prefix_bytes=feature_cache.total(dataset, saving) if saving else 0,

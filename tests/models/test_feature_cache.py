@@ -197,11 +197,16 @@ ENCODED = Workload(
     [
         ("", None, False, "no part of the network is frozen"),
         ("freeze: {names: [features]}", None, True, "if they come first and their outputs fit"),
-        ("freeze: {names: [features], train_mode: true}", None, False, "train_mode keeps dropout"),
+        (
+            "freeze: {names: [features], train_mode: true}",
+            None,
+            False,
+            "train_mode the outputs of frozen layers change",
+        ),
         ("freeze: {names: [classifier]}", Workload(), False, "all come before the trained ones"),
         ("freeze: {names: [features]}", ENCODED, True, "saves 70% of the computation per step, needs 40 MiB of memory"),
         ("freeze: {names: [features]}", replace(ENCODED, prefix_work=10.0), False, "as fast as reading their outputs"),
-        ("freeze: {names: [features]}", replace(ENCODED, prefix_bytes=3 << 30), True, "takes 3.0 GiB on the disk"),
+        ("freeze: {names: [features]}", replace(ENCODED, prefix_bytes=3 << 30), True, "needs 3.0 GiB of disk space"),
         (
             "freeze: {names: [features]}",
             replace(ENCODED, prefix_bytes=9 << 40),

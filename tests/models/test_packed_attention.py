@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runtime.models import packed_attention, recompute
+from runtime.models import packed_attention, packing_trial, recompute
 from runtime.models.fast_dropout import DropoutFromBits
 from runtime.models.networks import text_encoder
 from tests import reports
@@ -71,23 +71,23 @@ def test_frozen_layers_below_do_not_matter() -> None:
 
 @pytest.mark.parametrize("family", ["albert", "t5", "electra that widens"])
 def test_what_cannot_be_packed_is_found_out(family: str) -> None:
-    assert packed_attention.token_bytes(network(family)) == 0
-    assert packed_attention.token_bytes(nn.Linear(2, 2)) == 0
+    assert packing_trial.token_bytes(network(family)) == 0
+    assert packing_trial.token_bytes(nn.Linear(2, 2)) == 0
 
 
 def test_an_encoder_that_computes_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert packed_attention.token_bytes(network()) > 0
+    assert packing_trial.token_bytes(network()) > 0
     monkeypatch.setattr(packed_attention, "_taken", lambda rows, index: rows[index.flip(0)])
-    assert packed_attention.token_bytes(network()) == 0
+    assert packing_trial.token_bytes(network()) == 0
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_decoder_is_found_out(family: str) -> None:
     """Its tokens see only those before them, which the words of a trial must be able to show."""
     made = network(family)
-    assert packed_attention.token_bytes(made) > 0
+    assert packing_trial.token_bytes(made) > 0
     made.encoder.config.is_decoder = True  # type: ignore[union-attr]
-    assert packed_attention.token_bytes(made) == 0
+    assert packing_trial.token_bytes(made) == 0
 
 
 def test_a_text_without_tokens_does_not_matter() -> None:
@@ -102,7 +102,7 @@ def test_the_trial_leaves_nothing_behind() -> None:
     made = network(dropout=0.5)
     made.heads.eval()
     state = torch.get_rng_state()
-    packed_attention.token_bytes(made)
+    packing_trial.token_bytes(made)
     assert torch.equal(torch.get_rng_state(), state)
     assert made.encoder.training
     assert not made.heads.training
@@ -122,7 +122,7 @@ def test_bytes_of_a_token() -> None:
         made.packed(*batch([32] * 64))
     held = sum(x.untyped_storage().nbytes() for key, x in kept.items() if key not in own)
     # Attention keeps the square of each text beside, which is what the short texts of the trial have little of.
-    assert 0.4 < packed_attention.token_bytes(made) / (held / 2048) < 1.1
+    assert 0.4 < packing_trial.token_bytes(made) / (held / 2048) < 1.1
 
 
 def test_a_row() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from runtime.data import labels, stateless_random, stratify
 from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, Targets
@@ -19,7 +18,7 @@ from runtime.data.images import decoded_cache, input_shape, npz_images, source
 from runtime.data.images.augment import Augment
 from runtime.data.images.decoded_cache import Decoded
 from runtime.data.images.image_files import Files
-from runtime.data.images.preprocess import ImagePreprocessing, from_preprocessing
+from runtime.data.images.preprocess import ImagePreprocessing, channel_statistics, from_preprocessing, pixel_range
 from runtime.data.images.source import Images, ImageSource
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
@@ -213,8 +212,8 @@ def _preparer(
     """The preprocessing, with statistics of the training images or those a pretrained network expects, and notes."""
     chosen = stateless_random.generator(job.train.seed, "statistics").permutation(len(train))[:MEASURED]
     (raw,) = train.gather(np.sort(chosen).astype(np.int64))
-    low, high = _range(raw)
-    mean, std = _statistics(raw, low, high)
+    low, high = pixel_range(raw)
+    mean, std = channel_statistics(raw, low, high)
     if wanted is not None and wanted.mean and wanted.std:
         mean, std = list(wanted.mean), list(wanted.std)
     notes = (
@@ -245,22 +244,3 @@ def _preparer(
 
 def _listed(values: list[float]) -> str:
     return "/".join(f"{value:.3g}" for value in values)
-
-
-def _range(raw: Tensor) -> tuple[float, float]:
-    """Raw values that are mapped to 0 and 1: limits of the dtype or, for floats beyond [0, 1], minimum and maximum."""
-    if raw.dtype == torch.uint8:
-        return 0.0, 255.0
-    low, high = float(raw.min()), float(raw.max())
-    return (0.0, 1.0) if low == high or (low >= 0 and high <= 1) else (low, high)
-
-
-def _statistics(raw: Tensor, low: float, high: float) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel, computed in float64; 0 where all values are the same."""
-    means, deviations = [], []
-    for channel in range(raw.shape[1]):
-        values = raw[:, channel].to(torch.float64).sub_(low).div_(high - low)
-        means.append(float(values.mean()))
-        deviation = float(values.std(correction=0))
-        deviations.append(deviation if deviation > 1e-6 else 0.0)
-    return means, deviations

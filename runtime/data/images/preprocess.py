@@ -85,3 +85,22 @@ def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
         std=tuple(data["std"]),
         fit=data.get("fit", "crop"),  # models saved before the option existed
     )
+
+
+def pixel_range(raw: Tensor) -> tuple[float, float]:
+    """Raw values that are mapped to 0 and 1: limits of the dtype or, for floats beyond [0, 1], minimum and maximum."""
+    if raw.dtype == torch.uint8:
+        return 0.0, 255.0
+    low, high = float(raw.min()), float(raw.max())
+    return (0.0, 1.0) if low == high or (low >= 0 and high <= 1) else (low, high)
+
+
+def channel_statistics(raw: Tensor, low: float, high: float) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel, computed in float64; 0 where all values are the same."""
+    means, deviations = [], []
+    for channel in range(raw.shape[1]):
+        values = raw[:, channel].to(torch.float64).sub_(low).div_(high - low)
+        means.append(float(values.mean()))
+        deviation = float(values.std(correction=0))
+        deviations.append(deviation if deviation > 1e-6 else 0.0)
+    return means, deviations

@@ -89,7 +89,7 @@ def test_validation_of_its_own(tmp_path: Path) -> None:
     data = load(job(tmp_path / "train", validation=str(tmp_path / "test"), bad_samples=0.3))
     assert (len(data.train), len(data.validation)) == (10, 3)
     assert data.validation.targets[""].tolist() == [1, 1, 1]
-    assert "data.validation: 1 of 4 samples cannot be used and is left out" in data.notes
+    assert "data.validation: 1 of 4 samples cannot be used and is skipped" in data.notes
 
 
 def test_a_class_that_only_validation_has(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_validation_of_another_type(tmp_path: Path) -> None:
     path = npz(tmp_path / "x.npz", noise(20, 8, 8), np.arange(20) % 2)
     other = npz(tmp_path / "y.npz", noise(20, 8, 8) / 255, np.arange(20) % 2)
     text = message(job(path, validation=str(other)))
-    assert text.startswith("data.validation: pixels are float32, those of data.train are uint8")
+    assert text.startswith("data.validation: pixels are float32, but those of data.train are uint8")
 
 
 def test_validation_of_another_size_and_kind(tmp_path: Path) -> None:
