@@ -1,8 +1,8 @@
-"""Reads the limits of this process's control groups (cgroups): version 1, 2, both at once, or none.
+"""Control groups: the limits that the kernel holds this process to. Version 1, 2, both at once, or none.
 
-The lowest limit of a group and all its ancestors counts. How much of the ancestors is visible depends on the container:
-a private namespace shows the process's own group as `/`; other setups show the host's path in `/proc/self/cgroup` and
-mount only this group, or the whole tree.
+The lowest limit of a group and all its ancestors counts. What of the ancestors can be seen depends on the
+container: a private namespace shows the own group as `/`, other setups show the host's path in
+`/proc/self/cgroup` and mount only the own group, or the whole tree.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-# In version 1 "no limit" is the largest page-aligned number, which depends on the page size.
+# "No limit" in version 1 is the largest page-aligned number, which differs by page size.
 _UNLIMITED = 2**62
 _CONTROLLERS = ("cpu", "cpuset", "memory")
 _PERIOD_US = 100_000
@@ -19,34 +19,34 @@ _PERIOD_US = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupLimits:
-    """Limits of this process; memory in bytes, None if there is no limit."""
+    """Limits of this process; memory in bytes, None where there is no limit."""
 
     version: int
-    """1, 2, or 0 for no cgroups."""
+    """1, 2, or 0 for no control groups."""
     cpuset: int | None
-    """Number of CPUs in the cpuset; None if there is no such file."""
+    """CPUs in the cpuset; None where there is no such file."""
     quota: float | None
-    """The lowest CPU quota, in CPUs."""
+    """CPUs that the lowest quota amounts to."""
     memory: int | None
     """The lowest memory limit."""
     used: int | None
-    """Non-reclaimable memory of the group with the lowest limit; without a limit, of the process's own group."""
+    """What the group with the lowest limit uses and cannot give back; without a limit, our own group."""
     room: int | None
-    """The smallest free memory of any group with a limit."""
+    """The least that any group with a limit has left."""
     swap: bool
-    """Whether the groups allow swapping; the machine may still have no swap."""
+    """Whether the groups allow swapping; the machine may still have none."""
 
 
 @dataclass(frozen=True)
 class CgroupController:
-    """This process's group of one controller: its folder and visible ancestors, innermost first."""
+    """One controller's group of this process: its folder and its visible ancestors, innermost first."""
 
     version: int
     folders: tuple[Path, ...]
 
 
 def read_limits(root: Path) -> CgroupLimits:
-    """Read the limits below the file-system root `root`; an unreadable limit counts as none."""
+    """Read the limits below the file-system root `root`; what cannot be read is no limit."""
     groups = {name: group for name, group in groups_of(root).items() if group.folders}
     none = CgroupController(0, ())
     cpu = tightest_quota(groups.get("cpu", none))
@@ -69,7 +69,7 @@ def tightest_quota(group: CgroupController) -> CgroupController:
 
 
 def throttled(group: CgroupController) -> float | None:
-    """Total seconds for which a level's quota has throttled it; None without the counter."""
+    """Seconds that its quota has held a level back so far; None without the counter."""
     for folder in group.folders[:1]:
         stat = dict(line.split()[:2] for line in text(folder / "cpu.stat").splitlines() if " " in line)
         nanoseconds, microseconds = number(stat.get("throttled_time", "")), number(stat.get("throttled_usec", ""))
@@ -79,7 +79,7 @@ def throttled(group: CgroupController) -> float | None:
 
 
 def oom_kills(root: Path) -> int | None:
-    """How often the OOM killer has killed a process of the group; None without the counter."""
+    """How often the kernel has killed a process of our group for memory; None without the counter."""
     group = groups_of(root)["memory"]
     name = {1: "memory.oom_control", 2: "memory.events"}.get(group.version, "")
     for folder in group.folders[:1]:
@@ -89,7 +89,7 @@ def oom_kills(root: Path) -> int | None:
 
 
 def peak(root: Path) -> int | None:
-    """Peak memory of the group in bytes; None without the counter."""
+    """The most memory that our group has used, in bytes; None without the counter."""
     group = groups_of(root)["memory"]
     name = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}.get(group.version, "")
     return number(text(group.folders[0] / name)) if group.folders else None
@@ -104,12 +104,12 @@ def text(path: Path) -> str:
 
 
 def number(value: str) -> int | None:
-    """The number in a kernel file; None for `max`, `-1`, an empty or an invalid value."""
+    """A kernel file's number; None for `max`, `-1`, nothing and garbage."""
     return int(value) if value.isascii() and value.isdigit() else None
 
 
 def cpu_list(value: str) -> frozenset[int]:
-    """The CPUs in a kernel list such as `0-3,8`; invalid parts are ignored."""
+    """The CPUs in a kernel list such as `0-3,8`; garbage parts are left out."""
     found: set[int] = set()
     for part in value.split(","):
         first, _, last = (p.strip() for p in part.partition("-"))
@@ -120,9 +120,7 @@ def cpu_list(value: str) -> frozenset[int]:
 
 
 def lowest(levels: Iterable[tuple[int | None, int]]) -> tuple[int | None, int | None, int | None]:
-    """From levels as `memory_levels` yields them: the lowest limit, the use of its group, and the smallest free
-    memory.
-    """
+    """Of levels as `memory_levels` gives them: the lowest limit, what its group uses, and the least room of any."""
     found = list(levels)
     limited = [(limit, used) for limit, used in found if limit is not None]
     if not limited:
@@ -131,20 +129,20 @@ def lowest(levels: Iterable[tuple[int | None, int]]) -> tuple[int | None, int | 
 
 
 def groups_of(root: Path) -> dict[str, CgroupController]:
-    """The groups of this process, by controller."""
+    """The groups of this process by controller."""
     paths, mounts = _paths(root), _mounts(root)
     return {name: _group(root, name, paths, mounts) for name in _CONTROLLERS}
 
 
 def _group(root: Path, name: str, paths: dict[str, str], mounts: dict[str, list[tuple[str, str]]]) -> CgroupController:
-    """Version 1 comes first, since a controller mounted there is not available in version 2."""
+    """A controller that version 1 holds is lost to version 2, so look there first."""
     version, key = (1, name) if name in mounts else (2, "")
     folders = [_folders(root, mounted, point, paths.get(key, "/")) for mounted, point in mounts.get(key, [])]
     return CgroupController(version, max(folders, key=len, default=()))
 
 
 def _paths(root: Path) -> dict[str, str]:
-    """The path of the process's group by controller; version 2 has the empty name."""
+    """The path of our group by controller; version 2 goes by the empty name."""
     found = {}
     for line in text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -154,7 +152,7 @@ def _paths(root: Path) -> dict[str, str]:
 
 
 def _mounts(root: Path) -> dict[str, list[tuple[str, str]]]:
-    """Mounted hierarchies by controller: (path inside the hierarchy, mount point)."""
+    """Where hierarchies are mounted, by controller: (path inside the hierarchy, mount point)."""
     found: dict[str, list[tuple[str, str]]] = {}
     for line in text(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
@@ -167,7 +165,7 @@ def _mounts(root: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def _customary(root: Path) -> dict[str, list[tuple[str, str]]]:
-    """The usual mount points, if the mount table cannot be read."""
+    """Without a readable mount table: the places that every distribution uses."""
     base = Path("sys/fs/cgroup")
     if (root / base / "cgroup.controllers").exists():
         return {"": [("/", f"/{base}")]}
@@ -175,11 +173,11 @@ def _customary(root: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def _folders(root: Path, mounted: str, point: str, path: str) -> tuple[Path, ...]:
-    """The group's folder and its ancestors up to the mount point, as far as they exist."""
+    """Our group's folder and its ancestors up to the mount point, as far as they exist."""
     top, group = root / point.lstrip("/"), PurePosixPath(path)
     names: tuple[str, ...] = ()
     if ".." in group.parts:
-        pass  # above the namespace: only the mounted group can be read
+        pass  # above what our namespace shows: only the mounted group can be read
     elif above := PurePosixPath(mounted).parts.count(".."):
         names = _search(root, top, above, group)
     elif group.is_relative_to(mounted):
@@ -189,7 +187,7 @@ def _folders(root: Path, mounted: str, point: str, path: str) -> tuple[Path, ...
 
 
 def _search(root: Path, top: Path, above: int, group: PurePosixPath) -> tuple[str, ...]:
-    """Find the group by its member processes, if a private namespace meets the host's tree and no path names it."""
+    """Where a private namespace meets the host's tree, nothing names our group: it is the one that holds us."""
     process = text(root / "proc/self/stat").partition(" ")[0]
     for folder in top.glob("/".join(["*"] * above)):
         own = folder.joinpath(*group.parts[1:])
@@ -200,7 +198,7 @@ def _search(root: Path, top: Path, above: int, group: PurePosixPath) -> tuple[st
 
 def _cpuset(group: CgroupController) -> int | None:
     effective = {1: "cpuset.effective_cpus", 2: "cpuset.cpus.effective"}.get(group.version, "")
-    for folder in group.folders:  # an empty set means the same as the parent's
+    for folder in group.folders:  # an empty set means: the same as the parent's
         for name in (effective, "cpuset.cpus"):
             if cpus := cpu_list(text(folder / name)):
                 return len(cpus)
@@ -208,7 +206,7 @@ def _cpuset(group: CgroupController) -> int | None:
 
 
 def _quota(version: int, folder: Path) -> float | None:
-    """The CPU quota of one level, in CPUs; None if it has none."""
+    """CPUs that one level's quota amounts to; None where it has none."""
     if version == 2:
         words = [*text(folder / "cpu.max").split(), "", ""]
         quota, period = number(words[0]), number(words[1])
@@ -226,7 +224,7 @@ def memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
     for folder in group.folders:
         limit_file, use_file, reclaimable = names[group.version]
         stat = dict(line.split()[:2] for line in text(folder / "memory.stat").splitlines() if " " in line)
-        # A container's mount hides the ancestors, but version 1 reports their combined limit.
+        # A container's mount hides the ancestors, but version 1 says what they allow together.
         limits = [number(text(folder / limit_file)), number(stat.get("hierarchical_memory_limit", ""))]
         # Beyond `memory.high` (systemd's MemoryHigh=) nothing is killed, but made to wait until nothing goes on.
         limits += [number(text(folder / "memory.high"))] if group.version == 2 else []
@@ -237,7 +235,7 @@ def memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
 
 
 def _swap(group: CgroupController) -> bool:
-    """False if a group's limit for memory plus swap leaves no space for swap."""
+    """False where a group's limit for memory and swap together leaves no room for swap."""
     for folder in group.folders:
         if group.version == 2 and number(text(folder / "memory.swap.max")) == 0:
             return False

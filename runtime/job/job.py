@@ -1,4 +1,4 @@
-"""The job: the user's request, validated and frozen. One class per task; without torch or network access."""
+"""Job: what the user asked for, checked and frozen. One class per task; no torch, no network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Limits(Spec):
 
 
 class Checkpoint(Spec):
-    """When checkpoints are saved, and which are kept."""
+    """When the run is saved and what is kept."""
 
     every: Interval = Field("5m", description="a duration, `200 steps`, or `epoch`")
     keep: Count = Field(2, description="how many of the last checkpoints stay, besides the best")
@@ -47,13 +47,13 @@ class Checkpoint(Spec):
 
 
 class Monitoring(Spec):
-    """How often the machine is monitored during the run: memory, CPU, GPUs, speed."""
+    """What is watched while the run goes on: memory, CPU, GPUs, speed."""
 
     every: Duration = Field("1s", description="time between two readings: 1s, 0.2s, 1m")
 
 
 class Job(Spec):
-    """Keys that all tasks share."""
+    """What all tasks share."""
 
     METRICS: ClassVar[tuple[str, ...]] = ("loss",)
     BEST: ClassVar[str] = "loss"
@@ -73,12 +73,12 @@ class Job(Spec):
 
     @property
     def document(self) -> Document:
-        """The document, with the position of every key."""
+        """Where every key stands."""
         return self._document
 
     @property
     def folder(self) -> Path:
-        """The folder from which relative paths start."""
+        """The folder that relative paths start from."""
         return self._folder
 
     def heads(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Job(Spec):
         return self.LOSSES
 
     def metrics(self) -> list[str]:
-        """Every metric of an evaluation, which the job can use for decisions."""
+        """Every metric that an evaluation gives, by which this job can be watched."""
         names = ["validation/loss"]
         for head in self.heads():
             start = f"validation/{head}/" if head else "validation/"
@@ -98,17 +98,15 @@ class Job(Spec):
         return names
 
     def best(self) -> str:
-        """The metric that selects the best checkpoint."""
+        """The metric whose best checkpoint is kept."""
         if self.checkpoint.best:
             return self.checkpoint.best
         first = self.heads()[0]
         return f"validation/{first}/{self.BEST}" if first else f"validation/{self.BEST}"
 
     def resolve(self, path: str) -> Path:
-        """A path in the spec: absolute, or relative to the job's folder or, if it does not exist there, the working
-        folder.
-        """
-        # Functions of os.path return a result where Path raises: for an unknown ~user, or a name that is too long.
+        """A path of the spec: as it is if absolute, else in the job's folder, else in the working folder."""
+        # The functions of os.path answer where those of Path raise: an unknown ~user, a name that is too long.
         given = Path(os.path.expanduser(path))
         if given.is_absolute():
             return given
@@ -116,22 +114,22 @@ class Job(Spec):
         return beside if os.path.exists(beside) or not os.path.exists(given) else given
 
     def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
-        """Every path in the spec, with its key."""
+        """Every path that the spec names, with its key."""
         paths: list[tuple[tuple[str, ...], str]] = [(("data", "train"), self.data.train)]
         if isinstance(self.data.validation, str):
             paths.append((("data", "validation"), self.data.validation))
         return paths
 
     def problems(self) -> Iterator[Problem]:
-        """Problems of this task's values that are valid by themselves, but not together."""
+        """What is right by itself and wrong together in this task."""
         yield from ()
 
     def problem(self, path: tuple[str, ...], given: str, possible: str, action: str) -> Problem:
-        """A problem of the value at `path` of the spec."""
+        """A problem with the value at `path` of the spec."""
         return Problem(self.document.place(path), dotted(path), given, possible, action)
 
     def dumped(self) -> dict[str, Any]:
-        """The spec with all defaults, as plain values."""
+        """The spec with every default filled in, as plain data."""
         return self.model_dump(mode="json")
 
 

@@ -90,7 +90,7 @@ def find(path: Path) -> Path:
             return folder
     given = f"{path} has no trained model"
     if not path.is_dir():
-        given = f"{path} is {'a file' if path.exists() else 'not there'}"
+        given = f"{path} is {'a file' if path.exists() else 'missing'}"
     elif (path / "state.json").exists():
         given += f": the run is {(read_json(path / 'state.json') or {}).get('status', 'broken')}"
     raise CheckpointError(

@@ -74,7 +74,7 @@ def compare(request: CompareRequest) -> int:
         return 0
     for section in below:
         _print(section)
-    print(f"comparison {folder}/compare.html")
+    print(f"comparison: {folder}/compare.html")
     return 0
 
 
@@ -89,7 +89,7 @@ def sections(entries: Sequence[ComparedRun]) -> list[Section]:
         ("plan", "Plans", differences([_plan(e.record) for e in entries])),
         ("machine", "Machines", differences([_machine(e.record) for e in entries])),
     ):
-        same = Text(f"All {len(entries)} runs have the same.", Tone.QUIET)
+        same = Text(f"No differences between the {len(entries)} runs.", Tone.QUIET)
         table: Block = Table((title.lower(), *names), tuple(rows)) if rows else same
         found.append(Section(anchor, title, (table,)))
     return found
@@ -162,7 +162,7 @@ def _frames(entries: Sequence[ComparedRun]) -> Iterator[Curves]:
         if len(lines) > 1:
             low, high = min(min(line.ys) for line in lines), max(max(line.ys) for line in lines)
             wide = key.endswith("loss") and low > 0 and high > 50 * low
-            yield Curves(f"{shown(key)}{', logarithmic' if wide else ''}", "step", lines, logarithmic=wide)
+            yield Curves(f"{shown(key)}{' (log scale)' if wide else ''}", "step", lines, logarithmic=wide)
     speeds = tuple(
         e.record.telemetry["samples_per_second"].scaled(e.name)
         for e in entries
@@ -183,17 +183,17 @@ def _headline(entries: Sequence[ComparedRun]) -> Headline:
         )
         for e in entries
     )
-    value, label = f"{len(entries)} runs", "they were judged by different metrics"
+    value, label = f"{len(entries)} runs", "not comparable: the runs have different main metrics"
     if len(metrics) == 1:
         metric = metrics.pop()
         best, entry = (min if lower_is_better(metric) else max)(rated, key=lambda pair: pair[0])
-        value, label = number(best), f"{metric}, the best of {len(entries)} runs: {entry.name}"
+        value, label = number(best), f"best {metric} of {len(entries)} runs: {entry.name}"
     return Headline(
         run="comparison",
         what=" · ".join(e.name for e in entries),
         status=f"{len(entries)} runs",
         tone=Tone.PLAIN,
-        ending="each beside the others; what is not listed is the same in all",
+        ending="runs side by side; values that are equal in all runs are not listed",
         value=value,
         label=label,
         tiles=tiles,

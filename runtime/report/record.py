@@ -18,16 +18,16 @@ from runtime.system.files import parse_json
 _AT_THE_END = "result.json"
 """Written at the end of a training; in a stopped or running run it does not count as missing."""
 _LOST = {
-    "job.yaml": "the spec cannot be shown",
+    "job.yaml": "the job file cannot be shown",
     "hardware.json": "the machine cannot be shown",
-    "plan.json": "the decisions and the values read back cannot be shown",
+    "plan.json": "the plan and the effective settings cannot be shown",
     "metrics.jsonl": "there are no curves",
     "telemetry.jsonl": "throughput and memory over time cannot be shown",
-    "result.json": "the best value and the peaks are taken from the logs; there is no confusion matrix",
+    "result.json": "the best value and the peaks come from the logs; there is no confusion matrix",
     "state.json": "how the run ended is unknown",
     "events.jsonl": "some events cannot be shown",
-    "operators.json": "the dearest operators cannot be shown",
-    "mistakes.json": "the worst mistakes cannot be shown",
+    "operators.json": "the slowest operators cannot be shown",
+    "mistakes.json": "the most confident mistakes cannot be shown",
 }
 
 
@@ -71,10 +71,10 @@ def read(run: Path) -> Record:
         CheckpointError: if there is no such folder, or none of a run's files in it.
     """
     if not any((run / file).is_file() for file in _LOST):
-        what = "no file of a run is in it" if run.is_dir() else "there is no such folder"
+        what = "it contains no file of a run" if run.is_dir() else "there is no such folder"
         raise CheckpointError(
             f"{run}: {what}",
-            "a run folder holds " + ", ".join(_LOST),
+            "a run folder contains " + ", ".join(_LOST),
             "use a folder that `drivetrain train` created, below runs/",
         )
     record = Record(clean(run.resolve().name))
@@ -156,11 +156,9 @@ def _damage(record: Record, path: Path, bad: list[int], last: int) -> None:
     if not last:
         _gap(record, path, "empty")
     elif bad == [last]:
-        _gap(record, path, f"line {last}, the last, is cut", "everything up to it is shown")
+        _gap(record, path, f"the last line ({last}) is incomplete", "all lines before it are shown")
     elif bad:
-        _gap(
-            record, path, f"{len(bad)} of {last} lines cannot be read, the first is line {bad[0]}", "they are left out"
-        )
+        _gap(record, path, f"{len(bad)} of {last} lines cannot be read, the first is line {bad[0]}", "they are skipped")
 
 
 def _spec(record: Record, run: Path) -> None:
@@ -170,7 +168,7 @@ def _spec(record: Record, run: Path) -> None:
             record.spec = parse(record.text, "job.yaml").data
         except SpecError as error:
             first = str(error).splitlines()[0]
-            _gap(record, run / "job.yaml", f"damaged: {first}", "it is shown as it is, but name and task are unknown")
+            _gap(record, run / "job.yaml", f"damaged: {first}", "it is shown unchanged, but name and task are unknown")
 
 
 def _hardware(record: Record, run: Path) -> None:
@@ -180,7 +178,7 @@ def _hardware(record: Record, run: Path) -> None:
         try:
             record.hardware = from_json(data)
         except (SpecError, TypeError, AttributeError, ValueError) as error:
-            _gap(record, path, f"not the facts of a machine: {str(error).splitlines()[0]}")
+            _gap(record, path, f"not a description of a machine: {str(error).splitlines()[0]}")
 
 
 def _plan(record: Record, run: Path) -> None:

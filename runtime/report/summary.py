@@ -63,7 +63,7 @@ class Summary:
 def exit_meaning(code: int | None) -> str:
     """The meaning of an exit code."""
     if code is None:
-        return "no exit code was recorded"
+        return "no exit code recorded"
     if code == 0:
         return "done"
     for kind in errors.DrivetrainError.__subclasses__():

@@ -1,4 +1,4 @@
-"""Merges a plan's environment variables with those that the user has set; the user's values win."""
+"""Variables: those of a plan beside those that a person has set for the same libraries; the person's own words win."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 from collections.abc import Mapping
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Comma-separated settings of the GPU's allocator; newer torch versions read the first variable, if it is set."""
+"""Settings of the GPU's allocator by comma; newer versions of torch read the first, if it is there."""
 SAME_BITS = (":4096:8", ":16:8")
-"""Workspace settings with which cuBLAS sums in the same order each time."""
+"""Workspaces with which cuBLAS adds in the same order each time."""
 
 
 def merged(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """The variables to set for a process.
+    """What to set for a process.
 
     Args:
-        found: the present variables.
+        found: the variables as they are.
         wanted: those of a plan.
 
     Returns:
-        The plan's, except where the user has set another value; lists are joined.
+        The plan's, where a person has set nothing that says otherwise; lists are joined.
     """
     given = dict(wanted)
     if found.get("CUBLAS_WORKSPACE_CONFIG") in SAME_BITS:
@@ -39,7 +39,7 @@ def allocator(found: Mapping[str, str] = os.environ) -> str:
 
 
 def _joined(theirs: str, ours: str) -> str:
-    """Join two lists; of ours only settings that theirs does not have."""
+    """Both lists; of ours only what theirs does not name."""
     named = {part.partition(":")[0].strip() for part in theirs.split(",")}
     more = [part for part in ours.split(",") if part.partition(":")[0] not in named]
     return ",".join(filter(None, (theirs, *more)))

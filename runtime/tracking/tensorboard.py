@@ -69,7 +69,7 @@ class TensorBoardWriter:
         except Exception as error:
             # TensorBoard is only a view; metrics.jsonl holds every number.
             self.ended = True
-            self.tell(f"the event files end here, the run goes on: {error}")
+            self.tell(f"TensorBoard logging has stopped, the training continues: {error}")
 
     def _write(self, item: Item | None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog

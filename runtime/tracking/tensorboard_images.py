@@ -57,7 +57,7 @@ def confusion(classes: list[str], matrix: list[list[int]]) -> PngImage:
     left = round(max(font.getlength(name) for name in names)) + 12
     sheet = Image.new("RGB", (left + cell * count + 8, cell * count + 32), "white")
     draw = ImageDraw.Draw(sheet)
-    draw.text((6, 4), "truth by row, prediction by column", fill="black", font=font)
+    draw.text((6, 4), "rows: true class, columns: predicted class", fill="black", font=font)
     for i, row in enumerate(matrix):
         middle = 26 + i * cell + cell // 2
         if count <= NAMED:

@@ -25,7 +25,7 @@ def show_overview(run: Run) -> None:
         shown |= _batch(run)
     except Exception as error:
         # The training reports a sample that cannot be read; here only its picture is missing.
-        run.events.add("tensorboard", f"the first batch is not shown: {error}", run.counters.step)
+        run.events.add("tensorboard", f"the first batch could not be drawn: {error}", run.counters.step)
     run.metrics.board.put(run.counters.step, shown)
 
 

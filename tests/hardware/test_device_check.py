@@ -83,7 +83,7 @@ GTX = card(1, "GTX 1080", (6, 1), 8)
         ),
         ("all", [], [], "limits.gpus: all requested, but this machine has no GPU"),
         ("auto", [], [], None),
-        ("none", [card(0), GTX], [], "limits.gpus: none, so GPU 0 (RTX 3060) and 1 (GTX 1080) stays unused"),
+        ("none", [card(0), GTX], [], "limits.gpus: none, so GPU 0 (RTX 3060) and 1 (GTX 1080) is not used"),
         ("none", [], [], None),
         ([1], [card(0), GTX], [1], None),
         ([2, 0], [card(0), GTX, card(2)], [2, 0], None),
@@ -120,7 +120,7 @@ def test_a_number_that_is_not_here(cards: tuple[Gpu, ...], trouble: str | None, 
     with pytest.raises(DeviceError) as caught:
         gpu_selection.used(with_gpus(*cards, trouble=trouble), [0, 7] if cards else [7])
     assert caught.value.lines() == [
-        "limits.gpus: GPU 7 is not here",
+        "limits.gpus: GPU 7 does not exist on this machine",
         f"  possible: usable GPUs: {possible}",
         "  do:       choose other numbers, or write `gpus: auto`, or `gpus: none` to train on the CPU",
     ]
@@ -140,7 +140,7 @@ def test_cuda_counts_as_we_do() -> None:
 def test_the_cpu_image_leaves_a_gpu_alone_and_says_so() -> None:
     made = device_check.admitted(with_gpus(card(0), word="cpu"), "auto")
     assert made.gpus == ()
-    assert made.gpu_note == "this is the CPU image, so GPU 0 (RTX 3060) stays unused; `make train-gpu` uses it"
+    assert made.gpu_note == "this is the CPU image, so GPU 0 (RTX 3060) is not used; `make train-gpu` uses it"
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_full_gpu() -> None:
     ):
         with pytest.raises(DeviceError) as caught:
             refuse()
-        assert caught.value.given == "GPU 0 (RTX 3060) has 100 MiB of 12.0 GiB left"
+        assert caught.value.given == "GPU 0 (RTX 3060) has 100 MiB of 12.0 GiB free"
         assert "nvidia-smi lists the processes that use the rest" in caught.value.action
 
 
@@ -358,7 +358,7 @@ def test_what_needs_no_gpu_goes_on_without_one_that_cannot_be_used() -> None:
 def test_what_needs_no_gpu_goes_on_where_cuda_does_not_answer() -> None:
     said = list[str]()
     assert device_check.device(machine("rtx3060-driver580", AMPERE), said.append) == "cpu"  # this torch is for CPUs
-    assert said[0].startswith("warning: NVIDIA GeForce RTX 3060")
+    assert said[0].startswith("warning: found NVIDIA GeForce RTX 3060")
     assert device_check.device(machine("vm-2core-cgroup1"), said.append) == "cpu"
     assert len(said) == 1
 

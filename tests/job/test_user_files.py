@@ -22,7 +22,7 @@ BAD = {
     "not there": (
         {},
         {"train": "loss: {file: lost.py}"},
-        ("job.yaml:5:43: train.loss.file: 'lost.py' is not there", BESIDE, "check the spelling"),
+        ("job.yaml:5:43: train.loss.file: 'lost.py' does not exist", BESIDE, "check the spelling"),
     ),
     "another kind of file": (
         {},
@@ -50,7 +50,7 @@ BAD = {
     "a folder": (
         {"folder.py/x.txt": ""},
         {"train": "loss: {file: folder.py}"},
-        ("job.yaml:5:43: train.loss.file: 'folder.py' is no file", BESIDE, "name a file"),
+        ("job.yaml:5:43: train.loss.file: 'folder.py' is not a file", BESIDE, "name a file"),
     ),
     "no path": (
         {},
@@ -207,7 +207,7 @@ def test_a_link_that_leads_out_of_the_folder(tmp_path: Path) -> None:
     outside.write_text(LOSS)
     path = write(inside, train="loss: {file: link.py}")
     (inside / "link.py").symlink_to(outside)
-    with pytest.raises(SpecError, match=r"'link\.py' leads to .*/outside\.py"):
+    with pytest.raises(SpecError, match=r"'link\.py' is a link to .*/outside\.py"):
         job_spec.load(path)
     (inside / "link.py").unlink()
     (inside / "link.py").symlink_to(inside / "my_loss.py")

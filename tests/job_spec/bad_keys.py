@@ -87,7 +87,7 @@ KEYS = (
         "one of small-cnn, resnet18, resnet34, resnet50", "add `name:`"),
     Row("model: {file: net.txt}", "4:9", "model.file: is 'net.txt'",
         "a Python file beside the job", "name a .py file"),
-    Row("model: {file: net.py}", "4:9", "model.file: 'net.py' is not there",
+    Row("model: {file: net.py}", "4:9", "model.file: 'net.py' does not exist",
         "a Python file beside the job", "check the spelling"),
     Row("train: {loss: mse}", "4:9", "train.loss: is 'mse'",
         "for image-classification: cross-entropy, focal", "choose one of these"),

@@ -250,10 +250,10 @@ def test_assignments_and_the_file_are_checked_together(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("text", "place", "given"),
     [
-        ("data: {train: no/such}", "3:8", "data.train: 'no/such' is not there"),
-        ("data: {train: data/digits.npz/x}", "3:8", "data.train: 'data/digits.npz/x' is not there"),
-        ("data: {train: data, validation: there}", "3:21", "data.validation: 'there' is not there"),
-        ("data: {train: ~nobody-of-this-name/x}", "3:8", "data.train: '~nobody-of-this-name/x' is not there"),
+        ("data: {train: no/such}", "3:8", "data.train: 'no/such' does not exist"),
+        ("data: {train: data/digits.npz/x}", "3:8", "data.train: 'data/digits.npz/x' does not exist"),
+        ("data: {train: data, validation: there}", "3:21", "data.validation: 'there' does not exist"),
+        ("data: {train: ~nobody-of-this-name/x}", "3:8", "data.train: '~nobody-of-this-name/x' does not exist"),
         (f"data: {{train: {'x' * 5000}}}", "3:8", f"data.train: '{'x' * 59}…' cannot be read: File name too long"),
         ('data: {train: "a\\0b"}', "3:8", "data.train: 'a\\x00b' is not a path: embedded null byte"),
     ],
@@ -276,8 +276,8 @@ def test_data_that_is_not_there_is_exit_3(
 def test_every_lost_path_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text("task: image-classification\nname: a\ndata:\n  train: b\n  validation: c\n")
     assert said(capsys, 3).splitlines()[:2] == [
-        "job.yaml:4:3: data.train: 'b' is not there",
-        "job.yaml:5:3: data.validation: 'c' is not there",
+        "job.yaml:4:3: data.train: 'b' does not exist",
+        "job.yaml:5:3: data.validation: 'c' does not exist",
     ]
 
 

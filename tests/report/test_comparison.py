@@ -42,9 +42,9 @@ def test_the_terminal_shows_what_differs_and_nothing_else(runs: list[Path], caps
     assert ["train.optimizer.lr", "0.003", "0.01"] in lines
     assert ["cpu_threads", "1", "4"] in lines
     assert ["best", "validation/accuracy", "0.9861", "0.9917"] in lines
-    assert "Machines: All 2 runs have the same." in " ".join(" ".join(line) for line in lines)
+    assert "Machines: No differences between the 2 runs." in " ".join(" ".join(line) for line in lines)
     assert not any(line[:1] in (["train.epochs"], ["denormals"]) for line in lines)
-    assert lines[-1][0] == "comparison"
+    assert lines[-1][0] == "comparison:"
 
 
 def test_the_files(runs: list[Path]) -> None:
@@ -54,7 +54,7 @@ def test_the_files(runs: list[Path]) -> None:
     page = page_of(folder)
     assert page.open == []
     assert all(load.startswith(("#", "url(#")) for load in page.loads)
-    assert "the best of 2 runs: digits-002" in page.text
+    assert "best validation/accuracy of 2 runs: digits-002" in page.text
     text = (folder / "compare.md").read_text(encoding="utf-8")
     assert "| train.optimizer.lr | 0.003 | 0.01 |" in text
     assert "| validation/accuracy: digits-002 |" in text
@@ -81,7 +81,7 @@ def test_runs_that_were_judged_by_different_metrics(runs: list[Path]) -> None:
     change(runs[1] / "result.json", lambda r: r["best"].update(metric="validation/loss", value=0.06))
     assert compare(runs) == 0
     text = next(runs[0].parent.glob("compare-*/compare.md")).read_text(encoding="utf-8")
-    assert "they were judged by different metrics" in text
+    assert "not comparable: the runs have different main metrics" in text
     assert "| best validation/loss | - | 0.06 |" in text
 
 

@@ -59,13 +59,13 @@ def crowded(busy: float, waited: float, stolen: float = 0.0, throttled: float = 
     [
         (
             crowded(1.2, 0.6),
-            "had the CPU for 24.0 s while this run was ready to compute, 30 % of what it may use",
+            "used the CPU for 24.0 s while this run was waiting for it: 30 % of its CPU time",
             True,
         ),
-        (crowded(1.9, 0.6), "had the CPU for 4.00 s while this run", False),  # mostly its own threads
+        (crowded(1.9, 0.6), "used the CPU for 4.00 s while this run", False),  # mostly its own threads
         (crowded(1.98, 0.6), "", False),
         (crowded(1.2, 0.6, throttled=0.58), "", False),  # that was the quota, which is told by itself
-        (crowded(1.2, 0.0, stolen=0.5), "gave 20.0 s of this machine's CPU time to other machines (steal), 25 %", True),
+        (crowded(1.2, 0.0, stolen=0.5), "gave 20.0 s of CPU time to other virtual machines (steal), 25 %", True),
     ],
 )
 def test_a_report_tells_who_had_the_cpus(
@@ -76,17 +76,17 @@ def test_a_report_tells_who_had_the_cpus(
     write(run)
     text = (run / "report.md").read_text(encoding="utf-8").replace("\\", "")
     told = told.replace("4.00 s", "4.0 s")
-    assert (told in text) if told else ("had the CPU for" not in text and "steal" not in text)
+    assert (told in text) if told else ("used the CPU for" not in text and "steal" not in text)
     record = read(run)
-    found = [one for one in advice(record, summarize(record)) if "fewer others" in one.change]
+    found = [one for one in advice(record, summarize(record)) if "less busy" in one.change]
     assert bool(found) == advised
-    assert ("Other processes" in text) == ("had the CPU" in told)
+    assert ("Other processes" in text) == ("used the CPU" in told)
 
 
 def test_the_live_view_tells_it(tmp_path: Path) -> None:
     run = running(tmp_path / "digits-001")
     file = io.StringIO()
-    for busy, waited, expected in ((1.2, 0.6, "others had 30%"), (1.95, 0.6, "")):
+    for busy, waited, expected in ((1.2, 0.6, "others use 30%"), (1.95, 0.6, "")):
         rows(run / "telemetry.jsonl", crowded(busy, waited))
         view = RunReader(run).read()
         Console(file=file, width=80, highlight=False).print(screen(view, 80))
@@ -94,4 +94,4 @@ def test_the_live_view_tells_it(tmp_path: Path) -> None:
         file.seek(0)
         file.truncate()
         assert expected in shown
-        assert bool(expected) == ("others had" in shown)
+        assert bool(expected) == ("others use" in shown)

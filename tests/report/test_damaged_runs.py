@@ -37,12 +37,12 @@ def text_of(run: Path) -> str:
 @pytest.mark.parametrize(
     ("file", "damage", "told"),
     [
-        ("job.yaml", None, "job.yaml: missing; the spec cannot be shown"),
+        ("job.yaml", None, "job.yaml: missing; the job file cannot be shown"),
         ("job.yaml", "name: [", "job.yaml: damaged: job.yaml:1:8"),
         ("hardware.json", None, "hardware.json: missing; the machine cannot be shown"),
-        ("hardware.json", '{"cpu": 3, "gpus": 4}', "hardware.json: not the facts of a machine"),
+        ("hardware.json", '{"cpu": 3, "gpus": 4}', "hardware.json: not a description of a machine"),
         ("hardware.json", '{"name": "x", "place": "host", "cpu": nul', "hardware.json: cut or damaged"),
-        ("plan.json", None, "plan.json: missing; the decisions and the values read back cannot be shown"),
+        ("plan.json", None, "plan.json: missing; the plan and the effective settings cannot be shown"),
         ("plan.json", '{"decisions": [{"name": "x"}]}', "plan.json: not a plan: TypeError"),
         ("plan.json", "[" * 100_000, "plan.json: cut or damaged"),
         ("metrics.jsonl", None, "metrics.jsonl: missing; there are no curves"),
@@ -50,15 +50,15 @@ def text_of(run: Path) -> str:
         (
             "metrics.jsonl",
             '{"step": 1, "train/loss": 2.0}\n{"step": 2, "tra',
-            "metrics.jsonl: line 2, the last, is cut",
+            "metrics.jsonl: the last line (2) is incomplete",
         ),
         ("metrics.jsonl", 'x\n{"step": 1}\n[1]\n{"step": 2}\n', "2 of 4 lines cannot be read, the first is line 1"),
         ("telemetry.jsonl", None, "telemetry.jsonl: missing; throughput and memory over time cannot be shown"),
-        ("result.json", None, "result.json: missing; the best value and the peaks are taken from the logs"),
+        ("result.json", None, "result.json: missing; the best value and the peaks come from the logs"),
         ("result.json", "", "result.json: empty"),
         ("result.json", "[]", "result.json: cut or damaged"),
         ("state.json", None, "state.json: missing; how the run ended is unknown"),
-        ("events.jsonl", "\udcff\udcfe", "events.jsonl: line 1, the last, is cut"),
+        ("events.jsonl", "\udcff\udcfe", "events.jsonl: the last line (1) is incomplete"),
     ],
 )
 def test_damage_is_told_and_survived(run: Path, file: str, damage: str | None, told: str) -> None:
@@ -95,7 +95,7 @@ def test_what_is_written_at_the_end_is_not_missing_before(run: Path, status: str
     change(run / "state.json", lambda s: s.update(status=status, exit_code=code))
     text = text_of(run)
     assert "issing" not in text
-    assert "the numbers are from its logs, as the result is written at the end" in text
+    assert "the numbers come from its logs, since it has not written its result" in text
     assert json.loads((run / "report.json").read_text(encoding="utf-8"))["gaps"] == []
 
 

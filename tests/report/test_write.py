@@ -43,7 +43,7 @@ def text_of(run: Path) -> str:
     "words",
     [
         "0.9861",
-        "validation/accuracy, the best, at step 495 of 540, epoch 11 of 12",
+        "best validation/accuracy, at step 495 of 540, epoch 11 of 12",
         "exit 0: done",
         "all 12 epochs trained",
         "41.6 s",
@@ -56,16 +56,16 @@ def text_of(run: Path) -> str:
         "Gradient norm",
         "Macro F1",
         "Confusion matrix",
-        "samples right",
-        "taken for",
+        "samples correct",
+        "predicted",
         "cpu_threads",
-        f"1 of {len(optimizations.every())} values is not as asked",
+        f"1 of {len(optimizations.every())} settings is not in effect as requested",
         "LD_PRELOAD was removed",
         "openmp 20240515, 2 threads",
         "logical CPUs",
         "Throughput, samples/s",
-        "Where the time went",
-        "held the run back for 0.80 s",
+        "Time by phase",
+        "throttled this run for 0.80 s",
         "one file read again",
         "jobs/digits.yaml",
         "train.epochs=12",
@@ -124,7 +124,7 @@ def test_same_files_same_bytes(run: Path, finished: Path) -> None:
         ("stopped", 75, "exit 75: stopped early by a signal or a time limit"),
         ("failed", 5, "exit 5: the budget for non-finite steps is spent"),
         ("failed", 1, "exit 1: failed"),
-        ("running", None, "still running, or killed before it could say how it ended"),
+        ("running", None, "still running, or killed before it could record its end"),
     ],
 )
 def test_endings(run: Path, status: str, code: int | None, told: str) -> None:
@@ -136,8 +136,8 @@ def test_values_that_are_not_finite(run: Path) -> None:
     bad = [{"step": s, "epoch": 0, "train/loss": math.nan if s > 7 else 1.0, "lr": math.inf} for s in range(10)]
     rows(run / "metrics.jsonl", bad)
     text = text_of(run)
-    assert "train/loss: 2 of its values were not finite" in text
-    assert "lr: 10 of its values were not finite" in text
+    assert "train/loss: 2 values were NaN or infinite" in text
+    assert "lr: 10 values were NaN or infinite" in text
     assert json.loads((run / "report.json").read_text(encoding="utf-8"))["curves"]["lr"] == []
 
 
@@ -158,7 +158,7 @@ def test_several_heads(run: Path) -> None:
     ("arguments", "code", "told"),
     [
         (["nowhere"], 4, "nowhere: there is no such folder"),
-        (["."], 4, ".: no file of a run is in it\n  possible: a run folder holds job.yaml"),
+        (["."], 4, ".: it contains no file of a run\n  possible: a run folder contains job.yaml"),
         ([], 2, "0 arguments\n  possible: one run folder"),
     ],
 )
@@ -235,5 +235,5 @@ def test_a_long_list_of_settings_is_folded_away(run: Path) -> None:
     write(run)
     source = (run / "report.html").read_text(encoding="utf-8")
     assert "<summary>torch settings</summary><pre>torch.setting_0: False\ntorch.setting_1: False" in source
-    assert '<td class="short" data-name="as">2.13.0+cpu</td>' in source
+    assert '<td class="short" data-name="version and threads">2.13.0+cpu</td>' in source
     assert "torch.setting_29: False" in (run / "report.md").read_text(encoding="utf-8").replace("\\", "")

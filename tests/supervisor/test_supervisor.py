@@ -170,7 +170,7 @@ def test_a_stored_plan_replays(job: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "expected"),
     [
-        (["--set", "data.train=lost.npz"], 3, "data.train: 'lost.npz' is not there"),
+        (["--set", "data.train=lost.npz"], 3, "data.train: 'lost.npz' does not exist"),
         (["--set", "optimize.cpu_threads=999"], 2, "optimize.cpu_threads: is 999, which is not possible here"),
         (["--set", "train.optimizer.lr=1e30"], 5, "lower train.optimizer.lr"),
         (["--set", "model.freeze.names=[nothing*]"], 2, "no parameter matches 'nothing*'"),

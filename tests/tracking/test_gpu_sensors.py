@@ -163,8 +163,8 @@ def test_the_report_shows_them() -> None:
     ]
     words = [block.text for block in section.blocks if hasattr(block, "text")]
     assert words == [
-        "GPU: 82 % busy on average, 3.0 GiB of memory at most, 63 degrees at most, 150 W at most.",
-        "GPU: its clock was held back in 25 % of the readings; telemetry.jsonl says why.",
+        "GPU: 82 % busy on average, 3.0 GiB of memory at peak, 63 degrees at most, 150 W at most.",
+        "GPU: its clock was throttled in 25 % of the readings; telemetry.jsonl lists the reasons.",
         "GPU1: 10 % busy on average.",
     ]
 
@@ -181,4 +181,4 @@ def test_the_scale_of_fp16_is_a_curve_of_the_report() -> None:
     section = curves_section(collect(rows, "step"))
     assert section is not None
     titles = [block.title for block in section.blocks if hasattr(block, "title")]
-    assert titles[-1] == "Scale of fp16 gradients"
+    assert titles[-1] == "fp16 loss scale"

@@ -105,7 +105,7 @@ def test_a_writer_that_fails_is_an_event_and_the_rest_goes_on(tmp_path: Path) ->
     kept.write(2, 0, {"train/loss": 0.5})
     kept.close()
     assert len(said) == 1
-    assert said[0].startswith("the event files end here, the run goes on: ")
+    assert said[0].startswith("TensorBoard logging has stopped, the training continues: ")
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
@@ -119,7 +119,7 @@ def test_a_batch_that_cannot_be_shown_is_an_event(tmp_path: Path, capsys: pytest
     made.dataset.prepare = broken  # type: ignore[assignment]
     tensorboard_overview.show_overview(made)
     made.metrics.close()
-    assert "the first batch is not shown: no such picture" in capsys.readouterr().out
+    assert "the first batch could not be drawn: no such picture" in capsys.readouterr().out
     assert read(tmp_path / "tensorboard").Tags()["tensors"] == ["plan"]
 
 

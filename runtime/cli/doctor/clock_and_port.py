@@ -26,11 +26,11 @@ def _port(scene: Snapshot) -> Iterator[Finding]:
     if not scene.port_taken(PORT):
         yield ok(f"port {PORT}", "free for TensorBoard")
     elif ours:
-        yield ok(f"port {PORT}", "our TensorBoard listens there")
+        yield ok(f"port {PORT}", "used by the TensorBoard of this project")
     else:
         yield warn(
             f"port {PORT}",
-            "in use by another program: TensorBoard cannot start",
+            "used by another program: TensorBoard cannot start",
             f"ss -ltnp 'sport = :{PORT}' shows which; end it, or set DRIVETRAIN_TENSORBOARD_PORT",
         )
 
@@ -42,7 +42,7 @@ def _clock(scene: Snapshot) -> Finding:
     if scene.now < newest - DAY:
         return warn(
             "clock",
-            f"{shown} is before these files were written: certificates and ages will be wrong",
+            f"{shown} is earlier than the date of these files: the clock is wrong, and certificates may be rejected",
             "sudo timedatectl set-ntp true",
         )
     return ok("clock", shown)

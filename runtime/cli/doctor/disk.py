@@ -24,18 +24,20 @@ def _shm(scene: Snapshot) -> Finding:
     shm = scene.hardware.storage.shm
     mend = "docker: --shm-size 256m; compose: DRIVETRAIN_SHM=256m in .env; in a job: limits.shm: 256m"
     if shm is None:
-        return warn("/dev/shm", "not there: loader workers cannot hand batches over", mend)
+        return warn("/dev/shm", "does not exist: loader workers cannot pass batches", mend)
     if shm <= 64 * MIB:
-        return warn("/dev/shm", f"{format_bytes(shm)}, an engine's default: loader workers end with a bus error", mend)
+        return warn(
+            "/dev/shm", f"{format_bytes(shm)}, the Docker default: loader workers may crash with a bus error", mend
+        )
     return ok("/dev/shm", format_bytes(shm))
 
 
 def _disk(scene: Snapshot) -> Finding:
     total, left = scene.disk(scene.runs)
-    text = f"{format_bytes(left)} of {format_bytes(total)} left for {scene.runs}"
-    mend = f"du -sh {scene.runs}/* shows which runs are large; docker system prune removes old images"
+    text = f"{format_bytes(left)} of {format_bytes(total)} free for {scene.runs}"
+    mend = f"du -sh {scene.runs}/* shows the size of each run; docker system prune removes old images"
     if left < GIB:
-        return fail("disk", f"{text}: checkpoints will not fit", mend)
+        return fail("disk", f"{text}: not enough for checkpoints", mend)
     if left <= total / 20:
         return warn("disk", f"{text}: it is {1 - left / total:.0%} full", mend)
     return ok("disk", text)
@@ -44,12 +46,12 @@ def _disk(scene: Snapshot) -> Finding:
 def _owner(scene: Snapshot) -> Finding:
     runs, uid = scene.runs, scene.uid
     if not runs.exists():
-        return ok("runs", f"{runs} is not there yet; the first run makes it")
+        return ok("runs", f"{runs} does not exist yet; the first run creates it")
     strange = next((path for path in [runs, *_inside(runs)] if _locked(path, uid)), None)
     if strange is None:
-        return ok("runs", f"{runs} can be written")
+        return ok("runs", f"{runs} is writable")
     owner = strange.stat().st_uid
-    return fail("runs", f"{strange} belongs to uid {owner}, and this is uid {uid}", f"sudo chown -R {uid} {runs}")
+    return fail("runs", f"{strange} belongs to uid {owner}, but this user has uid {uid}", f"sudo chown -R {uid} {runs}")
 
 
 def _inside(runs: Path) -> list[Path]:
@@ -67,8 +69,8 @@ def _cache(scene: Snapshot) -> Iterator[Finding]:
     if not storage.cache_writable:
         yield warn(
             "compile cache",
-            f"{storage.cache} cannot be written: every start compiles again",
-            "set TORCHINDUCTOR_CACHE_DIR to a folder of yours",
+            f"{storage.cache} is not writable: every run compiles again",
+            "set TORCHINDUCTOR_CACHE_DIR to a writable folder",
         )
     elif not storage.cache_exec:
         yield warn(
@@ -81,13 +83,13 @@ def _cache(scene: Snapshot) -> Iterator[Finding]:
     if not storage.tmp_exec:
         yield warn(
             "temporary folder",
-            "mounted noexec: the compiler's parts cannot be loaded from there",
+            "mounted noexec: compiled libraries cannot be loaded from there",
             "set TMPDIR to a folder without noexec",
         )
     if hardware.compiler is None:
         yield warn(
             "compiler",
-            "no C++ compiler with Python headers: torch.compile stays off",
+            "no C++ compiler with Python headers: torch.compile cannot be used",
             "sudo apt-get install g++ python3-dev",
         )
     else:
@@ -98,7 +100,7 @@ def _cache(scene: Snapshot) -> Iterator[Finding]:
         yield fail(
             "torch",
             f"{hardware.torch.version} is installed but cannot be loaded",
-            "python -c 'import torch' shows why; make setup installs it anew",
+            "python -c 'import torch' shows why; make setup installs it again",
         )
     else:
         yield ok("torch", hardware.torch.version)
@@ -107,5 +109,5 @@ def _cache(scene: Snapshot) -> Iterator[Finding]:
 def _without_torch(scene: Snapshot) -> Finding:
     """With an engine nothing is missing: containers train, and other commands run in the image."""
     if scene.run(["docker", "version", "--format", "{{json .}}"]) is None:
-        return warn("torch", "not installed here, and no engine answers: nothing can train", "make setup")
-    return ok("torch", "not installed here: jobs, and commands that need it, run in the image")
+        return warn("torch", "not installed, and no Docker engine is available: training is not possible", "make setup")
+    return ok("torch", "not installed here: commands that need it run in the Docker image")

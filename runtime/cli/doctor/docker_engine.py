@@ -20,7 +20,7 @@ WORDS = ("cpu", "ampere", "legacy")
 def check(scene: Snapshot) -> Iterator[Finding]:
     """Only on a host: in a container the engine is deliberately out of reach."""
     if scene.hardware.place != "host":
-        yield ok("engine", f"inside a container ({scene.hardware.place}); run the doctor on the host as well")
+        yield ok("engine", f"running inside a container ({scene.hardware.place}); run doctor on the host too")
         return
     answer = scene.run(["docker", "version", "--format", "{{json .}}"])
     version = _server(answer)
@@ -52,16 +52,18 @@ def _server(answer: str | None) -> str | None:
 def _silent(scene: Snapshot) -> Finding:
     if scene.run(["docker", "--version"]) is None:
         return warn(
-            "engine", "none is installed: jobs train natively, and their limits are not enforced", "make engine"
+            "engine", "not installed: jobs train without a container, so their limits are not enforced", "make engine"
         )
     sock = scene.run(["stat", "-c", "%U %G", "/var/run/docker.sock"])
     if sock and scene.uid != 0:
         return warn(
             "engine",
-            f"it does not answer user {scene.uid}; its socket belongs to {sock}",
+            f"user {scene.uid} has no permission to use it; its socket belongs to {sock}",
             "sudo usermod -aG docker $USER, then log in again",
         )
-    return warn("engine", "a client is here, but no engine answers: jobs train natively", "make engine")
+    return warn(
+        "engine", "the client is installed, but no engine is running: jobs train without a container", "make engine"
+    )
 
 
 def _plugins(scene: Snapshot) -> Iterator[Finding]:
@@ -74,7 +76,7 @@ def _plugins(scene: Snapshot) -> Iterator[Finding]:
         yield ok("compose", compose)
     buildx = scene.run(["docker", "buildx", "version"])
     if buildx is None:
-        yield warn("buildx", "missing: images that are here run, but none can be built", "make engine")
+        yield warn("buildx", "missing: existing images run, but no image can be built", "make engine")
     else:
         yield ok("buildx", ".".join(map(str, numbers(buildx))))
 
@@ -90,9 +92,9 @@ def _image(scene: Snapshot, word: str) -> Iterator[Finding]:
     age = scene.now - datetime.fromisoformat(re.sub(r"\.\d+", "", data["Created"])).timestamp()
     head = scene.run(["git", "-C", str(scene.project), "rev-parse", "--short", "HEAD"]) if scene.project else None
     if word != "cpu" and scene.hardware.gpu is None:
-        yield ok(name, f"revision {built}; no job of this host uses it, as there is no GPU")
+        yield ok(name, f"revision {built}; not used on this host, which has no GPU")
     elif age > OLD:
-        yield warn(name, f"built {age / 86400:.0f} days ago: security fixes are missing", f"make image-{word}")
+        yield warn(name, f"built {age / 86400:.0f} days ago: it lacks recent security fixes", f"make image-{word}")
     elif head and built not in ("unknown", head):
         yield warn(name, f"built from revision {built}, the checkout is at {head}", f"make image-{word}")
     else:

@@ -57,5 +57,5 @@ def render(found: list[Finding]) -> RenderableType:
             text.append(f"\n-> {finding.mend}", style="bold")
         table.add_row(Text(finding.level, style=_STYLES[finding.level]), finding.name, text)
     bad = {level: sum(f.level == level for f in found) for level in Level}
-    sums = f"{bad[Level.OK]} ok, {bad[Level.WARN]} to mend, {bad[Level.FAIL]} that cannot work"
+    sums = f"{bad[Level.OK]} ok, {bad[Level.WARN]} warnings, {bad[Level.FAIL]} failures"
     return Group(table, Text(f"\n{sums}", style="dim"))

@@ -45,27 +45,36 @@ def _lowered(scene: Snapshot, value: str) -> bool:
 
 
 RULES: dict[str, tuple[Callable[[Snapshot, str], bool], str]] = {
-    "TORCH_CPU_BACKEND": (_always, "does nothing: torch has no such variable"),
-    "TORCH_NUM_THREADS": (_always, "does nothing: torch reads OMP_NUM_THREADS, and every plan sets it"),
-    "MKL_DEBUG_CPU_TYPE": (_always, "does nothing: MKL has ignored it since 2020.1"),
-    "TF_ENABLE_ONEDNN_OPTS": (_always, "does nothing here: it is TensorFlow's"),
-    "OMP_PROC_BIND": (_bound, "harms: threads are tied to CPUs that the quota shares with other containers"),
-    "GOMP_CPU_AFFINITY": (_bound, "harms: threads are tied to CPUs that the quota shares with other containers"),
-    "KMP_AFFINITY": (_no_cpuset, "harms without a cpuset: every container ties its threads to the same first CPUs"),
-    "OMP_WAIT_POLICY": (_spinning, "harms: threads that wait actively burn the CPU quota"),
-    "KMP_DUPLICATE_LIB_OK": (_on, "harms: it hides that two OpenMP runtimes are loaded, which may compute wrongly"),
-    "PYTORCH_CUDA_ALLOC_CONF": (_no_gpu, "does nothing without a GPU"),
-    "PYTORCH_ALLOC_CONF": (_no_gpu, "does nothing without a GPU"),
+    "TORCH_CPU_BACKEND": (_always, "has no effect: torch does not read this variable"),
+    "TORCH_NUM_THREADS": (_always, "has no effect: torch reads OMP_NUM_THREADS, which drivetrain sets"),
+    "MKL_DEBUG_CPU_TYPE": (_always, "has no effect: MKL has ignored it since 2020.1"),
+    "TF_ENABLE_ONEDNN_OPTS": (_always, "has no effect: only TensorFlow reads it"),
+    "OMP_PROC_BIND": (_bound, "slows training down: it pins threads to CPUs that other containers use too"),
+    "GOMP_CPU_AFFINITY": (_bound, "slows training down: it pins threads to CPUs that other containers use too"),
+    "KMP_AFFINITY": (
+        _no_cpuset,
+        "slows training down without a cpuset: every container pins its threads to the same CPUs",
+    ),
+    "OMP_WAIT_POLICY": (_spinning, "slows training down: threads that wait in a busy loop use up the CPU quota"),
+    "KMP_DUPLICATE_LIB_OK": (
+        _on,
+        "dangerous: it hides that two OpenMP runtimes are loaded, which can give wrong results",
+    ),
+    "PYTORCH_CUDA_ALLOC_CONF": (_no_gpu, "has no effect without a GPU"),
+    "PYTORCH_ALLOC_CONF": (_no_gpu, "has no effect without a GPU"),
     "CUDA_VISIBLE_DEVICES": (_hidden, "hides every GPU from torch"),
-    "CUDA_LAUNCH_BLOCKING": (_on, "harms: every kernel is waited for; it is for debugging"),
-    "NVIDIA_TF32_OVERRIDE": (_always, "overrides the plan's precision behind its back"),
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (_on, "overrides the plan's precision behind its back"),
-    "ONEDNN_DEFAULT_FPMATH_MODE": (lambda s, v: v.upper() not in ("", "STRICT"), "rounds behind the plan's back"),
-    "ATEN_CPU_CAPABILITY": (_always, "harms: torch's kernels use fewer instructions than this CPU has"),
-    "ONEDNN_MAX_CPU_ISA": (_lowered, "harms: oneDNN uses fewer instructions than this CPU has"),
-    "TORCH_COMPILE_DISABLE": (_on, "turns torch.compile off behind the plan's back"),
-    "TORCHDYNAMO_DISABLE": (_on, "turns torch.compile off behind the plan's back"),
-    "PYTHONOPTIMIZE": (_on, "removes assertions, ours among them"),
+    "CUDA_LAUNCH_BLOCKING": (_on, "slows training down: the CPU waits for every GPU kernel; use it only for debugging"),
+    "NVIDIA_TF32_OVERRIDE": (_always, "overrides the precision of the plan"),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (_on, "overrides the precision of the plan"),
+    "ONEDNN_DEFAULT_FPMATH_MODE": (
+        lambda s, v: v.upper() not in ("", "STRICT"),
+        "lowers the precision below that of the plan",
+    ),
+    "ATEN_CPU_CAPABILITY": (_always, "slows training down: torch does not use all instruction sets of this CPU"),
+    "ONEDNN_MAX_CPU_ISA": (_lowered, "slows training down: oneDNN does not use all instruction sets of this CPU"),
+    "TORCH_COMPILE_DISABLE": (_on, "turns torch.compile off, whatever the plan says"),
+    "TORCHDYNAMO_DISABLE": (_on, "turns torch.compile off, whatever the plan says"),
+    "PYTHONOPTIMIZE": (_on, "disables all assertions, including those of drivetrain"),
 }
 
 
@@ -80,12 +89,16 @@ def check(scene: Snapshot) -> Iterator[Finding]:
     for path in scene.environ.get("LD_PRELOAD", "").replace(":", " ").split():
         if "/" in path and not Path(path).exists():
             found.append(
-                fail("LD_PRELOAD", f"{path} is not there: every program warns and none preloads it", "unset LD_PRELOAD")
+                fail(
+                    "LD_PRELOAD",
+                    f"{path} does not exist: every program prints a warning and does not preload it",
+                    "unset LD_PRELOAD",
+                )
             )
             yield found[-1]
     folder = scene.environ.get("TMPDIR")
     if folder and not Path(folder).is_dir():
-        found.append(fail("TMPDIR", f"{folder} is not there", f"mkdir -p {folder}"))
+        found.append(fail("TMPDIR", f"{folder} does not exist", f"mkdir -p {folder}"))
         yield found[-1]
     if not found:
-        yield ok("environment", "no setting that does nothing or harms")
+        yield ok("environment", "no useless or harmful settings")

@@ -20,7 +20,9 @@ def check(scene: Snapshot) -> Iterator[Finding]:
     """No findings without a GPU or any NVIDIA device."""
     hardware = scene.hardware
     if hardware.gpu_trouble:
-        yield fail("gpu", hardware.gpu_trouble, "nvidia-smi tells more; a container needs `gpus: all` (make train-gpu)")
+        yield fail(
+            "gpu", hardware.gpu_trouble, "nvidia-smi shows details; a container needs `gpus: all` (make train-gpu)"
+        )
     if hardware.gpu is None:
         return
     yield _driver(hardware.gpu)
@@ -33,21 +35,21 @@ def _driver(gpu: Gpu) -> Finding:
     if version[:1] < (image_selection.LEGACY_DRIVER,):
         return fail(
             "driver",
-            f"{gpu.driver}: no image runs on less than {image_selection.LEGACY_DRIVER}",
+            f"{gpu.driver}: the images need {image_selection.LEGACY_DRIVER} or newer",
             f"install driver {image_selection.AMPERE_DRIVER} from your distribution, and restart",
         )
     first = DRIVERS.get(version[0])
     if first and version < first:
         return warn(
             "driver",
-            f"{gpu.driver} has known holes (CVE-2025-23277)",
+            f"driver {gpu.driver} has known vulnerabilities (CVE-2025-23277)",
             f"update to {'.'.join(map(str, first))} or newer, and restart",
         )
     if gpu.capability >= (8, 0) and version[0] < image_selection.AMPERE_DRIVER:
         return warn(
             "driver",
-            f"{gpu.driver} keeps {gpu.name} on the older image",
-            f"driver {image_selection.AMPERE_DRIVER} or newer allows the image `ampere`",
+            f"{gpu.name} must use the older image because of driver {gpu.driver}",
+            f"driver {image_selection.AMPERE_DRIVER} or newer supports the image `ampere`",
         )
     return ok("driver", gpu.driver)
 
@@ -60,7 +62,7 @@ def _toolkit(scene: Snapshot) -> Iterator[Finding]:
     if answer is None:
         yield fail(
             "container toolkit",
-            "missing: containers see no GPU",
+            "missing: containers cannot use the GPU",
             "sudo apt-get install nvidia-container-toolkit && sudo nvidia-ctk runtime configure && "
             "sudo systemctl restart docker",
         )
@@ -71,7 +73,7 @@ def _toolkit(scene: Snapshot) -> Iterator[Finding]:
     if holes:
         yield fail(
             "container toolkit",
-            f"{text}: an image can take over this host ({', '.join(holes)})",
+            f"{text}: a malicious image can take over this host ({', '.join(holes)})",
             "sudo apt-get install --only-upgrade nvidia-container-toolkit (1.17.8 or newer)",
         )
     else:
@@ -86,20 +88,20 @@ def _match(scene: Snapshot) -> Iterator[Finding]:
     elif hardware.image and hardware.image != wanted.word:
         yield fail(
             "gpu and image",
-            f"this image is `{hardware.image}`, the GPU needs `{wanted.word}`: {wanted.reason}",
+            f"this image is `{hardware.image}`, but the GPU needs `{wanted.word}`: {wanted.reason}",
             f"make image-{wanted.word}",
         )
     elif hardware.torch and hardware.torch.cuda is None:
         yield fail(
             "gpu and image",
-            f"torch {hardware.torch.version} is a CPU build: the GPU stays idle",
+            f"torch {hardware.torch.version} is a CPU build: the GPU is not used",
             "make setup, or train in the image `" + wanted.word + "`",
         )
     elif hardware.torch and scene.loaded.get("gpus") == 0:
         yield fail(
             "gpu and image",
-            "the driver shows a GPU, torch finds none",
-            "look at CUDA_VISIBLE_DEVICES and at the driver's version",
+            "the driver lists a GPU, but torch finds none",
+            "check CUDA_VISIBLE_DEVICES and the driver version",
         )
     else:
         yield ok("gpu and image", wanted.reason)

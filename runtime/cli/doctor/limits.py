@@ -25,28 +25,33 @@ def _cpu(scene: Snapshot) -> Finding:
     if cpu.quota is not None and cpu.quota < 1:
         return warn(
             "CPU",
-            f"the quota is {cpu.quota:g} of a CPU: one thread alone is held back all the time",
+            f"the quota is {cpu.quota:g} of a CPU: even a single thread is throttled",
             "raise limits.cpus in the job or DRIVETRAIN_CPUS in .env to 1 or more",
         )
     believed = scene.loaded.get("cpus")
     if believed and cpu.budget < believed:
-        return ok("CPU", f"{cpu.budget} may be used; libraries believe {believed}, so every plan sets the threads")
-    return ok("CPU", f"{cpu.budget} of {cpu.host} may be used")
+        return ok(
+            "CPU",
+            f"{cpu.budget} available; libraries would assume {believed}, so drivetrain sets the number of threads",
+        )
+    return ok("CPU", f"{cpu.budget} of {cpu.host} available")
 
 
 def _memory(scene: Snapshot) -> Finding:
     memory = scene.hardware.memory
     bound = f"limit {format_bytes(memory.limit)}" if memory.limit else "no limit"
-    text = f"{format_bytes(memory.available)} left ({bound}, host {format_bytes(memory.host)})"
+    text = f"{format_bytes(memory.available)} free ({bound}, host {format_bytes(memory.host)})"
     if memory.available < GIB // 2:
         return fail(
             "memory",
-            f"{text}: torch alone needs half a GiB",
-            "end other programs, or raise limits.memory in the job or DRIVETRAIN_MEMORY in .env",
+            f"{text}: too little, torch alone needs half a GiB",
+            "close other programs, or raise limits.memory in the job or DRIVETRAIN_MEMORY in .env",
         )
     if memory.available < GIB:
         return warn(
-            "memory", f"{text}: room for small jobs only", "raise limits.memory in the job or DRIVETRAIN_MEMORY in .env"
+            "memory",
+            f"{text}: enough only for small jobs",
+            "raise limits.memory in the job or DRIVETRAIN_MEMORY in .env",
         )
     return ok("memory", text)
 
@@ -76,8 +81,8 @@ def _libraries(scene: Snapshot) -> Iterator[Finding]:
     if len(openmp) > 1:
         yield warn(
             "OpenMP",
-            f"two runtimes in one process ({', '.join(openmp)}): twice the threads",
-            "preload only one: look at LD_PRELOAD, and at packages beside torch that bring their own",
+            f"two runtimes in one process ({', '.join(openmp)}): they start twice as many threads",
+            "load only one: check LD_PRELOAD and installed packages that bundle their own OpenMP runtime",
         )
     else:
         yield ok("libraries", f"{', '.join(named) or 'none'}; {scene.loaded.get('instructions')}")

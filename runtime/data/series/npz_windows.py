@@ -77,11 +77,11 @@ def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         reason = str(error) or "it is empty"
         if "pickle" in reason:
-            reason = "it holds Python objects (pickle), or it is no .npz"
+            reason = "it contains Python objects (pickle), or it is not an .npz file"
         raise DataError(
             f"{key}: {path} cannot be read: {reason}",
             FORM,
-            "write it with numpy.savez_compressed; series of different lengths need a long table",
+            "write it with numpy.savez_compressed; series of different lengths need a table with one row per time step",
         ) from None
 
 

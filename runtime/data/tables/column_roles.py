@@ -122,7 +122,7 @@ def _check_other(column: Any, name: str, source: str) -> None:
         values, _ = column_values.numbers(column)
         if (np.diff(values) == 1).all():
             raise DataError(
-                f'data.train: column "{name}" of {source} counts the rows',
+                f'data.train: column "{name}" of {source} is a row number',
                 "columns with information about the row",
                 f"add {name} to data.ignore, or to data.numeric if it is a measurement",
             )

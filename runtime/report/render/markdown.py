@@ -75,7 +75,7 @@ def _block(block: Block) -> Iterator[str]:
             yield _table(Table((block.title, "time", "share"), rows))
         case Gallery():
             cells = tuple((photo.title, photo.truth, photo.answer, photo.sure) for photo in block.photos)
-            yield _table(Table(("sample", "truth", "taken for", "probability"), cells))
+            yield _table(Table(("sample", "true class", "predicted", "probability"), cells))
         case Details():
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
             yield f"{_text(block.title)}:\n\n{fence}yaml\n{block.text.rstrip()}\n{fence}"

@@ -33,8 +33,8 @@ def confusion(counts: Confusion, path: Path) -> None:
     axes = figure.add_subplot()
     shares = [[count / (sum(row) or 1) for count in row] for row in counts.matrix]
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    figure.colorbar(image, ax=axes, fraction=0.046, label="share of the class")
-    axes.set(xlabel="prediction", ylabel="truth", title=f"{counts.hits:,} of {counts.total:,} right")
+    figure.colorbar(image, ax=axes, fraction=0.046, label="share of the true class")
+    axes.set(xlabel="predicted class", ylabel="true class", title=f"{counts.hits:,} of {counts.total:,} correct")
     if size <= FEW:
         axes.set_xticks(range(size), counts.classes, rotation=45, ha="right", parse_math=False)
         axes.set_yticks(range(size), counts.classes, parse_math=False)
@@ -93,9 +93,7 @@ def peaks(curves: Mapping[str, Sequence[tuple[int, int | None, int | None]]], ce
         axes.axhline(ceiling / 2**20, color="C3", linestyle=":", label="available")
     sizes = sorted({count for points in curves.values() for count, _, _ in points})
     ticks = apart(sizes, 0.8 * sizes[0], 1.2 * sizes[-1])
-    axes.set(
-        xlabel="samples at a time", ylabel="MiB at the peak", ylim=(0, None), xlim=(0.8 * sizes[0], 1.2 * sizes[-1])
-    )
+    axes.set(xlabel="micro-batch", ylabel="peak memory in MiB", ylim=(0, None), xlim=(0.8 * sizes[0], 1.2 * sizes[-1]))
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{count:g}" for count in ticks])
     axes.minorticks_off()
@@ -138,7 +136,7 @@ def ladder(rows: Sequence[tuple[str, float, float, float, str]], title: str, pat
     ticks = apart([tick for tick in _RATIOS if near / 1.05 <= tick <= far * 1.05], near, far)
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
     axes.minorticks_off()
-    axes.set(xlabel="times faster; the line is the middle half of the pairs")
+    axes.set(xlabel="speedup; the line is the interquartile range")
     axes.set_title(title, fontsize=10, loc="left", parse_math=False)
     axes.grid(axis="x", alpha=0.3)
     for side in ("top", "right"):

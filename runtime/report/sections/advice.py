@@ -60,9 +60,9 @@ def advice_section(record: Record, summary: Summary) -> Section | None:
     if not found and (not summary.phases or (summary.seconds or 0.0) < SHORT):
         return None
     rows = tuple((one.line, one.change, one.gain, one.why) for one in found)
-    table: Block = Table(("line for the spec", "change", "expected gain", "why"), rows)
-    nothing = Text("Nothing in the spec was found that would make this run faster or safer.", Tone.GOOD)
-    return Section("advice", "What to change", (table if rows else nothing,))
+    table: Block = Table(("change in the job file", "what it does", "expected gain", "reason"), rows)
+    nothing = Text("No setting was found that would make this run faster or safer.", Tone.GOOD)
+    return Section("advice", "Recommendations", (table if rows else nothing,))
 
 
 def _waiting(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -73,17 +73,17 @@ def _waiting(record: Record, summary: Summary) -> Iterator[Advice]:
         return
     workers, spare, saved = _values(record).get("loader_workers"), hardware.cpu.budget - 1, part
     if _turned_off(record, "decode_cache"):
-        name, line = "keep decoded samples", "optimize: {decode_cache: true}"
+        name, line = "cache decoded samples", "optimize: {decode_cache: true}"
     elif isinstance(workers, int) and workers < spare:
         count = min(16, max(1, spare))
-        name, line = "prepare batches in workers", f"optimize: {{loader_workers: {count}}}"
+        name, line = "load data in worker processes", f"optimize: {{loader_workers: {count}}}"
         # At best, loading and training overlap completely, and the longer of the two remains.
         saved = 1 - max(1 - part, part / count)
     elif hardware.cpu.budget < hardware.cpu.host:
-        name, line = "give it another CPU to prepare batches", f"limits: {{cpus: {hardware.cpu.budget + 1}}}"
+        name, line = "add a CPU for loading data", f"limits: {{cpus: {hardware.cpu.budget + 1}}}"
     else:
         return
-    yield Advice(name, f"the network waited {duration(seconds)} for input", _faster(saved), line, seconds)
+    yield Advice(name, f"training waited {duration(seconds)} for data", _faster(saved), line, seconds)
 
 
 def _throttled(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -96,14 +96,14 @@ def _throttled(record: Record, summary: Summary) -> Iterator[Advice]:
         return
     allowed = max(1, int(quota))
     if isinstance(threads, int) and threads > allowed:
-        name, line = "as many threads as the quota allows", f"optimize: {{cpu_threads: {allowed}}}"
+        name, line = "use only as many threads as the CPU quota allows", f"optimize: {{cpu_threads: {allowed}}}"
     elif allowed < hardware.cpu.host:
-        name, line = "a larger CPU quota", f"limits: {{cpus: {allowed + 1}}}"
+        name, line = "raise the CPU quota", f"limits: {{cpus: {allowed + 1}}}"
     else:
         return
     yield Advice(
         name,
-        f"the quota of {quota:g} CPUs held it back for {duration(seconds)} of {duration(summary.seconds)}",
+        f"the quota of {quota:g} CPUs throttled it for {duration(seconds)} of {duration(summary.seconds)}",
         _faster(min(0.9, _part(seconds, summary))),
         line,
         min(seconds, summary.seconds or 0.0),
@@ -118,10 +118,10 @@ def _crowded(record: Record, summary: Summary) -> Iterator[Advice]:
         return
     who = "other processes" if found.others_share >= found.stolen_share else "other virtual machines"
     yield Advice(
-        "train where fewer others compute",
-        f"{who} had {share(lost)} of the CPU time that this run may use",
+        "train on a less busy machine",
+        f"{who} used {share(lost)} of the CPU time available to this run",
         _faster(lost),
-        "none: end or pause the others, or start it when they are done",
+        "none: stop or pause the others, or train when they have finished",
         lost * (summary.seconds or 0.0),
     )
 
@@ -134,12 +134,12 @@ def _memory(record: Record, summary: Summary) -> Iterator[Advice]:
     if not limit or not peak:
         return
     part, batch = peak / limit, _batch(record)
-    told = f"{format_bytes(int(peak))} of {format_bytes(int(limit))} were used, {share(part)}"
+    told = f"{format_bytes(int(peak))} of {format_bytes(int(limit))} of memory used, {share(part)}"
     if part > TIGHT and batch and batch > 1:
         yield Advice(
-            "smaller pieces of a batch",
+            "use a smaller micro-batch",
             told,
-            "no kill at the limit; the same training, somewhat slower",
+            "avoids being killed at the memory limit; same training result, somewhat slower",
             f"optimize: {{micro_batch: {batch // 2}}}",
             1e9,
         )
@@ -147,9 +147,9 @@ def _memory(record: Record, summary: Summary) -> Iterator[Advice]:
         enough = max(512, -(-int(peak / 0.85 / MIB) // 256) * 256)
         if enough * MIB < limit * 0.75:
             yield Advice(
-                "a smaller memory limit",
+                "lower the memory limit",
                 told,
-                f"{format_bytes(int(limit) - enough * MIB)} free for other containers",
+                f"{format_bytes(int(limit) - enough * MIB)} more for other containers",
                 f"limits: {{memory: {enough}m}}",
                 0.0,
             )
@@ -162,7 +162,7 @@ def _saving(record: Record, summary: Summary) -> Iterator[Advice]:
     every = _at(record.spec, "checkpoint", "every")
     if part >= SHARE and every not in (None, "15m"):
         yield Advice(
-            "save less often",
+            "save checkpoints less often",
             f"checkpoints every {every} took {duration(seconds)}",
             _faster(part),
             "checkpoint: {every: 15m}",
@@ -179,8 +179,8 @@ def _padding(record: Record, summary: Summary) -> Iterator[Advice]:
     seconds = less * sum(summary.phases.get(name, 0.0) for name in ("train", "forward"))
     if _part(seconds, summary) >= SHARE:
         yield Advice(
-            "leave padding out",
-            f"{share(filled)} of a batch is padding, {share(cut)} would be",
+            "remove padding",
+            f"{share(filled)} of a batch is padding; it would be {share(cut)}",
             _faster(_part(seconds, summary)),
             f"optimize: {{unpadding: {PART_TOKENS}}}",
             seconds,
@@ -195,7 +195,7 @@ def _stem(record: Record, summary: Summary) -> Iterator[Advice]:
     seconds = sum(summary.phases.get(name, 0.0) for name in ("train", "forward")) * (1 - theirs / ours)
     if _part(seconds, summary) >= SHARE:
         yield Advice(
-            "the stem for large images",
+            "use the stem for large images",
             f"each sample takes {flop(ours)} with the small stem, {flop(theirs)} with the large one",
             f"{_faster(_part(seconds, summary))}; it sees less detail, so compare the accuracy",
             f"model: {{name: {_at(record.result, 'facts', 'stem', 'name')}, stem: large}}",
@@ -216,8 +216,8 @@ def _idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
     for name, value in (("cuda_graphs", "true"), ("compile", "true")):
         if plan.get(name) in (False, "off"):
             yield Advice(
-                "fewer launches from Python",
-                f"the GPU was idle {share(idle)} of the time",
+                "launch GPU kernels with less Python overhead",
+                f"the GPU was idle for {share(idle)} of the time",
                 f"up to {_faster(_part(seconds, summary))}",
                 f"optimize: {{{name}: {value}}}",
                 seconds,
@@ -232,9 +232,9 @@ def _hot(record: Record, summary: Summary) -> Iterator[Advice]:
     if heat and hot >= SHARE:
         yield Advice(
             "cool the GPU",
-            f"it had {HOT} °C or more for {share(hot)} of the time, {max(heat.ys):.0f} °C at most",
-            "full clock: up to a tenth less time",
-            "none: clean its fans, give it air, or lower its power: sudo nvidia-smi --power-limit WATTS",
+            f"it was at {HOT} °C or hotter for {share(hot)} of the time, up to {max(heat.ys):.0f} °C",
+            "full clock speed: up to 10 % less time",
+            "none: clean the fans, improve the airflow, or lower the power limit: sudo nvidia-smi --power-limit WATTS",
             1.0,
         )
 
@@ -247,9 +247,9 @@ def _useless(record: Record, summary: Summary) -> Iterator[Advice]:
         if name in wanted and wanted[name] != "auto":
             cause = f": {row['cause']}" if row.get("cause") else ""
             yield Advice(
-                f"leave {name} to the runtime",
+                f"set {name} back to auto",
                 f"it had no effect{cause}",
-                "none in speed: one setting less to wonder about",
+                "no speedup; the job file gets simpler",
                 f"optimize: {{{name}: auto}}",
                 0.5,
             )

@@ -23,7 +23,7 @@ _TITLES = {
     "lr": "Learning rate",
     "grad_norm": "Gradient norm",
     "f1": "Macro F1",
-    "scale": "Scale of fp16 gradients",
+    "scale": "fp16 loss scale",
 }
 _FIRST = ("loss",)
 _LAST = ("lr", "grad_norm", "scale")
@@ -72,27 +72,27 @@ def _frame(kind: str, series: list[Series]) -> Curves:
     low = min(min(s.ys) for s in series)
     high = max(max(s.ys) for s in series)
     wide = kind in ("loss", "grad_norm") and low > 0 and high / low > _WIDE_RANGE
-    title = _TITLES.get(kind, shown(kind).capitalize()) + (", logarithmic" if wide else "")
+    title = _TITLES.get(kind, shown(kind).capitalize()) + (" (log scale)" if wide else "")
     return Curves(title, "step", tuple(series), logarithmic=wide)
 
 
 def confusion_section(confusion: Confusion) -> Section:
     """The matrix, the most frequent mistakes and, with many classes, the weakest ones."""
     share_right = confusion.hits / max(1, confusion.total)
-    right = f"{number(confusion.hits)} of {number(confusion.total)} validation samples right ({share(share_right)})"
-    blocks: list[Block] = [Text(f"{right}; rows are the truth, columns the prediction."), ConfusionMatrix(confusion)]
+    right = f"{number(confusion.hits)} of {number(confusion.total)} validation samples correct ({share(share_right)})"
+    blocks: list[Block] = [Text(f"{right}. Rows: true class. Columns: predicted class."), ConfusionMatrix(confusion)]
     mistakes = tuple(
         (short(truth, 60), short(guess, 60), number(count), share(part))
         for truth, guess, count, part in confusion.mistakes()
     )
     if mistakes:
-        blocks.append(Table(("truth", "taken for", "times", "of its samples"), mistakes))
+        blocks.append(Table(("true class", "predicted", "count", "share of class"), mistakes))
     weakest = tuple(
         (short(name, 60), number(samples), *(f"{value:.3f}" for value in scores))
         for name, samples, *scores in confusion.weakest()
     )
     if weakest:
-        blocks.append(Table(("weakest classes", "samples", "precision", "recall", "F1"), weakest))
+        blocks.append(Table(("lowest F1", "samples", "precision", "recall", "F1"), weakest))
     of = f" of {shown(confusion.head)}" if confusion.head else ""
     return Section(f"confusion{of.replace(' ', '-')}", f"Confusion matrix{of}", tuple(blocks))
 
@@ -102,7 +102,7 @@ def data_section(notes: Any, model: Any = None) -> Section | None:
     if not isinstance(notes, list) or not notes:
         return None
     rows = [shown(note).partition(": ") for note in (*notes, *([f"model: {model}"] if model else []))]
-    table = Table(("what", "found"), tuple((head, rest) if rest else ("", head) for head, _, rest in rows))
+    table = Table(("item", "value"), tuple((head, rest) if rest else ("", head) for head, _, rest in rows))
     return Section("data", "Data", (table,))
 
 
@@ -113,7 +113,9 @@ def events_section(events: list[Mapping[str, Any]]) -> Section | None:
     rows = tuple((_moment(e.get("time")), shown(e.get("kind")), short(shown(e.get("text")), 500)) for e in events)
     blocks: list[Block] = [Table(("time", "kind", "event"), rows[-_EVENTS:])]
     if len(rows) > _EVENTS:
-        blocks.insert(0, Text(f"The last {_EVENTS} of {len(rows)} events; events.jsonl has all.", Tone.QUIET))
+        blocks.insert(
+            0, Text(f"The last {_EVENTS} of {len(rows)} events; events.jsonl contains all of them.", Tone.QUIET)
+        )
     return Section("events", "Events", tuple(blocks))
 
 
@@ -127,25 +129,25 @@ def gaps_section(gaps: list[MissingRecord]) -> Section | None:
     if not rows:
         return None
     tones = dict.fromkeys(range(len(rows)), Tone.WARN)
-    return Section("gaps", "Missing or damaged files", (Table(("file", "what is wrong", "so"), rows, tones),))
+    return Section("gaps", "Missing or damaged files", (Table(("file", "problem", "consequence"), rows, tones),))
 
 
 def spec_section(record: Record) -> Section | None:
     """How the run was started, and the resolved spec, collapsed."""
     state = record.state
     keys = {
-        "source": "spec",
-        "set": "overrides",
+        "source": "job file",
+        "set": "overrides (--set)",
         "attempts": "attempts",
         "command": "command",
         "started": "started",
         "ended": "ended",
     }
     rows = tuple((name, shown(_words(state[key]))) for key, name in keys.items() if state.get(key))
-    blocks: list[Block] = [Table(("start", "value"), rows)] if rows else []
+    blocks: list[Block] = [Table(("item", "value"), rows)] if rows else []
     if record.text:
-        text = record.text if len(record.text) <= _SPEC else record.text[:_SPEC] + "\n… job.yaml has the rest"
-        blocks.append(Details("The resolved spec, every default filled in", text))
+        text = record.text if len(record.text) <= _SPEC else record.text[:_SPEC] + "\n… see job.yaml for the rest"
+        blocks.append(Details("The complete job file, including all defaults", text))
     return Section("spec", "Job spec", tuple(blocks)) if blocks else None
 
 

@@ -31,7 +31,7 @@ def headline(record: Record, summary: Summary) -> Headline:
 def ending(summary: Summary) -> str:
     """How the run ended."""
     if summary.status == "running" and summary.exit_code is None:
-        return "still running, or killed before it could say how it ended"
+        return "still running, or killed before it could record its end"
     code = "" if summary.exit_code is None else f"exit {summary.exit_code}: "
     reason = f"; {summary.stopped_because}" if summary.stopped_because else ""
     return f"{code}{summary.meaning()}{reason}"
@@ -40,31 +40,31 @@ def ending(summary: Summary) -> str:
 def _source(record: Record) -> str:
     """The source of the numbers of a run that did not finish."""
     begun = record.state and not record.result and record.metrics
-    return "; the numbers are from its logs, as the result is written at the end" if begun else ""
+    return "; the numbers come from its logs, since it has not written its result" if begun else ""
 
 
 def alerts(record: Record) -> list[tuple[str, str]]:
     """Warnings that must not be missed, with the section that has the details."""
     found = [(f"{gap.file}: {gap.wrong}; {gap.lost}", "gaps") for gap in record.gaps]
     found += [
-        (f"{name} is not as asked: {shown(row.get('asked'))} asked, {shown(row.get('seen'))} seen", "seen")
+        (f"{name}: requested {shown(row.get('asked'))}, effective {shown(row.get('seen'))}", "seen")
         for name, row in differences(record.plan)
     ]
     broken = [(name, series.broken) for name, series in record.metrics.items() if series.broken]
-    found += [(f"{name}: {count} of its values were not finite", "curves") for name, count in broken]
+    found += [(f"{name}: {count} values were NaN or infinite", "curves") for name, count in broken]
     return found
 
 
 def _label(summary: Summary) -> str:
     best = summary.best
     if best is None:
-        return "nothing was evaluated"
+        return "no evaluation yet"
     parts = []
     if best.step is not None:
         parts.append(f"at step {number(best.step)}" + (f" of {number(summary.steps)}" if summary.steps else ""))
     if best.epoch is not None:
         parts.append(f"epoch {number(best.epoch)}" + (f" of {number(summary.epochs)}" if summary.epochs else ""))
-    return f"{best.metric}, the best" + (f", {', '.join(parts)}" if parts else "")
+    return f"best {best.metric}" + (f", {', '.join(parts)}" if parts else "")
 
 
 def _tiles(summary: Summary, record: Record) -> list[Tile]:

@@ -20,11 +20,11 @@ _PHASES = {"train": "backward", "evaluate": "evaluation", "tune": "tuning"}
 
 def machine_section(hardware: Hardware) -> Section:
     """The machine: resources of the host, and what this run was allowed to use."""
-    blocks: list[Block] = [Table(("what", "host", "allowed"), tuple(_facts(hardware)))]
+    blocks: list[Block] = [Table(("item", "host", "available to this run"), tuple(_facts(hardware)))]
     if hardware.gpu_trouble:
         blocks.append(Text(f"GPU: {shown(hardware.gpu_trouble)}", Tone.WARN))
     if hardware.assumed:
-        blocks.append(Text(f"Assumed, not read: {', '.join(map(shown, hardware.assumed))}.", Tone.QUIET))
+        blocks.append(Text(f"Assumed, not detected: {', '.join(map(shown, hardware.assumed))}.", Tone.QUIET))
     return Section("machine", "Machine", tuple(blocks))
 
 
@@ -33,13 +33,17 @@ def _facts(hardware: Hardware) -> list[tuple[str, str, str]]:
     bounds = [f"affinity {cpu.affinity}"] if cpu.affinity != cpu.host else []
     bounds += [f"cpuset {cpu.cpuset}"] if cpu.cpuset is not None else []
     bounds += [f"quota {cpu.quota:g}"] if cpu.quota is not None else []
-    cores = f"{cpu.cores} physical {'core' if cpu.cores == 1 else 'cores'} behind them"
+    cores = f"{cpu.cores} physical {'core' if cpu.cores == 1 else 'cores'}"
     group = f"control groups v{hardware.cgroup}" if hardware.cgroup else "no control groups"
     rows = [
         ("processor", shown(cpu.model), f"{cpu.architecture}: {', '.join(cpu.flags) or 'no extensions'}"),
         ("logical CPUs", str(cpu.host), f"{cpu.budget} ({', '.join(bounds) or 'no limit'}); {cores}"),
         ("memory", format_bytes(memory.host), f"{format_bytes(memory.limit)} limit" if memory.limit else "no limit"),
-        ("memory at the start", "", f"{format_bytes(memory.available)} free, swap {'on' if memory.swap else 'off'}"),
+        (
+            "free memory at the start",
+            "",
+            f"{format_bytes(memory.available)} free, swap {'on' if memory.swap else 'off'}",
+        ),
     ]
     for gpu in hardware.gpus:
         chip = f"capability {'.'.join(map(str, gpu.capability))}, driver {gpu.driver}{', MIG' if gpu.mig else ''}"
@@ -50,7 +54,7 @@ def _facts(hardware: Hardware) -> list[tuple[str, str, str]]:
     return [
         *rows,
         ("/dev/shm", "", f"{format_bytes(storage.shm)}{'' if storage.shm_exec else ', noexec'}"),
-        ("room for runs", "", format_bytes(storage.runs_free)),
+        ("free space for runs", "", format_bytes(storage.runs_free)),
         ("place", shown(hardware.place), f"{group}, image {shown(hardware.image or 'none')}"),
         ("torch", "", f"{torch.version}, {build}" if torch else "not installed"),
         ("compiler", "", shown(hardware.compiler or "none")),
@@ -64,29 +68,29 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
         phases = {**summary.phases, "other": (summary.seconds or 0.0) - sum(summary.phases.values())}
         names = _PHASES if "forward" in phases else {}
         parts = tuple((shown(names.get(name, name)), s, duration(s)) for name, s in phases.items() if s > 0)
-        blocks.append(StackedBar("Where the time went", parts))
+        blocks.append(StackedBar("Time by phase", parts))
     throttled = telemetry.get("throttled_seconds", Series("")).risen("throttled")
     charts = _charts(telemetry, summary, hardware, throttled)
     blocks += [chart for chart in charts if any(len(series) for series in chart.series)]
     blocks += _gpu_words(telemetry)
     if throttled and throttled.ys[-1] > 0:
-        blocks.append(Text(f"The CPU quota held the run back for {duration(throttled.ys[-1])}.", Tone.WARN))
+        blocks.append(Text(f"The CPU quota throttled this run for {duration(throttled.ys[-1])}.", Tone.WARN))
     blocks += [Text(line, Tone.WARN) for line in _starved(starved(telemetry, hardware))]
     blocks += [Text(line, Tone.QUIET) for line in (_efficiency(summary), _watching(summary)) if line]
-    return Section("time", "Throughput and memory over time", tuple(blocks)) if blocks else None
+    return Section("time", "Throughput and resource usage", tuple(blocks)) if blocks else None
 
 
 def _starved(found: CpuStarvation | None) -> Iterator[str]:
     """Other users of the CPUs."""
     if found and found.others_share >= TOLD:
         yield (
-            f"Other processes on this machine had the CPU for {duration(found.others)} while this run was ready to "
-            f"compute, {share(found.others_share)} of what it may use: it was slower for that, not for its settings."
+            f"Other processes used the CPU for {duration(found.others)} while this run was waiting for it: "
+            f"{share(found.others_share)} of its CPU time. They slowed it down, not its settings."
         )
     if found and found.stolen_share >= TOLD:
         yield (
-            f"The hypervisor gave {duration(found.stolen)} of this machine's CPU time to other machines (steal), "
-            f"{share(found.stolen_share)} of all: nothing inside this machine changes that."
+            f"The hypervisor gave {duration(found.stolen)} of CPU time to other virtual machines (steal), "
+            f"{share(found.stolen_share)} of the total. No setting inside this machine can change that."
         )
 
 
@@ -97,9 +101,9 @@ def _efficiency(summary: Summary) -> str:
         return ""
     rate = operations * summary.samples_per_second
     return (
-        f"Matrix products and convolutions: {flop(operations)} a sample, {flop(rate)} a second while "
-        f"training. A large product alone reaches {flop(product)} a second here: "
-        f"{share(rate / product)} of that."
+        f"Matrix products and convolutions: {flop(operations)} per sample, {flop(rate)} per second during "
+        f"training. A large matrix product alone reaches {flop(product)} per second on this machine; training reaches "
+        f"{share(rate / product)} of it."
     )
 
 
@@ -108,7 +112,7 @@ def _watching(summary: Summary) -> str:
     spent, names = sum(summary.watching.values()), [name for name, seconds in summary.watching.items() if seconds]
     if not spent or not summary.seconds:
         return ""
-    return f"To be watched ({' and '.join(names)}) cost {duration(spent)} of CPU time, {share(spent / summary.seconds)} of the run."
+    return f"Monitoring ({' and '.join(names)}) took {duration(spent)} of CPU time, {share(spent / summary.seconds)} of the run."
 
 
 def _charts(
@@ -131,12 +135,12 @@ def _charts(
         Curves("Throughput, samples/s", axis, (line("samples_per_second", "samples/s").positive(),), from_zero=True),
         Curves(f"Memory, {unit}", axis, memory, limit, from_zero=True),
         Curves("CPUs busy", axis, (line("cpu_percent", "CPUs", 0.01),), bound, from_zero=True),
-        Curves("Waiting for input, %", axis, (line("input_wait", "waiting", 100.0),), from_zero=True),
+        Curves("Waiting for data, %", axis, (line("input_wait", "waiting", 100.0),), from_zero=True),
     ]
     charts += _gpu_charts(telemetry, axis, second)
     if throttled and throttled.ys[-1] > 0:
         held = throttled.scaled("throttled", second)
-        charts.append(Curves("Held back by the CPU quota, s", axis, (held,), from_zero=True))
+        charts.append(Curves("Throttled by the CPU quota, s", axis, (held,), from_zero=True))
     return charts
 
 
@@ -175,7 +179,7 @@ def _gpu_words(telemetry: Mapping[str, Series]) -> list[Block]:
             continue
         parts = [f"{sum(busy.ys) / len(busy):.0f} % busy on average"]
         for name, form in (
-            ("memory", "{} of memory at most"),
+            ("memory", "{} of memory at peak"),
             ("temperature", "{:.0f} degrees at most"),
             ("power", "{:.0f} W at most"),
         ):
@@ -185,8 +189,8 @@ def _gpu_words(telemetry: Mapping[str, Series]) -> list[Block]:
         found.append(Text(f"{match[1].upper()}: {', '.join(parts)}."))
         held = telemetry.get(f"{match[1]}_throttled")
         if held and any(held.ys):
-            text = f"{match[1].upper()}: its clock was held back in {share(sum(held.ys) / len(held))} of the readings"
-            found.append(Text(f"{text}; telemetry.jsonl says why.", Tone.WARN))
+            text = f"{match[1].upper()}: its clock was throttled in {share(sum(held.ys) / len(held))} of the readings"
+            found.append(Text(f"{text}; telemetry.jsonl lists the reasons.", Tone.WARN))
     return found
 
 

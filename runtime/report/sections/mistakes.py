@@ -26,15 +26,15 @@ def worst_sections(mistakes: Mapping[str, Any]) -> Iterator[Section]:
         if not photos:
             continue
         name = f" of {shown(head)}" if head else ""
-        yield Section(f"mistakes{name.replace(' ', '-')}", f"Worst mistakes{name}", _blocks(photos, left >= 0))
+        yield Section(f"mistakes{name.replace(' ', '-')}", f"Most confident mistakes{name}", _blocks(photos, left >= 0))
 
 
 def _blocks(photos: list[SamplePicture], fits: bool) -> tuple[Block, ...]:
-    text = Text("Wrong answers of the best evaluation, those first that the network was surest of.", Tone.QUIET)
+    text = Text("Misclassified samples of the best evaluation, most confident first.", Tone.QUIET)
     if fits and all(photo.data for photo in photos):
         return text, Gallery(tuple(photos))
     rows = tuple((photo.title, photo.truth, photo.answer, photo.sure) for photo in photos)
-    return text, Table(("sample", "truth", "taken for", "probability"), rows)
+    return text, Table(("sample", "true class", "predicted", "probability"), rows)
 
 
 def _photo(row: Mapping[str, Any]) -> SamplePicture | None:

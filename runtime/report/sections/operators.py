@@ -28,16 +28,12 @@ def operators_section(trace: Mapping[str, Any]) -> Section | None:
         return None
     if not rows:
         return None
-    where = (
-        "kernels on the GPU"
-        if trace.get("device") == "cuda"
-        else "operators on the CPU, as the calling thread sees them"
-    )
-    text = f"{steps} warm steps, {where}; time in each alone. trace.json.gz opens in Perfetto (ui.perfetto.dev)."
+    where = "kernels on the GPU" if trace.get("device") == "cuda" else "operators on the CPU, in the calling thread"
+    text = f"Average of {steps} steps after warm-up, {where}; time without called operators. Open trace.json.gz in Perfetto (ui.perfetto.dev)."
     return Section(
         "operators",
-        "Dearest operators",
-        (Text(text, Tone.QUIET), Table(("operator", "named by", "ms a step", "share", "calls a step"), rows)),
+        "Slowest operators",
+        (Text(text, Tone.QUIET), Table(("operator", "library", "ms per step", "share", "calls per step"), rows)),
     )
 
 

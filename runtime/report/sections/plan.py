@@ -24,7 +24,9 @@ def plan_section(plan: Plan) -> Section:
         Table(("setting", "value", "source", "effect", "reason"), rows, quiet),
     ]
     if any(decision.provisional for decision in plan.decisions):
-        blocks.append(Text("Values with a question mark were not settled by model and data.", Tone.QUIET))
+        blocks.append(
+            Text("Values with a question mark are provisional: the model and the data were not loaded.", Tone.QUIET)
+        )
     return Section("plan", "Plan", tuple(blocks))
 
 
@@ -35,12 +37,12 @@ def seen_section(plan: Plan) -> Section | None:
         return None
     rows.sort(key=lambda row: _same(row[1]))
     wrong = len(differences(plan))
-    count = "All values are" if not wrong else f"{wrong} of {len(rows)} values {'is' if wrong == 1 else 'are'} not"
+    count = "All settings are" if not wrong else f"{wrong} of {len(rows)} settings {'is' if wrong == 1 else 'are'} not"
     tones = {i: Tone.WARN for i, (_, row) in enumerate(rows) if not _same(row)}
-    columns = ("setting", "asked", "seen", "cause")[: 4 if wrong else 3]
+    columns = ("setting", "requested", "effective", "cause")[: 4 if wrong else 3]
     table = Table(columns, tuple(_compared(name, row)[: len(columns)] for name, row in rows), tones)
-    verdict = Text(f"{count} as asked.", Tone.WARN if wrong else Tone.GOOD)
-    return Section("seen", "Asked beside seen", (verdict, table, *_libraries(plan)))
+    verdict = Text(f"{count} in effect as requested.", Tone.WARN if wrong else Tone.GOOD)
+    return Section("seen", "Requested and effective settings", (verdict, table, *_libraries(plan)))
 
 
 def notes_section(plan: Plan) -> Section | None:
@@ -72,7 +74,7 @@ def _libraries(plan: Plan) -> list[Block]:
     texts = {shown(name): shown(value) for name, value in found.items()}
     short = tuple((name, text) for name, text in texts.items() if len(text) <= _LONG)
     folds = [Details(name, "\n".join(text.split("; "))) for name, text in texts.items() if len(text) > _LONG]
-    return [*([Table(("in force", "as"), short)] if short else []), *folds]
+    return [*([Table(("library", "version and threads"), short)] if short else []), *folds]
 
 
 def _same(row: Mapping[str, Any]) -> bool:
@@ -80,5 +82,5 @@ def _same(row: Mapping[str, Any]) -> bool:
 
 
 def _compared(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
-    cause = row.get("cause") or ("" if _same(row) else "the cause is unknown")
+    cause = row.get("cause") or ("" if _same(row) else "unknown")
     return name, shown(row.get("asked")), shown(row.get("seen")), shown(cause)

@@ -62,7 +62,7 @@ def _title(view: RunView, width: int) -> Text:
 
 
 def _plan(view: RunView) -> Text:
-    return Text(f"{'plan':<{_LABEL}}{' · '.join(view.plan) or 'nothing is on'}", style="dim")
+    return Text(f"{'plan':<{_LABEL}}{' · '.join(view.plan) or 'all optimizations off'}", style="dim")
 
 
 def _rows(view: RunView, width: int) -> list[Text]:
@@ -79,7 +79,7 @@ def _rows(view: RunView, width: int) -> list[Text]:
         for name, (of, curve) in others[:HEADS]
     ]
     if len(others) > HEADS:
-        rows.append(Text(f"{'':<{_LABEL}}and {len(others) - HEADS} heads more", style="dim"))
+        rows.append(Text(f"{'':<{_LABEL}}and {len(others) - HEADS} more heads", style="dim"))
     return [*rows, *_sensors(view, shape)]
 
 
@@ -116,8 +116,8 @@ def _sensors(view: RunView, shape: int) -> list[Text]:
     if sample.get("cpu_percent") is not None:
         busy, allowed = sample["cpu_percent"] / 100, view.cpus
         text = f"{busy:.1f} of {allowed:g} busy" if allowed else f"{busy:.1f} busy"
-        crowded = f"others had {view.crowded:.0%}" if view.crowded > CROWDED else ""
-        held = f"held back {view.throttled:.0%}" if view.throttled > 0.005 else crowded
+        crowded = f"others use {view.crowded:.0%}" if view.crowded > CROWDED else ""
+        held = f"throttled {view.throttled:.0%}" if view.throttled > 0.005 else crowded
         rows.append(_row("CPU", text, _meter(busy / allowed if allowed else 0, shape), held, shape, warn=bool(held)))
     rows += _memory("memory", sample.get("memory_used") or sample.get("rss"), sample.get("memory_limit"), shape)
     if sample.get("gpu_percent") is not None:

@@ -104,7 +104,7 @@ class RunReader:
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "job.yaml").is_file():
-            what = "holds no job.yaml" if folder.is_dir() else "is not there"
+            what = "holds no job.yaml" if folder.is_dir() else "does not exist"
             raise CheckpointError(f"{folder} {what}", "the folder of a run", "see `ls -t runs`")
         self.view = RunView(folder)
         names = ("metrics.jsonl", "telemetry.jsonl", "events.jsonl")

@@ -83,7 +83,7 @@ def test_only_wanted_columns_are_read_and_ignored_ones_are_not(tmp_path: Path) -
         (
             "mixed.csv",
             "a\nñandú\n".encode() + "cañón\n".encode("latin-1"),
-            ["line 3", "the encodings are mixed: lines in LATIN1: 1, lines in UTF-8: 1", "from its sources"],
+            ["line 3", "the encodings are mixed: lines in LATIN1: 1, lines in UTF-8: 1", "export the file again"],
         ),
         ("wide.csv", "a,b\n1,2\n".encode("utf-16"), ["is UTF-16", "iconv -f UTF-16"]),
         ("latin.jsonl", '{"a": "señal"}\n'.encode("latin-1"), ["line 1: byte 0xF1 is not UTF-8", "señal"]),

@@ -96,7 +96,7 @@ def test_bad_file_within_the_budget_is_left_out_with_a_note(tmp_path: Path, case
     data = load(job(tmp_path, bad_samples=0.1))
     assert len(data.train) + len(data.validation) == 16
     assert str(path) not in [split.title(i) for split in (data.train, data.validation) for i in range(len(split))]
-    assert "data.train: 1 of 17 samples cannot be used and is left out" in data.notes
+    assert "data.train: 1 of 17 samples cannot be used and is skipped" in data.notes
     (line,) = [note for note in data.notes if note.startswith(f"left out: {path}: ")]
     assert any(part in line for part in reason.split("|"))
     assert data.train.gather(np.arange(len(data.train)))[0].shape == (len(data.train), 1 + 2, SIDE, SIDE)

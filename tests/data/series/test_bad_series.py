@@ -32,7 +32,7 @@ LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
             CLASSES,
             {},
             {"window": 30},
-            ["data.window: is 30", "the validation part of", "at most 25 rows", "another data.validation"],
+            ["data.window: is 30", "the validation part of", "at most 25 consecutive rows", "another data.validation"],
         ),
         (CLASSES, {"t": np.arange(100) * 60}, {"max_gap": 30}, ["data.window: is 8", "at most 1 consecutive rows"]),
         (CLASSES, {}, {"time": "tt"}, ["data.time: ", 'has no column "tt"', 'did you mean "t"?']),
@@ -43,7 +43,7 @@ LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
             CLASSES,
             {"t": np.arange(100) // 2},
             {},
-            ["has 50 times twice in one series: rows 1 and 2 have one t", "data.group"],
+            ["has 50 duplicate times in one series: rows 1 and 2 have the same t", "data.group"],
         ),
         (
             CLASSES,
@@ -136,9 +136,7 @@ def test_arrays_of_python_objects_and_files_that_are_none(tmp_path: Path) -> Non
     ragged = np.empty(2, object)
     ragged[0], ragged[1] = [1.0], [1.0, 2.0]
     np.savez(tmp_path / "a.npz", x=ragged, y=[0, 1])
-    with pytest.raises(
-        DataError, match=r"it contains Python objects(?s:.*)series of different lengths need a long table"
-    ):
+    with pytest.raises(DataError, match=r"it contains Python objects(?s:.*)series of different lengths need a table"):
         series.load(job(tmp_path / "a.npz"))
     (tmp_path / "b.npz").write_bytes(b"")
     with pytest.raises(DataError, match=r"b\.npz cannot be read"):

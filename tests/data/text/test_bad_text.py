@@ -94,7 +94,7 @@ CASES: dict[str, tuple[Callable[[Path], None], dict[str, str], tuple[str, ...]]]
     "validation that is not there": (
         rows(GOOD),
         {"data": ", validation: later.csv"},
-        ("data.validation: 'later.csv' is not there",),
+        ("data.validation: 'later.csv' does not exist",),
     ),
     "latin-1": (
         lines("descripcion,modo\n" + "válvula rota,a\nbomba,b\n" * 20, "latin-1"),

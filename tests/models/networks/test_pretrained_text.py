@@ -250,7 +250,7 @@ def test_layers_that_are_shared_cannot_be_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["./modelos/beto", "/modelos/beto", "a/b/c"])
 def test_a_folder_that_is_not_there(tmp_path: Path, name: str) -> None:
     reports.write(tmp_path)
-    with pytest.raises((SpecError, DataError), match="is not there"):
+    with pytest.raises((SpecError, DataError), match="does not exist"):
         load(reports.job(tmp_path, model=f"{{source: transformers, name: {name}}}"))
 
 

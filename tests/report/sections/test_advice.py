@@ -55,7 +55,7 @@ def throttle(run: Path, part: float) -> None:
 def test_nothing_to_change(run: Path) -> None:
     assert given(run) == []
     write(run)
-    assert "Nothing in the spec was found" in (run / "report.md").read_text(encoding="utf-8")
+    assert "No setting was found" in (run / "report.md").read_text(encoding="utf-8")
     assert json.loads((run / "report.json").read_text(encoding="utf-8"))["advice"] == []
 
 
@@ -63,7 +63,7 @@ def test_waiting_for_input(run: Path) -> None:
     phases(run, input=20.8, train=14.4)
     (one,) = given(run)
     assert one.line == "optimize: {loader_workers: 1}"
-    assert (one.why, one.gain) == ("the network waited 20.8 s for input", "up to 50 % less time")
+    assert (one.why, one.gain) == ("training waited 20.8 s for data", "up to 50 % less time")
 
 
 def test_a_worker_that_needs_longer_than_the_network_hides_the_network(run: Path) -> None:
@@ -87,7 +87,7 @@ def test_held_back_by_the_quota(run: Path, threads: int, line: str) -> None:
     decide(run, "cpu_threads", threads)
     one = given(run)[0]
     assert one.line == line
-    assert one.why.startswith("the quota of 2 CPUs held it back for 20.0 s of 41.6 s")
+    assert one.why.startswith("the quota of 2 CPUs throttled it for 20.0 s of 41.6 s")
     assert one.gain == "up to 48.1 % less time"
 
 
@@ -95,7 +95,7 @@ def test_memory_near_the_limit_comes_first(run: Path) -> None:
     phases(run, input=20.8, train=14.4)
     change(run / "result.json", lambda r: r.update(peak_memory=int(0.95 * GIB)))
     first, second = given(run)
-    assert (first.line, first.why) == ("optimize: {micro_batch: 16}", "973 MiB of 1.0 GiB were used, 95 %")
+    assert (first.line, first.why) == ("optimize: {micro_batch: 16}", "973 MiB of 1.0 GiB of memory used, 95 %")
     assert "loader_workers" in second.line
 
 
@@ -103,7 +103,7 @@ def test_memory_far_below_the_limit(run: Path) -> None:
     change(run / "result.json", lambda r: r.update(memory_limit=8 * GIB))
     (one,) = given(run)
     assert one.line == "limits: {memory: 1024m}"
-    assert one.gain == "7.0 GiB free for other containers"
+    assert one.gain == "7.0 GiB more for other containers"
 
 
 def test_saving_too_often(run: Path) -> None:
@@ -123,7 +123,7 @@ def test_padding(run: Path, source: str, lines: list[str]) -> None:
     found = given(run)
     assert [one.line for one in found] == lines
     if found:
-        assert found[0].why == "40 % of a batch is padding, 4 % would be"
+        assert found[0].why == "40 % of a batch is padding; it would be 4 %"
         assert found[0].gain == "up to 31.7 % less time"  # 1 - 0.60 / 0.96 of 35.2 of 41.6 s
 
 
@@ -155,7 +155,7 @@ def test_no_cpu_is_advised_that_the_host_does_not_have(run: Path) -> None:
 def test_a_hot_gpu(run: Path) -> None:
     rows(run / "telemetry.jsonl", [row | {"memory_limit": GIB, "gpu_temperature": 84.0} for row in telemetry()])
     (one,) = given(run)
-    assert one.why == "it had 80 °C or more for 100 % of the time, 84 °C at most"
+    assert one.why == "it was at 80 °C or hotter for 100 % of the time, up to 84 °C"
 
 
 def test_an_idle_gpu(run: Path) -> None:
@@ -163,7 +163,7 @@ def test_an_idle_gpu(run: Path) -> None:
     decide(run, "cuda_graphs", False)
     (one,) = given(run)
     assert one.line == "optimize: {cuda_graphs: true}"
-    assert one.why == "the GPU was idle 40 % of the time"
+    assert one.why == "the GPU was idle for 40 % of the time"
 
 
 def test_a_setting_without_effect_is_told_only_if_the_job_asked(run: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_short_run_tells_nothing(run: Path) -> None:
     change(run / "result.json", lambda r: r.update(seconds=6.0))
     assert given(run) == []
     write(run)
-    assert "What to change" not in (run / "report.md").read_text(encoding="utf-8")
+    assert "Recommendations" not in (run / "report.md").read_text(encoding="utf-8")
 
 
 def test_the_advice_is_in_all_three_files(run: Path) -> None:

@@ -168,7 +168,7 @@ def test_one_plain_line(run: Path) -> None:
 def test_no_run_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"holds no job\.yaml"):
         RunReader(tmp_path)
-    with pytest.raises(CheckpointError, match="is not there"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         RunReader(tmp_path / "nowhere")
 
 

@@ -86,7 +86,7 @@ def test_a_run_ends_with_its_mistakes_in_the_report(job: Path) -> None:
         np.testing.assert_array_equal(np.asarray(kept), images[place])
     page = (run / "report.html").read_text()
     assert page.count('<img src="data:image/png;base64,') == len(rows)
-    assert "Worst mistakes" in (run / "report.md").read_text()
+    assert "Most confident mistakes" in (run / "report.md").read_text()
 
 
 def shown(mistakes: dict[str, Any]) -> str:
@@ -101,7 +101,7 @@ def test_texts_are_a_table_for_each_head(tmp_path: Path) -> None:
     (run / FILE).write_text(json.dumps({"causa": [TEXT], "modo": []}))
     reports.write(run)
     page = (run / "report.html").read_text()
-    assert "Worst mistakes of causa" in page
+    assert "Most confident mistakes of causa" in page
     assert "mistakes of modo" not in page
     assert "&lt;b&gt;the pump&lt;/b&gt; leaks" in page
     assert "reports.csv row 3" in unescape(page)
@@ -135,7 +135,7 @@ def test_a_damaged_file_breaks_nothing(tmp_path: Path, data: str) -> None:
     run = make(tmp_path / "texts-001")
     (run / FILE).write_text(data)
     reports.write(run)
-    assert "Worst mistakes" not in (run / "report.html").read_text()
+    assert "Most confident mistakes" not in (run / "report.html").read_text()
 
 
 def test_pictures_never_make_the_page_large(tmp_path: Path) -> None:
@@ -144,4 +144,4 @@ def test_pictures_never_make_the_page_large(tmp_path: Path) -> None:
     (run / FILE).write_text(json.dumps({f"head {i}": [{**TEXT, "picture": data}] * 6 for i in range(5)}))
     reports.write(run)
     assert (run / "report.html").stat().st_size < 2_000_000
-    assert "Worst mistakes of head 4" in (run / "report.html").read_text(), "as a table"
+    assert "Most confident mistakes of head 4" in (run / "report.html").read_text(), "as a table"

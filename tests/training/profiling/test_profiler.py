@@ -50,11 +50,11 @@ def test_the_trace_holds_the_steps_and_the_operators(traced: tuple[Path, Path]) 
 
 
 def test_the_report_shows_the_operators(traced: tuple[Path, Path]) -> None:
-    assert "Dearest operators" in (traced[0] / "report.md").read_text()
-    assert "Dearest operators" not in (traced[1] / "report.md").read_text()
+    assert "Slowest operators" in (traced[0] / "report.md").read_text()
+    assert "Slowest operators" not in (traced[1] / "report.md").read_text()
     (traced[0] / OPERATORS).write_text("{")
     reports.write(traced[0])
-    assert "the dearest operators cannot be shown" in (traced[0] / "report.md").read_text()
+    assert "the slowest operators cannot be shown" in (traced[0] / "report.md").read_text()
 
 
 @pytest.mark.parametrize(

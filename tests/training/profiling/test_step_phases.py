@@ -100,7 +100,7 @@ def test_the_report_tells_both(tmp_path: Path) -> None:
     write(run)
     told = (run / "report.md").read_text()
     assert "backward" in told
-    assert "2 MFLOP a sample, 1.037 GFLOP a second while training" in told
-    assert "50 GFLOP a second here: 2.1 % of that." in told
-    assert "To be watched (monitor and live view) cost 0.30 s of CPU time, 0.7 % of the run." in told
+    assert "2 MFLOP per sample, 1.037 GFLOP per second during training" in told
+    assert "50 GFLOP per second on this machine; training reaches 2.1 % of it." in told
+    assert "Monitoring (monitor and live view) took 0.30 s of CPU time, 0.7 % of the run." in told
     assert "1,438 training images" in told
