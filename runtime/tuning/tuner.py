@@ -13,20 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from runtime import optimizations
-from runtime.data.dataset import Batch, Dataset
+from runtime.data.dataset import Dataset
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job_spec.load import SpecSource
 from runtime.models.build import Model
-from runtime.models.inspection import inspect_workload
 from runtime.optimizations import Effect, Optimization, Stage, Value
 from runtime.plan import evidence
 from runtime.plan.evidence import Measurement
@@ -39,7 +36,8 @@ from runtime.tuning import evidence_keys, process_settings, time_budget, variant
 from runtime.tuning.paired_timing import BLOCK, compare
 from runtime.tuning.time_budget import TimeBudget
 from runtime.tuning.tuner_state import TunerState
-from runtime.tuning.variants import Numbers, Variant, Verdict
+from runtime.tuning.variant_builder import VariantBuilder
+from runtime.tuning.variants import Variant, Verdict
 
 COMPARED = 0.7
 """Share of the remaining time within which compilation must end, so that there is time to compare."""
@@ -53,11 +51,9 @@ OWN = 2 / 3
 """Share of the limit for measurements in this process other than compilation, if process settings are measured, too."""
 SETTLED = ("job", "file", "measured", *LEARNED)
 """Sources of decisions that are not measured again."""
-BATCHES, FETCHING = 8, 2.0
-"""All variants cycle through the same batches: so many, or as many as load in so many seconds, but at least two."""
 
 
-class Tuner:
+class Tuner(VariantBuilder):
     """Measures for one job.
 
     Args:
@@ -76,42 +72,11 @@ class Tuner:
         say: Callable[[str], None],
         source: SpecSource | None = None,
     ) -> None:
-        self.made, self.dataset, self.network, self.say, self.source = made, dataset, network, say, source
-        self.initial = copy.deepcopy(network.module.state_dict())
-        self.facts = inspect_workload(dataset, network.module)
-        self.given: dict[Value, list[Batch]] = {}
-        self.plain: dict[tuple[bool, tuple[Value, ...]], Numbers] = {}
+        super().__init__(made, dataset, network, say)
+        self.source = source
         self.compiling = COMPILING
         self.standing = since_start() if source else 0.0
         """Seconds that a child needs until it can train, as measured on this process."""
-
-    def arm(self, plan: Plan) -> Variant:
-        """A new copy of the network under a plan, at the first batch."""
-        made = self.made
-        module = copy.deepcopy(self.network.module)
-        module.load_state_dict(self.initial)
-        network = replace(self.network, module=module)
-        kept = dict(self.dataset.kept)
-        run = assemble(made.job, made.hardware, plan, made.folder, self.dataset, network, made.signals, PhaseTimer())
-        if kept:
-            # The baseline's cached activations would be lost to the run if they were replaced by a candidate's.
-            self.dataset.kept.clear()
-            self.dataset.kept.update(kept)
-        run.train_mode()
-        return Variant(run, self._batches(run))
-
-    def _batches(self, run: Run) -> Iterator[Batch]:
-        """The same few batches for all variants; two variants that start with the first one stay in step."""
-        # With these two, batches are other tensors for the same samples.
-        kind = f"{run.plan.value('feature_cache')} {run.plan.value('gpu_resident_data')}"
-        if kind not in self.given:
-            end = time.monotonic() + FETCHING
-            taken = self.given[kind] = []
-            for batch in itertools.islice(run.batches.epoch(0), BATCHES):
-                taken.append(batch)
-                if len(taken) > 1 and time.monotonic() > end:
-                    break
-        return itertools.cycle(self.given[kind])
 
     def tune(self, seconds: float | None) -> dict[str, Measurement]:
         """Measure every candidate, and report what that took.
@@ -186,21 +151,6 @@ class Tuner:
                 if value != plan.value(optimization.name) and optimization.effect(self.facts) is not Effect.TRAINING:
                     yield optimization, value
 
-    def reference(self, quiet: bool, plan: Plan, until: float = math.inf) -> Numbers:
-        """Losses and gradient norms with everything off, with dropout as in the plan that is compared.
-
-        Raises:
-            TooSlow: if they are not known by `until`.
-        """
-        off = variants.all_off(plan, quiet)
-        off = off.with_values({"packed_dropout": False}) if plan.value("compile") is not False else off
-        key = quiet, tuple(off.value(one.name) for one in optimizations.every() if one.redraws)
-        if key not in self.plain:
-            arm = self.arm(off)
-            arm.until = until
-            self.plain[key] = arm.numbers(quiet)
-        return self.plain[key]
-
     def _bounded(self, plan: Plan, seconds: float) -> contextlib.AbstractContextManager[None]:
         """A time limit around steps in which a compiler may run, if another process can take over after an
         interruption.
@@ -227,7 +177,7 @@ class Tuner:
         cost = max(0.0, first - (variants.CHECKED + 1) * step) if optimization.stage is Stage.COMPILE else 0.0
         self.compiling = min(self.compiling, 2 * cost) if cost else self.compiling
         for side in (incumbent, challenger):
-            side.batches = self._batches(side.run)
+            side.batches = self.batches(side.run)
         try:
             with self._bounded(plan, max(1.0, left - first)):
                 pair = compare(incumbent.steps, challenger.steps, step, (left - first) / 3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from runtime import optimizations
 from runtime.optimizations import Effect, Optimization, Stage
@@ -13,46 +12,46 @@ from runtime.plan.evidence import Measurement
 from runtime.plan.plan import OPEN, Plan, written
 from runtime.tuning import variants
 from runtime.tuning.tuner_state import TunerState
-
-if TYPE_CHECKING:
-    from runtime.tuning.tuner import Tuner
+from runtime.tuning.variant_builder import VariantBuilder
 
 
-def again(tuner: Tuner, known: Mapping[str, Measurement]) -> dict[str, Measurement]:
+def again(builder: VariantBuilder, known: Mapping[str, Measurement]) -> dict[str, Measurement]:
     """Results from other data or settings, if the numbers are right with the present ones, too; else none."""
     before = f"tune: measured before, on {next(iter(known.values())).date}, with other data or settings"
     vetoed = [name for name, row in known.items() if row.vetoed]
     if vetoed:
-        tuner.say(f"{before}, which rejected a value of {vetoed[0]}; measuring again")
+        builder.say(f"{before}, which rejected a value of {vetoed[0]}; measuring again")
         return {}
-    plan = tuner.made.plan
+    plan = builder.made.plan
     for name, row in known.items():
         plan = plan.with_values({name: row.value})
-    wrong = wrong_numbers(tuner, plan)
-    tuner.say(f"{before}; {f'with these settings the loss differs ({wrong}); measuring again' if wrong else 'loss ok'}")
+    wrong = wrong_numbers(builder, plan)
+    builder.say(
+        f"{before}; {f'with these settings the loss differs ({wrong}); measuring again' if wrong else 'loss ok'}"
+    )
     return {} if wrong else dict(known)
 
 
-def defaults(tuner: Tuner, contest: TunerState, until: float) -> None:
+def defaults(builder: VariantBuilder, contest: TunerState, until: float) -> None:
     """Turn off defaults that compute wrong numbers.
 
     Args:
-        tuner: does the measurements.
+        builder: does the measurements.
         contest: the state, with the default plan.
         until: deadline, on the monotonic clock.
     """
     try:
-        wrong = wrong_numbers(tuner, contest.plan, until)
+        wrong = wrong_numbers(builder, contest.plan, until)
     except variants.TooSlow as slow:
-        tuner.say(f"tune: the default settings were {slow}")
+        builder.say(f"tune: the default settings were {slow}")
         return
     if wrong is None:
         return
     suspects = _suspects(contest.plan)
     without = {one.name: contest.plan.with_values({one.name: one.off}) for one in suspects}
-    alone = next((one for one in suspects if wrong_numbers(tuner, without[one.name]) is None), None)
-    if alone is None and (still := wrong_numbers(tuner, _all_off(contest.plan, suspects))):
-        tuner.say(f"warning: the settings of the job change the loss: {still}")
+    alone = next((one for one in suspects if wrong_numbers(builder, without[one.name]) is None), None)
+    if alone is None and (still := wrong_numbers(builder, _all_off(contest.plan, suspects))):
+        builder.say(f"warning: the settings of the job change the loss: {still}")
         return
     for one in [alone] if alone else suspects:
         value = contest.plan.value(one.name)
@@ -60,20 +59,20 @@ def defaults(tuner: Tuner, contest: TunerState, until: float) -> None:
         contest.tried[(one.name, value)] = [(0.0, contest.plan)]
         contest.found[one.name] = Measurement(one.off, text, evidence.today())
         contest.plan = contest.plan.with_values({one.name: one.off})
-        tuner.say(f"tune: {one.name} {text}")
-    contest.incumbent = tuner.arm(contest.plan)
+        builder.say(f"tune: {one.name} {text}")
+    contest.incumbent = builder.arm(contest.plan)
 
 
-def wrong_numbers(tuner: Tuner, plan: Plan, until: float = math.inf) -> str | None:
+def wrong_numbers(builder: VariantBuilder, plan: Plan, until: float = math.inf) -> str | None:
     """Where, and by how much, the first steps of a plan are wrong; None if they are right.
 
     Raises:
         TooSlow: if that is not known by `until`.
     """
-    on_gpu = tuner.made.device.type == "cuda"
+    on_gpu = builder.made.device.type == "cuda"
     used = [one for one in optimizations.every() if plan.value(one.name) != one.off]
-    quiet = any(variants.redraws(one, plan, tuner.facts, on_gpu) for one in used)
-    reference, arm = tuner.reference(quiet, plan, until), tuner.arm(plan)
+    quiet = any(variants.redraws(one, plan, builder.facts, on_gpu) for one in used)
+    reference, arm = builder.reference(quiet, plan, until), builder.arm(plan)
     arm.until = until
     return variants.differs(arm.numbers(quiet), reference, variants.tolerance(plan))
 
