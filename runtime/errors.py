@@ -9,9 +9,9 @@
     ├── StorageError      7    a folder cannot be written
     ├── PeerError         8    another process is lost or hung
     ├── DeviceError       9    the device cannot be used: wrong image, lost GPU, no engine, kernels that crash
-    ├── Replanned        10    a new plan needs another process; the supervisor starts it, so nobody else sees this
+    ├── Replanned        10    a new plan needs another process, which the supervisor starts; not visible outside
     ├── Busy             11    another process is training this run
-    └── Stopped          75    stopped early, nothing committed was lost, run me again
+    └── Stopped          75    stopped early, no saved progress was lost; the same command resumes the run
 
 Every message has three parts: what was given, what is possible here, what to do.
 """

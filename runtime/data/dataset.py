@@ -168,7 +168,9 @@ class Dataset:
     notes: list[str] = field(default_factory=list)
     """What the user should know about the data: counts, skipped files, conversions."""
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What is known of the data, by key, in numbers: what decides anything, as the report's advice, never reads a note."""
+    """Facts about the data, by key, as numbers and names. Code that decides, such as the report's advice, reads these
+    and never the text of a note.
+    """
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     """The user's loss, in place of the job's: (outputs, targets) -> one term per sample, shape (N,)."""
     files: dict[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)

@@ -63,7 +63,9 @@ def read_limits(root: Path) -> CgroupLimits:
 
 
 def tightest_quota(group: CgroupController) -> CgroupController:
-    """The level with the lowest quota alone: of a systemd slice it is not our own. The innermost where none has one."""
+    """The level with the lowest quota, which may be an ancestor such as a systemd slice; the innermost if none has
+    one.
+    """
     levels = [(quota, folder) for folder in group.folders if (quota := _quota(group.version, folder))]
     return replace(group, folders=(min(levels)[1],) if levels else group.folders[:1])
 
@@ -226,7 +228,8 @@ def memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
         stat = dict(line.split()[:2] for line in text(folder / "memory.stat").splitlines() if " " in line)
         # A container's mount hides the ancestors, but version 1 says what they allow together.
         limits = [number(text(folder / limit_file)), number(stat.get("hierarchical_memory_limit", ""))]
-        # Beyond `memory.high` (systemd's MemoryHigh=) nothing is killed, but made to wait until nothing goes on.
+        # Above `memory.high` (systemd's MemoryHigh=) processes are not killed, but throttled until they make no
+        # progress.
         limits += [number(text(folder / "memory.high"))] if group.version == 2 else []
         limit = min((value for value in limits if value is not None and value < _UNLIMITED), default=None)
         use = number(text(folder / use_file))

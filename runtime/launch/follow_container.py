@@ -51,9 +51,9 @@ def _from_here(run: str) -> str:
 
 
 def ended(code: int, attributes: Any) -> str:
-    """What the end of a container means that could not say so itself; nothing for one that could.
+    """What the exit code means if the container could not report it itself; else empty.
 
-    The engine says OOMKilled of every container in which a process was killed for memory, also of one that went on.
+    The engine reports OOMKilled if any process of the container was killed for memory, even if the container continued.
     """
     if code != KILLED:
         return ""

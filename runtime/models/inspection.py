@@ -1,4 +1,4 @@
-"""Inspects a network and its data: the facts that decisions depend on."""
+"""Determines the properties of a network and its data on which decisions depend."""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ def note(network: Model) -> str | None:
 
 
 def stem_costs(network: Model) -> dict[str, Any] | None:
-    """FLOPs per sample in training with the small stem, where `auto` took it, and with the large one.
+    """FLOPs per training sample with the small stem, if `auto` chose it, and with the large one.
 
-    None where the large stem, which works at a sixteenth of the pixels, saves less than half.
+    None if the large stem, which works at a sixteenth of the pixels, saves less than half.
     """
     module, given = network.module, network.arguments
     if not isinstance(module, cnn.ResNet) or given["stem"] != "auto" or not isinstance(module.stem[-1], nn.ReLU):

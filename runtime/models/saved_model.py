@@ -48,12 +48,12 @@ class SavedModel:
 def commit(
     final: Path, groups: dict[str, dict[str, Tensor]], config: Mapping[str, object], code: Mapping[str, bytes]
 ) -> Path:
-    """Write a model folder as a whole, in place of an older one.
+    """Write a model folder atomically, replacing an older one.
 
     Args:
         final: the folder.
-        groups: tensors by the stem of their file.
-        config: what `config.json` says, beside its format and our version.
+        groups: tensors by file stem.
+        config: content of `config.json`, beside its format and our version.
         code: the user's Python files, if they define the network.
 
     Raises:

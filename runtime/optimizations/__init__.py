@@ -120,10 +120,10 @@ class AssembledStep(Protocol):
 
 
 class AssembledTimer(Protocol):
-    """The clock of a run, in which an optimization records the time of its own work."""
+    """The phase timer of a run, with which an optimization records the time of its own work."""
 
     def phase(self, name: str, /) -> AbstractContextManager[None]:
-        """Count the time within as that of one phase."""
+        """Count the time of the `with` block under this phase."""
         ...
 
 
@@ -181,7 +181,7 @@ class AssembledRun(Protocol):
 
     @property
     def clock(self) -> AssembledTimer:
-        """The time that the phases of the run take."""
+        """The phase timer of the run."""
         ...
 
     @property
@@ -210,7 +210,7 @@ class Optimization:
     lacks: Callable[[Job, Hardware], str | None]
     """What this machine or job lacks for it to apply; None if it applies."""
     preloaded: Callable[[], Value] | None
-    """What is in force in a process that runs already; only where `environment` preloads a library."""
+    """The effective value in a process that is already running; only for libraries that `environment` preloads."""
     redraws: bool
     """Whether it changes the random numbers of dropout, so that its steps can only be compared without dropout."""
 
@@ -246,7 +246,7 @@ def wanted(job: Job, name: str, choice: Choice) -> Value:
 
 
 def off_values() -> dict[str, Value]:
-    """Plain PyTorch: the value of each optimization that does nothing."""
+    """Plain PyTorch: the value of each optimization that turns it off."""
     return {optimization.name: optimization.off for optimization in every()}
 
 

@@ -56,6 +56,6 @@ def effective(run: AssembledRun) -> Value:
 
 
 def preloaded() -> Value:
-    """The same without a run."""
+    """The effective value, without a run."""
     mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     return "tcmalloc" if "libtcmalloc" in mapped else OFF

@@ -64,7 +64,7 @@ def effective(run: AssembledRun) -> Value:
 
 
 def preloaded() -> Value:
-    """The same without a run."""
+    """The effective value, without a run."""
     mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     return "iomp5" if "libiomp5" in mapped else "libomp" if "/libomp.so" in mapped else OFF
 

@@ -43,7 +43,7 @@ def settle(
 def refined(
     stored: Plan, job: Job, machine: Hardware, workload: Workload, measured: Mapping[str, Measurement] | None = None
 ) -> Plan:
-    """The stored plan, decided again where it was provisional or where something was measured since."""
+    """The stored plan, with provisional decisions made again and measurements applied."""
     known = measured or {}
     values = {
         row.name: row.value
@@ -56,7 +56,7 @@ def refined(
 
 
 def _explained(row: Decision, old: Decision) -> Decision:
-    """A value that stays keeps its reason; what an end of the trainer has taught stays as it is."""
+    """An unchanged value keeps its reason; so does a value that was learned from a failure of the trainer."""
     if old.source in LEARNED:
         return old
     if row.source == "file" and old.value == row.value:

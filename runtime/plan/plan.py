@@ -45,7 +45,7 @@ class Decision:
     """True until model and data are known."""
 
     def learned(self, value: Value, source: str, reason: str) -> Decision:
-        """The decision after something has taught another value; the evidence was about the old one."""
+        """The decision with a value learned from a failure; evidence for the old value is dropped."""
         return replace(self, value=value, source=source, reason=reason, evidence=None, provisional=False)
 
 
@@ -71,7 +71,7 @@ class Plan:
         return self.row(name).value
 
     def values(self) -> dict[str, Value]:
-        """All values by name; what `resolve` replays of a stored plan."""
+        """All values by name, which `resolve` can replay."""
         return {row.name: row.value for row in self.decisions}
 
     def enabled(self) -> tuple[Decision, ...]:
@@ -80,16 +80,16 @@ class Plan:
         return tuple(row for row in self.decisions if row.name in off and row.value != off[row.name])
 
     def with_rows(self, rows: Iterable[Decision]) -> Plan:
-        """The plan with these rows in the place of its own of the same name."""
+        """The plan with these rows in place of those of the same name."""
         found = {row.name: row for row in rows}
         return replace(self, decisions=tuple(found.get(row.name, row) for row in self.decisions))
 
     def with_values(self, values: Mapping[str, Value]) -> Plan:
-        """The plan with other values and the reasons of its own: for a trial, not for a record."""
+        """The plan with other values but unchanged reasons: for a trial, not for a record."""
         return self.with_rows(replace(row, value=values[row.name]) for row in self.decisions if row.name in values)
 
     def only(self, names: Collection[str]) -> Plan:
-        """The plan with everything off but these."""
+        """The plan with everything off except these."""
         off = optimizations.off_values()
         return self.with_values({name: value for name, value in off.items() if name not in names})
 

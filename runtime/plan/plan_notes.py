@@ -1,4 +1,4 @@
-"""Notes of a plan: what a user should know about the limits and the GPU that they asked for."""
+"""Notes of a plan: what the user should know about requested limits and GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.system.units import format_bytes, parse_bytes
 
 
 def plan_notes(job: Job, hardware: Hardware) -> Iterable[str]:
-    """Limits that are not as requested, a GPU that cannot be used, an image for another machine."""
+    """Notes on limits that differ from the request, a GPU that cannot be used, an image for another machine."""
     limits, memory = job.limits, hardware.memory
     if hardware.gpu_trouble:
         yield f"gpu: {hardware.gpu_trouble}"

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run when it begins: the plan, and the first batch as network input."""
+"""Shows the plan and the first batch in TensorBoard when a run begins."""
 
 from __future__ import annotations
 

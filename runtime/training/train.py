@@ -1,4 +1,4 @@
-"""Training of one assembled run: from its last checkpoint or its first step to its end, with all of its records."""
+"""Trains an assembled run from its first step or last checkpoint to its end, with all of its records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from runtime.training.saver import NonSavingRank, Saver
 
 
 def train(run: Run, *, trace: bool = False) -> str:
-    """Train an assembled run from its last checkpoint to its end, and write its records; returns why it ended.
+    """Train an assembled run to its end, and write its records; returns why it ended.
 
     Raises:
         Stopped: on a signal, after a checkpoint if there is progress.
@@ -35,7 +35,7 @@ def train(run: Run, *, trace: bool = False) -> str:
     try:
         saver = _begun(run)
     except BaseException:
-        # The thread that draws for TensorBoard, inside of torch when Python takes itself apart, would abort the process.
+        # TensorBoard's thread would abort the process if it were still inside torch while the interpreter shuts down.
         if run.metrics:
             run.metrics.close()
         raise
@@ -85,7 +85,7 @@ def _monitor(run: Run, metrics: MetricsLog) -> Monitor:
 
 
 def _fitted(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) -> str:
-    """Why the training ended; several processes stay together until the leader has saved, and part then.
+    """Train until the end; returns why it ended. Several processes stay connected until rank 0 has saved.
 
     Raises:
         Stopped: on a signal or when `max_time` is spent, after a checkpoint if there is progress.
@@ -103,7 +103,7 @@ def _fitted(run: Run, saver: Saver, progress: Progress, profiler: Profiler | Non
 
 
 def _begun(run: Run) -> Saver:
-    """The run at its last checkpoint or at its first step, its records open; returns who saves."""
+    """Restore the last checkpoint, if there is one, and open the records; returns the saver."""
     loaded, passed = agreement.latest(run.ranks, run.checkpoints)
     for line in passed:
         say(line)
@@ -123,7 +123,7 @@ def _begun(run: Run) -> Saver:
         tensorboard_overview.show_overview(run)
     saver = Saver(run) if run.ranks.leads else NonSavingRank(run)
     if not loaded:
-        # A full or read-only disk shows now and not after an epoch; and there is always something to go back to.
+        # A full or read-only disk is found now, not after an epoch; and there is always a checkpoint to roll back to.
         saver.final()
     saver.foresee()
     step_phases.install(run)
@@ -131,7 +131,7 @@ def _begun(run: Run) -> Saver:
 
 
 def _stopped(run: Run, saver: Saver, stop: Stopped) -> Stopped:
-    """Save if there is progress, and say how to go on."""
+    """Save if there is progress; returns the error with advice on how to resume."""
     again = "run the same command"
     if run.time_left() <= 0 and run.counters.samples == run.samples_before:
         again = "raise train.max_time (it passed before this attempt finished a step), and run the command"
@@ -177,6 +177,6 @@ def _result(run: Run, best: FinalWeights, reason: str, peak: int, watching: dict
 
 
 def _facts(run: Run) -> dict[str, dict[str, object]]:
-    """What data and network turned out to be, by key: what the report's advice reads."""
+    """Properties of data and network by key, which the report's advice reads."""
     stem = operations.stem_costs(run.network)
     return run.dataset.facts | ({"stem": stem} if stem else {})

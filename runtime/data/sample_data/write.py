@@ -17,14 +17,14 @@ EXAMPLES = {
     "data/series": ("series", 64000),
     "data/table": ("table", 40000),
 }
-"""Folders of the example jobs, with kind and size of what is written there."""
+"""Folders of the example jobs, with the kind and size of their sample data."""
 LEAST = 20
 """Fewest samples with which every class occurs, in validation too."""
 Write = Callable[[Path, int, int], list[Path]]
 
 
 def command(path: str) -> str | None:
-    """The command that makes the data of an example job, if the path is in its folder."""
+    """The command that writes the sample data of an example job; None if the path is not in one of its folders."""
     for folder, (kind, size) in EXAMPLES.items():
         if path == folder or path.startswith(f"{folder}/"):
             return f"drivetrain sample {kind} {folder} --size {size}"

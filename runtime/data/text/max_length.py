@@ -52,14 +52,14 @@ def _cut(lengths: Lengths, longest: int) -> str:
 
 @dataclass(frozen=True)
 class PaddingShares:
-    """Shares of what is computed that are padding, in the first epoch."""
+    """Shares of padding in the first epoch, for each way of forming batches."""
 
     max_length: float
-    """If batches are filled up to `max_length`."""
+    """Batches padded to `max_length`."""
     longest: float
-    """If each batch is filled up to its longest text."""
+    """Batches padded to their longest text."""
     parts: float
-    """If batches are cut into parts of PART_TOKENS tokens."""
+    """Batches split into micro-batches of PART_TOKENS tokens."""
 
     def note(self) -> str:
         """The shares as a line; packed batches have no padding."""
@@ -71,7 +71,7 @@ class PaddingShares:
 
 
 def padding(lengths: Lengths, longest: int, batch_size: int, seed: int) -> PaddingShares:
-    """The shares of padding in the first epoch: padded to `max_length`, per batch, and in parts."""
+    """The shares of padding in the first epoch."""
     shuffled = lengths[stateless_random.permutation(seed, 0, len(lengths))]
     groups = [shuffled[i : i + batch_size] for i in range(0, len(lengths), batch_size)][:BATCHES]
     own = sum(int(group.sum()) for group in groups)

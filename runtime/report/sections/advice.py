@@ -286,7 +286,7 @@ def _batch(record: Record) -> int | None:
 
 
 def _number(record: Record, *keys: str) -> float | None:
-    """A fact of the data or the network that the run has recorded; None in runs of before, which had sentences only."""
+    """A recorded fact about data or network; None for runs of earlier versions, which recorded text only."""
     value = _at(record.result, "facts", *keys)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 

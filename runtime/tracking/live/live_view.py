@@ -1,4 +1,4 @@
-"""The live view: a thread that paints a run from its folder while the run goes on, and how often it may."""
+"""The live view: a thread that paints a run from its folder during the training, at a limited rate."""
 
 from __future__ import annotations
 
