@@ -1,4 +1,4 @@
-"""Alone: facts, plan and memory for a Python program that only wants to know; no torch is loaded."""
+"""Hardware, plan and memory profile for a Python program; torch is not loaded in its process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runtime.plan import plan as plans
 
 
 def facts_here(runs: Path | str = "runs") -> Hardware:
-    """What this process may really use of the machine.
+    """What this process may actually use of the machine.
 
     Args:
         runs: the folder whose free space counts.
@@ -34,16 +34,16 @@ def plan_for(
     workload: Workload | None = None,
     plain: bool = False,
 ) -> plans.Plan:
-    """Every decision for a job, with its reason.
+    """All decisions for a job, with their reasons.
 
     Args:
-        job: a spec, or the path of one.
-        hardware: facts, or the path of recorded ones; those of this machine if None.
-        workload: facts of network and data; without them some rows are provisional.
-        plain: everything off.
+        job: a job, or the path of its spec.
+        hardware: the hardware, or the path of a recorded one; this machine's if None.
+        workload: properties of network and data; without them some rows are provisional.
+        plain: turn everything off.
 
     Raises:
-        SpecError: if the spec or the facts are wrong, or the spec asks for what cannot be had.
+        SpecError: if spec or hardware are invalid, or the spec requests something that is not possible.
     """
     if isinstance(hardware, str | Path):
         hardware = load(Path(hardware))
@@ -54,7 +54,7 @@ def plan_for(
 def memory_for(
     job: Path | str, assignments: Sequence[str] = (), *, output: Path | str = "runs/memory"
 ) -> dict[str, Any]:
-    """Memory at the peak by micro-batch, measured in a process of its own, as `drivetrain memory` does it.
+    """Peak memory by micro-batch, measured in a child process, as by `drivetrain memory`.
 
     Args:
         job: the path of a spec.
@@ -65,7 +65,7 @@ def memory_for(
         `ceiling` in bytes, and `rows` with `micro_batch`, `predicted` and `measured` bytes.
 
     Raises:
-        DrivetrainError: with the command's own words, if it ends with another exit code than 0.
+        DrivetrainError: with the command's message, if its exit code is not 0.
     """
     command = [sys.executable, "-m", "runtime", "memory", str(job), "--output", str(output)]
     for assignment in assignments:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 
 class DrivetrainError(Exception):
-    """A failure a person can act on.
+    """A failure that the user can act on.
 
     Args:
         given: what was given or found, with its key or path.
@@ -39,7 +39,7 @@ class DrivetrainError(Exception):
         super().__init__("\n".join(self.lines()))
 
     def lines(self) -> list[str]:
-        """The message, one line a part, empty parts left out."""
+        """The message, one line per part, without empty parts."""
         labels = (("", self.given), ("  possible: ", self.possible), ("  do:       ", self.action))
         return [label + text for label, text in labels if text]
 
@@ -55,7 +55,7 @@ class Problem:
     action: str
 
     def lines(self) -> list[str]:
-        """The problem as the person sees it."""
+        """The problem as shown to the user."""
         head = f"{self.place}: {self.key}: {self.given}" if self.key else f"{self.place}: {self.given}"
         return DrivetrainError(head, self.possible, self.action).lines()
 

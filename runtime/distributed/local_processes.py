@@ -1,4 +1,4 @@
-"""The processes that train beside the leader on this machine: starting, watching and ending them."""
+"""Starts, watches and ends the processes that train beside the leader (rank 0) on this machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from runtime.errors import PeerError, Stopped
 from runtime.system.signals import CRASHES
 
 LOOK_EVERY = 0.2
-"""Seconds between two looks at the processes that do not lead."""
+"""Seconds between two checks of the followers."""
 LAST_WORDS = 10.0
-"""Seconds that the leader has to end by itself once another process is gone."""
+"""Seconds that the leader has to end by itself after another process is lost."""
 Start = Callable[[Path, dict[str, str], int], "subprocess.Popen[bytes]"]
-"""Start one process: its folder, more environment, and a file for all that it says."""
+"""Starts a process, given its folder, additional environment variables, and a file for its output."""
 
 
 @contextlib.contextmanager
@@ -29,9 +29,9 @@ def followers(count: int, run: Path, start: Start) -> Iterator[tuple[dict[str, s
     """Start all processes but the leader; end them with the block.
 
     Args:
-        count: of all processes.
-        run: the run folder; each follower has a folder of its own below it, with its log.
-        start: starts one.
+        count: number of processes, leader included.
+        run: the run folder; each follower has its own folder in it, with its log.
+        start: starts a process.
 
     Returns:
         The leader's environment, and the followers.
@@ -57,7 +57,7 @@ def followers(count: int, run: Path, start: Start) -> Iterator[tuple[dict[str, s
 
 
 def _folder(run: Path, rank: int) -> Path:
-    """Where a follower keeps its records; what it reads, plan and checkpoints and more, is the leader's."""
+    """The folder for a follower's records; it reads plan, checkpoints and the rest from the leader's."""
     folder = run / "ranks" / str(rank)
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("checkpoints", "hardware.json", "plan.json", "data.json", "preprocessing.json"):
@@ -67,7 +67,7 @@ def _folder(run: Path, rank: int) -> Path:
 
 
 def wait(leader: subprocess.Popen[bytes], others: Sequence[subprocess.Popen[bytes]]) -> int:
-    """The end of a run: the leader's return code, or what the loss of another process makes of it."""
+    """Wait for the end of a run; returns the leader's return code, or a code for the loss of another process."""
     lost_at: float | None = None
     ended = False
     if not others:
@@ -83,14 +83,14 @@ def wait(leader: subprocess.Popen[bytes], others: Sequence[subprocess.Popen[byte
         time.sleep(LOOK_EVERY)
     code = leader.wait()
     lost = [process for process in others if process.poll() not in (None, 0)]
-    # Our own kill of a leader that waits for the lost one says nothing of why that was lost.
+    # If we killed a leader that waited for a lost process, its code does not tell the cause.
     ends = [*([] if ended else [code]), *(process.returncode for process in lost)]
     if -signal.SIGKILL not in ends and (crashed := [end for end in ends if 128 - end in CRASHES]):
-        # The others have only lost a peer by it.
+        # All other failures only follow from this one.
         return crashed[0]
     if lost and code not in (0, Stopped.exit_code) and not 2 <= code <= 7:
         if any(process.returncode == Stopped.exit_code for process in lost):
-            # Told to stop before they had met; later all stop together.
+            # They were stopped before they had connected; later all stop together.
             print(
                 Stopped("a process was stopped before the first step finished", "", "run the same command again"),
                 file=sys.stderr,

@@ -1,8 +1,8 @@
-"""Ranks: several processes that train one network, each on its part of every batch.
+"""Data-parallel training in several processes (ranks), each on its shard of every batch.
 
-Losses are sums over the whole batch divided by what the whole batch weighs, so the parts' gradients add up to the
-gradient of the batch, whatever the parts' sizes: one sum over all processes for each step, after the last micro-batch.
-Rank 0 leads: it alone writes records and checkpoints, and its end is the run's end.
+Losses are sums over the whole batch, divided by the whole batch's sum of weights. So the gradients of all shards add up
+to the gradient of the batch, whatever their sizes: one all-reduce per step, after the last micro-batch. Rank 0 leads:
+it alone writes records and checkpoints, and when it ends, the run ends.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 PATIENCE = timedelta(minutes=30)
-"""How long one process waits for another: the leader may save or decode meanwhile."""
+"""How long a process waits for another, which may be saving or decoding."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """One process among those of a run."""
+    """This process among those of a run."""
 
     number: int = 0
     count: int = 1
@@ -41,9 +41,9 @@ class Ranks:
         return self.number == 0
 
     def part(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """This process's part of the samples of a batch; all of them if there are fewer than processes.
+        """This process's shard of a batch; the whole batch if it has fewer samples than there are processes.
 
-        What all processes do counts once all the same, since `total` then has it `count` times too.
+        Then all processes compute the whole batch. `total` sums loss and weights over them, so the factor cancels out.
         """
         if len(ids) < self.count:
             return ids
@@ -51,7 +51,7 @@ class Ranks:
         return ids[bounds[0] : bounds[1]]
 
     def total(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """The sum over all processes of each tensor, on this one's devices.
+        """The sum of each tensor over all processes, on this process's devices.
 
         Raises:
             PeerError: if another process is gone.
@@ -64,7 +64,9 @@ class Ranks:
         return [part.view(value.shape).to(value) for part, value in zip(parts, values, strict=True)]
 
     def packed(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """The gradients of all parameters end to end, one tensor for each of their types; nothing if this one is alone."""
+        """The gradients of all parameters, concatenated into one tensor per dtype; empty if there is one process
+        only.
+        """
         if self.count == 1:
             return []
         return [
@@ -73,11 +75,11 @@ class Ranks:
         ]
 
     def gradients(self, parameters: Sequence[nn.Parameter], packed: Sequence[Tensor]) -> None:
-        """Replace each gradient by its sum over all processes; one that no process has stays away.
+        """Replace each gradient by its sum over all processes; a gradient that no process has stays None.
 
         Args:
             parameters: those that were packed.
-            packed: their gradients, which `packed` gave and this overwrites.
+            packed: their gradients from `packed`; overwritten.
 
         Raises:
             PeerError: if another process is gone.
@@ -90,12 +92,12 @@ class Ranks:
             self._sum(flat)
             for p, part in zip(group, torch.split(flat, [p.numel() for p in group]), strict=True):
                 if next(used):
-                    # Fused kernels walk through parameter, gradient and moments by address: all must lie alike.
+                    # Fused kernels need parameter, gradient and moments in the same memory layout.
                     p.grad = torch.empty_like(p) if p.grad is None else p.grad
                     p.grad.copy_(part.view_as(p))
 
     def everyone(self, values: Sequence[float]) -> list[list[float]]:
-        """The numbers that each process gives, by process: a few plain numbers, which never go by way of a GPU.
+        """The numbers of each process, by rank: a few Python floats, never sent through a GPU.
 
         Raises:
             PeerError: if another process is gone.
@@ -108,7 +110,7 @@ class Ranks:
         return [row.tolist() for row in found]
 
     def leaders(self, values: Sequence[float]) -> list[float]:
-        """The numbers that the leader gives.
+        """The numbers of rank 0.
 
         Raises:
             PeerError: if another process is gone.
@@ -117,7 +119,7 @@ class Ranks:
 
     @torch.no_grad()
     def lead(self, tensors: Iterable[Tensor]) -> None:
-        """Give every process the leader's values, in place: first weights, BatchNorm's statistics.
+        """Copy rank 0's values to every process, in place: initial weights, BatchNorm's statistics.
 
         Raises:
             PeerError: if another process is gone.
@@ -125,16 +127,16 @@ class Ranks:
         held = [tensor for tensor in tensors if tensor.numel()]
         if self.count == 1 or not held:
             return
-        # As bytes, of any type, and end to end: a collective takes only what lies in one piece.
+        # Concatenated as bytes, since dtypes differ and a collective needs contiguous memory.
         sent = torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in held])
         self._call(torch.distributed.broadcast, sent, 0)
         sizes = [tensor.numel() * tensor.element_size() for tensor in held]
         for tensor, part in zip(held, torch.split(sent, sizes), strict=True):
-            # A part may begin anywhere, and a view as numbers only where such a number may.
+            # Cloned, because a slice may start at an address that is not aligned for the dtype.
             tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
 
     def barrier(self) -> None:
-        """Wait until every process is here.
+        """Wait until all processes arrive.
 
         Raises:
             PeerError: if another process is gone.
@@ -142,7 +144,7 @@ class Ranks:
         self.everyone([0.0])
 
     def leave(self) -> None:
-        """Part from the others once there is nothing more to exchange: a process that ends inside a group may abort."""
+        """Leave the process group once nothing more is exchanged; a process that exits inside a group may abort."""
         if self.count > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
@@ -169,10 +171,10 @@ ALONE = Ranks()
 
 
 def joined(device: torch.device) -> Ranks:
-    """This process among the others that the supervisor has started; alone if it has started no others.
+    """Join the processes that the supervisor has started; a single process if it has started no others.
 
     Raises:
-        PeerError: if the others do not come.
+        PeerError: if the others do not connect.
     """
     count = int(os.environ.get(WORLD_SIZE, "1"))
     if count == 1:
@@ -181,7 +183,7 @@ def joined(device: torch.device) -> Ranks:
     if not torch.distributed.is_initialized():
         backend = "gloo"
         if device.type == "cuda":
-            # What does not name its device means this one; plain numbers go from host to host.
+            # CUDA tensors without an explicit device go to this one; Python numbers are sent between hosts.
             torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl"
         torch.distributed.init_process_group(

@@ -1,4 +1,4 @@
-"""The world of a run: how many processes train together, and how each of them finds the others."""
+"""The world of a run: how many processes train together, and how they find each other."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from runtime.hardware.facts import Hardware
 from runtime.job import Job
 
 RANK = "DRIVETRAIN_RANK"
-"""Environment variable: the number of this process."""
+"""Environment variable: the rank of this process."""
 WORLD_SIZE = "DRIVETRAIN_RANKS"
 """Environment variable: the number of processes."""
 STORE = "DRIVETRAIN_MEETING"
-"""Environment variable: the file in which the processes find each other."""
+"""Environment variable: the file through which the processes find each other."""
 
 
 def world_size(job: Job, hardware: Hardware) -> int:
-    """How many processes train: one for each GPU that is used, else what the job says; a program trains in its own."""
+    """The number of training processes: one per GPU, else as in the job; an embedded training uses its own process."""
     if job.task == "python":
         return 1
     return len(hardware.gpus) or job.limits.processes or 1
 
 
 def check_world_size(job: Job, hardware: Hardware) -> None:
-    """Refuse another number of processes than GPUs are used.
+    """Refuse a number of processes that differs from the number of GPUs.
 
     Raises:
-        SpecError: if the job asks for that.
+        SpecError: if the job requests that.
     """
     asked, used = job.limits.processes, len(hardware.gpus)
     if asked and used and asked != used:

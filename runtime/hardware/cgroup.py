@@ -1,8 +1,8 @@
-"""Control groups: the limits that the kernel holds this process to. Version 1, 2, both at once, or none.
+"""Reads the limits of this process's control groups (cgroups): version 1, 2, both at once, or none.
 
-The lowest limit of a group and all its ancestors counts. What of the ancestors can be seen depends on the
-container: a private namespace shows the own group as `/`, other setups show the host's path in
-`/proc/self/cgroup` and mount only the own group, or the whole tree.
+The lowest limit of a group and all its ancestors counts. How much of the ancestors is visible depends on the container:
+a private namespace shows the process's own group as `/`; other setups show the host's path in `/proc/self/cgroup` and
+mount only this group, or the whole tree.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-# "No limit" in version 1 is the largest page-aligned number, which differs by page size.
+# In version 1 "no limit" is the largest page-aligned number, which depends on the page size.
 _UNLIMITED = 2**62
 _CONTROLLERS = ("cpu", "cpuset", "memory")
 _PERIOD_US = 100_000
@@ -19,34 +19,34 @@ _PERIOD_US = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupLimits:
-    """Limits of this process; memory in bytes, None where there is no limit."""
+    """Limits of this process; memory in bytes, None if there is no limit."""
 
     version: int
-    """1, 2, or 0 for no control groups."""
+    """1, 2, or 0 for no cgroups."""
     cpuset: int | None
-    """CPUs in the cpuset; None where there is no such file."""
+    """Number of CPUs in the cpuset; None if there is no such file."""
     quota: float | None
-    """CPUs that the lowest quota amounts to."""
+    """The lowest CPU quota, in CPUs."""
     memory: int | None
     """The lowest memory limit."""
     used: int | None
-    """What the group with the lowest limit uses and cannot give back; without a limit, our own group."""
+    """Non-reclaimable memory of the group with the lowest limit; without a limit, of the process's own group."""
     room: int | None
-    """The least that any group with a limit has left."""
+    """The smallest free memory of any group with a limit."""
     swap: bool
-    """Whether the groups allow swapping; the machine may still have none."""
+    """Whether the groups allow swapping; the machine may still have no swap."""
 
 
 @dataclass(frozen=True)
 class CgroupController:
-    """One controller's group of this process: its folder and its visible ancestors, innermost first."""
+    """This process's group of one controller: its folder and visible ancestors, innermost first."""
 
     version: int
     folders: tuple[Path, ...]
 
 
 def read_limits(root: Path) -> CgroupLimits:
-    """Read the limits below the file-system root `root`; what cannot be read is no limit."""
+    """Read the limits below the file-system root `root`; an unreadable limit counts as none."""
     groups = {name: group for name, group in groups_of(root).items() if group.folders}
     none = CgroupController(0, ())
     cpu = tightest_quota(groups.get("cpu", none))
@@ -71,7 +71,7 @@ def tightest_quota(group: CgroupController) -> CgroupController:
 
 
 def throttled(group: CgroupController) -> float | None:
-    """Seconds that its quota has held a level back so far; None without the counter."""
+    """Total seconds for which a level's quota has throttled it; None without the counter."""
     for folder in group.folders[:1]:
         stat = dict(line.split()[:2] for line in text(folder / "cpu.stat").splitlines() if " " in line)
         nanoseconds, microseconds = number(stat.get("throttled_time", "")), number(stat.get("throttled_usec", ""))
@@ -81,7 +81,7 @@ def throttled(group: CgroupController) -> float | None:
 
 
 def oom_kills(root: Path) -> int | None:
-    """How often the kernel has killed a process of our group for memory; None without the counter."""
+    """How often the OOM killer has killed a process of the group; None without the counter."""
     group = groups_of(root)["memory"]
     name = {1: "memory.oom_control", 2: "memory.events"}.get(group.version, "")
     for folder in group.folders[:1]:
@@ -91,7 +91,7 @@ def oom_kills(root: Path) -> int | None:
 
 
 def peak(root: Path) -> int | None:
-    """The most memory that our group has used, in bytes; None without the counter."""
+    """Peak memory of the group in bytes; None without the counter."""
     group = groups_of(root)["memory"]
     name = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}.get(group.version, "")
     return number(text(group.folders[0] / name)) if group.folders else None
@@ -106,12 +106,12 @@ def text(path: Path) -> str:
 
 
 def number(value: str) -> int | None:
-    """A kernel file's number; None for `max`, `-1`, nothing and garbage."""
+    """The number in a kernel file; None for `max`, `-1`, an empty or an invalid value."""
     return int(value) if value.isascii() and value.isdigit() else None
 
 
 def cpu_list(value: str) -> frozenset[int]:
-    """The CPUs in a kernel list such as `0-3,8`; garbage parts are left out."""
+    """The CPUs in a kernel list such as `0-3,8`; invalid parts are ignored."""
     found: set[int] = set()
     for part in value.split(","):
         first, _, last = (p.strip() for p in part.partition("-"))
@@ -122,7 +122,9 @@ def cpu_list(value: str) -> frozenset[int]:
 
 
 def lowest(levels: Iterable[tuple[int | None, int]]) -> tuple[int | None, int | None, int | None]:
-    """Of levels as `memory_levels` gives them: the lowest limit, what its group uses, and the least room of any."""
+    """From levels as `memory_levels` yields them: the lowest limit, the use of its group, and the smallest free
+    memory.
+    """
     found = list(levels)
     limited = [(limit, used) for limit, used in found if limit is not None]
     if not limited:
@@ -131,20 +133,20 @@ def lowest(levels: Iterable[tuple[int | None, int]]) -> tuple[int | None, int | 
 
 
 def groups_of(root: Path) -> dict[str, CgroupController]:
-    """The groups of this process by controller."""
+    """The groups of this process, by controller."""
     paths, mounts = _paths(root), _mounts(root)
     return {name: _group(root, name, paths, mounts) for name in _CONTROLLERS}
 
 
 def _group(root: Path, name: str, paths: dict[str, str], mounts: dict[str, list[tuple[str, str]]]) -> CgroupController:
-    """A controller that version 1 holds is lost to version 2, so look there first."""
+    """Version 1 comes first, since a controller mounted there is not available in version 2."""
     version, key = (1, name) if name in mounts else (2, "")
     folders = [_folders(root, mounted, point, paths.get(key, "/")) for mounted, point in mounts.get(key, [])]
     return CgroupController(version, max(folders, key=len, default=()))
 
 
 def _paths(root: Path) -> dict[str, str]:
-    """The path of our group by controller; version 2 goes by the empty name."""
+    """The path of the process's group by controller; version 2 has the empty name."""
     found = {}
     for line in text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -154,7 +156,7 @@ def _paths(root: Path) -> dict[str, str]:
 
 
 def _mounts(root: Path) -> dict[str, list[tuple[str, str]]]:
-    """Where hierarchies are mounted, by controller: (path inside the hierarchy, mount point)."""
+    """Mounted hierarchies by controller: (path inside the hierarchy, mount point)."""
     found: dict[str, list[tuple[str, str]]] = {}
     for line in text(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
@@ -167,7 +169,7 @@ def _mounts(root: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def _customary(root: Path) -> dict[str, list[tuple[str, str]]]:
-    """Without a readable mount table: the places that every distribution uses."""
+    """The usual mount points, if the mount table cannot be read."""
     base = Path("sys/fs/cgroup")
     if (root / base / "cgroup.controllers").exists():
         return {"": [("/", f"/{base}")]}
@@ -175,11 +177,11 @@ def _customary(root: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def _folders(root: Path, mounted: str, point: str, path: str) -> tuple[Path, ...]:
-    """Our group's folder and its ancestors up to the mount point, as far as they exist."""
+    """The group's folder and its ancestors up to the mount point, as far as they exist."""
     top, group = root / point.lstrip("/"), PurePosixPath(path)
     names: tuple[str, ...] = ()
     if ".." in group.parts:
-        pass  # above what our namespace shows: only the mounted group can be read
+        pass  # above the namespace: only the mounted group can be read
     elif above := PurePosixPath(mounted).parts.count(".."):
         names = _search(root, top, above, group)
     elif group.is_relative_to(mounted):
@@ -189,7 +191,7 @@ def _folders(root: Path, mounted: str, point: str, path: str) -> tuple[Path, ...
 
 
 def _search(root: Path, top: Path, above: int, group: PurePosixPath) -> tuple[str, ...]:
-    """Where a private namespace meets the host's tree, nothing names our group: it is the one that holds us."""
+    """Find the group by its member processes, if a private namespace meets the host's tree and no path names it."""
     process = text(root / "proc/self/stat").partition(" ")[0]
     for folder in top.glob("/".join(["*"] * above)):
         own = folder.joinpath(*group.parts[1:])
@@ -200,7 +202,7 @@ def _search(root: Path, top: Path, above: int, group: PurePosixPath) -> tuple[st
 
 def _cpuset(group: CgroupController) -> int | None:
     effective = {1: "cpuset.effective_cpus", 2: "cpuset.cpus.effective"}.get(group.version, "")
-    for folder in group.folders:  # an empty set means: the same as the parent's
+    for folder in group.folders:  # an empty set means the same as the parent's
         for name in (effective, "cpuset.cpus"):
             if cpus := cpu_list(text(folder / name)):
                 return len(cpus)
@@ -208,7 +210,7 @@ def _cpuset(group: CgroupController) -> int | None:
 
 
 def _quota(version: int, folder: Path) -> float | None:
-    """CPUs that one level's quota amounts to; None where it has none."""
+    """The CPU quota of one level, in CPUs; None if it has none."""
     if version == 2:
         words = [*text(folder / "cpu.max").split(), "", ""]
         quota, period = number(words[0]), number(words[1])
@@ -226,7 +228,7 @@ def memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
     for folder in group.folders:
         limit_file, use_file, reclaimable = names[group.version]
         stat = dict(line.split()[:2] for line in text(folder / "memory.stat").splitlines() if " " in line)
-        # A container's mount hides the ancestors, but version 1 says what they allow together.
+        # A container's mount hides the ancestors, but version 1 reports their combined limit.
         limits = [number(text(folder / limit_file)), number(stat.get("hierarchical_memory_limit", ""))]
         # Above `memory.high` (systemd's MemoryHigh=) processes are not killed, but throttled until they make no
         # progress.
@@ -238,7 +240,7 @@ def memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
 
 
 def _swap(group: CgroupController) -> bool:
-    """False where a group's limit for memory and swap together leaves no room for swap."""
+    """False if a group's limit for memory plus swap leaves no space for swap."""
     for folder in group.folders:
         if group.version == 2 and number(text(folder / "memory.swap.max")) == 0:
             return False

@@ -1,4 +1,4 @@
-"""Own group: what is read every second of the control group of this process; where it lies is looked up once."""
+"""Memory use and throttling of this process's cgroup, read every second; its location is determined only once."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from runtime.hardware import cgroup
 
 
 class ProcessCgroup:
-    """The groups of this process below the file-system root `root` whose quota and memory limit are the lowest by now."""
+    """The cgroups of this process below `root`: those with the lowest CPU quota and the lowest memory limit at the start."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         groups = cgroup.groups_of(root)
         self.cpu, self.tightest = cgroup.tightest_quota(groups["cpu"]), _tightest(groups["memory"])
 
     def memory(self) -> tuple[int | None, int | None]:
-        """The limit and what its group uses, in bytes; None for what there is not."""
+        """The limit and the use of its group, in bytes; None if there is none."""
         return cgroup.lowest(cgroup.memory_levels(self.tightest))[:2]
 
     def throttled(self) -> float | None:
-        """Seconds that the quota has held its group back so far; None without the counter."""
+        """Total seconds for which the quota has throttled the group; None without the counter."""
         return cgroup.throttled(self.cpu)
 
 
 def _tightest(group: cgroup.CgroupController) -> cgroup.CgroupController:
-    """The level with the lowest limit, the innermost where none has one: the kernel adds each of them up when asked."""
+    """The level with the lowest limit, else the innermost; reading one level is cheaper than reading all."""
     alone = [replace(group, folders=(folder,)) for folder in group.folders]
     limits = [
         (limit, number)

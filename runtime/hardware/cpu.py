@@ -1,4 +1,4 @@
-"""The processor: model, instruction sets, logical CPUs and the physical cores behind those we may use."""
+"""Reads the processor: model, instruction sets, logical CPUs, and the physical cores of the CPUs we may use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from runtime.hardware.cgroup import CgroupLimits, cpu_list, text
 from runtime.hardware.facts import Cpu
 
-# Only what decisions and reports look at; a full list would be a hundred words.
+# Only flags that decisions and reports use; the full list has a hundred entries.
 _FLAGS = (
     "avx",
     "avx2",
@@ -38,7 +38,7 @@ _FLAGS = (
 )
 _CPUS = Path("sys/devices/system/cpu")
 _CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
-# Flags beyond each level that oneDNN and torch know by name; what a level leaves out, those below it leave out too.
+# Flags that each level of oneDNN and torch adds; a cap at a level removes those of all higher levels.
 _LEVELS = {
     "AVX512_CORE_AMX_FP16": (),
     "AVX512_CORE_AMX": ("amx_fp16",),
@@ -58,13 +58,13 @@ _ATEN = {"AVX512": "AVX512_CORE_AMX_FP16", "AVX2": "AVX2", "DEFAULT": "SSE41"}
 def read_cpu(
     root: Path, mask: Iterable[int] | None, limits: CgroupLimits, environ: Mapping[str, str] | None = None
 ) -> Cpu:
-    """Processor facts below the file-system root `root`.
+    """Read the processor below the file-system root `root`.
 
     Args:
         root: `/`, or the root of a recorded tree.
         mask: the CPUs that this process may run on; None asks the kernel.
-        limits: what the control groups allow.
-        environ: the process environment, which may cap the instruction set.
+        limits: the cgroups' limits.
+        environ: environment variables, which may cap the instruction set.
     """
     allowed = frozenset(os.sched_getaffinity(0) if mask is None else mask)
     first = _first_block(root)
@@ -87,7 +87,7 @@ def read_cpu(
 
 
 def _cap(environ: Mapping[str, str], flags: set[str]) -> tuple[str | None, set[str]]:
-    """The variable that caps the instruction set, and the flags that it takes away; a cap on either library counts."""
+    """The variable that caps the instruction set, and the flags it removes; a cap on either library counts."""
     found, lost, levels = [], set[str](), list(_LEVELS)
     for name in _CAPS:
         word = environ.get(name, "").upper()
@@ -100,13 +100,13 @@ def _cap(environ: Mapping[str, str], flags: set[str]) -> tuple[str | None, set[s
 
 
 def budget(affinity: int, cpuset: int | None, quota: float | None) -> int:
-    """CPUs to plan with: the least of all limits, a quota rounded down, at least 1."""
+    """Number of CPUs to plan with: the smallest of all limits, a quota rounded down, at least 1."""
     found = [affinity] + ([cpuset] if cpuset else []) + ([int(quota)] if quota is not None else [])
     return max(min(found), 1)
 
 
 def _first_block(root: Path) -> dict[str, str]:
-    """The first processor of /proc/cpuinfo; the kernel makes the text while it is read, slowly."""
+    """The first processor in /proc/cpuinfo; no more is read, because the kernel generates the text slowly."""
     found: dict[str, str] = {}
     try:
         with (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
@@ -132,7 +132,7 @@ def _vendor(first: dict[str, str]) -> str:
 
 
 def _cores(root: Path, allowed: frozenset[int]) -> int:
-    """How many physical cores `allowed` lies on: hyperthreads of one core name the same siblings."""
+    """Number of physical cores of `allowed`: hyperthreads of one core list the same siblings."""
     siblings = {cpu: _siblings(root, cpu) for cpu in allowed}
     if not all(siblings.values()):
         known = _cpuinfo_cores(root)
@@ -142,7 +142,7 @@ def _cores(root: Path, allowed: frozenset[int]) -> int:
 
 def _siblings(root: Path, cpu: int) -> str:
     topology = root / _CPUS / f"cpu{cpu}" / "topology"
-    # The second name is that of kernels before 5.3.
+    # The second name is from kernels before 5.3.
     return text(topology / "core_cpus_list") or text(topology / "thread_siblings_list")
 
 
@@ -161,7 +161,7 @@ def _processors(root: Path) -> int:
 
 
 def _cpuinfo_cores(root: Path) -> dict[int, str]:
-    """The core of each CPU by /proc/cpuinfo, where it says so."""
+    """The core of each CPU in /proc/cpuinfo, if listed."""
     return {
         int(block["processor"]): f"{block.get('physical id', '')}/{block['core id']}"
         for block in _blocks(root)

@@ -1,4 +1,4 @@
-"""Detect: reads what this process may use of the machine. No torch, no network, no subprocess."""
+"""Detects what this process may use of the machine; without torch, network or subprocesses."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def detect(
     mask: Iterable[int] | None = None,
     nvml: Any = None,
 ) -> Hardware:
-    """Read the facts. Nothing that is missing or garbled raises; it is None, or the safer value.
+    """Detect the hardware. Missing or invalid data never raises; the value is None, or the safer one.
 
     Args:
-        runs: the folder that run folders go to.
-        root: the file-system root that /proc, /sys and /dev are read below.
-        environ: the process environment.
+        runs: the parent of the run folders.
+        root: the file-system root below which /proc, /sys and /dev are read.
+        environ: environment variables of the process.
         mask: the CPUs this process may run on; None asks the kernel.
-        nvml: a module with pynvml's functions; None takes the real one if a driver is installed.
+        nvml: a module with pynvml's functions; None imports pynvml if a driver is installed.
     """
     limits = read_limits(root)
     cpu, place = read_cpu(root, mask, limits, environ), _place(root, environ)
@@ -54,11 +54,11 @@ def detect(
 
 
 def read_memory(root: Path, limits: CgroupLimits) -> Memory:
-    """Memory facts below `root`, in bytes, from /proc/meminfo and the control groups' limits."""
+    """Memory below `root` in bytes, from /proc/meminfo and the cgroups' limits."""
     words = (line.split() for line in text(root / "proc/meminfo").splitlines())
     info = {word[0].rstrip(":"): (number(word[1]) or 0) * 1024 for word in words if len(word) > 1}
     host = info.get("MemTotal", 0)
-    # Kernels before 3.14 do not say what is available.
+    # Kernels before 3.14 do not report available memory.
     free = info.get("MemAvailable", info.get("MemFree", 0) + info.get("Cached", 0))
     return Memory(
         host=host,
@@ -80,11 +80,11 @@ def _place(root: Path, environ: Mapping[str, str]) -> str:
 
 
 def _contained(root: Path) -> bool:
-    """Whether this is a container. A virtual machine booted from an image has the marker file and is none."""
+    """Whether this is a container. A virtual machine booted from an image has the marker file, but is none."""
     first, mounts = text(root / "proc/1/cgroup"), text(root / "proc/self/mountinfo")
     if any(hint in first for hint in _HINTS) or (root / "run/systemd/container").exists():
         return True
-    # Under version 2 a private namespace hides the group's name, but every engine mounts its own /etc/hosts.
+    # In version 2 a private namespace hides the group's name, but every engine mounts its own /etc/hosts.
     return any(line.split()[4:5] == ["/etc/hosts"] for line in mounts.splitlines())
 
 

@@ -1,8 +1,8 @@
-"""The guard: what must hold before the first kernel runs, or the run ends with exit code 9 and the way out.
+"""Checks before the first kernel runs that the GPU can be used; otherwise the run ends with exit code 9 and advice.
 
 launchable   on the host, before a container starts: which image
-admitted     in the supervisor, from facts, before there is a run folder
-check        in the trainer, from the torch that is really loaded
+admitted     in the supervisor, from the hardware, before there is a run folder
+check        in the trainer, with the torch that is actually loaded
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ON_CPU = "`limits: {gpus: none}` trains on the CPU"
 
 
 def launchable(hardware: Hardware) -> str:
-    """The word of the image that a GPU job starts in.
+    """The name of the image for a GPU job.
 
     Raises:
         DeviceError: if there is no GPU that a container could use.
@@ -42,14 +42,15 @@ def launchable(hardware: Hardware) -> str:
 
 
 def admitted(hardware: Hardware, wanted: gpu_selection.Wanted) -> Hardware:
-    """The facts with only those GPUs that the job uses, all of them fit for training.
+    """The hardware with only the GPUs that the job uses, all of them usable for training.
 
     Args:
-        hardware: all that is here.
+        hardware: the whole machine.
         wanted: the job's `limits.gpus`.
 
     Raises:
-        DeviceError: for no torch, a GPU image without a GPU, a full GPU, a driver too old, a torch without code for it.
+        DeviceError: if torch is missing, a GPU image has no GPU, a GPU's memory is full, or driver or torch do not fit
+            it.
     """
     if hardware.torch is None:
         raise DeviceError(
@@ -67,7 +68,7 @@ def admitted(hardware: Hardware, wanted: gpu_selection.Wanted) -> Hardware:
 
 
 def usable(hardware: Hardware, tell: Callable[[str], None]) -> Hardware:
-    """The facts for what runs without a GPU as well: with the best one, or, told why, with none.
+    """The hardware for commands that need no GPU: with the best GPU, or with none, which is reported with its reason.
 
     Raises:
         DeviceError: if no torch is installed.
@@ -81,7 +82,7 @@ def usable(hardware: Hardware, tell: Callable[[str], None]) -> Hardware:
 
 
 def device(hardware: Hardware, tell: Callable[[str], None]) -> str:
-    """Where to compute what `usable` gave: `cuda:0`, or, told why if CUDA does not answer, `cpu`."""
+    """The device for the result of `usable`: `cuda:0`, or `cpu` if CUDA does not answer, which is reported."""
     try:
         check(hardware)
     except DeviceError as error:
@@ -98,7 +99,7 @@ def check(hardware: Hardware) -> None:
     """Refuse a GPU that the loaded torch cannot run on. Starts no kernel.
 
     Raises:
-        DeviceError: if CUDA does not answer, or this torch has no code for a GPU that is used.
+        DeviceError: if CUDA does not answer, or this torch has no code for one of the job's GPUs.
     """
     if hardware.gpu is None:
         return
@@ -116,10 +117,10 @@ def check(hardware: Hardware) -> None:
 
 
 def covers(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
-    """Whether compiled code among `architectures` (sm_75, sm_90a, compute_80, ...) runs on a chip.
+    """Whether compiled code for `architectures` (sm_75, sm_90a, compute_80, ...) runs on a chip.
 
-    Machine code (sm) runs on later chips of the same major version; portable code (compute) on all later ones; a
-    letter binds it to the chip (a) or its family (f).
+    Machine code (sm) runs on later chips of the same major version, portable code (compute) on all later chips; a
+    suffix binds it to the chip (a) or its family (f).
     """
     for kind, major, minor, letter in _CODE.findall(" ".join(architectures)):
         code = (int(major), int(minor))
@@ -143,7 +144,7 @@ def _refuse_build(hardware: Hardware, torch: Torch, architectures: Sequence[str]
 
 
 def _other_build(hardware: Hardware, given: str) -> DeviceError:
-    """The refusal of a torch, with the image or the version that would do."""
+    """The error about a torch without code for the chip, naming the image or version that has it."""
     chosen = image_selection.choose(hardware)
     if chosen.word is None:
         return DeviceError(given, chosen.reason, f"install a newer driver if that helps; {_ON_CPU}")

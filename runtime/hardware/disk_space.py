@@ -1,4 +1,4 @@
-"""Storage: shared memory, room for the run folder, and where compiled code may be written and executed."""
+"""Reads shared memory, free disk space, and where compiled code may be written and executed."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from runtime.hardware.facts import Storage
 from runtime.system.files import is_private
 
 DECODED = "decoded"
-"""Folder of decoded images inside the cache."""
+"""Folder of decoded images in the cache."""
 Mount = Callable[[Path], os.statvfs_result]
 
 
 def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Mount = os.statvfs) -> Storage:
-    """Storage facts.
+    """Read shared memory and disks.
 
     Args:
-        root: `/`, or the root of a recorded tree; /dev/shm is looked for below it.
-        runs: the folder that run folders go to; need not exist yet.
-        environ: the process environment.
-        mount: answers size and flags of the mount that a path lies on.
+        root: `/`, or the root of a recorded tree, which has /dev/shm.
+        runs: the parent of the run folders; need not exist yet.
+        environ: environment variables of the process.
+        mount: returns size and flags of the mount of a path.
     """
     shm, cache = _mount(root / "dev/shm", mount), _cache(environ)
     disk, code = _mount(_existing(runs), mount), _mount(_existing(cache), mount)
     return Storage(
-        # One that cannot be written is as good as full.
+        # A read-only /dev/shm is as good as a full one.
         shm=(0 if shm.f_flag & os.ST_RDONLY else shm.f_blocks * shm.f_frsize) if shm else None,
         shm_exec=_exec(shm),
         tmp_exec=_exec(_mount(_temporary(), mount)),
@@ -41,45 +41,47 @@ def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Moun
 
 
 def _cache(environ: Mapping[str, str]) -> Path:
-    """Where compiled code goes: the compiler's own variable, else the user's cache folder."""
+    """The folder for compiled code: the compiler's own variable, else the user's cache folder."""
     if folder := environ.get("TORCHINDUCTOR_CACHE_DIR"):
         return Path(folder)
     if folder := environ.get("XDG_CACHE_HOME"):
         return Path(folder) / "drivetrain/compile"
     if folder := environ.get("HOME"):
         return Path(folder) / ".cache/drivetrain/compile"
-    # A container user without a name has no home; its number keeps users apart.
+    # A container user without a name has no home; the user id keeps the folders of users separate.
     return _own(Path(environ.get("TMPDIR") or "/tmp") / f"drivetrain-{os.getuid()}") / "compile"
 
 
 def _own(folder: Path) -> Path:
-    """The folder if it is this user's own, else a new one: its name is known, so anybody could have made it."""
+    """The folder if it is private to this user, else a new one: its name is predictable, so anyone could have
+    created it.
+    """
     try:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         return folder if is_private(folder) else Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
-    except OSError:  # nothing can be written here, which the facts say
+    except OSError:  # nothing can be written here, which `cache_writable` reports
         return folder
 
 
 def _taken(folder: Path) -> int:
-    """Bytes of the files in a folder."""
+    """Total bytes of the files in a folder."""
     try:
         with os.scandir(folder) as files:
             return sum(file.stat().st_size for file in files)
-    except OSError:  # it is not there yet, or another run is removing files
+    except OSError:  # it does not exist yet, or another run is removing files
         return 0
 
 
 def _temporary() -> Path | None:
     try:
         return Path(tempfile.gettempdir())
-    except FileNotFoundError:  # no folder at all can be written
+    except FileNotFoundError:  # no folder can be written at all
         return None
 
 
 def _existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists: a new folder lies on the same mount."""
+    """The path, or its nearest existing parent: a new folder is on the same mount."""
     path = Path(os.path.abspath(path))
     return next((p for p in (path, *path.parents) if os.path.exists(p)), path)
 

@@ -1,7 +1,7 @@
-"""Hardware: what this container may use, host beside allowed. Frozen facts, no torch, no reading of the machine.
+"""The hardware that this container may use, beside what the host has. Frozen data; without torch or machine access.
 
-`detect.py` makes one from the machine; `load` makes one from a file (`--hardware FILE`), so that every decision
-can be replayed on any laptop.
+`detect` creates it from the machine; `load` from a file (`--hardware FILE`), so that every decision can be reproduced
+on any machine.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ from runtime.system.files import parse_json
 
 @dataclass(frozen=True, kw_only=True)
 class Cpu:
-    """Processor facts. Counts are logical CPUs unless the name says otherwise."""
+    """The processor. Counts are logical CPUs unless the name says otherwise."""
 
     model: str
-    """Marketing name, as the kernel prints it."""
+    """Marketing name, as reported by the kernel."""
     vendor: str
     """GenuineIntel, AuthenticAMD, ARM or unknown."""
     architecture: str
     """x86_64 or aarch64."""
     flags: tuple[str, ...]
-    """Instruction sets that matter here: avx2, fma, avx512f, avx512_bf16, amx_bf16, ..."""
+    """Relevant instruction sets: avx2, fma, avx512f, avx512_bf16, amx_bf16, ..."""
     host: int
     """Logical CPUs of the machine."""
     affinity: int
     """Logical CPUs in the affinity mask of this process."""
     cpuset: int | None
-    """Logical CPUs in the cgroup's cpuset; None where there is no such file."""
+    """Logical CPUs in the cgroup's cpuset; None if there is no such file."""
     quota: float | None
-    """CPUs that the cgroup's quota amounts to; None without a quota."""
+    """The cgroup's CPU quota, in CPUs; None without a quota."""
     cores: int
-    """Physical cores behind the affinity mask: two hyperthreads of one core count once."""
+    """Physical cores of the affinity mask: two hyperthreads of one core count once."""
     budget: int
-    """What we may use: min(affinity, cpuset, quota rounded down), at least 1."""
+    """CPUs to use: min(affinity, cpuset, quota rounded down), at least 1."""
     capped: str | None = None
-    """The variable that keeps torch or oneDNN below what the chip could do; `flags` are those that are left."""
+    """The variable that caps the instruction set of torch or oneDNN; `flags` are what remains."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Memory facts, all in bytes."""
+    """Memory in bytes."""
 
     host: int
     """Memory of the machine."""
     limit: int | None
     """The cgroup's limit (the lowest of all ancestors); None without one."""
     used: int
-    """What the cgroup (or, without a limit, the machine) uses already and cannot give back."""
+    """Non-reclaimable memory that the cgroup (or, without a limit, the machine) already uses."""
     available: int
-    """What is left for us: limit minus use, never more than the machine has available."""
+    """Memory left for us: limit minus use, at most what the machine has available."""
     swap: bool
-    """Whether the kernel may swap this container out."""
+    """Whether the kernel may swap this container's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """Sizes in bytes; None for what could not be read."""
+    """Sizes in bytes; None if unreadable."""
 
     shm: int | None
     """Size of /dev/shm."""
@@ -70,20 +70,20 @@ class Storage:
     tmp_exec: bool
     """Whether the temporary folder is mounted exec."""
     runs_free: int | None
-    """Room left under the run folder."""
+    """Free space for run folders."""
     cache: str
-    """Folder for compiled code, and for what is measured or decoded once for all runs."""
+    """Folder for compiled code, and for measurements and decoded images that all runs share."""
     cache_exec: bool
     """Whether compiled code in it may be executed."""
     cache_writable: bool
     """Whether we may write to it."""
     cache_room: int | None = None
-    """Room in it: what is free, and what decoded images take that may give way."""
+    """Space for the cache: free space, plus that of decoded images that may be removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU as NVML shows it. Memory in bytes."""
+    """A GPU as reported by NVML. Memory in bytes."""
 
     index: int
     name: str
@@ -93,7 +93,7 @@ class Gpu:
     driver: str
     mig: bool = False
     uuid: str = ""
-    """The one name that every order of GPUs agrees on; empty in facts of older versions."""
+    """Unique id, independent of the order of GPUs; empty in files of older versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +104,12 @@ class Torch:
     cuda: str | None
     """CUDA version of the build; None for a CPU build."""
     architectures: tuple[str, ...] = ()
-    """Chips that the build has code for: sm_75, sm_80, ...; empty for a CPU build, or if that could not be read."""
+    """Architectures that the build has code for: sm_75, sm_80, ...; empty for a CPU build, or if unreadable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Libraries:
-    """Shared libraries that may be preloaded, as paths; None where they are not installed."""
+    """Paths of shared libraries that may be preloaded; None if not installed."""
 
     iomp5: str | None = None
     libomp: str | None = None
@@ -118,56 +118,56 @@ class Libraries:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What this container may really use."""
+    """What this container may actually use."""
 
     name: str
     """Short name of the machine, for titles."""
     place: str
     """host, docker, podman, kubernetes or container."""
     cgroup: int
-    """Version of the control groups: 1, 2, or 0 for none."""
+    """Version of the cgroups: 1, 2, or 0 for none."""
     image: str | None
-    """The image this process runs in (cpu, ampere, legacy); None outside our images."""
+    """The image of this process (cpu, ampere, legacy); None outside of our images."""
     cpu: Cpu
     memory: Memory
     storage: Storage
     gpus: tuple[Gpu, ...] = ()
     gpu_trouble: str | None = None
-    """Why no GPU can be used although something NVIDIA is there; None if all is well."""
+    """Why no GPU can be used although there is an NVIDIA device; None if all is well."""
     gpu_note: str | None = None
-    """Which GPUs are used and which are not, where there was a choice."""
+    """Which GPUs are used and which are not, if there was a choice."""
     torch: Torch | None = None
     compiler: str | None = None
-    """Path of the C++ compiler with Python headers beside it; None without either."""
+    """Path of the C++ compiler; None without one, or without Python's headers."""
     libraries: Libraries = field(default_factory=Libraries)
     assumed: tuple[str, ...] = ()
-    """Names of facts that were assumed, not read (recorded machines only)."""
+    """Names of values that were assumed, not read (recorded machines only)."""
 
     @property
     def gpu(self) -> Gpu | None:
-        """The first GPU, the one that decisions look at."""
+        """The first GPU, on which decisions are based."""
         return self.gpus[0] if self.gpus else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON data; `from_json` gives the same object back."""
+        """Plain JSON values; `from_json` restores the object."""
         return asdict(self)
 
 
 def from_json(data: dict[str, Any], source: str = "hardware") -> Hardware:
-    """Make a Hardware from `to_json`'s data.
+    """Restore a Hardware from `to_json`.
 
     Raises:
-        SpecError: for a missing or unknown fact, or one of the wrong type.
+        SpecError: for a missing or unknown key, or a value of the wrong type.
     """
     made: Hardware = _make(Hardware, data, source)
     return made
 
 
 def load(path: Path) -> Hardware:
-    """Read the facts of a recorded machine.
+    """Read the hardware of a recorded machine.
 
     Raises:
-        SpecError: if the file cannot be read or lacks a fact.
+        SpecError: if the file cannot be read or lacks a value.
     """
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
@@ -197,7 +197,7 @@ def _make(kind: Any, values: dict[str, Any], source: str) -> Any:
 
 
 def _value(hint: Any, value: Any, source: str) -> Any:
-    """`value` as the type that `hint` asks for, parts and lists made on the way."""
+    """Convert `value` to the type `hint`, nested classes and tuples included."""
     for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
         if is_dataclass(kind) and isinstance(value, dict):
             return _make(kind, value, source)

@@ -1,4 +1,4 @@
-"""The facts as a person reads them: a table of the machine beside what this process may use of it."""
+"""Renders the hardware as a table: the machine beside what this process may use of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from runtime.hardware.facts import Cpu, Gpu, Hardware, Memory, Storage, Torch
 from runtime.system.units import format_bytes
 
 _Row = tuple[str, str, str, str]
-"""Name of the fact in the JSON, its label, the machine's side, our side."""
+"""JSON key, label, value of the machine, value for this process."""
 
 
 def render(hardware: Hardware) -> RenderableType:
-    """The table of `drivetrain facts`, at home in 100 columns, and below it what is wrong or assumed."""
+    """The table of `drivetrain facts` for 100 columns, followed by what is wrong or assumed."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
     table.add_column("fact", no_wrap=True)
     table.add_column("the machine", overflow="fold")

@@ -1,9 +1,9 @@
-"""Which of the machine's GPUs a job uses: what `limits.gpus` asks for, and among different ones those that are alike.
+"""Selects the GPUs that a job uses, by `limits.gpus`; if the GPUs differ, only those of one kind.
 
-none      no GPU, although one may be here
+none      no GPU, even if there is one
 auto      one: the newest chip with the most memory
 all       every GPU of that kind
-[0, 1]    these, by the numbers that `drivetrain facts` and nvidia-smi show
+[0, 1]    these, by their numbers in `drivetrain facts` and nvidia-smi
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from runtime.system.units import format_bytes, parse_bytes
 Wanted = Literal["auto", "all", "none"] | Sequence[int]
 
 CONTEXT = 512 << 20
-"""Bytes that CUDA itself takes of a GPU, about, before the first tensor."""
+"""Approximate bytes of GPU memory that CUDA itself needs before the first tensor."""
 
 
 def used(hardware: Hardware, wanted: Wanted = "auto") -> Hardware:
-    """The facts with only those GPUs that a job uses, and a note where there was a choice.
+    """The hardware with only the GPUs that a job uses, and a note if there was a choice.
 
     Args:
-        hardware: all that is here.
+        hardware: the whole machine.
         wanted: the job's `limits.gpus`.
 
     Raises:
-        DeviceError: if a GPU is asked for by a number that is not here.
+        DeviceError: if a GPU with a requested number does not exist.
     """
     gpus, note = _chosen(hardware, wanted)
     return replace(hardware, gpus=gpus, gpu_note=note)
@@ -54,7 +54,9 @@ def _chosen(hardware: Hardware, wanted: Wanted) -> tuple[tuple[Gpu, ...], str | 
 
 
 def _numbered(hardware: Hardware, wanted: Sequence[int]) -> tuple[tuple[Gpu, ...], str | None]:
-    """The GPUs that the job names. The weakest comes first: decisions look at the first, and it must bear them."""
+    """The GPUs that the job lists. The weakest comes first, since decisions are based on the first and must suit
+    all.
+    """
     known = {gpu.index: gpu for gpu in hardware.gpus}
     lost = [number for number in wanted if number not in known]
     if lost:
@@ -90,17 +92,17 @@ def _named(gpus: Sequence[Gpu]) -> str:
 
 
 def environment(hardware: Hardware) -> dict[str, str]:
-    """What makes CUDA count the used GPUs, and no others, in our order, and its matrix products give the same bits.
+    """Environment variables that make CUDA use exactly these GPUs in our order, with reproducible matrix products.
 
-    Without it CUDA puts the fastest first. A MIG instance has no number; CUDA shows the one that NVML gave us. Without
-    workspaces of a fixed size cuBLAS may add in another order from call to call.
+    By default CUDA puts the fastest GPU first. A MIG instance has no number; CUDA shows the one that NVML listed.
+    Without workspaces of a fixed size, cuBLAS may sum in another order from call to call.
     """
     if not hardware.gpus:
         return {}
     same = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     if any(gpu.mig for gpu in hardware.gpus):
         return same
-    # Numbers count the GPUs that a container or the variable shows, in an order that hangs on another variable.
+    # Numbers refer to the GPUs visible to the container or through CUDA_VISIBLE_DEVICES, in an order set by a variable.
     named = all(gpu.uuid for gpu in hardware.gpus)
     numbers = ",".join(gpu.uuid if named else str(gpu.index) for gpu in hardware.gpus)
     return same | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers}
@@ -114,15 +116,15 @@ def allowed(gpu: Gpu, asked: float | str | None) -> int:
 
 
 def room(gpu: Gpu, asked: float | str | None) -> int:
-    """Bytes of a GPU that a job may use beside what others hold."""
+    """Bytes of a GPU that a job may use, given the use of others."""
     return min(gpu.free, allowed(gpu, asked))
 
 
 def refuse_full(gpu: Gpu) -> None:
-    """Refuse a GPU that others have filled.
+    """Refuse a GPU whose memory is full.
 
     Raises:
-        DeviceError: if CUDA itself would not fit.
+        DeviceError: if not even CUDA itself would fit.
     """
     if gpu.free < CONTEXT:
         raise DeviceError(

@@ -1,4 +1,4 @@
-"""Which image has code for this machine's chip and driver, and why."""
+"""Selects the image that has code for this machine's chip and driver, with the reason."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ DRIVERS = {11: 450, 12: LEGACY_DRIVER, 13: AMPERE_DRIVER}
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """The torch in an image, which can be installed without the image too."""
+    """The torch in an image, which can also be installed without the image."""
 
     torch: str
     cuda: str
     covers: str
-    """Which GPUs it has code for, and from which driver on."""
+    """The GPUs that it has code for, and the oldest driver."""
 
 
 BUILDS = {
@@ -30,7 +30,7 @@ BUILDS = {
 
 @dataclass(frozen=True)
 class Image:
-    """An image word (cpu, ampere, legacy), or None where no image has code for the chip, and the reason."""
+    """An image name (cpu, ampere, legacy) and the reason; None if no image has code for the chip."""
 
     word: str | None
     reason: str
@@ -56,6 +56,6 @@ def choose(hardware: Hardware) -> Image:
 
 
 def driver_major(gpu: Gpu) -> int:
-    """The driver's branch: 580 of 580.95.05; 0 if it says something else."""
+    """The driver's branch: 580 of 580.95.05; 0 if unparsable."""
     head = gpu.driver.split(".")[0]
     return int(head) if head.isdigit() else 0

@@ -1,6 +1,6 @@
-"""NVIDIA GPUs as the driver's management library (NVML) shows them, or why none can be used.
+"""Reads NVIDIA GPUs from the driver's management library (NVML), or why none can be used.
 
-The library is loaded only where a driver has installed it, so a machine without a GPU pays nothing.
+The library is imported only if a driver has installed it, so a machine without a GPU loses no time.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class _Device:
 def read_gpus(
     root: Path, environ: Mapping[str, str], place: str, nvml: Any = None
 ) -> tuple[tuple[Gpu, ...], str | None]:
-    """The GPUs that CUDA will show to this process, in its order, and what is wrong with those it will not.
+    """The GPUs that CUDA will show to this process, in its order, and what is wrong with the others.
 
     Args:
         root: `/`, or the root of a recorded tree.
-        environ: CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES are honoured.
+        environ: CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES are respected.
         place: `host`, or the kind of container.
-        nvml: a module with pynvml's functions; None loads pynvml if a driver is installed.
+        nvml: a module with pynvml's functions; None imports pynvml if a driver is installed.
     """
     if nvml is None:
         if not _has_library(root, environ):
             return (), _without_library(root, place)
-        nvml = importlib.import_module("pynvml")  # 30 ms, for nothing where there is no driver
+        nvml = importlib.import_module("pynvml")  # takes 30 ms, wasted without a driver
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -73,7 +73,7 @@ def _usable(nvml: Any, environ: Mapping[str, str], place: str) -> tuple[tuple[Gp
 
 
 def _devices(nvml: Any, index: int, driver: str, trouble: list[str]) -> list[_Device]:
-    """One GPU, or its MIG instances, which CUDA shows instead of it."""
+    """A GPU, or its MIG instances, which CUDA shows instead."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
     mig = _mig_mode(nvml, handle)
@@ -103,7 +103,7 @@ def _device(nvml: Any, handle: Any, index: int, capability: tuple[int, int], dri
 def _mig_mode(nvml: Any, handle: Any) -> bool:
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-    except nvml.NVMLError:  # most GPUs, and drivers before 450, know no such mode
+    except nvml.NVMLError:  # most GPUs, and drivers before 450, do not support MIG
         return False
 
 
@@ -111,12 +111,12 @@ def _instances(nvml: Any, handle: Any) -> Iterator[Any]:
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-        except nvml.NVMLError:  # slots are numbered, most of them empty
+        except nvml.NVMLError:  # slots are numbered, and most are empty
             continue
 
 
 def _visible(found: list[_Device], wanted: str | None) -> list[_Device]:
-    """What CUDA shows: the first MIG instance and no whole GPU if there is one, unless another is named."""
+    """What CUDA shows: if there is a MIG instance, only the first one, unless another is named."""
     counted = [device for device in found if device.gpu.mig][:1] or found
     if wanted is None:
         return counted
@@ -126,7 +126,7 @@ def _visible(found: list[_Device], wanted: str | None) -> list[_Device]:
             match = counted[int(word) : int(word) + 1]
         else:
             match = [device for device in found if word and device.uuid.startswith(word)][:1]
-        if not match:  # CUDA, too, stops at the first that is not there
+        if not match:  # CUDA, too, stops at the first one that does not exist
             break
         chosen += match
     return chosen
@@ -142,7 +142,7 @@ def _has_library(root: Path, environ: Mapping[str, str]) -> bool:
     folders += [Path(f) for f in environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if f]
     if any((folder / _LIBRARY).exists() for folder in folders):
         return True
-    try:  # the loader's own list knows the unusual places
+    try:  # the dynamic loader's own cache covers unusual locations
         return _LIBRARY.encode() in (root / "etc/ld.so.cache").read_bytes()
     except OSError:
         return False
@@ -173,7 +173,7 @@ def _without_library(root: Path, place: str) -> str | None:
 
 
 def _without_driver(root: Path, place: str, error: Exception) -> str | None:
-    """A driver's library without a driver: normal where there is no GPU, else a trouble."""
+    """Explain a driver library without a driver: normal if there is no GPU, else a problem."""
     device = _pci_device(root)
     if not device and not _driver_loaded(root):
         return None

@@ -1,4 +1,4 @@
-"""Software: the installed torch, the C++ compiler, libraries that may be preloaded. Read from files only."""
+"""Finds the installed torch, the C++ compiler, and libraries for preloading; reads files only."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def read_torch(path: Sequence[str] | None = None) -> Torch | None:
 
 
 def read_architectures(package: Path) -> tuple[str, ...]:
-    """The chips that a CUDA build has code for, as torch.cuda.get_arch_list() answers once a GPU is there.
+    """The architectures that a CUDA build has code for, as torch.cuda.get_arch_list() returns them on a GPU.
 
     Args:
-        package: the folder of torch. The list is a text in one of its libraries; the others are not read.
+        package: the folder of torch. The list is a string in one of its libraries; the others are not read.
     """
     try:
         with (
@@ -54,15 +54,15 @@ def read_architectures(package: Path) -> tuple[str, ...]:
             mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as code,
         ):
             found = [tuple(text[1].decode().split()) for text in _CODES.finditer(code)]
-    except (OSError, ValueError):  # not there, or empty
+    except (OSError, ValueError):  # it does not exist, or is empty
         return ()
-    # A single chip may be named in another text too: the list is the longest.
+    # Other strings may contain a single architecture: the list is the longest match.
     return max(found, key=len, default=())
 
 
 def _from_metadata(folder: Path) -> Torch | None:
-    """Second choice: the package's metadata names the CUDA version only in the local part, as in +cu126."""
-    import importlib.metadata  # slow to load and hardly ever needed
+    """Fallback: the package's metadata, where only the local version (+cu126) tells the CUDA version."""
+    import importlib.metadata  # slow to import and rarely needed
 
     for found in importlib.metadata.distributions(name="torch", path=[str(folder)]):
         digits = re.search(r"\+cu(\d+)(\d)$", found.version)
@@ -71,10 +71,10 @@ def _from_metadata(folder: Path) -> Torch | None:
 
 
 def read_compiler(environ: Mapping[str, str], include: str | None = None) -> str | None:
-    """Path of the C++ compiler: $CXX, g++ or c++. None without one, or without the Python headers it needs.
+    """Path of the C++ compiler: $CXX, g++ or c++. None without one, or without Python's headers.
 
     Args:
-        environ: the process environment.
+        environ: environment variables of the process.
         include: folder of Python.h; the default is this interpreter's.
     """
     folder = Path(sysconfig.get_path("include") if include is None else include)
@@ -90,8 +90,8 @@ def read_libraries(root: Path, environ: Mapping[str, str], prefix: Path | None =
 
     Args:
         root: `/`, or the root of a recorded tree.
-        environ: its DRIVETRAIN_LIBRARIES names folders to look into first, separated by colons.
-        prefix: where Python packages put their libraries (`lib` below it); the default is this environment's.
+        environ: DRIVETRAIN_LIBRARIES lists folders to search first, separated by colons.
+        prefix: where Python packages install libraries (`lib` below it); the default is this environment's.
     """
     named = [f for f in environ.get("DRIVETRAIN_LIBRARIES", "").split(os.pathsep) if f]
     python = str((Path(sys.prefix) if prefix is None else prefix) / "lib")
@@ -105,7 +105,7 @@ def read_libraries(root: Path, environ: Mapping[str, str], prefix: Path | None =
 
 
 def _first(name: str, folders: Iterable[str]) -> str | None:
-    """The first folder's copy of a library; of several that a pattern matches, the highest number."""
+    """The first folder's copy of a library; if a pattern matches several, the highest version."""
     for folder in folders:
         if found := glob.glob(f"{folder}/{name}"):
             return os.path.normpath(max(found, key=_numbers))

@@ -1,4 +1,4 @@
-"""The job spec: YAML document, value types, one class per task."""
+"""The job spec as classes: values, the parts of a spec, and one class per task."""
 
 from runtime.job.custom import CustomJob
 from runtime.job.document import Document

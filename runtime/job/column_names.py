@@ -1,4 +1,4 @@
-"""Names of columns in a spec: one, or a list of different ones."""
+"""Column names in a spec: one, or a list of distinct ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 
 def different(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that no name stands twice."""
+    """Check that no name occurs twice."""
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise PydanticCustomError("columns", "column names that differ; {twice} stands twice", {"twice": twice})
@@ -19,7 +19,7 @@ def different(names: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _OneOrMore:
-    """`label` is short for `[label]`."""
+    """Accepts `label` as a short form of `[label]`."""
 
     def expand(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -1,6 +1,6 @@
-"""Own: a task of the person's own: data, network and loss from Python files beside the job.
+"""User code in a spec: data, network and loss from Python files beside the job.
 
-A network of one's own goes with every task; data and loss of one's own make the task `custom`.
+Every task can have a user network; with user data or a user loss the task is `custom`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from runtime.job.values import FilePath, Spec, named
 
 Kind = Literal["auto", "classes", "labels", "numbers", "other"]
 OFFERED = ("outputs", "classes", "inputs", "vocabulary", "categories")
-"""Arguments that the factory of a network gets from the data, if its signature names them."""
+"""Arguments that the runtime offers to the factory of a network, which gets those that its signature names."""
 
 
 class CustomData(Spec):
-    """The person's own data: a function that returns training and validation data as a pair.
+    """Your own data: a function that returns training and validation data as a pair.
 
-    Each of the two is a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays of which the last one
+    Each of the two is a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays, the last of which
     holds the targets. Inputs are a tensor, an array, a number, or a tuple of these.
     """
 
@@ -49,9 +49,9 @@ class CustomData(Spec):
 
 
 class CustomLossSpec(Spec):
-    """The person's own loss: a function that returns a callable of (outputs, targets).
+    """Your own loss: a function that returns a callable of (outputs, targets).
 
-    The callable gives one term per sample, shape (N,), or their mean as a scalar.
+    The callable returns one term per sample, shape (N,), or their mean as a scalar.
     """
 
     name: Literal["own"] = Field("own", description="not needed with `file:`")
@@ -61,7 +61,7 @@ class CustomLossSpec(Spec):
 
 
 def _by_file(value: Any) -> Any:
-    """`{file: my_loss.py}` needs no name."""
+    """Let `{file: my_loss.py}` do without a name."""
     return {"name": "own", **value} if isinstance(value, dict) and "file" in value else value
 
 
@@ -84,20 +84,20 @@ class CustomTrain(Train):
 
 
 class CustomTask(Job):
-    """What is shared by the task `custom` and by training from Python: only the data says which metrics there are."""
+    """The base of the task `custom` and of training from Python; the data determines which metrics there are."""
 
     METRICS = ("loss", "accuracy", "f1", "mae", "rmse", "r2")
 
     def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
-        """None: the person's own code knows where its data is."""
+        """None: only the user's code knows where its data is."""
         return []
 
     def has_own_loss(self) -> bool:
-        """Whether the loss is the person's own."""
+        """Whether the job has a user loss."""
         return getattr(self.train.loss, "name", "") == "own"
 
     def watched(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Every metric that the job looks at, with its key."""
+        """Every metric that the job uses, with its key."""
         yield ("checkpoint", "best"), self.best()
         if self.train.early_stopping:
             yield ("train", "early_stopping", "metric"), self.train.early_stopping.metric
@@ -105,7 +105,7 @@ class CustomTask(Job):
             yield ("train", "schedule", "metric"), self.train.schedule.metric
 
     def problems(self) -> Iterator[Problem]:
-        """Class weights belong to the built-in losses."""
+        """Check that class weights are used with built-in losses only."""
         if self.has_own_loss() and self.train.class_weights != "none":
             yield self.problem(
                 ("train", "class_weights"),
@@ -116,7 +116,7 @@ class CustomTask(Job):
 
 
 class CustomJob(CustomTask):
-    """Data, network and loss of the person's own."""
+    """Training with your own data, network and loss."""
 
     task: Literal["custom"]
     data: CustomData = Field(description="what the network learns from")  # type: ignore[assignment]
@@ -125,7 +125,7 @@ class CustomJob(CustomTask):
 
 
 def parts(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.UserFunction, tuple[str, ...]]]:
-    """Each part of a job that is the person's own: its key, the part, and what its factory gets by itself."""
+    """Each part of a job that is user code: its key, the part, and the arguments that the runtime offers to it."""
     model: Any = getattr(job, "model", None)
     if isinstance(model, CustomModel):
         yield ("model",), model, OFFERED
@@ -136,7 +136,7 @@ def parts(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.UserFunction, 
 
 
 def problems(job: Job) -> Iterator[Problem]:
-    """What is wrong with the person's own files; none of them is run."""
+    """Problems of the user's files; none of them is run."""
     for key, part, offered in parts(job):
         yield from user_files.problems(job, key, part, offered)
     if isinstance(job, CustomJob) and job.data.reader is not None:

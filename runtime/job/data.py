@@ -23,7 +23,7 @@ Fit = Literal["crop", "pad", "squash"]
 
 
 class Data(Spec):
-    """What all tasks share."""
+    """Keys that all tasks share."""
 
     train: FilePath = Field(
         description="training data: a folder or file, relative to the job's folder, then the project"
@@ -57,28 +57,28 @@ class Erasing(Spec):
 
 
 class ResizedCrop(Spec):
-    """A random part of the image, resized to the full size (Szegedy et al. 2015)."""
+    """A random crop of the image, resized to the full size (Szegedy et al. 2015)."""
 
     scale: Range = Field((0.35, 1.0), description="smallest and largest share")
     ratio: PositiveRange = Field((0.75, 1.333), description="narrowest and widest shape")
 
 
 class Mixup(Spec):
-    """Mixup (Zhang et al. 2018): pairs of samples blended, labels with them."""
+    """Mixup (Zhang et al. 2018): blends pairs of samples and their labels."""
 
     alpha: Positive = Field(0.2, description="both parameters of the Beta distribution of the blend")
     probability: Probability = Field(1.0, description="share of the steps that are mixed")
 
 
 class Cutmix(Spec):
-    """CutMix (Yun et al. 2019): a rectangle taken from another image, labels by area."""
+    """CutMix (Yun et al. 2019): replaces a rectangle by that of another image, and mixes the labels by area."""
 
     alpha: Positive = Field(1.0, description="both parameters of the Beta distribution of the area")
     probability: Probability = Field(1.0, description="share of the steps that are mixed")
 
 
 class ImageAugment(Spec):
-    """Random changes to training images; each sample's draws depend on (seed, epoch, sample) alone."""
+    """Random augmentation of training images; random numbers depend only on (seed, epoch, sample)."""
 
     flip: bool = Field(False, description="mirror half of the images left to right")
     crop_padding: Natural = Field(0, description="pad by so many pixels, then crop back at a random place")

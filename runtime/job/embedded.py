@@ -1,4 +1,4 @@
-"""Caller: the spec of a training that a Python program asked for, with its own network, data and loss in memory."""
+"""The spec of a training that a Python program requests, with its network, data and loss in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.job.values import Natural, Spec, named
 
 
 class EmbeddedData(Spec):
-    """Data that was handed over; the record tells whether a run that goes on has the same."""
+    """Data that the program passed in; a resumed run is checked for having the same."""
 
     targets: Kind = Field("auto", description="classes, labels, numbers or other; auto looks at them")
     names: tuple[str, ...] | None = Field(None, description="names of the classes, labels or numbers", strict=False)
@@ -24,14 +24,14 @@ class EmbeddedData(Spec):
 
 
 class EmbeddedModel(Spec):
-    """A network that was handed over."""
+    """A network that the program passed in."""
 
     kind: str = Field("", description="its class")
     parameters: Natural = Field(0, description="how many it has")
 
 
 class EmbeddedLoss(Spec):
-    """A loss that was handed over."""
+    """A loss that the program passed in."""
 
     name: Literal["own"] = Field("own", description="a callable of (outputs, targets)")
     function: str = Field(description="its name")
@@ -54,7 +54,7 @@ class EmbeddedTrain(Train):
 
 
 class EmbeddedJob(CustomTask):
-    """A training that a Python program asked for."""
+    """A training requested by a Python program."""
 
     task: Literal["python"]
     data: EmbeddedData = Field(EmbeddedData(), description="what the network learns from")  # type: ignore[assignment]
@@ -62,7 +62,7 @@ class EmbeddedJob(CustomTask):
     train: EmbeddedTrain = Field(EmbeddedTrain(), description="how to train")
 
     def problems(self) -> Iterator[Problem]:
-        """Also what only a process of our own can do: another program's SIGUSR1 is its own affair."""
+        """Also check what needs a process of our own: SIGUSR1 may have another meaning in the host program."""
         yield from super().problems()
         gpus, processes = self.limits.gpus, self.limits.processes
         if gpus == "all" or (isinstance(gpus, list) and len(gpus) > 1):

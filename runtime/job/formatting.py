@@ -1,15 +1,15 @@
-"""How key paths and values are written in messages: on one line, safe to print, not too long."""
+"""Formats key paths and values for messages: on one line, printable, not too long."""
 
 from __future__ import annotations
 
 from typing import Any
 
 Path = tuple[str | int, ...]
-"""Keys and list positions from the root of a document."""
+"""Keys and list indices from the root of a document."""
 
 
 def dotted(path: Path) -> str:
-    """`train.optimizer.lr` or `data.labels[2]`, safe to print."""
+    """Such as `train.optimizer.lr` or `data.labels[2]`, printable."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{printable(part)}" if text else printable(part)
@@ -17,13 +17,13 @@ def dotted(path: Path) -> str:
 
 
 def printable(text: str, most: int = 60) -> str:
-    """A text on one line without control characters, cut to `most` characters."""
+    """Text on one line without control characters, truncated to `most` characters."""
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: most + 1])
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def shown(value: Any) -> str:
-    """A value as it stands in YAML, for messages."""
+    """A value in YAML notation, for messages."""
     match value:
         case None | bool():
             return {None: "null", True: "true", False: "false"}[value]

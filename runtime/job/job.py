@@ -1,4 +1,4 @@
-"""Job: what the user asked for, checked and frozen. One class per task; no torch, no network."""
+"""The job: the user's request, validated and frozen. One class per task; without torch or network access."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Limits(Spec):
 
 
 class Checkpoint(Spec):
-    """When the run is saved and what is kept."""
+    """When checkpoints are saved, and which are kept."""
 
     every: Interval = Field("5m", description="a duration, `200 steps`, or `epoch`")
     keep: Count = Field(2, description="how many of the last checkpoints stay, besides the best")
@@ -47,13 +47,13 @@ class Checkpoint(Spec):
 
 
 class Monitoring(Spec):
-    """What is watched while the run goes on: memory, CPU, GPUs, speed."""
+    """How often the machine is monitored during the run: memory, CPU, GPUs, speed."""
 
     every: Duration = Field("1s", description="time between two readings: 1s, 0.2s, 1m")
 
 
 class Job(Spec):
-    """What all tasks share."""
+    """Keys that all tasks share."""
 
     METRICS: ClassVar[tuple[str, ...]] = ("loss",)
     BEST: ClassVar[str] = "loss"
@@ -73,12 +73,12 @@ class Job(Spec):
 
     @property
     def document(self) -> Document:
-        """Where every key stands."""
+        """The document, with the position of every key."""
         return self._document
 
     @property
     def folder(self) -> Path:
-        """The folder that relative paths start from."""
+        """The folder from which relative paths start."""
         return self._folder
 
     def heads(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Job(Spec):
         return self.LOSSES
 
     def metrics(self) -> list[str]:
-        """Every metric that an evaluation gives, by which this job can be watched."""
+        """Every metric of an evaluation, which the job can use for decisions."""
         names = ["validation/loss"]
         for head in self.heads():
             start = f"validation/{head}/" if head else "validation/"
@@ -98,15 +98,17 @@ class Job(Spec):
         return names
 
     def best(self) -> str:
-        """The metric whose best checkpoint is kept."""
+        """The metric that selects the best checkpoint."""
         if self.checkpoint.best:
             return self.checkpoint.best
         first = self.heads()[0]
         return f"validation/{first}/{self.BEST}" if first else f"validation/{self.BEST}"
 
     def resolve(self, path: str) -> Path:
-        """A path of the spec: as it is if absolute, else in the job's folder, else in the working folder."""
-        # The functions of os.path answer where those of Path raise: an unknown ~user, a name that is too long.
+        """A path in the spec: absolute, or relative to the job's folder or, if it does not exist there, the working
+        folder.
+        """
+        # Functions of os.path return a result where Path raises: for an unknown ~user, or a name that is too long.
         given = Path(os.path.expanduser(path))
         if given.is_absolute():
             return given
@@ -114,22 +116,22 @@ class Job(Spec):
         return beside if os.path.exists(beside) or not os.path.exists(given) else given
 
     def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
-        """Every path that the spec names, with its key."""
+        """Every path in the spec, with its key."""
         paths: list[tuple[tuple[str, ...], str]] = [(("data", "train"), self.data.train)]
         if isinstance(self.data.validation, str):
             paths.append((("data", "validation"), self.data.validation))
         return paths
 
     def problems(self) -> Iterator[Problem]:
-        """What is right by itself and wrong together in this task."""
+        """Problems of this task's values that are valid by themselves, but not together."""
         yield from ()
 
     def problem(self, path: tuple[str, ...], given: str, possible: str, action: str) -> Problem:
-        """A problem with the value at `path` of the spec."""
+        """A problem of the value at `path` of the spec."""
         return Problem(self.document.place(path), dotted(path), given, possible, action)
 
     def dumped(self) -> dict[str, Any]:
-        """The spec with every default filled in, as plain data."""
+        """The spec with all defaults, as plain values."""
         return self.model_dump(mode="json")
 
 

@@ -1,4 +1,4 @@
-"""The `model:` part of the spec: a built-in network, a library's, or the user's own file."""
+"""The `model:` part of the spec: a built-in network, one from a library, or the user's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.job.values import Count, FilePath, Fraction, Natural, Spec, named
 
 
 class Freeze(Spec):
-    """Parts that are not trained; they run in evaluation mode unless told otherwise."""
+    """Parts that are not trained; they run in evaluation mode by default."""
 
     embeddings: bool = Field(False, description="freeze the embeddings")
     layers: Natural = Field(0, description="freeze the first N layers")
@@ -19,7 +19,7 @@ class Freeze(Spec):
 
 
 class BuiltIn(Spec):
-    """What all built-in networks share."""
+    """Keys that all built-in networks share."""
 
     freeze: Freeze = Field(Freeze(), description="parts that are not trained")
 
@@ -38,7 +38,7 @@ class ImageNetwork(BuiltIn):
 
 
 class ImagePretrained(BuiltIn):
-    """A pretrained network for images in Hugging Face form: vit, convnext, resnet, any AutoModel that takes pixels."""
+    """A pretrained image network in Hugging Face format: vit, convnext, resnet, any AutoModel that takes pixels."""
 
     source: Literal["transformers"]
     name: FilePath = Field(description="a local folder, or a name on the Hugging Face hub")
@@ -46,7 +46,7 @@ class ImagePretrained(BuiltIn):
 
 
 class ImageTimm(BuiltIn):
-    """An architecture of the timm library, which is there only where torchvision imports."""
+    """An architecture of the timm library, which requires an importable torchvision."""
 
     source: Literal["timm"]
     name: str = Field(min_length=1, description="architecture, as timm.list_models() names it")
@@ -55,7 +55,7 @@ class ImageTimm(BuiltIn):
 
 
 class CustomModel(Spec):
-    """The user's own network: a file beside the job and a function in it that returns a torch.nn.Module."""
+    """Your own network: a file beside the job with a function that returns a torch.nn.Module."""
 
     file: FilePath = Field(description="Python file beside the job")
     factory: str = Field("build", description="function in the file that returns the module")
@@ -64,7 +64,7 @@ class CustomModel(Spec):
 
 
 def kind(value: Any) -> str:
-    """Which form of `model:` was written: `own` with a file, a library's name with a source, else `built-in`."""
+    """The form of `model:`: `own` with a file, a library's name with a source, else `built-in`."""
     keys = value if isinstance(value, dict) else getattr(value, "__dict__", {})
     if "file" in keys:
         return "own"

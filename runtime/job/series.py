@@ -1,4 +1,4 @@
-"""Series: classes or numbers predicted from windows of several channels over time."""
+"""Series tasks: classes or numbers from windows of several channels over time."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from runtime.job.model import BuiltIn, CustomModel, kind
 from runtime.job.values import Count, Fraction, Positive, Spec, named
 
 _LONG = ("time", "features", "label", "group", "window", "stride", "max_gap")
-"""Settings of a long table, which arrays do not have."""
+"""Keys of long tables, which arrays do not have."""
 
 
 class SeriesAugment(Spec):
-    """Random changes to training windows."""
+    """Random augmentation of training windows."""
 
     mixup: Mixup | None = Field(None, description="mixup, drawn for the whole batch from (seed, step)")
 
 
 class SeriesData(Data):
-    """Series: a long table (.csv, .tsv, .jsonl, .parquet) with one row for each time, or arrays (.npz).
+    """Series: a long table (.csv, .tsv, .jsonl, .parquet) with one row per time, or arrays (.npz).
 
     Windows of a long table are cut in the order of time; the label of a window is that of its last row. A fraction for
-    validation is the last part of the time: no window reaches across that moment, nor from one series into another.
-    An empty or infinite feature cell takes the last value before it in the same series.
+    validation is the last part of the time: no window spans that point in time, or two series. An empty or infinite
+    feature cell gets the last value before it in the same series.
 
     Arrays are `x` of shape (N, T, channels) and `y` of shape (N,) or, for several numbers, (N, K).
     """
@@ -57,12 +57,12 @@ class SeriesData(Data):
 
     @property
     def step(self) -> int:
-        """Rows from the start of one window to the next."""
+        """Rows between the starts of two windows."""
         return self.stride or self.window or 1
 
 
 def odd(value: int) -> int:
-    """Check that a kernel has a middle."""
+    """Check that a kernel has a center."""
     if value % 2 == 0:
         raise PydanticCustomError("odd", "an odd number")
     return value
@@ -89,13 +89,13 @@ SeriesModel = Annotated[
 
 
 class SeriesJob(Job):
-    """What both tasks on series share."""
+    """Keys that both series tasks share."""
 
     data: SeriesData = Field(description="what the network learns from")
     model: SeriesModel = Field(CnnLstmSpec(), description="the network")
 
     def problems(self) -> Iterator[Problem]:
-        """What arrays and long tables need and cannot use, and columns that are two things at once."""
+        """Keys that arrays and long tables require or do not have, and columns with two roles."""
         yield from self._form_problems()
         named = [
             ("time", self.data.time),
@@ -161,7 +161,7 @@ class SeriesClassificationJob(SeriesJob):
     task: Literal["series-classification"]
 
     def problems(self) -> Iterator[Problem]:
-        """One label column only."""
+        """Check that there is one label column only."""
         yield from super().problems()
         if len(self.data.label or ()) > 1:
             yield self.problem(
@@ -173,7 +173,7 @@ class SeriesClassificationJob(SeriesJob):
 
 
 class SeriesRegressionJob(SeriesJob):
-    """Regression on windows: one number or several."""
+    """Regression on windows, with one or several numbers."""
 
     METRICS = ("loss", "mae", "rmse", "r2")
     BEST = "rmse"
@@ -182,7 +182,7 @@ class SeriesRegressionJob(SeriesJob):
     task: Literal["series-regression"]
 
     def problems(self) -> Iterator[Problem]:
-        """Class weights need classes."""
+        """Refuse class weights, which need classes."""
         yield from super().problems()
         if self.train.class_weights != "none":
             yield self.problem(

@@ -1,4 +1,4 @@
-"""Tables: classes or numbers predicted from the columns of a row."""
+"""Table tasks: classes or numbers from the columns of a row."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from runtime.job.values import Count, Fraction, named
 
 
 class TableData(Data):
-    """A table: a .csv, .tsv, .jsonl or .parquet file with one sample in each row.
+    """A table: a .csv, .tsv, .jsonl or .parquet file with one sample per row.
 
-    Numbers and truth values are numeric columns, text is categorical. An empty number becomes the median of the
-    training rows, and if training rows lack it, a column of 0 and 1 says so; an empty text is a category of its own. A
-    category that the training rows do not have counts as unknown. Columns with one value everywhere are left out.
-    Dates are refused.
+    Number and boolean columns are numeric, text is categorical. An empty number becomes the median of the training
+    rows; if training rows lack it, too, a column of 0 and 1 marks it. An empty text is a category of its own. A
+    category that the training rows do not have counts as unknown. Columns with a constant value are dropped. Dates are
+    refused.
     """
 
     target: OneOrMore = Field(
@@ -37,7 +37,7 @@ class TableData(Data):
 
 
 class MlpSpec(BuiltIn):
-    """A perceptron over numbers and embedded categories: layers of linear map, ReLU and dropout."""
+    """A multilayer perceptron over numbers and embedded categories: linear layers with ReLU and dropout."""
 
     name: Literal["mlp"] = Field("mlp", description="the only built-in network for tables")
     hidden: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = Field(
@@ -53,13 +53,13 @@ TableModel = Annotated[
 
 
 class TableJob(Job):
-    """What both tasks on tables share."""
+    """Keys that both table tasks share."""
 
     data: TableData = Field(description="what the network learns from")
     model: TableModel = Field(MlpSpec(), description="the network")
 
     def problems(self) -> Iterator[Problem]:
-        """Columns that are asked to be two things at once."""
+        """Columns with two roles."""
         given: Any = self.data
         for first, second in (
             ("target", "features"),
@@ -95,7 +95,9 @@ class TableJob(Job):
 
 
 class TableClassificationJob(TableJob):
-    """Classification of table rows: one of several classes, or several labels of which each can be true."""
+    """Classification of table rows: one of several classes, or several labels each of which can be true (multi-
+    label).
+    """
 
     METRICS = ("loss", "accuracy", "f1")
     BEST = "f1"
@@ -108,7 +110,7 @@ class TableClassificationJob(TableJob):
 
 
 class TableRegressionJob(TableJob):
-    """Regression on table rows: one number or several."""
+    """Regression on table rows, with one or several numbers."""
 
     METRICS = ("loss", "mae", "rmse", "r2")
     BEST = "rmse"

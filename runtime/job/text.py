@@ -1,4 +1,4 @@
-"""Text classification: one encoder, and one output for each label column."""
+"""Text classification: one encoder, and one output per label column."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from runtime.job.model import BuiltIn, CustomModel, kind
 from runtime.job.values import FilePath, Fraction, Positive, Spec, named
 
 LENGTH = 4096
-"""Largest `max_length`: attention takes memory by its square."""
+"""Largest `max_length`: the memory of attention grows with its square."""
 PART_TOKENS = 512
 """Tokens of a micro-batch of texts on a CPU (`optimize.unpadding`): enough for its matrix kernels, with little padding."""
 
 
 class TextHead(Spec):
-    """One label column: its share of the loss, and where it differs from `train:`."""
+    """A label column: its weight in the loss, and settings that differ from `train:`."""
 
     weight: Positive = Field(1.0, description="weight of this column's loss in the sum")
     class_weights: Literal["none", "balanced"] | None = Field(
@@ -33,7 +33,9 @@ class TextHead(Spec):
 
 @dataclass(frozen=True)
 class columns:
-    """`causa`, `[modo, causa]` and `{modo: 0.4, causa: 0.6}` are short for a mapping of columns to their settings."""
+    """Accepts `causa`, `[modo, causa]` and `{modo: 0.4, causa: 0.6}` as short forms of a mapping of columns to
+    settings.
+    """
 
     def expand(self, value: Any) -> Any:
         """The long form of a value."""
@@ -76,7 +78,7 @@ Pooling = Literal["cls", "mean"]
 
 
 class TextEncoder(BuiltIn):
-    """A BERT-shaped encoder (Devlin et al. 2019) from random weights, with a WordPiece vocabulary of the job's texts."""
+    """A BERT-shaped encoder (Devlin et al. 2019) with random weights and a WordPiece vocabulary of the job's texts."""
 
     name: Literal["encoder"]
     layers: Annotated[int, Field(ge=1, le=48)] = Field(4, description="transformer layers")
@@ -88,7 +90,7 @@ class TextEncoder(BuiltIn):
 
 
 class TextPretrained(BuiltIn):
-    """A pretrained encoder in Hugging Face form: bert, distilbert, roberta, any AutoModel encoder."""
+    """A pretrained encoder in Hugging Face format: bert, distilbert, roberta, any AutoModel encoder."""
 
     source: Literal["transformers"]
     name: FilePath = Field(description="a local folder, or a name on the Hugging Face hub")
@@ -108,7 +110,7 @@ TextModel = Annotated[
 
 
 class TextJob(Job):
-    """Text classification with one label column or several."""
+    """Text classification with one or several label columns."""
 
     METRICS = ("loss", "accuracy", "f1")
     BEST = "f1"
@@ -119,18 +121,18 @@ class TextJob(Job):
     model: TextModel = Field(TextEncoder(name="encoder"), description="the network")
 
     def heads(self) -> tuple[str, ...]:
-        """The label columns; a single one has the empty name, so that its metrics are `validation/accuracy`."""
+        """The label columns; a single one has the empty name, so that its metrics are called `validation/accuracy`."""
         return tuple(self.data.labels) if len(self.data.labels) > 1 else ("",)
 
     def best(self) -> str:
-        """F1 of the column with the largest weight, the first of equals."""
+        """F1 of the column with the largest weight, the first one among equals."""
         if self.checkpoint.best or len(self.data.labels) == 1:
             return super().best()
         heaviest = max(self.data.labels, key=lambda name: self.data.labels[name].weight)
         return f"validation/{heaviest}/{self.BEST}"
 
     def problems(self) -> Iterator[Problem]:
-        """What is right by itself and wrong together in this task."""
+        """Values that are valid by themselves, but not together."""
         if self.data.text in self.data.labels:
             yield self.problem(
                 ("data", "labels", self.data.text),

@@ -10,7 +10,7 @@ from runtime.job.values import Count, Duration, Fraction, Natural, Positive, Spe
 
 
 class Optimizer(Spec):
-    """What all optimizers share."""
+    """Keys that all optimizers share."""
 
     weight_decay: float = Field(1e-4, ge=0, description="decay of weights; norms and biases get none")
 
@@ -38,7 +38,7 @@ class Sgd(Optimizer):
 
 
 class OneCycle(Spec):
-    """Up and down once (Smith & Topin 2018), both along a cosine, ending at almost nothing."""
+    """Up and down once (Smith & Topin 2018), both along a cosine, ending near zero."""
 
     name: Literal["one-cycle"]
     warmup: Fraction = Field(0.3, description="share of the steps that the rate climbs")
@@ -53,14 +53,14 @@ class Cosine(Spec):
 
 
 class Linear(Spec):
-    """Straight down to zero after a linear warm-up."""
+    """Linear decay to zero after a linear warm-up."""
 
     name: Literal["linear"]
     warmup: Fraction = Field(0.0, description="share of the steps that the rate climbs")
 
 
 class StepDown(Spec):
-    """Times `factor` every `epochs`."""
+    """Multiplies by `factor` every `epochs`."""
 
     name: Literal["step"]
     epochs: Count = Field(30, description="epochs between two drops")
@@ -68,7 +68,7 @@ class StepDown(Spec):
 
 
 class Plateau(Spec):
-    """Times `factor` when the watched metric has not improved for `patience` epochs."""
+    """Multiplies by `factor` if the watched metric has not improved for `patience` epochs."""
 
     name: Literal["plateau"]
     patience: Natural = Field(5, description="epochs without improvement before a drop")
@@ -119,7 +119,7 @@ class Huber(Spec):
 
 
 class Fp16(Spec):
-    """How gradients of fp16 are scaled (Micikevicius et al. 2018), where `optimize.precision` is fp16."""
+    """Gradient scaling for fp16 (Micikevicius et al. 2018), used if `optimize.precision` is fp16."""
 
     initial_scale: Positive = Field(65536.0, description="what gradients are multiplied with at first")
     growth_factor: Annotated[float, Field(ge=1)] = Field(2.0, description="what good steps multiply the scale with")
@@ -136,7 +136,7 @@ class Fp16(Spec):
 
 
 class EarlyStopping(Spec):
-    """Stop when a metric no longer improves."""
+    """Stops when a metric no longer improves."""
 
     metric: str = Field(description="the metric that is watched")
     patience: Count = Field(5, description="epochs without improvement before stopping")
@@ -155,7 +155,7 @@ AnyLoss = Annotated[
 
 
 USUAL_BATCH = 32
-"""Samples in a batch, if nothing else is said."""
+"""Default batch size."""
 
 
 class Train(Spec):
@@ -195,5 +195,5 @@ class Train(Spec):
 
     @property
     def batch(self) -> int:
-        """Samples in a batch; the usual number as long as `auto` is not measured."""
+        """Samples per batch; the default until `auto` is measured."""
         return USUAL_BATCH if self.batch_size == "auto" else self.batch_size

@@ -1,4 +1,4 @@
-"""Source: a Python file of the person's own, checked without being run: its place, its syntax, its factory."""
+"""Checks a Python file of the user without running it: its location, its syntax, its functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KIND = "a Python file beside the job"
 
 
 class UserFunction(Protocol):
-    """A part of the spec that names a function of the person's own."""
+    """A part of the spec that names a function of the user."""
 
     @property
     def file(self) -> str: ...
@@ -31,23 +31,23 @@ class UserFunction(Protocol):
 
 @dataclass(frozen=True)
 class Signature:
-    """What a function can be called with, by keyword."""
+    """The keyword arguments that a function accepts."""
 
     needed: tuple[str, ...]
     known: tuple[str, ...]
-    """All parameters, the needed ones among them."""
+    """All parameters, required ones included."""
     nameless: tuple[str, ...] = ()
-    """Needed, and not to be given by keyword."""
+    """Required parameters that cannot be passed by keyword."""
     any: bool = False
-    """Whether it takes keywords of any name."""
+    """Whether it accepts arbitrary keyword arguments."""
 
 
 Functions = dict[str, Signature | None]
-"""Functions and classes at the top of a file; None where the parameters show only when it runs."""
+"""Functions and classes at the top level of a file; None if their parameters are known only at run time."""
 
 
 def misplaced(folder: Path, file: str) -> tuple[str, str, str] | None:
-    """Why `file` is no Python file that lies in `folder`, in three parts; None if it is one."""
+    """Why `file` is no Python file in `folder`, in three parts; None if it is one."""
     path = Path(file)
     if path.suffix != ".py":
         return f"is {shown(file)}", KIND, "name a .py file"
@@ -77,13 +77,13 @@ def trouble(path: Path) -> str | None:
 
 
 def problems(job: Job, key: tuple[str, ...], part: UserFunction, offered: Sequence[str] = ()) -> Iterator[Problem]:
-    """What is wrong with the file and the factory of one part.
+    """Problems of the file and the function of one part.
 
     Args:
-        job: whose folder holds the file.
+        job: its folder contains the file.
         key: of the part: `model`.
-        part: file, factory and arguments.
-        offered: names of arguments that the runtime gives by itself to a factory that has them.
+        part: file, function and arguments.
+        offered: names of arguments that the runtime passes if the function has them.
     """
     found = functions(job, key, part.file)
     if isinstance(found, Problem):
@@ -102,7 +102,7 @@ def functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Problem:
         return job.problem(path, *wrong)
     try:
         text = (job.folder / file).read_bytes()
-        if b"\0" in text:  # Python's own word for it depends on its version
+        if b"\0" in text:  # Python's own message depends on its version
             raise ValueError("it holds null bytes")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -122,7 +122,7 @@ def functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Problem:
 
 
 def mistake(file: str, error: SyntaxError) -> str:
-    """`my_model.py:3:9: invalid syntax`, and below it the line."""
+    """`my_model.py:3:9: invalid syntax`, followed by the line."""
     line = f"\n    {error.text.strip()}" if error.text and error.text.strip() else ""
     return f"{file}:{error.lineno or 1}:{error.offset or 1}: {error.msg}{line}"
 
@@ -141,7 +141,7 @@ def unknown(job: Job, path: tuple[str, ...], name: str, file: str, known: Functi
 def _arguments(
     job: Job, key: tuple[str, ...], part: UserFunction, signature: Signature, offered: Sequence[str]
 ) -> Iterator[Problem]:
-    """Arguments that the factory does not know, and needed ones that are not given."""
+    """Arguments that the function does not accept, and required ones that are missing."""
     name, path = part.factory, (*key, "arguments")
     if signature.nameless:
         yield job.problem(
@@ -177,7 +177,7 @@ def _definitions(body: Sequence[ast.stmt]) -> Iterator[tuple[str, Signature | No
     for node in body:
         match node:
             case ast.FunctionDef():
-                # A decorator can change what a function takes.
+                # A decorator can change the parameters of a function.
                 yield node.name, None if node.decorator_list else _signature(node.args)
             case ast.ClassDef():
                 yield node.name, _constructor(node)
@@ -200,7 +200,7 @@ def _constructor(node: ast.ClassDef) -> Signature | None:
 
 
 def _signature(arguments: ast.arguments, bound: int = 0) -> Signature:
-    """The parameters less the first `bound` ones."""
+    """The parameters without the first `bound` ones."""
     count = len(arguments.posonlyargs) + len(arguments.args)
     free = count - len(arguments.defaults)
     positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]

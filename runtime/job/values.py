@@ -22,22 +22,22 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from runtime.system.units import SIZE_PATTERN, parse_bytes
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# Digits are counted, so that every match is a finite number; one of them is not 0.
+# The number of digits is limited, so that every match is finite; one of them is not 0.
 _DURATION = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,9}(?:\.[0-9]{1,9})?) *([smhd])")
 _STEPS = re.compile(r"(?=[0-9]*[1-9])([0-9]{1,12}) *steps?")
-# No user and password: the spec is copied into every run folder.
+# No user name and password, because the spec is copied into every run folder.
 _ADDRESS = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!-\"$-~]*)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Spec(BaseModel):
-    """A mapping of the spec: strict types, no unknown keys, frozen."""
+    """A mapping in the spec: strict types, no unknown keys, frozen."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def named(default: str | None = None) -> _Named:
-    """`adam` is short for `{name: adam}`; a mapping without a name gets `default`."""
+    """Accept `adam` as a short form of `{name: adam}`; a mapping without a name gets `default`."""
     return _Named(default)
 
 
@@ -50,7 +50,7 @@ class _Named:
             return {"name": value}
         if not isinstance(value, dict | BaseModel):
             raise PydanticCustomError("named", "a name, or a mapping with `name:` and settings")
-        # What names a file of the person's own has no name.
+        # A part that names a user file has no name.
         if self.default is not None and isinstance(value, dict) and not {"name", "file"} & value.keys():
             return {"name": self.default, **value}
         return value
@@ -59,7 +59,7 @@ class _Named:
         return core_schema.no_info_before_validator_function(self.expand, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """A bare name is allowed beside the long form, and the form of the default needs no name."""
+        """In the schema, allow the bare name beside the long form, and the default's form without a name."""
         long = handler(schema["schema"])
         names: list[str] = []
         for member in long.get("oneOf", []):
@@ -74,13 +74,13 @@ class _Named:
 
 @dataclass(frozen=True)
 class _Checked:
-    """A text that passes `check`; what is no text gets the same message as a text that does not pass."""
+    """Text that passes `check`; a value that is no text gets the same message."""
 
     check: Callable[[str], object]
     pattern: str
 
     def validate(self, value: Any) -> Any:
-        # No check lets an empty text pass.
+        # No check accepts empty text.
         self.check(value if isinstance(value, str) else "")
         return value
 
@@ -92,7 +92,7 @@ class _Checked:
 
 
 def check_size(text: str) -> None:
-    """Refuse what is no size, in the words of a spec."""
+    """Check that a text is a size, with a message in terms of the spec."""
     try:
         parse_bytes(text)
     except ValueError:
@@ -120,7 +120,7 @@ def interval(text: str) -> tuple[str, float]:
 
 
 def gpu_choice(value: Any) -> Any:
-    """Check `limits.gpus`, with one message for all that it can be."""
+    """Check `limits.gpus`, with one message for all its forms."""
     numbers = isinstance(value, list) and all(type(number) is int and 0 <= number < 256 for number in value)
     if value in ("auto", "all", "none") or (numbers and value and len(set(value)) == len(value)):
         return value
@@ -128,7 +128,7 @@ def gpu_choice(value: Any) -> Any:
 
 
 def run_name(text: str) -> None:
-    """Check a name that becomes a part of folder names."""
+    """Check a name that becomes part of folder names."""
     if not _NAME.fullmatch(text):
         raise PydanticCustomError(
             "name", "1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first"
@@ -136,7 +136,7 @@ def run_name(text: str) -> None:
 
 
 def fraction_or_path(value: Any) -> Any:
-    """Check a share of the training data, or the path of a set of its own."""
+    """Check a fraction of the training data, or the path of separate data."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (0 < value < 1 if number else isinstance(value, str) and value):
         raise PydanticCustomError("fraction_or_path", "a fraction between 0 and 1, or a path")
@@ -144,7 +144,7 @@ def fraction_or_path(value: Any) -> Any:
 
 
 def share_or_size(value: Any) -> Any:
-    """Check a share of something, or a size."""
+    """Check a share or a size."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (0 < value <= 1 if number else isinstance(value, str) and SIZE_PATTERN.fullmatch(value)):
         raise PydanticCustomError("share_or_size", "a share above 0 and up to 1, or a size with its unit such as 6g")
@@ -152,17 +152,17 @@ def share_or_size(value: Any) -> Any:
 
 
 def ascending(pair: tuple[float, float]) -> tuple[float, float]:
-    """Check that the smaller of two numbers comes first."""
+    """Check that the first number is not larger than the second."""
     if pair[0] > pair[1]:
         raise PydanticCustomError("ascending", "two numbers, the smaller one first")
     return pair
 
 
 def web_address(text: str) -> None:
-    """Check a URL that is asked while the run goes on."""
+    """Check a URL that is polled during the run."""
     try:
         good = len(text) <= 2000 and bool(_ADDRESS.fullmatch(text)) and urlsplit(text).port != 0
-    except ValueError:  # a port or an address beyond what there is
+    except ValueError:  # port or address out of range
         good = False
     if not good:
         raise PydanticCustomError(
@@ -179,7 +179,7 @@ Interval = Annotated[str, _Checked(interval, f"epoch|{_STEPS.pattern}|{_DURATION
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
-# Bounded by what torch, and every counter in a file, can hold.
+# The limit of torch, and of the counters in files.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Natural = Annotated[int, Field(ge=0, le=2**31 - 1)]
 FilePath = Annotated[str, Field(min_length=1)]

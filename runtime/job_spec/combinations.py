@@ -1,4 +1,4 @@
-"""Checks of values that are right by themselves and wrong together."""
+"""Checks combinations of values that are valid by themselves, but not together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.job.train import Plateau, Sgd
 
 
 def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
-    """Every such problem of a job: its metrics, its loss, the range of its fp16 scale, Nesterov momentum."""
+    """All such problems of a job: metrics, loss, range of the fp16 scale, Nesterov momentum."""
     yield from _metric_problems(job, document)
     loss, optimizer = job.train.loss, job.train.optimizer
     if loss is not None and (allowed := job.losses()) and loss.name not in allowed:

@@ -1,4 +1,4 @@
-"""Reading a spec: YAML file and `--set` values in, a checked Job out, or every problem at once."""
+"""Loads a job spec: from a YAML file and `--set` values to a checked Job, or to a list of all problems."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SpecSource:
 
 
 def load(path: Path | str, assignments: Sequence[str] = (), *, folder: Path | None = None) -> Job:
-    """Read and check one job spec.
+    """Read and check a job spec.
 
     Args:
         path: the YAML file.
@@ -41,8 +41,8 @@ def load(path: Path | str, assignments: Sequence[str] = (), *, folder: Path | No
         folder: where relative paths start; the file's own folder if None.
 
     Raises:
-        SpecError: with every problem, each with file:line:column and key.
-        DataError: if a path that the spec names is not there.
+        SpecError: with all problems, each with file:line:column and key.
+        DataError: if a path in the spec does not exist.
     """
     path = Path(path)
     try:
@@ -69,14 +69,14 @@ def _load(content: bytes, path: Path, assignments: Sequence[str], folder: Path |
 
 
 def check(document: Document, kind: type[Job] | None = None) -> Job:
-    """A Job from a document.
+    """Build a Job from a document.
 
     Args:
-        document: what was written.
+        document: the spec as written.
         kind: the class of the task; by the document's `task:` if None.
 
     Raises:
-        SpecError: with every problem.
+        SpecError: with all problems.
     """
     found = [*document.problems, *([] if kind else _task_problems(document))]
     data, kind = dict(document.data), kind or _kind(document)
@@ -96,8 +96,8 @@ def check(document: Document, kind: type[Job] | None = None) -> Job:
 
 
 def _of_the_rest(kind: type[Job], data: dict[str, Any], document: Document, found: list[Problem]) -> list[Problem]:
-    """Combination problems beside values that are wrong in themselves, so that all come at once."""
-    # Which metrics and losses there are is said by the task and by `data:`; both have to be right.
+    """Problems of the remaining values in combination, so that all problems are reported at once."""
+    # Task and `data:` determine which metrics and losses exist, so both must be valid.
     if kind is Job or any(problem.key.startswith("data") for problem in found):
         return []
     try:
@@ -108,20 +108,20 @@ def _of_the_rest(kind: type[Job], data: dict[str, Any], document: Document, foun
 
 
 def _kind(document: Document) -> type[Job]:
-    """The class of the task; Job itself, which knows what all tasks share, if the task is not known."""
+    """The class of the task; Job, which has the common keys, if the task is unknown."""
     task = document.data.get("task")
     return JOBS.get(task, Job) if isinstance(task, str) else Job
 
 
 def _news(more: list[Problem], document: Document, *, known_task: bool) -> Iterator[Problem]:
-    """What is not a consequence of a value that could not be read, or of a task that is not known."""
+    """Problems that do not just follow from an unreadable value or an unknown task."""
     blamed = [dotted(path) for path in document.unread]
     for problem in more:
         after = any(
             problem.key == key or problem.key.startswith((f"{key}.", f"{key}[")) or key.startswith(f"{problem.key}[")
             for key in blamed
         )
-        # Without the task nobody knows which keys `model:` and `data:` have.
+        # Without the task, the keys of `model:` and `data:` are unknown.
         open_ = problem.key == "model" or problem.key.startswith("data.")
         task = problem.key == "task" or (open_ and problem.given == UNKNOWN_KEY)
         if not after and (known_task or not task):
@@ -150,7 +150,7 @@ def _task_problems(document: Document) -> Iterator[Problem]:
 
 @cache
 def settings() -> type[BaseModel]:
-    """The `optimize:` part: one key per optimization, its own values or auto."""
+    """The class of `optimize:`: one key per optimization, with its own values or auto."""
     fields: dict[str, Any] = {
         o.name: (o.values | Literal["auto"], Field("auto", description=o.sentence)) for o in optimizations.every()
     }
@@ -167,7 +167,7 @@ def settings() -> type[BaseModel]:
 
 @cache
 def _typed(kind: type[Job]) -> type[Job]:
-    """The class of a task with the values of every optimization; for checking and for the schema."""
+    """The class of a task with the value types of all optimizations, for validation and the schema."""
     optimize: Any = (settings(), Field(settings()(), description=kind.model_fields["optimize"].description))
     return create_model(kind.__name__, __base__=kind, optimize=optimize)
 

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, as problems with place, key, what was given, what is possible and what to do."""
+"""Turns pydantic's errors into problems with position, key, what was given, what is possible and what to do."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ _ELSEWHERE = {
     "checkpoint.every": "save_every save_steps save_freq save_interval",
     "checkpoint.keep": "save_total_limit save_top_k",
 }
-"""Keys of ours, and what other frameworks call the same."""
+"""Our keys, and their names in other frameworks."""
 _SYNONYMS = {word: home for home, words in _ELSEWHERE.items() for word in words.split()}
 
 Alternative = tuple[type[BaseModel], tuple[str, ...]]
-"""A class that a value can have, and the words by which pydantic's locations name it."""
+"""A class that a value can have, and its name in pydantic's locations."""
 
 
 def problems(error: ValidationError, model: type[BaseModel], document: Document) -> list[Problem]:
-    """Every error of a validation, the alternatives of one value put together."""
+    """All errors of a validation; those for alternatives of one value are merged."""
     found: dict[Path, list[Any]] = {}
     for item in error.errors(include_url=False):
         found.setdefault(_path(item, document), []).append(item)
@@ -78,7 +78,7 @@ def problems(error: ValidationError, model: type[BaseModel], document: Document)
 
 
 def without(data: Mapping[str, Any], error: ValidationError, document: Document) -> dict[str, Any]:
-    """The data less what the validation found wrong; mappings that lack a key go as a whole."""
+    """The data without invalid values; a mapping that lacks a key is dropped as a whole."""
     wrong = set()
     for item in error.errors(include_url=False):
         path = _path(item, document)
@@ -97,7 +97,7 @@ def without(data: Mapping[str, Any], error: ValidationError, document: Document)
 
 
 def _path(item: Any, document: Document) -> Path:
-    """The part of a pydantic location that stands in the document; the rest names union members."""
+    """The part of a pydantic location that exists in the document; the rest are names of union members."""
     path: Path = ()
     for part in item["loc"]:
         if document.has((*path, part)):
@@ -117,7 +117,7 @@ def _problem(path: Path, items: list[Any], model: type[BaseModel], document: Doc
         case "union_tag_not_found" | "union_tag_invalid":
             path, parts = _untagged(path, item, model, document)
         case "missing":
-            # A tuple that is too short reports each item that it lacks.
+            # pydantic reports each missing item of a tuple separately.
             parts = [f"is {shown(item['input'])}", f"a list of {items[-1]['loc'][-1] + 1}", "add what is missing"]
         case _:
             expected = list(dict.fromkeys(option for each in items for option in _expected(each)))
@@ -153,9 +153,9 @@ def _missing(path: Path, loc: tuple[Any, ...], model: type[BaseModel]) -> list[s
 
 
 def _untagged(path: Path, item: Any, model: type[BaseModel], document: Document) -> tuple[Path, list[str]]:
-    """A mapping whose `name:`, or `source:`, fits none of its classes."""
+    """Handle a mapping whose `name:` or `source:` fits none of its classes."""
     discriminator = item["ctx"]["discriminator"]
-    # Pydantic quotes the name of a field; the other kind is a function, which looks at `source`.
+    # pydantic quotes the discriminator if it is a field; else it is a function, which looks at `source`.
     tag = discriminator.strip("'") if discriminator.startswith("'") else "source"
     known = [
         word for owner, words in _owners(model, (*item["loc"], ""))[1] for word in words if tag in owner.model_fields
@@ -169,7 +169,7 @@ def _untagged(path: Path, item: Any, model: type[BaseModel], document: Document)
 
 
 def _expected(item: Any) -> Iterator[str]:
-    """What would have been right, one alternative at a time."""
+    """The possible values, one alternative at a time."""
     kind, context = item["type"], item.get("ctx", {})
     if kind in _BOUNDS:
         sign, name = _BOUNDS[kind]
@@ -208,7 +208,7 @@ def _listed(options: Iterable[str]) -> str:
 
 
 def _owners(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[list[type[BaseModel]], list[Alternative]]:
-    """The classes that can hold the last part of a location, and all alternatives to them."""
+    """The classes that can have the last part of a location, and all their alternatives."""
     every: list[Alternative] = [(model, ())]
     here = [model]
     for part in loc[:-1]:
@@ -235,7 +235,7 @@ def _alternatives(annotation: Any) -> Iterator[Alternative]:
 
 
 def _homes(model: type[BaseModel], word: str, path: Path = ()) -> Iterator[Path]:
-    """Every place of the spec where a key of this name is known."""
+    """All paths of the spec at which a key of this name exists."""
     for name, field in model.model_fields.items():
         if name == word:
             yield (*path, name)

@@ -1,4 +1,4 @@
-"""The YAML of a spec: read as a document, changed by `--set`, and written."""
+"""Reads the YAML of a spec as a document, changes it by `--set`, and writes it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from runtime.job_spec.yaml_syntax import PREFIX, CoreLoader, compose
 
 
 def parse(text: str | bytes, name: str) -> Document:
-    """Read one YAML mapping.
+    """Read a YAML mapping.
 
     Raises:
-        SpecError: with every problem found, each with its place.
+        SpecError: with all problems, each with its position.
     """
     document = read(text, name)
     if document.problems:
@@ -27,7 +27,7 @@ def parse(text: str | bytes, name: str) -> Document:
 
 
 def read(text: str | bytes, name: str) -> Document:
-    """Read one YAML mapping; values that cannot be read are None, and problems of the document.
+    """Read a YAML mapping; values that cannot be read become None, with a problem in the document.
 
     Raises:
         SpecError: if the text is not one YAML mapping.
@@ -57,7 +57,7 @@ def set_value(document: Document, assignment: str) -> None:
     """Apply one `--set key.path=value`; the value is read as YAML.
 
     Raises:
-        SpecError: if it is not an assignment, or leads through something that is not a mapping.
+        SpecError: if it is not an assignment, or its path leads through a value that is not a mapping.
     """
     origin = f"--set {printable(assignment)}"
     key, equals, text = assignment.partition("=")
@@ -74,7 +74,7 @@ def set_value(document: Document, assignment: str) -> None:
                 )
             ]
         )
-    # Blanks in the place of the key make the columns right.
+    # Spaces in place of the key give the right columns.
     root = compose(" " * (len(key) + 1) + text, origin)
     reader = YamlNodeReader(origin)
     value = reader.read(root, parts) if root else None
@@ -88,7 +88,7 @@ def set_value(document: Document, assignment: str) -> None:
 
 
 def _mapping(document: Document, parts: tuple[str, ...], origin: str) -> dict[str, Any]:
-    """The mapping that holds the last of `parts`; mappings that are not there are made."""
+    """The mapping that contains the last of `parts`; missing mappings are created."""
     node: dict[str, Any] = document.data
     for depth, part in enumerate(parts[:-1], start=1):
         here = parts[:depth]
@@ -115,7 +115,7 @@ def _mapping(document: Document, parts: tuple[str, ...], origin: str) -> dict[st
 
 
 def dump(data: Mapping[str, Any]) -> str:
-    """Plain data as YAML that `parse` reads back to the same values."""
+    """Write plain values as YAML that `parse` reads back to the same values."""
 
     class _Dumper(yaml.SafeDumper):
         yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers

@@ -1,6 +1,6 @@
-"""Reader: YAML nodes as plain data, with the place of every key.
+"""Converts YAML nodes to plain values, with the position of every key.
 
-Duplicate keys, keys that are not text, merge keys, unknown tags and aliases that explode are problems.
+Duplicate keys, keys that are not text, merge keys, unknown tags and exploding aliases are problems.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from runtime.errors import Problem, SpecError
 from runtime.job.formatting import Path, dotted, printable
 from runtime.job_spec.yaml_syntax import MAX_DEPTH, MAX_NODES, MERGE, PREFIX, SCALARS
 
-# No setting needs more; without a bound a hexadecimal number of a million digits could be read and not be printed.
+# No setting needs more; a hexadecimal number of a million digits could be read, but not printed.
 _MAX_NUMBER = 100
 
 
 class _UnreadableNode(Exception):
-    """A value or a key that cannot be read; what stands beside it can."""
+    """A value or key that cannot be read, while its neighbors can."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
 
 class YamlNodeReader:
-    """Turns the nodes of one document into data; `places`, `problems` and `unread` fill up on the way."""
+    """Converts the nodes of one document; fills `places`, `problems` and `unread`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class YamlNodeReader:
         self._open: set[int] = set()
 
     def read(self, node: yaml.Node, path: Path) -> Any:
-        """The data of a node; None, and a problem, if it cannot be read.
+        """The value of a node; None, with a problem recorded, if it cannot be read.
 
         Raises:
             SpecError: if aliases make the document explode.

@@ -1,4 +1,4 @@
-"""YAML 1.2 core on top of PyYAML: text to nodes with marks, or the first mistake with its place.
+"""YAML 1.2 core schema on top of PyYAML: text to nodes with positions, or the first syntax error.
 
 Only `true` and `false` are booleans; `off`, `no` and `yes` are text; `1e-4` is a number; `2:30` is text.
 """
@@ -28,11 +28,11 @@ SCALARS = {
         "-+0123456789.",
     ),
 }
-"""What each kind of plain scalar looks like, and the characters it can start with."""
+"""The pattern of each kind of plain scalar, and the characters it can start with."""
 
 
 class CoreLoader(yaml.SafeLoader):
-    """Scanner, parser and composer of PyYAML with the resolvers of the core schema."""
+    """PyYAML's scanner, parser and composer with the resolvers of the core schema."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML reads it from the class
 
@@ -60,9 +60,9 @@ class CoreLoader(yaml.SafeLoader):
 
 
 for _kind, (_pattern, _first) in SCALARS.items():
-    # Compiled again with anchors, because PyYAML only matches at the start.
+    # Compiled again with an end anchor, because PyYAML only matches at the start.
     CoreLoader.add_implicit_resolver(PREFIX + _kind, re.compile(f"(?:{_pattern.pattern})\\Z"), list(_first))
-# Not a value of the core schema: it gets a tag of its own so that it can be refused as a key, and quoted by `dump`.
+# Not a value of the core schema: its own tag makes it possible to refuse it as a key, and `dump` quotes it.
 CoreLoader.add_implicit_resolver(MERGE, re.compile(r"<<\Z"), ["<"])
 
 
@@ -70,7 +70,7 @@ def compose(text: str | bytes, name: str) -> yaml.Node | None:
     """The root node; None if there is nothing but comments.
 
     Raises:
-        SpecError: with the first mistake; after it nothing can be read.
+        SpecError: with the first syntax error, after which nothing can be read.
     """
     if len(text) > MAX_BYTES:
         raise _error(
@@ -95,7 +95,7 @@ def compose(text: str | bytes, name: str) -> yaml.Node | None:
             error.note or "fix the line; tabs and unclosed brackets are usual causes",
         ) from None
     except (ValueError, OverflowError):
-        # PyYAML lets these through for escapes such as "\UFFFFFFFF" and for version numbers without end.
+        # PyYAML raises these for escapes such as "\UFFFFFFFF" and for endless version numbers.
         mark = loader.get_mark()
         raise _error(
             name,
@@ -110,7 +110,7 @@ def compose(text: str | bytes, name: str) -> yaml.Node | None:
 
 
 def _told(error: yaml.MarkedYAMLError) -> str:
-    """What PyYAML says, and what began where if that is another line."""
+    """PyYAML's message, and the start of the construct if that is on another line."""
     what, start, mark = error.problem or "not YAML", error.context_mark, error.problem_mark
     if not error.context:
         return what

@@ -1,6 +1,6 @@
-"""Convert: a checkpoint that exists only as pickle, to safetensors, without running what it says.
+"""Converts a pickle checkpoint to safetensors without executing its content.
 
-The file is read by another process (`unpickle`), which has no network and can start no program.
+The file is read by a child process (`unpickle_process`) without network, which can start no program.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from runtime.errors import DataError
 from runtime.system.files import storage_error
 
 NAME = "model.safetensors"
-"""What the libraries look for in a folder."""
+"""The file name that libraries look for in a folder."""
 PATIENCE = 900
-"""Seconds that the other process has."""
+"""Timeout of the child process in seconds."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Converted:
     size: int
     """Bytes."""
     left_out: tuple[str, ...]
-    """What lay beside the network in the file."""
+    """Other entries of the file beside the network."""
     shut_off: str
-    """How the reading process was kept from the network, in words."""
+    """How the reading process was cut off from the network, in words."""
 
     def lines(self) -> list[str]:
-        """For the person who converts."""
+        """Lines for the user."""
         lines = [
             f"{self.path}: {self.tensors:,} tensors, {self.size / 1e6:,.1f} MB",
             f"read in a separate process: {self.shut_off}",
@@ -55,7 +55,7 @@ def convert(file: Path) -> Converted:
         file: `pytorch_model.bin`, `best_model.bin`, a .pt, .pth or .ckpt file.
 
     Raises:
-        DataError: if the file cannot be read, holds more than tensors, or model.safetensors is there already.
+        DataError: if the file cannot be read, contains more than tensors, or model.safetensors exists already.
         StorageError: if the folder cannot be written.
     """
     target = file.with_name(NAME)
@@ -78,9 +78,9 @@ def convert(file: Path) -> Converted:
 
 
 def _read_apart(file: Path, out: Path) -> dict[str, Any]:
-    """Let the other process work; what it tells.
+    """Run the child process, and return its report.
 
-    Its environment holds no keys and tokens of ours.
+    Its environment contains none of our keys and tokens.
     """
     command = [sys.executable, "-m", "runtime.pretrained.unpickle_process", str(file.resolve()), str(out.resolve())]
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}

@@ -1,4 +1,4 @@
-"""Family: what the configuration of a pretrained network says about its use; each family of networks has its own words."""
+"""How pretrained networks are used, read from their configuration, whose keys differ between families."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST_TOKEN = {
     "xlm-roberta",
     "xlm-roberta-xl",
 }
-"""Families whose own classifiers look at the first token; of all others the tokens are averaged."""
+"""Families whose own classifiers use the first token; for all others tokens are averaged."""
 _FIRST_PATCH = {"deit", "dinov2", "vit", "vit_msn"}
 """The same for images."""
 _POSITIONS_AFTER_PAD = {
@@ -39,26 +39,26 @@ _DROPOUT = ("classifier_dropout", "seq_classif_dropout", "classifier_dropout_pro
 
 
 def pooling(config: Any) -> str:
-    """How a text's vector is made: `cls`, its first token, or `mean`, all of its tokens."""
+    """How a text's vector is made: `cls`, its first token, or `mean`, the average of its tokens."""
     return "cls" if config.model_type in FIRST_TOKEN else "mean"
 
 
 def vision_pooling(config: Any) -> str:
-    """How an image's vector is made: `cls`, its first token, or `pooled`, as the network itself sums up."""
+    """How an image's vector is made: `cls`, its first token, or `pooled`, by the network's own pooling."""
     return "cls" if config.model_type in _FIRST_PATCH else "pooled"
 
 
 def longest(config: Any) -> int | None:
-    """The most tokens of a text, special ones included; None if there is no limit."""
+    """Largest number of tokens, special tokens included; None if there is no limit."""
     positions = getattr(config, "max_position_embeddings", None)
     if not positions or positions < 0:
         return None
-    # These count positions from the one after the padding token's number.
+    # These number positions from the padding token's id plus one.
     return int(positions - config.pad_token_id - 1 if config.model_type in _POSITIONS_AFTER_PAD else positions)
 
 
 def dropout(config: Any) -> float:
-    """Dropout before the outputs, as the family's own classifiers do it."""
+    """Dropout before the outputs, as in the family's own classifiers."""
     values = (getattr(config, name, None) for name in _DROPOUT)
     return next((float(value) for value in values if value is not None), 0.1)
 
@@ -68,7 +68,7 @@ def bert(
 ) -> dict[str, Any]:
     """The configuration of a BERT (Devlin et al. 2019) of a given size, without dropout on attention weights.
 
-    With it, torch has no fused attention on a CPU: a step takes twice as long.
+    With that dropout, torch has no fused attention on a CPU, and a step takes twice as long.
     """
     return {
         "model_type": "bert",

@@ -1,6 +1,6 @@
-"""Pretrained: a network in Hugging Face form, from a local folder or the hub, and whether it can be used here.
+"""Finds pretrained networks in Hugging Face format, in a local folder or on the hub, and checks whether they fit.
 
-Weights come from safetensors alone, and no code that lies beside them is ever run.
+Weights are loaded from safetensors only, and code beside them is never run.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ KEY = ("model", "name")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
-"""What is fetched from the hub."""
+"""Files that are downloaded from the hub."""
 PATIENCE = 10.0
-"""Seconds that the hub has for its first answer."""
+"""Seconds to wait for the hub's first answer."""
 ENCODERS = "encoders such as bert, distilbert, roberta"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _POSSIBLE = "a Hugging Face folder with config.json and model.safetensors, or a name on the hub"
@@ -46,7 +46,7 @@ class Pretrained:
         """The network with its weights, in float32.
 
         Raises:
-            SpecError: if the weights are not those of the network.
+            SpecError: if the weights do not fit the network.
         """
         with quiet() as transformers:
             try:
@@ -58,7 +58,7 @@ class Pretrained:
                     trust_remote_code=False,
                     output_loading_info=True,
                 )
-            except Exception as error:  # each kind of broken file ends in an error of another library
+            except Exception as error:  # each kind of broken file raises an error of another library
                 self.refuse(f"{self.folder} cannot be loaded: {_first_line(error)}", _POSSIBLE, "use another folder")
         missing = [name for name in found["missing_keys"] if not name.startswith("pooler.")]
         if missing:
@@ -72,7 +72,7 @@ class Pretrained:
         return made.float()  # type: ignore[no-any-return]
 
     def refuse(self, given: str, possible: str, action: str) -> NoReturn:
-        """Blame the name in the job spec.
+        """Raise an error about the network's name in the job spec.
 
         Raises:
             SpecError: always.
@@ -81,7 +81,7 @@ class Pretrained:
 
 
 def find(job: Job, name: str) -> Pretrained:
-    """The folder of a local path or of a name on the hub, which is asked only for what is not in its cache.
+    """The folder of a local path, or of a name on the hub, which is contacted only for files that are not cached.
 
     Raises:
         SpecError: if there is none, or it cannot be used.
@@ -101,7 +101,7 @@ def find(job: Job, name: str) -> Pretrained:
 
 
 def _fetched(job: Job, name: str) -> Path:
-    """The folder of a name in the hub's cache, filled from the hub if it is not there."""
+    """The folder of a name in the hub's cache; downloaded if it is missing."""
     try:
         from huggingface_hub import HfApi, snapshot_download
     except ImportError:
@@ -116,7 +116,7 @@ def _fetched(job: Job, name: str) -> Path:
     try:
         commit = HfApi().model_info(name, timeout=PATIENCE).sha
         return Path(snapshot_download(name, revision=commit, allow_patterns=FILES))
-    except Exception as error:  # each version of the client lets errors of another library through
+    except Exception as error:  # versions of the client differ in the library errors that they pass on
         by_hand = (
             "; `docker compose` gives one with DRIVETRAIN_NETWORK=bridge" if "DRIVETRAIN_IMAGE" in os.environ else ""
         )
@@ -154,7 +154,7 @@ def _config(job: Job, folder: Path) -> Any:
     with quiet(job) as transformers:
         try:
             return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # each kind of broken file ends in an error of another kind
+        except Exception as error:  # each kind of broken file raises another kind of error
             _refuse(
                 job,
                 f"{folder / 'config.json'} cannot be used: {_first_line(error)}",

@@ -1,4 +1,4 @@
-"""Vision: what a pretrained network for images expects to see, by what lies beside its weights."""
+"""The input that a pretrained image network expects, read from the files beside its weights."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from runtime.system.files import read_json
 
 @dataclass(frozen=True)
 class Expected:
-    """Images as the network was trained on them."""
+    """The form of images that the network was trained on."""
 
     size: int | None
-    """Side of the square, pixels; None if the folder does not say."""
+    """Side of the square in pixels; None if the folder does not say."""
     channels: int
     mean: tuple[float, ...] | None
-    """Per channel, pixels from 0 to 1; None with `std` if the folder does not say."""
+    """Per channel, for pixels from 0 to 1; None with `std` if the folder does not say."""
     std: tuple[float, ...] | None
 
 
 def expected(job: ImageJob) -> Expected | None:
-    """What the job's pretrained network expects; None if the job has no such network.
+    """The expected input of the job's pretrained network; None if the job has no such network.
 
     Raises:
-        SpecError: if there is no such folder, it cannot be used, or the job asks for other channels.
+        SpecError: if there is no such folder, it cannot be used, or the job requests other channels.
     """
     if not isinstance(job.model, ImagePretrained):
         return None

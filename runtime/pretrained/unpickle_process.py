@@ -1,9 +1,9 @@
-"""Unpickle: the process that reads a pickle checkpoint, shut off first, and writes its tensors as safetensors.
+"""The sandboxed process that reads a pickle checkpoint and writes its tensors as safetensors, as a child of `convert`.
 
 python -m runtime.pretrained.unpickle_process FILE OUT
 
-It has no network, starts no program, and its memory, time and files are limited. What is read can ask for tensors and
-plain containers alone. Its last line is JSON: what was written, or what was wrong.
+It has no network, cannot start programs, and its memory, time and files are limited. The pickle may create tensors and
+plain containers only. The last line of output is JSON: what was written, or what was wrong.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from typing import Any, NoReturn
 from runtime.errors import DataError
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
-"""Keys under which training scripts keep a network beside other things."""
+"""Keys under which training scripts store a network beside other things."""
 PREFIXES = ("module.", "_orig_mod.", "model.")
-"""What wrappers of a network put before every name."""
+"""Prefixes that wrappers of a network add to every name."""
 SECONDS = 600
-"""CPU time."""
+"""CPU seconds."""
 MEMORY = 2 << 30
-"""Bytes of memory besides what the file needs."""
+"""Bytes of memory beyond what the file needs."""
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _FORBIDDEN = ("socket.", "subprocess.", "ctypes.", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system")
 _SAVE = "where the file was made, save the weights alone: torch.save(model.state_dict(), FILE)"
 
 
 def main(file: Path, out: Path) -> dict[str, Any]:
-    """Shut this process off, read `file`, write `out`; returns what was written."""
+    """Sandbox this process, read `file`, write `out`; returns what was written."""
     shut = _no_network()
     import safetensors.torch
     import torch
@@ -48,7 +48,7 @@ def main(file: Path, out: Path) -> dict[str, Any]:
 
 
 def _no_network() -> str:
-    """Move into a network namespace of its own, which has no interfaces; in words, what came of it."""
+    """Move to a new network namespace, which has no interfaces; returns the result in words."""
     unshare = ctypes.CDLL(None, use_errno=True).unshare
     if unshare(_NEW_NETWORK) == 0 or unshare(_NEW_USER | _NEW_NETWORK) == 0:
         return "a network namespace without interfaces"
@@ -56,7 +56,7 @@ def _no_network() -> str:
 
 
 def _no_programs() -> None:
-    """From here on this process opens no socket, starts no program and calls no foreign function."""
+    """From now on this process cannot open sockets, start programs or call foreign functions."""
 
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
         if event.startswith(_FORBIDDEN):
@@ -84,12 +84,12 @@ def _read(torch: Any, file: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except MemoryError:
         _refuse(f"{file} needs far more memory than its size", "a checkpoint about as large as its tensors", _SAVE)
-    except Exception as error:  # the reader lets whatever a broken file causes through
+    except Exception as error:  # the reader passes on any error that a broken file causes
         _refuse(f"{file} {_reason(error)}", "a file of tensors in containers: dict, list, numbers, text", _SAVE)
 
 
 def _reason(error: Exception) -> str:
-    """Why a file was refused; the reader's own message advises to trust it."""
+    """Why a file was refused; the reader's own message suggests trusting the file."""
     if wanted := re.search(r"(?:GLOBAL|class) ([\w.]+)", str(error)):
         return f"refers to {wanted[1].rstrip('.')}, which is not a tensor; it was not executed"
     if "Unsupported operand" in str(error):
@@ -98,10 +98,10 @@ def _reason(error: Exception) -> str:
 
 
 def named(data: Any) -> tuple[dict[str, Any], list[str]]:
-    """The tensors of a checkpoint by name, and the names of what lies beside the network and is left out.
+    """The tensors of a checkpoint by name, and the names of other entries, which are left out.
 
     Raises:
-        DataError: if there are none, or things among them that are no tensors.
+        DataError: if there are none, or if other objects are mixed with them.
     """
     left_out: list[str] = []
     while inner := next((key for key in WRAPPERS if _network(data, key)), None):
@@ -130,14 +130,14 @@ def _leaves(data: Mapping[Any, Any], start: str) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Names without what every one of them begins with for a wrapper's sake."""
+    """Remove the prefixes of wrappers that all names share."""
     while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), None):
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors
 
 
 def _apart(torch: Any, name: str, tensor: Any) -> Any:
-    """A tensor in the form that safetensors can write."""
+    """A tensor in a form that safetensors can write."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
         _refuse(
             f"{name} is a tensor of another kind: {tensor.dtype}, {tensor.layout}, {tensor.device}",
@@ -148,7 +148,7 @@ def _apart(torch: Any, name: str, tensor: Any) -> Any:
 
 
 def _unshared(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Tied weights as copies: safetensors has no aliases."""
+    """Copies of tied weights, since safetensors has no aliases."""
     seen: set[int] = set()
     for name, tensor in tensors.items():
         place = tensor.untyped_storage().data_ptr()

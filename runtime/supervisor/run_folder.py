@@ -161,28 +161,34 @@ def _difference(path: Path, job: Job) -> list[str]:
         return []
     except OSError as error:
         raise storage_error(path / "job.yaml", error) from None
-    before, now = (_relevant(text) for text in (_filled(stored, job), spec_text(job)))
-    return list(difflib.unified_diff(before, now, "the unfinished run", "this spec", lineterm="", n=1))
+    before, now = (_fixed_part(_read_back(spec)) for spec in (_filled(stored, job), job.dumped()))
+    if before == now:
+        return []
+    lines = dump(before).splitlines(), dump(now).splitlines()
+    return list(difflib.unified_diff(*lines, "the unfinished run", "this spec", lineterm="", n=1))
 
 
-def _filled(text: str, job: Job) -> str:
+def _filled(text: str, job: Job) -> Mapping[str, object]:
     """A stored spec with the defaults of keys that were added since."""
+    stored = parse(text, "job.yaml").data
     try:
-        return spec_text(type(job).model_validate(parse(text, "job.yaml").data))
+        return type(job).model_validate(stored).dumped()
     except ValidationError:
-        return text
+        return stored
 
 
-def _relevant(text: str) -> list[str]:
-    """The lines of a spec that must not change."""
-    kept, top = [], ""
-    for line in text.splitlines():
-        key = line.strip().split(":")[0]
-        if not line.startswith(" "):
-            top = key
-        second = line.startswith("  ") and not line.startswith("   ")
-        if top not in FREE and not (second and f"{top}.{key}" in FREE):
-            kept.append("optimize:" if line == "optimize: {}" else line)
+def _read_back(spec: Mapping[str, object]) -> Mapping[str, object]:
+    """The spec as a file of it is read: both sides of a comparison have been through YAML."""
+    return parse(dump(spec), "job.yaml").data
+
+
+def _fixed_part(spec: Mapping[str, object]) -> dict[str, object]:
+    """What of a spec must not change."""
+    kept: dict[str, object] = {}
+    for key, value in spec.items():
+        if key not in FREE:
+            inner = value.items() if isinstance(value, Mapping) else None
+            kept[key] = value if inner is None else {name: one for name, one in inner if f"{key}.{name}" not in FREE}
     return kept
 
 

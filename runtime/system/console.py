@@ -1,4 +1,4 @@
-"""Standard output: one line at once, or colours and a picture where a person looks at it."""
+"""Standard output: unbuffered lines, and colors or live pictures if it is a terminal."""
 
 from __future__ import annotations
 

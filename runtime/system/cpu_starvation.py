@@ -1,4 +1,4 @@
-"""Starved: how long threads were ready to run and had no CPU, as the kernel counts it."""
+"""CPU starvation: how long threads were ready to run without a CPU, as counted by the kernel."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def waited(processes: Iterable[int] | None = None, root: Path = Path("/proc")) -> float | None:
-    """Seconds that all threads of some processes, of this one if none are named, were ready and had no CPU.
+    """Total seconds for which all threads of some processes (default: this one) were ready without a CPU.
 
-    A thread that has ended takes its seconds with it. None where the kernel does not count.
+    The time of threads that have ended is not included. None if the kernel does not count.
     """
     found, total = False, 0
     for process in [os.getpid()] if processes is None else processes:
@@ -24,7 +24,9 @@ def waited(processes: Iterable[int] | None = None, root: Path = Path("/proc")) -
 
 
 def stolen(root: Path = Path("/proc")) -> float | None:
-    """Seconds of CPU that a hypervisor has given to other machines since this one started; None where none is counted."""
+    """Seconds of CPU time that a hypervisor has given to other machines since boot (steal time); None if not
+    counted.
+    """
     with contextlib.suppress(OSError, IndexError, ValueError):
         first = (root / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()
         return int(first[8]) / os.sysconf("SC_CLK_TCK")

@@ -1,11 +1,11 @@
-"""Killed: what exit code 137 means where nobody could say anything any more."""
+"""Explains exit code 137, after which a process cannot explain itself."""
 
 KILLED = 137
-"""128 and the number of SIGKILL."""
+"""128 plus the number of SIGKILL."""
 
 
 def meaning(what: str) -> str:
-    """In three parts, for a process or container that was killed, and not at its memory limit."""
+    """The message, in three parts, about a process or container that was killed, but not at its memory limit."""
     return (
         f"{what} was killed (exit {KILLED}, SIGKILL), but not because of its memory limit\n"
         "  possible: `kill -9`, `docker kill`, `docker stop` with too short a time, or a host that ran out of memory: "

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside, synced, then renamed."""
+"""Atomic file writes (temporary file, fsync, rename), and tolerant reads."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from runtime.errors import StorageError
 
 
 def is_private(folder: Path) -> bool:
-    """Whether a folder is this user's own, and nobody else can put files there.
+    """Whether a folder belongs to this user and nobody else can write to it.
 
     Raises:
-        OSError: if it is not there.
+        OSError: if it does not exist.
     """
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, if they are not there.
+    """Create a folder and its parents, if they do not exist.
 
     Raises:
-        StorageError: if that cannot be done.
+        StorageError: if that fails.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def make_folder(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that a crash leaves the old or the new one, never a part.
+    """Write a file so that a crash leaves the old or the new content, never a part.
 
     Raises:
         StorageError: if the folder cannot be written.
@@ -56,7 +56,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """`write_text` of JSON that a person can read; NaN becomes null."""
+    """Write indented JSON atomically; NaN becomes null."""
     write_text(path, json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -69,10 +69,10 @@ def _finite(value: Any) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The data of a JSON text.
+    """Parse a JSON text.
 
     Raises:
-        ValueError: if it is none, or nested deeper than anybody nests.
+        ValueError: if it is invalid, or nested too deeply.
     """
     try:
         return json.loads(text)
@@ -81,7 +81,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The data of a JSON file; None if it is missing or not whole."""
+    """The data of a JSON file; None if it is missing or invalid."""
     try:
         return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -89,7 +89,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_lines(path: Path) -> Iterable[dict[str, Any]]:
-    """The rows of a JSON-lines file; a row cut by a crash is left out."""
+    """The rows of a JSON-lines file; a row truncated by a crash is skipped."""
     try:
         with path.open(encoding="utf-8") as file:
             for line in file:
@@ -113,7 +113,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def reserve(file: IO[bytes], size: int, folder: Path) -> None:
-    """Take room on the disk for a file that is to be mapped into memory: once mapped, a full disk ends the process.
+    """Allocate disk space for a file that will be memory-mapped: once it is mapped, a full disk kills the process.
 
     Raises:
         StorageError: if there is not enough.
@@ -131,8 +131,8 @@ def sha256(path: Path) -> str:
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
-    """A StorageError for a failed write; for a folder of somebody else it says whose."""
-    # In a container of ours runs/ is a mount, and there is no other folder to go to.
+    """The StorageError for a failed write; it names the owner of a folder that belongs to another user."""
+    # In our containers runs/ is a mount, and no other folder can be used.
     elsewhere = "" if "DRIVETRAIN_IMAGE" in os.environ else ", or choose another folder with --runs DIR"
     if error.errno in (errno.EACCES, errno.EPERM):
         owner = next(p for p in (path, *path.parents) if p.exists()).stat()

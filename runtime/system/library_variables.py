@@ -1,4 +1,4 @@
-"""Variables: those of a plan beside those that a person has set for the same libraries; the person's own words win."""
+"""Merges a plan's environment variables with those that the user has set; the user's values win."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 from collections.abc import Mapping
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Settings of the GPU's allocator by comma; newer versions of torch read the first, if it is there."""
+"""Comma-separated settings of the GPU's allocator; newer torch versions read the first variable, if it is set."""
 SAME_BITS = (":4096:8", ":16:8")
-"""Workspaces with which cuBLAS adds in the same order each time."""
+"""Workspace settings with which cuBLAS sums in the same order each time."""
 
 
 def merged(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """What to set for a process.
+    """The variables to set for a process.
 
     Args:
-        found: the variables as they are.
+        found: the present variables.
         wanted: those of a plan.
 
     Returns:
-        The plan's, where a person has set nothing that says otherwise; lists are joined.
+        The plan's, except where the user has set another value; lists are joined.
     """
     given = dict(wanted)
     if found.get("CUBLAS_WORKSPACE_CONFIG") in SAME_BITS:
@@ -39,7 +39,7 @@ def allocator(found: Mapping[str, str] = os.environ) -> str:
 
 
 def _joined(theirs: str, ours: str) -> str:
-    """Both lists; of ours only what theirs does not name."""
+    """Join two lists; of ours only settings that theirs does not have."""
     named = {part.partition(":")[0].strip() for part in theirs.split(",")}
     more = [part for part in ours.split(",") if part.partition(":")[0] not in named]
     return ",".join(filter(None, (theirs, *more)))

@@ -1,4 +1,4 @@
-"""Family: this process and all that it has started, and the memory they hold, read without a look at other processes."""
+"""This process with all its descendants, and their memory, read without looking at other processes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident() -> int:
-    """Resident memory of the family, in bytes."""
+    """Resident memory of the process tree, in bytes."""
     return sum(map(_resident, members()))
 
 
 def members() -> list[int]:
-    """The ids of this process and of all below it."""
+    """The ids of this process and all its descendants."""
     own = os.getpid()
     if os.path.exists(f"/proc/{own}/task/{own}/children"):
         return [own, *_below(own)]
-    # A kernel that does not list children: all processes of the machine are asked for their parent.
+    # This kernel does not list children, so all processes of the machine are asked for their parent.
     return [own, *(child.pid for child in psutil.Process().children(recursive=True))]
 
 
 def _below(process: int) -> Iterator[int]:
-    """A child belongs to the thread that started it; what ends meanwhile is left out."""
+    """Children are listed by the thread that started them; what ends meanwhile is skipped."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{process}/task"):
             for child in map(int, _text(f"/proc/{process}/task/{thread}/children").split()):

@@ -1,6 +1,6 @@
-"""Signals: the first one ends the run at the next safe point, the second one at once.
+"""Signal handling: the first signal ends the run at the next safe point, the second one at once.
 
-`Signals` is the trainer's side; `stop_early` and `forwarding` are the supervisor's.
+`Signals` is for the trainer; `stop_early` and `forwarding` are for the supervisor.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ CRASHES = {
     128 + number: number.name
     for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 }
-"""Signals that a fault inside a kernel raises, by the exit code that they give."""
+"""Signals raised by a fault inside a kernel, by exit code."""
 NOTICE = "a notice that this machine will be shut down"
-"""Comes as SIGUSR1 from the thread that watches for it; the signals that follow it are no second ones."""
+"""Reported for SIGUSR1 from the thread that polls for a preemption notice; signals that follow do not count as
+second.
+"""
 
 
 def word(number: int) -> str:
-    """A signal by its name, and what it usually comes from."""
+    """A signal's name, and its usual cause."""
     inside = bool(os.environ.get("DRIVETRAIN_IMAGE"))
     origin = {
         signal.SIGINT: "Ctrl-C",
@@ -41,11 +43,13 @@ def word(number: int) -> str:
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal came. No Exception: what others wrote, compilers above all, must not take it for a failure of theirs."""
+    """A signal has arrived. Not an Exception, so that other code, above all compilers, does not handle it as a
+    failure.
+    """
 
 
 class Signals:
-    """Turns the first signal into `Interrupted`, raised where nothing can be damaged."""
+    """Turns the first signal into `Interrupted`, raised only at safe points."""
 
     def __init__(self) -> None:
         self.received: str | None = None
@@ -67,7 +71,7 @@ class Signals:
             self.check()
 
     def check(self) -> None:
-        """Raise `Interrupted` if a signal has come and no section is being protected."""
+        """Raise `Interrupted` if a signal has arrived and no section is protected."""
         why = self.pending()
         if why is not None and self.depth == 0:
             raise why
@@ -78,7 +82,7 @@ class Signals:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """A section that a signal does not break: an update, a save. `check` comes after it."""
+        """A section that no signal interrupts, such as an update or a save. Call `check` after it."""
         self.depth += 1
         try:
             yield
@@ -87,7 +91,7 @@ class Signals:
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """Inside such a section, a part that may be broken all the same, since what it does can be undone."""
+        """A part of a protected section that may be interrupted after all, since its effects can be undone."""
         depth, self.depth = self.depth, 0
         try:
             self.check()
@@ -101,7 +105,7 @@ def stopping() -> Iterator[None]:
     """A block that a signal ends with `Stopped`.
 
     Raises:
-        Stopped: if a signal came.
+        Stopped: if a signal arrived.
     """
     try:
         yield
@@ -111,7 +115,7 @@ def stopping() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """After the block signals are ignored: all is done, and Python would let one kill the process on its last steps."""
+    """Ignore signals after the block: all work is done, and Python would let one kill the process during its exit."""
     try:
         yield
     finally:
@@ -119,14 +123,14 @@ def ending() -> Iterator[None]:
 
 
 def forget() -> None:
-    """In a loader worker: a signal ends it as it ends any process."""
-    faulthandler.disable()  # the trainer's file is for the trainer
+    """Restore default signal handling, for loader workers."""
+    faulthandler.disable()  # the trainer's file is not for its workers
     for number in WATCHED:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when our parent dies: an orphan would go on unseen."""
+    """Ask the kernel to send SIGKILL when our parent dies; an orphan would continue unnoticed."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:
@@ -135,13 +139,13 @@ def die_with(parent: int) -> None:
 
 @dataclass
 class SignalForwarder:
-    """The children that signals go to, and the signals that came; without children they are only noted."""
+    """Forwards signals to children and records them; without children they are only recorded."""
 
     children: Sequence[subprocess.Popen[bytes]] = ()
     sent: list[int] = field(default_factory=list)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Note a signal and pass it on."""
+        """Record a signal and forward it."""
         self.sent.append(number)
         for child in self.children:
             child.send_signal(number)
@@ -158,7 +162,7 @@ def stop_early() -> None:
 
 @contextlib.contextmanager
 def forwarding() -> Iterator[SignalForwarder]:
-    """Signals go to the children that the block starts; afterwards they are ignored, for what is left is short."""
+    """Forward signals to the children that the block starts; afterwards ignore them, as little work is left."""
     forward = SignalForwarder()
     _install(forward.handle)
     try:
@@ -169,7 +173,7 @@ def forwarding() -> Iterator[SignalForwarder]:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """Signals wait; those to a child that the block starts wait until it listens, which is when it makes `Signals`."""
+    """Block signals; a child that is started in the block receives them once it creates `Signals`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Cells: texts in a CSV file that a spreadsheet would run as a formula get an apostrophe, by which it shows them as text.
+"""Protects CSV cells from formula injection: text that a spreadsheet would run as a formula gets an apostrophe.
 
-Class names, paths and column names come from whoever made the data. Numbers stay numbers, also negative ones that are
-written as text. JSON lines hold everything as it is.
+Class names, paths and column names come from the data. Numbers stay numbers, also negative ones written as text. JSON
+lines are not changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 _BEGINS = tuple(
     "=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
 )
-"""What a formula can begin with."""
+"""Characters with which a formula can start."""
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -21,7 +21,7 @@ def cell(value: Any) -> Any:
     """A value for a CSV writer."""
     if not isinstance(value, str) or _NUMBER.fullmatch(value.strip(" ")):
         return value
-    # Some spreadsheets drop spaces before they look at what a cell begins with.
+    # Some spreadsheets strip spaces before they look at the first character.
     return f"'{value}" if value.startswith(_BEGINS) or value.lstrip().startswith(_BEGINS) else value
 
 

@@ -1,6 +1,6 @@
-"""Deadline: breaks off what takes too long, where another process can take over afterwards.
+"""A timeout for a block of code, after which another process can take over.
 
-A compiler that is broken off may leave torch in any state, so a process in which that has happened should not train.
+An interrupted compiler may leave torch in any state, so a process in which that has happened should not train.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from types import FrameType
 import psutil
 
 SWEEPS, POLITE = 30, 10
-"""How often what threads go on to start is looked for, a tenth of a second apart; and how often it is asked to end."""
+"""How often new children are searched for, every tenth of a second; and how many times of these are SIGTERM."""
 
 
 AGAIN = 30.0
-"""Seconds to the next alarm: Python drops an exception that is raised while it takes something apart."""
+"""Seconds until the next alarm: Python drops an exception that is raised in a destructor."""
 
 
 class TimedOut(KeyboardInterrupt):
-    """Time is up. No Exception: compilers must not take it for a failure of theirs."""
+    """Time is up. Not an Exception, so that compilers do not handle it as a failure."""
 
 
 _broken: list[float] = []
@@ -30,15 +30,16 @@ _broken: list[float] = []
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """A block of the main thread that may take so long; what it has started by then is killed.
+    """Limit a block of the main thread to `seconds`; processes that it has started are killed.
 
     Raises:
-        Late: after that time, wherever the block is.
+        TimedOut: after that time, wherever the block is.
     """
 
     def late(number: int, frame: FrameType | None) -> None:
         _broken.append(seconds)
-        # Now, while they can be told by their parents: who is broken off may end its own child and leave that one's.
+        # Kill now, while descendants can still be found: an interrupted function may end its child and orphan
+        # grandchildren.
         _kill(others)
         raise TimedOut(f"not done within {seconds:.0f} s")
 
@@ -53,9 +54,9 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def _kill(others: set[psutil.Process]) -> None:
-    """End all children but these, and those that threads still start in their place.
+    """End all children except `others`, and those that threads still start in their place.
 
-    Politely first: a compiler then removes what it has half written. They are left to be waited for by who started them.
+    SIGTERM comes first, so that a compiler removes incomplete files. Whoever started the children waits for them.
     """
     for sweep in range(SWEEPS):
         left = [child for child in psutil.Process().children(recursive=True) if child not in others and _runs(child)]
@@ -75,5 +76,5 @@ def _runs(child: psutil.Process) -> bool:
 
 
 def broken_off() -> bool:
-    """Whether anything was broken off in this process."""
+    """Whether a block was interrupted in this process."""
     return bool(_broken)

@@ -1,7 +1,7 @@
-"""What errors of torch mean: memory that ran out, a GPU that has failed, another process that is gone.
+"""Interprets torch's errors: out of memory, a failed GPU, a lost process.
 
-After the failure of a GPU this process can compute nothing on it any more. A checkpoint is never made after one: what
-the device holds cannot be trusted. The last one stays.
+After a GPU failure this process cannot use the GPU any more. No checkpoint is saved then, since the device's memory
+cannot be trusted; the last one stays.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import torch
 
 from runtime.errors import DeviceError, OutOfMemory, PeerError
 
-# torch.OutOfMemoryError is newer than our oldest torch.
+# torch.OutOfMemoryError is newer than the oldest supported torch.
 _ERRORS: tuple[type[BaseException], ...] = (MemoryError, getattr(torch, "OutOfMemoryError", MemoryError))
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _GPU_FAILED = ("CUDA error", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED")
 _PEER_GONE = ("NCCL error", "NCCL communicator was aborted", "ProcessGroupNCCL", "Gloo connectFullMesh")
-"""What is said, often only where a result is read, when another process of the run is gone."""
+"""Messages, often only raised where a result is read, when another process of the run is gone."""
 
 
 def is_exhausted(error: BaseException) -> bool:
@@ -24,7 +24,7 @@ def is_exhausted(error: BaseException) -> bool:
 
 
 def one_sample(error: BaseException) -> OutOfMemory:
-    """What is said when there is nothing left to split."""
+    """The error if there is nothing left to split."""
     return OutOfMemory(
         f"out of memory with micro-batch 1: {str(error).splitlines()[0][:160]}",
         "a network and samples that fit",
@@ -33,7 +33,7 @@ def one_sample(error: BaseException) -> OutOfMemory:
 
 
 def translated(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
-    """What to raise for an error of torch: a DeviceError if the GPU is lost, a PeerError if another process is."""
+    """The error to raise for torch's: a DeviceError if the GPU is lost, a PeerError if another process is."""
     text = str(error)
     if any(word in text for word in _PEER_GONE):
         return PeerError(

@@ -1,7 +1,7 @@
-"""Torch settings: every switch of the whole process that changes numbers or picks kernels, set and read in one place.
+"""All process-wide switches of torch that change numbers or select kernels, set and read in one place.
 
-Each of them outlives whoever set it. So a run begins with `reset`, optimizations change what the plan says, and a
-process that is not ours gets its own values back from `kept`.
+A switch stays set after the run that set it. So a run begins with `reset`, optimizations change what the plan requires,
+and a host program gets its own values back with `kept`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from torch.backends import cuda, cudnn, mkldnn
 
 NEW = hasattr(torch._C, "_set_fp32_precision_setter")
-"""Whether this torch has a precision for each kind of kernel (2.9), beside the older switches."""
+"""Whether this torch (2.9 or later) has a precision for each kind of kernel, beside the older switches."""
 _LEVELS = tuple((backend, "all") for backend in ("generic", "cuda", "mkldnn"))
 _KERNELS = tuple((backend, kind) for backend in ("cuda", "mkldnn") for kind in ("matmul", "conv", "rnn"))
 
 
 @dataclass(frozen=True)
 class Switch:
-    """One setting of the process, and what a run begins with."""
+    """A process-wide setting, and its value at the start of a run."""
 
     name: str
     read: Callable[[], Any]
@@ -31,16 +31,16 @@ class Switch:
 
 
 def reset() -> None:
-    """All switches as a run begins: fp32 that is fp32, no race of kernels, every attention kernel allowed."""
+    """Set all switches for the start of a run: true fp32, no cuDNN benchmarking, all attention kernels allowed."""
     for switch in _SWITCHES:
         switch.write(switch.plain)
     set_tf32(False)
 
 
 def set_tf32(on: bool) -> None:
-    """Let matrix products, convolutions and recurrent layers of GPUs use TF32, or none of them.
+    """Allow or forbid TF32 in matrix products, convolutions and recurrent layers on GPUs.
 
-    Torch refuses to read a mix of its older and newer switches, and its compiler reads both, so they are set alike.
+    torch refuses to read a mix of its older and newer switches, and its compiler reads both, so both are set.
     """
     if NEW:
         for level in _LEVELS:
@@ -53,14 +53,14 @@ def set_tf32(on: bool) -> None:
 
 
 def tf32() -> bool | None:
-    """Whether fp32 kernels may use TF32; None if some of them may, or if those of a CPU may use a shorter format."""
+    """Whether fp32 kernels may use TF32; None if only some may, or if those of a CPU may use a shorter format."""
     used = {_uses_tf32(kind) for kind in ("matmul", "conv", "rnn")}
     short = NEW and any(_precision(("mkldnn", kind)) not in ("none", "ieee") for kind in ("matmul", "conv", "rnn"))
     return None if len(used) > 1 or short else used.pop()
 
 
 def allow_attention_kernels(flash: bool, efficient: bool, cudnn: bool) -> None:
-    """Say which kernels of attention torch may use beside plain arithmetic."""
+    """Set the attention kernels that torch may use beside plain math."""
     cuda.enable_flash_sdp(flash)
     cuda.enable_mem_efficient_sdp(efficient)
     cuda.enable_cudnn_sdp(cudnn)
@@ -68,7 +68,7 @@ def allow_attention_kernels(flash: bool, efficient: bool, cudnn: bool) -> None:
 
 
 def attention_kernels() -> tuple[bool, bool, bool]:
-    """Which kernels of attention torch may use: flash, memory-efficient, cuDNN."""
+    """The attention kernels that torch may use: flash, memory-efficient, cuDNN."""
     readers: list[Callable[[], bool]]
     readers = [cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled]
     flash, efficient, cudnn = (is_enabled() for is_enabled in readers)
@@ -81,11 +81,11 @@ def flushes_denormals() -> bool:
 
 
 def state() -> dict[str, Any]:
-    """All switches as they are."""
+    """The values of all switches."""
     found = {switch.name: switch.read() for switch in _SWITCHES}
     if NEW:
         found |= {f"{backend} {kind}": _precision((backend, kind)) for backend, kind in (*_LEVELS, *_KERNELS)}
-    with contextlib.suppress(RuntimeError):  # somebody has set newer switches only, of which these know nothing
+    with contextlib.suppress(RuntimeError):  # newer switches were set elsewhere, which the older ones cannot represent
         found["float32_matmul_precision"] = torch.get_float32_matmul_precision()
         found["cudnn allow_tf32"] = cudnn.allow_tf32
     return found
@@ -93,7 +93,7 @@ def state() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """All switches are afterwards as they were."""
+    """Restore all switches afterwards."""
     before = state()
     try:
         yield
@@ -103,7 +103,7 @@ def kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain() -> Iterator[None]:
-    """Within, all switches as a run begins; afterwards as they were."""
+    """Within the block all switches are as at the start of a run; afterwards they are restored."""
     with kept():
         reset()
         yield
@@ -112,7 +112,7 @@ def plain() -> Iterator[None]:
 def _restore(before: dict[str, Any]) -> None:
     for switch in _SWITCHES:
         switch.write(before[switch.name])
-    # The older switches set the newer ones along with them, and the wider ones those below.
+    # Setting an older switch also sets newer ones, and a general switch the specific ones.
     if "float32_matmul_precision" in before:
         torch.set_float32_matmul_precision(before["float32_matmul_precision"])
     if "cudnn allow_tf32" in before:
@@ -137,7 +137,7 @@ def _uses_tf32(kind: str) -> bool:
 
 
 def _attribute(owner: Any, name: str, plain: Any, title: str) -> list[Switch]:
-    """The switch that is an attribute; none in a torch that does not have it."""
+    """The switch for an attribute; none if this torch does not have it."""
     if not hasattr(owner, name):
         return []
 
@@ -148,7 +148,7 @@ def _attribute(owner: Any, name: str, plain: Any, title: str) -> list[Switch]:
 
 
 def _reduction(name: str) -> Switch:
-    """Whether sums of a short format may be kept short; newer versions also say whether they may be split."""
+    """Whether sums in a short format may be accumulated in it; newer versions also have whether they may be split."""
     split = f"{name}_split_k"
 
     def read() -> tuple[bool, ...]:
@@ -163,9 +163,10 @@ def _reduction(name: str) -> Switch:
 
 _SWITCHES: tuple[Switch, ...] = (
     Switch("default_dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
-    # The same as torch.use_deterministic_algorithms, which also imports the compiler: as long as torch itself.
+    # The same as torch.use_deterministic_algorithms, which also imports the compiler and so takes as long as torch
+    # itself.
     Switch("deterministic", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
-    # Filling fresh memory is a debugging aid: nothing here reads what it has not written.
+    # Filling uninitialized memory is a debugging aid; nothing here reads memory that it has not written.
     *_attribute(torch.utils.deterministic, "fill_uninitialized_memory", False, "fill_uninitialized_memory"),
     Switch("flush_denormal", flushes_denormals, torch.set_flush_denormal, False),
     Switch("attention", attention_kernels, lambda kernels: allow_attention_kernels(*kernels), (True, True, True)),

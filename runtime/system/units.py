@@ -1,15 +1,15 @@
-"""Units: sizes in bytes, as text for a reader and as text that a user has written."""
+"""Formats and parses sizes in bytes."""
 
 from __future__ import annotations
 
 import re
 
-# Digits are counted, so that every match is a finite number; one of them is not 0.
+# The number of digits is limited, so that every match is finite; one of them is not 0.
 SIZE_PATTERN = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,12}(?:\.[0-9]{1,12})?) *([kmgtKMGT])(?:[iI]?[bB])?")
 
 
 def format_bytes(count: int | None) -> str:
-    """Bytes for a reader: 64 MiB, 7.8 GiB."""
+    """Bytes in readable form: 64 MiB, 7.8 GiB."""
     if count is None:
         return "unknown"
     for unit, power in (("TiB", 4), ("GiB", 3)):
@@ -19,10 +19,10 @@ def format_bytes(count: int | None) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes in `256m`, `4g` (powers of 1024).
+    """Parse `256m`, `4g` (powers of 1024) as bytes.
 
     Raises:
-        ValueError: if the text is no size with its unit, or less than one byte.
+        ValueError: if the text is no size with a unit, or less than one byte.
     """
     match = SIZE_PATTERN.fullmatch(text)
     count = int(float(match[1]) * 1024 ** (" kmgt".index(match[2].lower()))) if match else 0

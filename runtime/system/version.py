@@ -1,4 +1,4 @@
-"""The version of this program, where every package may read it."""
+"""The version of this program, in a module that every package may import."""
 
 from __future__ import annotations
 

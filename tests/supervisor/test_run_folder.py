@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from runtime.errors import Busy, CheckpointError
 from runtime.job import Job
@@ -83,6 +84,25 @@ def test_a_run_from_before_a_key_was_there_goes_on(tmp_path: Path) -> None:
     again = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     os.close(again.lock)
     assert (again.path, again.resumes) == (run.path, True)
+
+
+def test_a_stored_spec_that_is_written_otherwise_is_the_same_spec(tmp_path: Path) -> None:
+    """Specs are compared as data: order, quotes and comments are no change, a value in another place is one."""
+    run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
+    (run.path / "checkpoints").mkdir()
+    stored = run.path / "job.yaml"
+    data = yaml.safe_load(stored.read_text())
+    stored.write_text("# by another version\n" + json.dumps(dict(reversed(data.items()))))
+    end(run, "stopped")
+    again = run_folder.open_run(tmp_path / "runs", job(tmp_path))
+    os.close(again.lock)
+    assert (again.path, again.resumes) == (run.path, True)
+    data["train"]["seed"] += 1
+    stored.write_text(json.dumps(data))
+    with pytest.raises(CheckpointError) as caught:
+        run_folder.open_run(tmp_path / "runs", job(tmp_path))
+    changed = [line for line in str(caught.value).splitlines() if line.strip().startswith(("-  ", "+  "))]
+    assert [line.split(":")[0].strip() for line in changed] == ["-  seed", "+  seed"]
 
 
 def test_files_of_the_users_own_stay(tmp_path: Path) -> None:
