@@ -85,29 +85,8 @@ def line(
     network: bool,
 ) -> list[str]:
     """The engine's command line: hardened as in compose; the project is writable, `seen` is read-only."""
-    memory = limits.get("DRIVETRAIN_MEMORY", "4g")
-    bounds = [
-        "--cpus",
-        limits.get("DRIVETRAIN_CPUS", "2"),
-        "--memory",
-        memory,
-        "--memory-swap",
-        memory,
-        "--shm-size",
-        limits.get("DRIVETRAIN_SHM", "256m"),
-        "--pids-limit",
-        "512",
-    ]
-    hardened = [
-        "--init",
-        "--read-only",
-        "--cap-drop",
-        "ALL",
-        "--security-opt",
-        "no-new-privileges:true",
-        "--tmpfs",
-        "/tmp:exec,mode=1777,size=512m",
-    ]
+    from runtime.launch import compose_flags
+
     binds = [_bind(PROJECT, PROJECT), *(f"{_bind(mount.source, mount.target)},readonly" for mount in seen)]
     volumes = [
         f"type=volume,source=drivetrain_{name}_{user[0]},target=/cache/{name}" for name in ("compile", "huggingface")
@@ -122,8 +101,7 @@ def line(
         "--rm",
         "--pull",
         "never",
-        *hardened,
-        *bounds,
+        *compose_flags.flags(limits),
         *([] if network else ["--network", "none"]),
         *places,
         *terminal,

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.cli import main
 from runtime.errors import DeviceError, SpecError, StorageError
-from runtime.launch import container, container_limits, docker_engine, run_in_image
+from runtime.launch import compose_flags, container, container_limits, docker_engine, run_in_image
 from runtime.supervisor import named_run
 
 HERE = run_in_image.PROJECT
@@ -205,3 +205,17 @@ def test_a_path_is_one_cell_of_the_engines_row(tmp_path: Path) -> None:
     row = run_in_image._bind(odd, odd)
     assert next(csv.reader([row])) == ["type=bind", f"source={odd}", f"target={odd}"]
     assert run_in_image._bind(Path("/a"), Path("/b\nc")) == 'type=bind,source=/a,"target=/b\nc"'
+
+
+def test_the_container_is_hardened_as_compose_says() -> None:
+    """compose/base.yaml alone says it: as `docker compose config` reads it, with the variables that are given."""
+    options = compose_flags.flags({"DRIVETRAIN_MEMORY": "3g", "DRIVETRAIN_CPUS": "1.5"})
+    assert options == [
+        "--init",
+        "--read-only",
+        *("--cap-drop", "ALL"),
+        *("--security-opt", "no-new-privileges:true"),
+        *("--tmpfs", "/tmp:exec,mode=1777,size=512m"),
+        *("--cpus", "1.5", "--memory", "3g", "--memory-swap", "3g"),
+        *("--shm-size", "256m", "--pids-limit", "512"),
+    ]
