@@ -129,7 +129,7 @@ class Busy(DrivetrainError):
 
 
 class Stopped(DrivetrainError):
-    """Stopped early by a signal or a time limit; the same command goes on from here."""
+    """Stopped early by a signal or a time limit; the same command resumes the run."""
 
     exit_code = 75
 
