@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from runtime.hardware.cgroup import CgroupLimits, number, read_limits, text
 from runtime.hardware.cpu import read_cpu
@@ -23,7 +22,7 @@ def detect(
     *,
     environ: Mapping[str, str] = os.environ,
     mask: Iterable[int] | None = None,
-    nvml: Any = None,
+    nvml: object = None,
 ) -> Hardware:
     """Detect the hardware. Missing or invalid data never raises; the value is None, or the safer one.
 

@@ -148,7 +148,7 @@ class Hardware:
         """The first GPU, on which decisions are based."""
         return self.gpus[0] if self.gpus else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain JSON values; `from_json` restores the object."""
         return asdict(self)
 
@@ -196,7 +196,7 @@ def _make(kind: Any, values: dict[str, Any], source: str) -> Any:
         raise SpecError(f"{source}: {error}", "all keys that `drivetrain facts --json` prints") from None
 
 
-def _value(hint: Any, value: Any, source: str) -> Any:
+def _value(hint: object, value: object, source: str) -> object:
     """Convert `value` to the type `hint`, nested classes and tuples included."""
     for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
         if is_dataclass(kind) and isinstance(value, dict):

@@ -107,7 +107,7 @@ def _mig_mode(nvml: Any, handle: Any) -> bool:
         return False
 
 
-def _instances(nvml: Any, handle: Any) -> Iterator[Any]:
+def _instances(nvml: Any, handle: Any) -> Iterator[object]:
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)

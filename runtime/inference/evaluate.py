@@ -167,7 +167,7 @@ def _check_same(data: Dataset, trained: SavedModel) -> None:
         raise _changed(f"{', '.join(changed[:5]) or 'its outputs'} differ")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A value as JSON gives it back: tuples as lists."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -193,7 +193,7 @@ def _show(source: str, metrics: Mapping[str, float], counts: list[Confusion]) ->
             screen.print(f"  {head}{truth} predicted as {guess}: {count:,} times, {share:.1%} of {truth}")
 
 
-def _write(folder: Path, data: dict[str, Any], counts: list[Confusion]) -> None:
+def _write(folder: Path, data: dict[str, object], counts: list[Confusion]) -> None:
     from runtime.report.render import png
 
     try:

@@ -10,7 +10,7 @@ import importlib.util
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runtime.errors import CheckpointError, DeviceError
 from runtime.inference import thread_limits
@@ -107,7 +107,7 @@ def _examples(trained: SavedModel, data: Path | None) -> list[Inputs]:
     return found
 
 
-def _description(trained: SavedModel, inputs: Inputs, names: tuple[list[str], list[str]]) -> dict[str, Any]:
+def _description(trained: SavedModel, inputs: Inputs, names: tuple[list[str], list[str]]) -> dict[str, object]:
     axes = ["batch", "length"] if "max_length" in trained.preprocessing else ["batch"]
     return {
         "task": trained.task,
@@ -121,7 +121,7 @@ def _description(trained: SavedModel, inputs: Inputs, names: tuple[list[str], li
     }
 
 
-def _output(name: str, head: Head) -> dict[str, Any]:
+def _output(name: str, head: Head) -> dict[str, object]:
     known = asdict(head)
     if not head.classes:
         return {

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from runtime.errors import StorageError
 from runtime.hardware import device_check
@@ -123,7 +123,7 @@ def _csv(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
         writer.writerow(spreadsheet_cells.row([title, *columns.values()]))
 
 
-def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, Any]]:
+def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, object]]:
     """Column names and cells, with nested values flattened."""
     for head, parts in answer.items():
         for key, value in parts.items():

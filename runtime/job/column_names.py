@@ -21,17 +21,17 @@ def different(names: tuple[str, ...]) -> tuple[str, ...]:
 class _OneOrMore:
     """Accepts `label` as a short form of `[label]`."""
 
-    def expand(self, value: Any) -> Any:
+    def expand(self, value: object) -> object:
         if isinstance(value, str):
             return (value,)
         if not isinstance(value, list | tuple):
             raise PydanticCustomError("columns", "a column name, or a list of column names")
         return value
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self.expand, handler(source))
 
-    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, object]:
         return {"anyOf": [{"type": "string", "minLength": 1}, handler(schema["schema"])]}
 
 

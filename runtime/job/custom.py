@@ -60,7 +60,7 @@ class CustomLossSpec(Spec):
     arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
 
 
-def _by_file(value: Any) -> Any:
+def _by_file(value: object) -> object:
     """Let `{file: my_loss.py}` do without a name."""
     return {"name": "own", **value} if isinstance(value, dict) and "file" in value else value
 

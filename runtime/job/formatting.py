@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 Path = tuple[str | int, ...]
 """Keys and list indices from the root of a document."""
 
@@ -22,7 +20,7 @@ def printable(text: str, most: int = 60) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value in YAML notation, for messages."""
     match value:
         case None | bool():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
@@ -130,7 +130,7 @@ class Job(Spec):
         """A problem of the value at `path` of the spec."""
         return Problem(self.document.place(path), dotted(path), given, possible, action)
 
-    def dumped(self) -> dict[str, Any]:
+    def dumped(self) -> dict[str, object]:
         """The spec with all defaults, as plain values."""
         return self.model_dump(mode="json")
 

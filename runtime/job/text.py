@@ -37,7 +37,7 @@ class columns:
     settings.
     """
 
-    def expand(self, value: Any) -> Any:
+    def expand(self, value: object) -> object:
         """The long form of a value."""
         names = [value] if isinstance(value, str) else value
         if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
@@ -51,14 +51,14 @@ class columns:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         return core_schema.no_info_before_validator_function(self.expand, handler(source))
 
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, object]:
         long = handler(schema["schema"])
         weight = {"type": "number", "exclusiveMinimum": 0}
         long["additionalProperties"] = {"anyOf": [weight, long["additionalProperties"]]}
         return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}, long]}
 
 
-def _number(value: Any) -> bool:
+def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

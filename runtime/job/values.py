@@ -45,7 +45,7 @@ def named(default: str | None = None) -> _Named:
 class _Named:
     default: str | None
 
-    def expand(self, value: Any) -> Any:
+    def expand(self, value: object) -> object:
         if isinstance(value, str):
             return {"name": value}
         if not isinstance(value, dict | BaseModel):
@@ -55,10 +55,10 @@ class _Named:
             return {"name": self.default, **value}
         return value
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self.expand, handler(source))
 
-    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, object]:
         """In the schema, allow the bare name beside the long form, and the default's form without a name."""
         long = handler(schema["schema"])
         names: list[str] = []
@@ -84,10 +84,10 @@ class _Checked:
         self.check(value if isinstance(value, str) else "")
         return value
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self.validate, handler(source))
 
-    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: object, handler: GetJsonSchemaHandler) -> dict[str, object]:
         return {"type": "string", "pattern": f"^(?:{self.pattern})$"}
 
 
@@ -119,7 +119,7 @@ def interval(text: str) -> tuple[str, float]:
         raise PydanticCustomError("interval", "epoch, steps such as 200 steps, or a duration such as 5m") from None
 
 
-def gpu_choice(value: Any) -> Any:
+def gpu_choice(value: Any) -> object:
     """Check `limits.gpus`, with one message for all its forms."""
     numbers = isinstance(value, list) and all(type(number) is int and 0 <= number < 256 for number in value)
     if value in ("auto", "all", "none") or (numbers and value and len(set(value)) == len(value)):
@@ -135,7 +135,7 @@ def run_name(text: str) -> None:
         )
 
 
-def fraction_or_path(value: Any) -> Any:
+def fraction_or_path(value: Any) -> object:
     """Check a fraction of the training data, or the path of separate data."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (0 < value < 1 if number else isinstance(value, str) and value):
@@ -143,7 +143,7 @@ def fraction_or_path(value: Any) -> Any:
     return value
 
 
-def share_or_size(value: Any) -> Any:
+def share_or_size(value: Any) -> object:
     """Check a share or a size."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (0 < value <= 1 if number else isinstance(value, str) and SIZE_PATTERN.fullmatch(value)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 BATCHES_PER_WORKER = 3
 """Batches of one loader worker in shared memory at once: two waiting and one in use."""
@@ -50,7 +49,7 @@ class Workload:
         """Whether a layer of one of these kinds occurs; `BatchNorm` stands for all of its dimensions."""
         return any(layer.startswith(kinds) for layer in self.layers)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain JSON data."""
         return asdict(self)
 

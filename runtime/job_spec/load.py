@@ -95,7 +95,7 @@ def check(document: Document, kind: type[Job] | None = None) -> Job:
     return job
 
 
-def _of_the_rest(kind: type[Job], data: dict[str, Any], document: Document, found: list[Problem]) -> list[Problem]:
+def _of_the_rest(kind: type[Job], data: dict[str, object], document: Document, found: list[Problem]) -> list[Problem]:
     """Problems of the remaining values in combination, so that all problems are reported at once."""
     # Task and `data:` determine which metrics and losses exist, so both must be valid.
     if kind is Job or any(problem.key.startswith("data") for problem in found):

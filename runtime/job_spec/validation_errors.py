@@ -86,7 +86,7 @@ def without(data: Mapping[str, Any], error: ValidationError, document: Document)
             path = path[:-1]
         wrong.add(path)
 
-    def kept(mapping: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    def kept(mapping: Mapping[str, object], path: Path) -> dict[str, object]:
         return {
             key: kept(value, (*path, key)) if isinstance(value, dict) else value
             for key, value in mapping.items()
@@ -125,7 +125,7 @@ def _problem(path: Path, items: list[Any], model: type[BaseModel], document: Doc
     return Problem(document.place(path), dotted(path), *parts)
 
 
-def _unknown(path: Path, loc: tuple[Any, ...], model: type[BaseModel]) -> list[str]:
+def _unknown(path: Path, loc: tuple[object, ...], model: type[BaseModel]) -> list[str]:
     wrong, (here, every) = str(path[-1]), _owners(model, loc)
     known = list(dict.fromkeys(name for owner in here for name in owner.model_fields))
     others = [words[0] for owner, words in every if owner not in here and wrong in owner.model_fields and words]
@@ -141,7 +141,7 @@ def _unknown(path: Path, loc: tuple[Any, ...], model: type[BaseModel]) -> list[s
     return [UNKNOWN_KEY, f"known keys: {', '.join(known)}", hint]
 
 
-def _missing(path: Path, loc: tuple[Any, ...], model: type[BaseModel]) -> list[str]:
+def _missing(path: Path, loc: tuple[object, ...], model: type[BaseModel]) -> list[str]:
     fields = [owner.model_fields[loc[-1]] for owner in _owners(model, loc)[0] if loc[-1] in owner.model_fields]
     names = [word for field in fields for word in get_args(field.annotation) if isinstance(word, str)]
     meaning = [f": {field.description}" for field in fields if field.description]
@@ -186,7 +186,7 @@ def _expected(item: Any) -> Iterator[str]:
         yield _TYPES.get(kind.split("_")[0], item["msg"])
 
 
-def _hint(value: Any, expected: list[str]) -> str:
+def _hint(value: object, expected: list[str]) -> str:
     text = str(value).strip()
     if value is None:
         return "give a value, or leave the key out"
@@ -207,7 +207,7 @@ def _listed(options: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _owners(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[list[type[BaseModel]], list[Alternative]]:
+def _owners(model: type[BaseModel], loc: tuple[object, ...]) -> tuple[list[type[BaseModel]], list[Alternative]]:
     """The classes that can have the last part of a location, and all their alternatives."""
     every: list[Alternative] = [(model, ())]
     here = [model]

@@ -71,7 +71,7 @@ class YamlNodeReader:
         )
         raise SpecError([*self.problems, found.problem])
 
-    def _collection(self, node: yaml.Node, path: Path) -> dict[str, Any] | list[Any]:
+    def _collection(self, node: yaml.Node, path: Path) -> dict[str, object] | list[object]:
         if id(node) in self._open:
             raise self._problem(
                 node,
@@ -90,7 +90,7 @@ class YamlNodeReader:
             self._open.remove(id(node))
         raise self._bad_tag(node, path)
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, object]:
         data: dict[str, Any] = {}
         for key_node, value_node in node.value:
             try:
@@ -102,7 +102,7 @@ class YamlNodeReader:
             data[key] = self.read(value_node, (*path, key))
         return data
 
-    def _key(self, node: yaml.Node, path: Path, taken: dict[str, Any]) -> str:
+    def _key(self, node: yaml.Node, path: Path, taken: dict[str, object]) -> str:
         if not isinstance(node, yaml.ScalarNode):
             kind = "mapping" if isinstance(node, yaml.MappingNode) else "list"
             raise self._problem(node, path, f"a {kind} as a key", "text as keys", "write the key as a word")
@@ -123,7 +123,7 @@ class YamlNodeReader:
             )
         return key
 
-    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
+    def _scalar(self, node: yaml.ScalarNode, path: Path) -> object:
         text, kind = str(node.value), node.tag.removeprefix(PREFIX)
         if kind in ("str", "merge"):
             return self._text(node, path, text)

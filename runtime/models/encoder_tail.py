@@ -47,7 +47,7 @@ def untrained(encoder: nn.Module, layers: nn.ModuleList, ids: Tensor, mask: Tens
 def entering(encoder: nn.Module, layer: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     """The input of a layer: hidden states (N, tokens, width). The layers above are not computed."""
 
-    def reached(_: nn.Module, args: tuple[Any, ...], more: dict[str, Any]) -> None:
+    def reached(_: nn.Module, args: tuple[object, ...], more: dict[str, object]) -> None:
         raise _LayerReached(_hidden(args, more))
 
     hook = layer.register_forward_pre_hook(reached, with_kwargs=True)

@@ -71,7 +71,7 @@ def measures(job: Job) -> bool:
     return job.optimize.get("measure") != "off" or job.optimize.get("micro_batch") == "auto"
 
 
-def _machine(hardware: Hardware) -> dict[str, Any]:
+def _machine(hardware: Hardware) -> dict[str, object]:
     return {
         "cpu": [hardware.cpu.model, hardware.cpu.flags, hardware.cpu.budget, hardware.cpu.quota],
         "gpus": [[gpu.name, gpu.driver] for gpu in hardware.gpus],
@@ -80,7 +80,7 @@ def _machine(hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def _name(parts: Any) -> str:
+def _name(parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

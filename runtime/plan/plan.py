@@ -101,7 +101,7 @@ class Plan:
                 merged[key] = f"{merged[key]}:{value}" if key == "LD_PRELOAD" and key in merged else value
         return merged
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain JSON values; `load` reads them back."""
         return asdict(self)
 

@@ -65,7 +65,7 @@ def dropout(config: Any) -> float:
 
 def bert(
     *, vocabulary: int, pad: int, longest: int, layers: int, width: int, heads: int, dropout: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The configuration of a BERT (Devlin et al. 2019) of a given size, without dropout on attention weights.
 
     With that dropout, torch has no fused attention on a CPU, and a step takes twice as long.

@@ -33,7 +33,7 @@ _FORBIDDEN = ("socket.", "subprocess.", "ctypes.", "os.exec", "os.fork", "os.pos
 _SAVE = "where the file was made, save the weights alone: torch.save(model.state_dict(), FILE)"
 
 
-def main(file: Path, out: Path) -> dict[str, Any]:
+def main(file: Path, out: Path) -> dict[str, object]:
     """Sandbox this process, read `file`, write `out`; returns what was written."""
     shut = _no_network()
     import safetensors.torch
@@ -79,7 +79,7 @@ def _limit(size: int) -> None:
         resource.setrlimit(kind, (most, most))
 
 
-def _read(torch: Any, file: Path) -> Any:
+def _read(torch: Any, file: Path) -> object:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except MemoryError:
@@ -117,11 +117,11 @@ def named(data: Any) -> tuple[dict[str, Any], list[str]]:
     return _plain(found), left_out
 
 
-def _network(data: Any, key: str) -> bool:
+def _network(data: object, key: str) -> bool:
     return isinstance(data, Mapping) and isinstance(data.get(key), Mapping) and bool(data[key])
 
 
-def _leaves(data: Mapping[Any, Any], start: str) -> Iterator[tuple[str, Any]]:
+def _leaves(data: Mapping[object, object], start: str) -> Iterator[tuple[str, object]]:
     for key, value in data.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{start}{key}.")
@@ -129,14 +129,14 @@ def _leaves(data: Mapping[Any, Any], start: str) -> Iterator[tuple[str, Any]]:
             yield f"{start}{key}", value
 
 
-def _plain(tensors: dict[str, Any]) -> dict[str, Any]:
+def _plain(tensors: dict[str, object]) -> dict[str, Any]:
     """Remove the prefixes of wrappers that all names share."""
     while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), None):
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors
 
 
-def _apart(torch: Any, name: str, tensor: Any) -> Any:
+def _apart(torch: Any, name: str, tensor: Any) -> object:
     """A tensor in a form that safetensors can write."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
         _refuse(

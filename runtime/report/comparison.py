@@ -95,14 +95,14 @@ def sections(entries: Sequence[ComparedRun]) -> list[Section]:
     return found
 
 
-def differences(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+def differences(values: Sequence[Mapping[str, object]]) -> list[tuple[str, ...]]:
     """The keys whose values are not the same in all runs, in the order of the first run that has them."""
     keys = dict.fromkeys(key for mapping in values for key in mapping)
     rows = [(key, *(shown(mapping[key]) if key in mapping else ABSENT for mapping in values)) for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]
 
 
-def flat(value: Any, path: str = "") -> dict[str, Any]:
+def flat(value: object, path: str = "") -> dict[str, object]:
     """Nested data as one mapping with dotted keys."""
     if not isinstance(value, Mapping):
         return {path: value}
@@ -140,7 +140,7 @@ def _plan(record: Record) -> dict[str, Any]:
     return record.plan.values() if record.plan else {}
 
 
-def _machine(record: Record) -> dict[str, Any]:
+def _machine(record: Record) -> dict[str, object]:
     hardware = record.hardware
     if hardware is None:
         return {}
@@ -201,7 +201,7 @@ def _headline(entries: Sequence[ComparedRun]) -> Headline:
     )
 
 
-def _data(entries: Sequence[ComparedRun]) -> dict[str, Any]:
+def _data(entries: Sequence[ComparedRun]) -> dict[str, object]:
     """The comparison as data."""
     return {
         "runs": {

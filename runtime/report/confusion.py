@@ -47,7 +47,7 @@ class Confusion:
         return sorted(rows, key=lambda row: row[4])[:limit]
 
 
-def confusions(data: Any) -> list[Confusion]:
+def confusions(data: object) -> list[Confusion]:
     """The confusion matrices in result.json, by head; malformed ones are skipped."""
     heads: Iterable[tuple[Any, Any]] = data.items() if isinstance(data, Mapping) else ()
     found = (_confusion(clean(str(head)), value) for head, value in heads)

@@ -59,7 +59,7 @@ def share(part: float) -> str:
     return f"{100 * part:.1f} %".replace(".0 %", " %")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Any JSON value in readable form."""
     if value is None:
         return "nothing"

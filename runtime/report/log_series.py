@@ -68,7 +68,7 @@ class Series:
         return way > 8 * (max(self.ys) - min(self.ys))
 
 
-def collect(rows: Iterable[Mapping[str, Any]], axis: str, *, continues: bool = False) -> dict[str, Series]:
+def collect(rows: Iterable[Mapping[str, object]], axis: str, *, continues: bool = False) -> dict[str, Series]:
     """A series for every number in the rows, along `axis`.
 
     Args:
@@ -103,7 +103,7 @@ def number(row: Mapping[str, Any], key: str) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _value(value: Any) -> float | None:
+def _value(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any
 
 from runtime import errors
 from runtime.job import lower_is_better
@@ -51,7 +50,7 @@ class Summary:
     efficiency: Mapping[str, float] = field(default_factory=dict)
     """FLOPs per training sample, and FLOP/s of a large matrix product on this machine."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain JSON data."""
         return asdict(self)
 
@@ -132,7 +131,7 @@ def _last(record: Record) -> dict[str, float]:
     return last or {key: s.ys[-1] for key, s in record.metrics.items() if s and "/" in key}
 
 
-def _elapsed(state: Mapping[str, Any]) -> float | None:
+def _elapsed(state: Mapping[str, object]) -> float | None:
     try:
         start, end = (datetime.fromisoformat(str(state[key])) for key in ("started", "ended"))
         seconds = (end - start).total_seconds()
@@ -146,13 +145,13 @@ def _median(telemetry: Mapping[str, Series]) -> float | None:
     return sorted(series.ys)[len(series) // 2] if series else None
 
 
-def _numbers(values: Any) -> dict[str, float]:
+def _numbers(values: object) -> dict[str, float]:
     if not isinstance(values, Mapping):
         return {}
     return {str(key): found for key in values if (found := number(values, key)) is not None}
 
 
-def _whole(values: Mapping[str, Any], key: str) -> int | None:
+def _whole(values: Mapping[str, object], key: str) -> int | None:
     found = number(values, key)
     return None if found is None else int(found)
 

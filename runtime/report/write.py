@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from runtime.report.confusion import confusions
 from runtime.report.formatting import clean, plain
@@ -46,7 +45,7 @@ def write(run: Path) -> None:
     write_text(run / "report.html", clean(page(head, below)))
 
 
-def _data(record: Record, summary: Summary) -> dict[str, Any]:
+def _data(record: Record, summary: Summary) -> dict[str, object]:
     """The report as data."""
     plan, hardware = record.plan, record.hardware
     return {

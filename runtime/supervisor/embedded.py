@@ -134,7 +134,7 @@ def _silent() -> Iterator[None]:
 
 
 def _listening(
-    job: EmbeddedJob, model: nn.Module, data: tuple[Any, Any], loss: Any, runs: Path, new: bool, source: str
+    job: EmbeddedJob, model: nn.Module, data: tuple[object, object], loss: object, runs: Path, new: bool, source: str
 ) -> Result:
     """Check the arguments and train with signal handlers installed; afterwards the process is as before."""
     with host_process.as_found(), host_process.listening() as signals:
@@ -151,7 +151,9 @@ def _listening(
                 strided_convolution.as_before(model)
 
 
-def _tried(job: EmbeddedJob, model: nn.Module, parts: tuple[Any, Any], loss: Any) -> tuple[EmbeddedJob, Dataset]:
+def _tried(
+    job: EmbeddedJob, model: nn.Module, parts: tuple[object, object], loss: object
+) -> tuple[EmbeddedJob, Dataset]:
     """Check the data with network and loss; returns it with a spec that states what they are."""
 
     def refuse(given: str, possible: str, action: str) -> SpecError:

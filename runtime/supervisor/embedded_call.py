@@ -46,14 +46,14 @@ def spec_of(written: dict[str, Any], place: str) -> EmbeddedJob:
     return job
 
 
-def loss_of(loss: Any) -> Any:
+def loss_of(loss: object) -> object:
     """A loss in the form of the spec; a callable by its name."""
     if isinstance(loss, str | Mapping):
         return loss
     return {"name": "own", "function": getattr(loss, "__qualname__", type(loss).__name__)}
 
 
-def _unfit(settings: Mapping[str, Any], place: str) -> Iterator[Problem]:
+def _unfit(settings: Mapping[str, object], place: str) -> Iterator[Problem]:
     """Arguments in the style of other libraries: objects, or a learning rate beside the optimizer."""
     for key, value in settings.items():
         if not isinstance(value, bool | int | float | str | Mapping | list | tuple | None):

@@ -72,7 +72,7 @@ class RunFolder:
         return read_json(self.path / "state.json") or {}
 
 
-def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, Any] | None = None) -> RunFolder:
+def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, object] | None = None) -> RunFolder:
     """The unfinished run of this job's name, or a new one with the next number.
 
     Raises:

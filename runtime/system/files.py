@@ -55,12 +55,12 @@ def write_text(path: Path, text: str) -> None:
         raise storage_error(path, error) from None
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: object) -> None:
     """Write indented JSON atomically; NaN becomes null."""
     write_text(path, json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):

@@ -136,7 +136,7 @@ def _uses_tf32(kind: str) -> bool:
     return bool(cuda.matmul.allow_tf32 if kind == "matmul" else cudnn.allow_tf32)
 
 
-def _attribute(owner: Any, name: str, plain: Any, title: str) -> list[Switch]:
+def _attribute(owner: object, name: str, plain: object, title: str) -> list[Switch]:
     """The switch for an attribute; none if this torch does not have it."""
     if not hasattr(owner, name):
         return []

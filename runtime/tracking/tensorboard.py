@@ -109,7 +109,7 @@ def _event(step: int, moment: float, values: Mapping[str, Shown]) -> Any:
     return Event(step=step, wall_time=moment, summary=Summary(value=rows))
 
 
-def _value(tag: str, value: Shown) -> Any:
+def _value(tag: str, value: Shown) -> object:
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto

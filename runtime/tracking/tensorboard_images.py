@@ -20,7 +20,7 @@ NAMED = 20
 """Up to this many classes, the confusion matrix shows names and counts."""
 
 
-def grid(images: Tensor, mean: Any = None, std: Any = None) -> PngImage:
+def grid(images: Tensor, mean: object = None, std: object = None) -> PngImage:
     """Images (N, channels, height, width) in a grid of four columns, with the normalization undone."""
     if mean and std:
         images = images * torch.tensor(std).view(1, -1, 1, 1) + torch.tensor(mean).view(1, -1, 1, 1)

@@ -40,7 +40,7 @@ def forward(step: Step, *, graphs: bool) -> Callable[..., Any]:
         torch._inductor.exc.InductorError,
     )
 
-    def replayed(*inputs: Tensor) -> Any:
+    def replayed(*inputs: Tensor) -> object:
         assert recorded is not None
         try:
             return _kept(recorded(*inputs))
@@ -54,7 +54,7 @@ def forward(step: Step, *, graphs: bool) -> Callable[..., Any]:
             step.uncompiled(f"cuda_graphs failed, training continues with compiled kernels: {_line(error)}")
             return found
 
-    def chosen(*inputs: Tensor) -> Any:
+    def chosen(*inputs: Tensor) -> object:
         try:
             # An evaluation has other batch sizes, and would be recorded into the same memory.
             if step.graphs and not step.micro_batch and torch.is_grad_enabled():
@@ -93,7 +93,7 @@ def _line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def _kept(outputs: Any) -> Any:
+def _kept(outputs: Any) -> object:
     """Copy the outputs, which the next replay would overwrite."""
     if isinstance(outputs, Mapping):
         return {name: value.clone() for name, value in outputs.items()}

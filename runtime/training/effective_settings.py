@@ -73,7 +73,7 @@ def _write(run: Run) -> None:
     write_json(run.folder / "plan.json", run.plan.to_json() | {"seen": run.seen | {"libraries": libraries()}})
 
 
-def _warn(rows: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]) -> None:
+def _warn(rows: Mapping[str, Mapping[str, object]], say: Callable[[str], None]) -> None:
     for name, row in rows.items():
         if not row["same"]:
             say(f"warning: {name}: requested {row['asked']}, effective {row['seen']}: {row['cause']}")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from runtime.data.dataset import Batch
 from runtime.errors import Stopped
@@ -101,7 +100,7 @@ def _fetched(run: Run, batches: Iterator[Batch]) -> tuple[Batch | None, BaseExce
     return batch, Stopped(f"max_time of {run.job.train.max_time} has passed") if late else None
 
 
-def _met(work: Callable[..., None], *given: Any) -> Exception | None:
+def _met(work: Callable[..., None], *given: object) -> Exception | None:
     """Call a function; return an error that requires a rollback, so that all processes can agree on it first."""
     try:
         work(*given)
@@ -172,7 +171,7 @@ def _left_out(run: Run) -> str:
     return ", ".join(f"epoch {e + 1} batch {b + 1}" for e, b in sorted(run.numerics.skip)) or "none"
 
 
-def _record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: dict[str, Any]) -> None:
+def _record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: dict[str, object]) -> None:
     counters = run.counters
     with run.signals.held():
         best = run.watch.update(run.last, counters.step, counters.epoch)

@@ -191,7 +191,7 @@ def _differs(record: Mapping[str, Any], settled: InputRecord, dataset: Dataset) 
     ]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A value as JSON gives it back: tuples as lists."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -211,7 +211,7 @@ def _places(job: Job) -> dict[str, Path]:
     return found
 
 
-def _texts(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+def _texts(value: object, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
     """All strings among the arguments of a user function: each could be a path."""
     if isinstance(value, str):
         yield place, value

@@ -143,7 +143,7 @@ class Saver:
         return self._snapshot(f"step-{run.counters.step}", {}, checkpoint.optimizer_tensors(run.model, run.optimizer))
 
     def _snapshot(
-        self, name: str, notes: Mapping[str, Any], optimizer: Mapping[str, torch.Tensor] | None = None
+        self, name: str, notes: Mapping[str, object], optimizer: Mapping[str, torch.Tensor] | None = None
     ) -> PendingCheckpoint:
         run = self.run
         tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}

@@ -196,7 +196,7 @@ class Step:
             result: Tensor | Mapping[str, Tensor] = self.forward(*self.laid_out(inputs))
         return result
 
-    def _cast(self) -> contextlib.AbstractContextManager[Any]:
+    def _cast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()
 
     @contextlib.contextmanager

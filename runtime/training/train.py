@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from runtime.errors import Stopped
 from runtime.job.values import duration_seconds
 from runtime.models import operations
@@ -144,7 +142,7 @@ def _stopped(run: Run, saver: Saver, stop: Stopped) -> Stopped:
     return Stopped(f"{stop.given} after step {run.counters.step}", saved, f"{again} again to resume from there")
 
 
-def _result(run: Run, best: FinalWeights, reason: str, peak: int, watching: dict[str, float]) -> dict[str, Any]:
+def _result(run: Run, best: FinalWeights, reason: str, peak: int, watching: dict[str, float]) -> dict[str, object]:
     spent = run.clock.phases
     seconds = run.counters.seconds + run.clock.seconds
     training = max(1e-9, sum(spent.get(name, 0.0) for name in (*step_phases.PARTS, "input")))

@@ -62,7 +62,7 @@ def gather(runs: Path = Path("runs")) -> Snapshot:
     )
 
 
-def loaded() -> dict[str, Any]:
+def loaded() -> dict[str, object]:
     """Information from torch, read in a child process; empty if it cannot be imported."""
     found: dict[str, Any] = json.loads(
         run([sys.executable, "-m", "runtime.cli.doctor.torch_process"], TORCH_PATIENCE) or "{}"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
 
-def loaded() -> dict[str, Any]:
+def loaded() -> dict[str, object]:
     """Threads, instruction set, GPUs, and each OpenMP and BLAS library with version and threads."""
     import torch
     from threadpoolctl import threadpool_info

@@ -88,7 +88,7 @@ def arrays(values: tuple[Any, ...], name: str, inputs: int | None, rows: Tensor 
     return ArraySplit(name, tuple(tensors if bare else tensors[:-1]), None if bare else tensors[-1], rows)
 
 
-def _tensor(value: Any, name: str) -> Tensor:
+def _tensor(value: object, name: str) -> Tensor:
     """A tensor that shares memory with any kind of array; checks for NaN and infinite values."""
     tensor = value.detach().cpu() if isinstance(value, Tensor) else _converted(value, name)
     if tensor.is_complex():
@@ -107,7 +107,7 @@ def _tensor(value: Any, name: str) -> Tensor:
     return tensor
 
 
-def _converted(value: Any, name: str) -> Tensor:
+def _converted(value: object, name: str) -> Tensor:
     try:
         array = np.asarray(value)
     except ValueError as error:

@@ -159,7 +159,7 @@ def read(
     return NewSamples(split, as_float32)
 
 
-def _called(reader: Mapping[str, Any], paths: Sequence[Path], preprocessing: Mapping[str, Any]) -> Any:
+def _called(reader: Mapping[str, Any], paths: Sequence[Path], preprocessing: Mapping[str, Any]) -> object:
     name, code = f"{reader['function']}() in {reader['file']}", user_code.allowed(Path(preprocessing["code"]))
     with blamed(lambda told: DataError(f"{name} raised {told}", "", LINES)):
         return code.call(reader["file"], reader["function"], {}, reader["arguments"], [list(paths)])[0]
@@ -173,7 +173,7 @@ def _arrays(paths: Sequence[Path], count: int, labelled: bool) -> tuple[Any, ...
     return tuple(np.concatenate(same) for same in zip(*parts, strict=True))
 
 
-def _npz(path: Path, keys: Sequence[str]) -> list[Any]:
+def _npz(path: Path, keys: Sequence[str]) -> list[object]:
     form = f"an .npz with {', '.join(keys)}; or your own `reader` under data:, set before training"
     try:
         with np.load(path, allow_pickle=False) as content:

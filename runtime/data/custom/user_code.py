@@ -48,10 +48,10 @@ class Code(MetaPathFinder):
         self,
         file: str,
         name: str,
-        arguments: Mapping[str, Any],
-        offered: Mapping[str, Any] | None = None,
-        given: Sequence[Any] = (),
-    ) -> tuple[Any, dict[str, Any]]:
+        arguments: Mapping[str, object],
+        offered: Mapping[str, object] | None = None,
+        given: Sequence[object] = (),
+    ) -> tuple[object, dict[str, object]]:
         """Call a function of a file.
 
         Args:
@@ -71,7 +71,7 @@ class Code(MetaPathFinder):
             every = dict(arguments) | _wanted(function, arguments, offered or {})
             return function(*given, **every), every
 
-    def __deepcopy__(self, memo: Any) -> Code:
+    def __deepcopy__(self, memo: object) -> Code:
         return self
 
     def digests(self) -> dict[str, str]:
@@ -199,7 +199,9 @@ def allowed(folder: Path) -> Code:
     return _codes[folder.resolve()]
 
 
-def _wanted(function: Callable[..., Any], arguments: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+def _wanted(
+    function: Callable[..., object], arguments: Mapping[str, object], offered: Mapping[str, object]
+) -> dict[str, object]:
     try:
         names = inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -70,7 +70,7 @@ def texts(column: Any) -> Any:
     return compute.if_else(compute.equal(trimmed, ""), None, trimmed)
 
 
-def different(column: Any) -> list[str]:
+def different(column: object) -> list[str]:
     """The distinct texts of a column, without empty cells."""
     from pyarrow import compute
 

@@ -56,7 +56,7 @@ def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> A
     return table
 
 
-def _parsing(path: Path, **options: Any) -> Any:
+def _parsing(path: Path, **options: object) -> object:
     from pyarrow import csv
 
     separator = "\t" if path.suffix.lower() == ".tsv" else ","

@@ -32,7 +32,7 @@ def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> A
     return table.select(list(columns))
 
 
-def _table(path: Path, key: str, schema: Any = None) -> Any:
+def _table(path: Path, key: str, schema: object = None) -> Any:
     from pyarrow import ArrowInvalid
     from pyarrow import json as reader
 
@@ -67,7 +67,7 @@ def _check_lines(path: Path, key: str) -> None:
                     raise DataError(given, "one type for each key", "write all of them as text, or as numbers")
 
 
-def _kind(cell: Any) -> str:
+def _kind(cell: object) -> str:
     names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
     return names.get(type(cell), "")
 

@@ -57,7 +57,7 @@ class ImagePreprocessing:
         mean, std = (onto(pixels.device, x).view(-1, 1, 1) for x in (self.mean, self.std))
         return (pixels - mean).div_(std)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain JSON values from which `from_preprocessing` rebuilds the object."""
         return {
             "kind": "images",

@@ -36,7 +36,7 @@ class WindowLayout:
     stride: int
     max_gap: float | None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain JSON values from which `layout` rebuilds the object."""
         return asdict(self) | {"features": list(self.features), "label": list(self.label)}
 

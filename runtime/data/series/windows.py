@@ -67,7 +67,7 @@ class Scale:
             made[:, channel] = np.clip(column, -FARTHEST, FARTHEST)
         return torch.from_numpy(made)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain JSON values: the keyword arguments of `Scale`, as lists."""
         return {name: list(numbers) for name, numbers in asdict(self).items()}
 

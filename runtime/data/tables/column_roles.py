@@ -91,7 +91,7 @@ def _check_text(column: Any, name: str, source: str) -> None:
         )
 
 
-def _check_spoilt(column: Any, name: str, source: str, present: int) -> None:
+def _check_spoilt(column: object, name: str, source: str, present: int) -> None:
     """Refuse text that is mostly numbers."""
     values, strange = column_values.numbers(column)
     if (~np.isnan(values)).sum() < MOSTLY * present:

@@ -122,7 +122,7 @@ class Features:
                 )
         return found
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain JSON values from which `from_json` rebuilds the features."""
         return {
             "numeric": [asdict(n) for n in self.numbers],

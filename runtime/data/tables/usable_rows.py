@@ -69,6 +69,6 @@ def usable(
     return np.flatnonzero(keep).astype(np.int64), notes
 
 
-def taken(table: Any, rows: Ids) -> Any:
+def taken(table: Any, rows: Ids) -> object:
     """Some rows of a pyarrow table."""
     return table.take(rows) if len(rows) < len(table) else table

@@ -92,7 +92,7 @@ def load(job: TextJob, settled: InputRecord | None = None) -> Dataset:
     )
 
 
-def _tokenizer(job: TextJob, texts: Any, settled: InputRecord | None) -> tuple[Tokenizer, int | None, list[str]]:
+def _tokenizer(job: TextJob, texts: object, settled: InputRecord | None) -> tuple[Tokenizer, int | None, list[str]]:
     """The tokenizer, the network's largest number of tokens (None: unlimited), and notes."""
     if isinstance(job.model, TextPretrained):
         found = pretrained.find(job, job.model.name)

@@ -106,7 +106,7 @@ def rebuilt(model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *
     return module
 
 
-def _offered(dataset: Dataset, first: Batch) -> dict[str, Any]:
+def _offered(dataset: Dataset, first: Batch) -> dict[str, object]:
     """What a factory may ask to know about the data, as plain JSON values."""
     counts = {name: head.outputs for name, head in dataset.heads.items() if head.outputs}
     outputs: Any = counts.get("", counts)

@@ -291,7 +291,7 @@ def _number(record: Record, *keys: str) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _at(spec: Mapping[str, Any], *keys: str) -> Any:
+def _at(spec: Mapping[str, object], *keys: str) -> object:
     value: Any = spec
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None

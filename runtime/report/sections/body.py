@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Any
 
 from runtime.report.blocks import Block, ConfusionMatrix, Curves, Details, Section, Table, Text, Tone
 from runtime.report.confusion import Confusion, confusions
@@ -97,7 +96,7 @@ def confusion_section(confusion: Confusion) -> Section:
     return Section(f"confusion{of.replace(' ', '-')}", f"Confusion matrix{of}", tuple(blocks))
 
 
-def data_section(notes: Any, model: Any = None) -> Section | None:
+def data_section(notes: object, model: object = None) -> Section | None:
     """Notes on data and network: sizes, skipped samples, lengths and padding of texts."""
     if not isinstance(notes, list) or not notes:
         return None
@@ -106,7 +105,7 @@ def data_section(notes: Any, model: Any = None) -> Section | None:
     return Section("data", "Data", (table,))
 
 
-def events_section(events: list[Mapping[str, Any]]) -> Section | None:
+def events_section(events: list[Mapping[str, object]]) -> Section | None:
     """What happened beside the steps: signals, retries, fallbacks."""
     if not events:
         return None
@@ -119,7 +118,7 @@ def events_section(events: list[Mapping[str, Any]]) -> Section | None:
     return Section("events", "Events", tuple(blocks))
 
 
-def _moment(value: Any) -> str:
+def _moment(value: object) -> str:
     return duration(value) if isinstance(value, float) and value < 1e9 else shown(value)
 
 
@@ -151,5 +150,5 @@ def spec_section(record: Record) -> Section | None:
     return Section("spec", "Job spec", tuple(blocks)) if blocks else None
 
 
-def _words(value: Any) -> Any:
+def _words(value: object) -> object:
     return shlex.join(map(str, value)) if isinstance(value, list) else value

@@ -16,7 +16,7 @@ _ROOM = 600_000
 """Limit for all pictures together, in characters of the page."""
 
 
-def worst_sections(mistakes: Mapping[str, Any]) -> Iterator[Section]:
+def worst_sections(mistakes: Mapping[str, object]) -> Iterator[Section]:
     """A section for each head that has mistakes."""
     left = _ROOM
     for head, rows in mistakes.items():

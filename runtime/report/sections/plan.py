@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from runtime import optimizations
 from runtime.plan.plan import Decision, Plan
@@ -51,7 +50,7 @@ def notes_section(plan: Plan) -> Section | None:
     return Section("notes", "Notes", notes) if notes else None
 
 
-def differences(plan: Plan | None) -> list[tuple[str, Mapping[str, Any]]]:
+def differences(plan: Plan | None) -> list[tuple[str, Mapping[str, object]]]:
     """The settings whose effective value differs from the requested one."""
     return [(name, row) for name, row in _seen(plan) if not _same(row)] if plan else []
 
@@ -62,7 +61,7 @@ def _row(decision: Decision) -> tuple[str, ...]:
     return shown(decision.name), value, shown(decision.source), shown(decision.effect), shown(reason)
 
 
-def _seen(plan: Plan) -> list[tuple[str, Mapping[str, Any]]]:
+def _seen(plan: Plan) -> list[tuple[str, Mapping[str, object]]]:
     return [(shown(name), row) for name, row in plan.seen.items() if isinstance(row, Mapping) and "asked" in row]
 
 
@@ -77,10 +76,10 @@ def _libraries(plan: Plan) -> list[Block]:
     return [*([Table(("library", "version and threads"), short)] if short else []), *folds]
 
 
-def _same(row: Mapping[str, Any]) -> bool:
+def _same(row: Mapping[str, object]) -> bool:
     return bool(row.get("same", row.get("asked") == row.get("seen")))
 
 
-def _compared(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+def _compared(name: str, row: Mapping[str, object]) -> tuple[str, ...]:
     cause = row.get("cause") or ("" if _same(row) else "unknown")
     return name, shown(row.get("asked")), shown(row.get("seen")), shown(cause)

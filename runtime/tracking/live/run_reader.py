@@ -48,7 +48,7 @@ class JsonLinesTail:
         return [row for line in whole.splitlines() if (row := _row(line)) is not None], anew
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _row(line: bytes) -> dict[str, object] | None:
     try:
         row = parse_json(line)
     except ValueError:
@@ -208,5 +208,5 @@ class RunReader:
             self.left.add(self.latest, row["step"])
 
 
-def _short(name: str, value: Any) -> str:
+def _short(name: str, value: object) -> str:
     return name if value is True else f"{name} {value}"

@@ -45,7 +45,7 @@ class Loaded:
     state: dict[str, Any]
 
 
-def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping[str, Any]) -> Path:
+def save(folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping[str, object]) -> Path:
     """Write the checkpoint `folder/name` atomically.
 
     Raises:

@@ -65,7 +65,7 @@ class WorstMistakes:
         self.rows = [(row[1], int(row[2]), int(row[3]), int(row[4])) for row in rows]
         self._sort()
 
-    def to_json(self) -> list[dict[str, Any]]:
+    def to_json(self) -> list[dict[str, object]]:
         """Plain JSON data."""
         return [
             {"sample": sample, "truth": truth, "answer": guess, "probability": round(sure, 6)}

@@ -72,7 +72,7 @@ class Profiler:
         self.tell(f"{steps} steps traced: {TRACE} opens in Perfetto (https://ui.perfetto.dev)")
 
 
-def _operators(profile: Any, steps: int, seconds: float, device: str) -> dict[str, Any]:
+def _operators(profile: Any, steps: int, seconds: float, device: str) -> dict[str, object]:
     """The most expensive operators by self time on the computing device, in seconds over all profiled steps."""
     own = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     rows = [

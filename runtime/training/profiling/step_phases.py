@@ -33,7 +33,7 @@ class _Timed:
     def of(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, timed."""
 
-        def call(*arguments: Any, **named: Any) -> Any:
+        def call(*arguments: object, **named: object) -> object:
             if self.clock.open[-1:] != ["train"]:
                 return function(*arguments, **named)
             with self.clock.phase(self._name(name)):

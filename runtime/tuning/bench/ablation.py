@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from runtime.optimizations import Value
 from runtime.plan.plan import Decision, Plan, written
@@ -68,7 +68,7 @@ class AblationStep:
     """
     note: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain JSON data."""
         ratio = None
         if self.pair:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.table import Table
 from rich.text import Text
@@ -178,7 +178,7 @@ def _bars(ladder: Ablation) -> list[tuple[str, float, float, float, str]]:
     return [(_name(rung), rung.pair.median, *rung.pair.middle(), rung.kind) for rung in ladder.rungs if rung.pair]
 
 
-def _data(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, asked: BenchOptions) -> dict[str, Any]:
+def _data(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, asked: BenchOptions) -> dict[str, object]:
     return {
         "job": job.name,
         "command": command(asked),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,11 +73,11 @@ def _watched(network: nn.Module, count: ActivationCount) -> Iterator[None]:
     """Count separately for each block."""
     before: list[int] = []
 
-    def enter(block: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def enter(block: nn.Module, inputs: tuple[object, ...]) -> None:
         before.append(count.total)
         count.inputs += sum(x.numel() * x.element_size() for x in inputs if isinstance(x, Tensor))
 
-    def leave(block: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
+    def leave(block: nn.Module, inputs: tuple[object, ...], outputs: object) -> None:
         count.inside.append(count.total - before[-1])
 
     handles = [
