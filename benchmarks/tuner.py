@@ -138,7 +138,7 @@ def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
     plan = tuner.made.plan
     for name in found.keys() - process_settings.names():
         plan = plan.with_values({name: found[name].value})
-    if timeout.broken_off():
+    if timeout.has_timed_out():
         print("  the compiler was broken off in this process; what is compiled now may fail for that", flush=True)
     choice = {name: plan.value(name) for name in SWITCHED}
     chosen = warm(tuner, plan)

@@ -216,7 +216,8 @@ def _table(confusion: Confusion, path: Path) -> None:
     """True classes by row, predictions by column."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(spreadsheet_cells.row(["truth", *confusion.classes]))
+        writer.writerow(spreadsheet_cells.escape_row(["truth", *confusion.classes]))
         writer.writerows(
-            spreadsheet_cells.row([name, *row]) for name, row in zip(confusion.classes, confusion.matrix, strict=True)
+            spreadsheet_cells.escape_row([name, *row])
+            for name, row in zip(confusion.classes, confusion.matrix, strict=True)
         )

@@ -119,8 +119,8 @@ def _csv(found: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
     for number, (title, answer) in enumerate(found):
         columns = dict(_cells(answer))
         if number == 0:
-            writer.writerow(spreadsheet_cells.row(["sample", *columns]))
-        writer.writerow(spreadsheet_cells.row([title, *columns.values()]))
+            writer.writerow(spreadsheet_cells.escape_row(["sample", *columns]))
+        writer.writerow(spreadsheet_cells.escape_row([title, *columns.values()]))
 
 
 def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, object]]:
@@ -133,7 +133,7 @@ def _cells(answer: Mapping[str, Answer]) -> Iterator[tuple[str, object]]:
             else:
                 yield (
                     name,
-                    SEVERAL.join(str(spreadsheet_cells.cell(each)) for each in value)
+                    SEVERAL.join(str(spreadsheet_cells.escape_cell(each)) for each in value)
                     if isinstance(value, list)
                     else value,
                 )

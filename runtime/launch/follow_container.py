@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from runtime.launch.project import PROJECT
-from runtime.system.exit_codes import KILLED, meaning
+from runtime.system.exit_codes import KILLED, explain_kill
 from runtime.system.units import format_bytes
 
 _RUN = re.compile(rb"^run (runs/\S+) (?:starts|goes on)$", re.MULTILINE)
@@ -64,4 +64,4 @@ def ended(code: int, attributes: Any) -> str:
             "  possible: a smaller train.batch_size or optimize.micro_batch, or a higher limits.memory\n"
             "  do:       for example --set optimize.micro_batch=8, then run the same command again"
         )
-    return meaning("the container")
+    return explain_kill("the container")

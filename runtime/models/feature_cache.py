@@ -112,10 +112,10 @@ class Activations:
         try:
             return self.rows.put(ids, self.compute(ids))
         except (MemoryError, RuntimeError) as error:
-            if not torch_errors.is_exhausted(error):
+            if not torch_errors.is_out_of_memory(error):
                 raise
             if len(ids) == 1:
-                raise torch_errors.one_sample(error) from None
+                raise torch_errors.out_of_memory_error(error) from None
         for half in np.array_split(ids, 2):
             self._put(half)
 

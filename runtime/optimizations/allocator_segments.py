@@ -59,4 +59,4 @@ def effective(run: AssembledRun) -> Value:
     """The variable of this process."""
     from runtime.system import library_variables
 
-    return run.device.type == "cuda" and SETTING in library_variables.allocator()
+    return run.device.type == "cuda" and SETTING in library_variables.allocator_settings()

@@ -110,7 +110,7 @@ def apply(run: AssembledRun, value: Value) -> None:
     try:
         run.dataset = reside(run.dataset, run.device, AT_ONCE, _workers(run.hardware))
     except (MemoryError, RuntimeError) as error:
-        if not torch_errors.is_exhausted(error):
+        if not torch_errors.is_out_of_memory(error):
             raise
         run.dataset.kept.pop("resident", None)
         run.events.add("gpu_resident_data", f"the samples stay in host memory: {str(error).splitlines()[0][:160]}")

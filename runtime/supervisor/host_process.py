@@ -117,7 +117,7 @@ def as_started(plan: Plan, hardware: Hardware) -> Plan:
         row = plan.row(optimization.name)
         environment = optimization.environment(hardware, row.value)
         if optimization.stage is not Stage.PROCESS:
-            os.environ.update(library_variables.merged(os.environ, environment))
+            os.environ.update(library_variables.merge_variables(os.environ, environment))
         elif optimization.preloaded and environment and (now := optimization.preloaded()) != row.value:
             why = f"{written(row.value)} must be set before the process starts, which `drivetrain train` does"
             effect = str(Effect.EXACT) if now == optimization.off else row.effect

@@ -156,7 +156,7 @@ def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Pl
             crashed = code in signals.CRASHES and not forward.sent
             if not crashed and not (code in (KILLED, PeerError.exit_code) and _killed(before)):
                 if code == KILLED:
-                    print(exit_codes.meaning("the trainer"), file=sys.stderr, flush=True)
+                    print(exit_codes.explain_kill("the trainer"), file=sys.stderr, flush=True)
                 return code
             kind, why = ("crash", kernel_crash.told(run.path, code)) if crashed else ("memory", _at_the_limit(machine))
             if not words and not effective_plan.begun(run.path) and evidence.measures(job):

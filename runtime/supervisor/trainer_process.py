@@ -72,7 +72,7 @@ def train(
             run = prepare.assemble_run(folder, job, signals, clock, source, settled=settled)
             train_run(run, trace=trace)
     except RuntimeError as error:
-        raise torch_errors.translated(error) from None
+        raise torch_errors.translate(error) from None
     return 0
 
 

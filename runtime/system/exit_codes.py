@@ -4,7 +4,7 @@ KILLED = 137
 """128 plus the number of SIGKILL."""
 
 
-def meaning(what: str) -> str:
+def explain_kill(what: str) -> str:
     """The message, in three parts, about a process or container that was killed, but not at its memory limit."""
     return (
         f"{what} was killed (exit {KILLED}, SIGKILL), but not because of its memory limit\n"

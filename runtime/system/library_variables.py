@@ -11,17 +11,17 @@ SAME_BITS = (":4096:8", ":16:8")
 """Workspace settings with which cuBLAS sums in the same order each time."""
 
 
-def merged(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+def merge_variables(found: Mapping[str, str], planned: Mapping[str, str]) -> dict[str, str]:
     """The variables to set for a process.
 
     Args:
         found: the present variables.
-        wanted: those of a plan.
+        planned: those of a plan.
 
     Returns:
         The plan's, except where the user has set another value; lists are joined.
     """
-    given = dict(wanted)
+    given = dict(planned)
     if found.get("CUBLAS_WORKSPACE_CONFIG") in SAME_BITS:
         given.pop("CUBLAS_WORKSPACE_CONFIG", None)
     if "LD_PRELOAD" in given and found.get("LD_PRELOAD"):
@@ -33,7 +33,7 @@ def merged(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str
     return given | {name: _joined(found.get(name, ""), ours) for name in names}
 
 
-def allocator(found: Mapping[str, str] = os.environ) -> str:
+def allocator_settings(found: Mapping[str, str] = os.environ) -> str:
     """The allocator's settings as torch reads them."""
     return next((found[name] for name in ALLOCATOR if found.get(name)), "")
 

@@ -11,12 +11,12 @@ import psutil
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     """Resident memory of the process tree, in bytes."""
-    return sum(map(_resident, members()))
+    return sum(map(_resident, process_ids()))
 
 
-def members() -> list[int]:
+def process_ids() -> list[int]:
     """The ids of this process and all its descendants."""
     own = os.getpid()
     if os.path.exists(f"/proc/{own}/task/{own}/children"):

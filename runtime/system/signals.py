@@ -31,7 +31,7 @@ second.
 """
 
 
-def word(number: int) -> str:
+def signal_name(number: int) -> str:
     """A signal's name, and its usual cause."""
     inside = bool(os.environ.get("DRIVETRAIN_IMAGE"))
     origin = {
@@ -61,7 +61,7 @@ class Signals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received not in (None, NOTICE):
             os._exit(128 + number)
-        ending, self.received = self.received == NOTICE, word(number)
+        ending, self.received = self.received == NOTICE, signal_name(number)
         if not ending:
             self.check()
 
@@ -155,7 +155,7 @@ def stop_early() -> None:
     """Until there is a child, a signal ends this process with `Stopped`."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(f"stopped by {word(number)}", "", "run the same command again")
+        raise Stopped(f"stopped by {signal_name(number)}", "", "run the same command again")
 
     _install(stop)
 

@@ -29,7 +29,7 @@ _broken: list[float] = []
 
 
 @contextlib.contextmanager
-def within(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Limit a block of the main thread to `seconds`; processes that it has started are killed.
 
     Raises:
@@ -75,6 +75,6 @@ def _runs(child: psutil.Process) -> bool:
         return False
 
 
-def broken_off() -> bool:
+def has_timed_out() -> bool:
     """Whether a block was interrupted in this process."""
     return bool(_broken)

@@ -18,12 +18,12 @@ _PEER_GONE = ("NCCL error", "NCCL communicator was aborted", "ProcessGroupNCCL",
 """Messages, often only raised where a result is read, when another process of the run is gone."""
 
 
-def is_exhausted(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory ran out."""
     return isinstance(error, _ERRORS) or (isinstance(error, RuntimeError) and any(w in str(error) for w in _NO_MEMORY))
 
 
-def one_sample(error: BaseException) -> OutOfMemory:
+def out_of_memory_error(error: BaseException) -> OutOfMemory:
     """The error if there is nothing left to split."""
     return OutOfMemory(
         f"out of memory with micro-batch 1: {str(error).splitlines()[0][:160]}",
@@ -32,7 +32,7 @@ def one_sample(error: BaseException) -> OutOfMemory:
     )
 
 
-def translated(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
+def translate(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
     """The error to raise for torch's: a DeviceError if the GPU is lost, a PeerError if another process is."""
     text = str(error)
     if any(word in text for word in _PEER_GONE):
@@ -42,7 +42,7 @@ def translated(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
             "run the same command again; it resumes from the last checkpoint; "
             "ranks/*/log.txt in the run folder says more",
         )
-    if is_exhausted(error) or not any(word in text for word in _GPU_FAILED):
+    if is_out_of_memory(error) or not any(word in text for word in _GPU_FAILED):
         return error
     return DeviceError(
         f"the GPU has failed: {text.splitlines()[0][:200]}",

@@ -93,7 +93,7 @@ class Monitor:
             self.spent = time.thread_time()
 
     def _sample(self) -> Sample:
-        rss = process_tree.resident()
+        rss = process_tree.resident_bytes()
         self.peak = max(self.peak, rss)
         limit, used = self.group.memory()
         return {
@@ -103,8 +103,8 @@ class Monitor:
             "memory_limit": limit,
             "cpu_percent": self.process.cpu_percent(),
             "throttled_seconds": self.group.throttled(),
-            "waited_seconds": cpu_starvation.waited(process_tree.members()),
-            "stolen_seconds": cpu_starvation.stolen(),
+            "waited_seconds": cpu_starvation.seconds_waited(process_tree.process_ids()),
+            "stolen_seconds": cpu_starvation.seconds_stolen(),
             **self.sensors.read(),
             **self.progress(),
         }

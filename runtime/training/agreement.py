@@ -60,7 +60,7 @@ def settle(ranks: Ranks, trouble: BaseException | None = None) -> None:
 def _gravity(trouble: BaseException | None) -> int:
     if trouble is None:
         return 0
-    if torch_errors.is_exhausted(trouble):
+    if torch_errors.is_out_of_memory(trouble):
         return 1
     return next(place for place, (kind, _) in enumerate(KINDS, 1) if isinstance(trouble, kind))
 

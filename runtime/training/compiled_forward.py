@@ -47,7 +47,7 @@ def forward(step: Step, *, graphs: bool) -> Callable[..., Any]:
         except failures:
             raise
         except RuntimeError as error:
-            if torch_errors.is_exhausted(error):
+            if torch_errors.is_out_of_memory(error):
                 raise
             found = compiled(*inputs)  # an error of the network itself is raised here again
             step.graphs = False

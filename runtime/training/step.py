@@ -105,13 +105,13 @@ class Step:
                 break
             assert trouble is not None, "who has no gradients says why"
             self._rewind()
-            if not torch_errors.is_exhausted(trouble):
+            if not torch_errors.is_out_of_memory(trouble):
                 raise trouble
             self._halve(int(max(row[0] for row in self.ranks.everyone([len(batch)]))), trouble)
         try:
             return self._update(self._together(*own))
         except (MemoryError, RuntimeError) as error:
-            if not torch_errors.is_exhausted(error):
+            if not torch_errors.is_out_of_memory(error):
                 raise
             self._rewind()
             self._halve(len(batch), error)
@@ -131,7 +131,7 @@ class Step:
         except KeyboardInterrupt as why:
             return None, why
         except (MemoryError, RuntimeError) as error:
-            if not torch_errors.is_exhausted(error):
+            if not torch_errors.is_out_of_memory(error):
                 raise
             return None, error.with_traceback(None)
 
@@ -186,7 +186,7 @@ class Step:
     def _halve(self, size: int, error: BaseException) -> None:
         tried = min(self.micro_batch or size, size)
         if tried == 1:
-            raise torch_errors.one_sample(error) from None
+            raise torch_errors.out_of_memory_error(error) from None
         self.micro_batch = tried // 2
         self.tell(f"out of memory with micro-batch {tried}; continuing with {self.micro_batch}, same batch size")
 

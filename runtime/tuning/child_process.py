@@ -55,7 +55,7 @@ def started(
 
 def surroundings(environment: dict[str, str]) -> dict[str, str]:
     """The environment of a child: ours, the plan's variables unless we have set them, and the path of our packages."""
-    given = library_variables.merged(os.environ, environment)
+    given = library_variables.merge_variables(os.environ, environment)
     return {**os.environ, **given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 

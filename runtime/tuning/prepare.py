@@ -60,7 +60,7 @@ def assemble_run(
         if found:
             plan = final_plan.settle(job, machine, stored, search.facts, say, found | fits)
         other = any(plan.value(name) != stored.value(name) for name in process_settings.names())
-        if source and (other or timeout.broken_off()):
+        if source and (other or timeout.has_timed_out()):
             write_json(folder / "plan.json", plan.to_json())
             raise Replanned("the measured settings need a new process")
     run = runs.assemble(job, machine, plan, folder, dataset, network, signals, clock)

@@ -108,7 +108,7 @@ class Tuner(VariantBuilder):
         share = OWN if rivals else 1.0
         vetted_plans.defaults(self, contest, time.monotonic() + COMPARED * limit.left())
         late = set[str]()
-        while not timeout.broken_off() and (case := self._next(contest)) is not None:
+        while not timeout.has_timed_out() and (case := self._next(contest)) is not None:
             part = share if case[0].stage is not Stage.COMPILE else 1.0
             self._measure(contest, *case, limit.step, limit.left(part), late)
         if rivals and self.source:
@@ -156,7 +156,7 @@ class Tuner(VariantBuilder):
         interruption.
         """
         compiles = plan.value("compile") is not False
-        return timeout.within(seconds) if self.source and compiles else contextlib.nullcontext()
+        return timeout.time_limit(seconds) if self.source and compiles else contextlib.nullcontext()
 
     def _verdict(self, optimization: Optimization, incumbent: Variant, plan: Plan, step: float, left: float) -> Verdict:
         quiet = variants.redraws(optimization, plan, self.facts, self.made.device.type == "cuda")

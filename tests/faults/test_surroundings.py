@@ -65,7 +65,7 @@ def test_a_gpu_that_is_lost(tmp_path: Path, calm: Path) -> None:
     ],
 )
 def test_what_is_a_lost_gpu(text: str, kind: type[Exception]) -> None:
-    assert type(torch_errors.translated(RuntimeError(text))) is kind
+    assert type(torch_errors.translate(RuntimeError(text))) is kind
 
 
 @pytest.mark.nightly

@@ -41,13 +41,13 @@ OURS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     ],
 )
 def test_settings_of_the_allocator_are_joined(found: dict[str, str], expected: dict[str, str]) -> None:
-    assert library_variables.merged(found, OURS) == expected
+    assert library_variables.merge_variables(found, OURS) == expected
 
 
 def test_a_workspace_that_gives_the_same_bits_stays() -> None:
     ours = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    assert library_variables.merged({"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, ours) == {}
-    assert library_variables.merged({"CUBLAS_WORKSPACE_CONFIG": ":0:0"}, ours) == ours
+    assert library_variables.merge_variables({"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, ours) == {}
+    assert library_variables.merge_variables({"CUBLAS_WORKSPACE_CONFIG": ":0:0"}, ours) == ours
 
 
 def test_a_child_has_the_settings_of_its_person(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,12 +38,12 @@ def child() -> Iterator[tuple[int, int]]:
 def test_all_below_are_members(child: tuple[int, int], listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not listed:
         monkeypatch.setattr(process_tree.os.path, "exists", lambda path: False)
-    assert {os.getpid(), *child} <= set(process_tree.members())
+    assert {os.getpid(), *child} <= set(process_tree.process_ids())
 
 
 def test_their_memory_is_counted(child: tuple[int, int]) -> None:
     own = psutil.Process().memory_info().rss
-    assert process_tree.resident() > own + (40 << 20)
+    assert process_tree.resident_bytes() > own + (40 << 20)
 
 
 def test_who_has_ended_counts_nothing() -> None:

@@ -34,14 +34,14 @@ EVIL = "=cmd|' /C calc'!A0"
     ],
 )
 def test_a_formula_becomes_text(text: str) -> None:
-    assert spreadsheet_cells.cell(text) == f"'{text}"
+    assert spreadsheet_cells.escape_cell(text) == f"'{text}"
 
 
 @pytest.mark.parametrize(
     "value", [-1, -1.5, 0.25, None, "-1", "+2.5", "-1e-05", "-.5", "cat", "a=b", "", "1-2", "'quoted", " -1", " a"]
 )
 def test_everything_else_stays(value: object) -> None:
-    assert spreadsheet_cells.cell(value) == value
+    assert spreadsheet_cells.escape_cell(value) == value
 
 
 def written(answers: list[tuple[str, dict[str, predict.Answer]]]) -> list[list[str]]:

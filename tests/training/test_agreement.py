@@ -82,7 +82,7 @@ def test_all_repeat_what_one_must_repeat(ends: dict[str, Ends], case: str) -> No
     ],
 )
 def test_a_lost_peer_is_told_as_such_wherever_it_shows(words: str) -> None:
-    found = torch_errors.translated(RuntimeError(words))
+    found = torch_errors.translate(RuntimeError(words))
     assert isinstance(found, PeerError)
     assert found.exit_code == 8
-    assert isinstance(torch_errors.translated(RuntimeError("CUDA error: an illegal memory access")), DeviceError)
+    assert isinstance(torch_errors.translate(RuntimeError("CUDA error: an illegal memory access")), DeviceError)

@@ -196,7 +196,7 @@ write_json(folder / "plan.json", plan.resolve(asked, here).to_json())
 try:
     prepare.assemble_run(folder, asked, tiny.Quiet(), PhaseTimer(), process_settings.SpecSource(path))
 except Replanned:
-    print("another process", timeout.broken_off(), plan.load(folder / "plan.json").value("compile"))
+    print("another process", timeout.has_timed_out(), plan.load(folder / "plan.json").value("compile"))
 """
 
 
@@ -223,9 +223,9 @@ def test_a_compiler_that_takes_too_long_is_broken_off_and_another_process_trains
 def test_a_deadline_leaves_no_alarm_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeout, "_broken", [])
     before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(timeout.TimedOut, match="not done within 0 s"), timeout.within(0.05):
+    with pytest.raises(timeout.TimedOut, match="not done within 0 s"), timeout.time_limit(0.05):
         time.sleep(5)
-    with timeout.within(60):
+    with timeout.time_limit(60):
         pass
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) is before

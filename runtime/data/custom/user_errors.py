@@ -21,7 +21,7 @@ def blamed(refuse: Callable[[str], DrivetrainError]) -> Iterator[None]:
     except DrivetrainError:
         raise
     except (Exception, SystemExit) as error:
-        if torch_errors.is_exhausted(error):
+        if torch_errors.is_out_of_memory(error):
             raise
         raise refuse(told(error)) from error
 

@@ -135,7 +135,7 @@ def guarded(job: Job) -> Iterator[None]:
         raise
     except Exception as error:
         lines = own_lines(error)
-        if torch_errors.is_exhausted(error) or not (lines or _inside(job, error)):
+        if torch_errors.is_out_of_memory(error) or not (lines or _inside(job, error)):
             raise
         key, part = _last(job, lines)
         given = f"{part.factory}() in {part.file} made what raised {told(error)}"

@@ -57,10 +57,10 @@ def _fitting(run: Run) -> MetricAccumulator:
         try:
             return _evaluate(run, size)
         except (MemoryError, RuntimeError) as error:
-            if not torch_errors.is_exhausted(error):
+            if not torch_errors.is_out_of_memory(error):
                 raise
             if size == 1:
-                raise torch_errors.one_sample(error) from None
+                raise torch_errors.out_of_memory_error(error) from None
         run.step.tell(f"out of memory in the evaluation with batches of {size}; retrying with {size // 2}")
         size //= 2
 

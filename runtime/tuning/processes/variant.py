@@ -105,9 +105,15 @@ def serve(arm: Variant, answer: Callable[[dict[str, Any]], None], quiet: bool = 
     batch = len(run.dataset.train) / run.batches.per_epoch
     answer({"numbers": numbers, "first": first, "step": step, "batch": batch, "notes": notes, "peak": peak(run)})
     for line in sys.stdin:
-        before = cpu_starvation.waited() or 0.0
+        before = cpu_starvation.seconds_waited() or 0.0
         seconds = arm.steps(int(line))
-        answer({"seconds": seconds, "waited": ((cpu_starvation.waited() or 0.0) - before) / seconds, "peak": peak(run)})
+        answer(
+            {
+                "seconds": seconds,
+                "waited": ((cpu_starvation.seconds_waited() or 0.0) - before) / seconds,
+                "peak": peak(run),
+            }
+        )
 
 
 def peak(run: Any) -> int:
