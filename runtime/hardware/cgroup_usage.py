@@ -33,3 +33,9 @@ def _tightest(group: cgroup.CgroupController) -> cgroup.CgroupController:
         if (limit := cgroup.lowest(cgroup.memory_levels(level))[0]) is not None
     ]
     return alone[min(limits)[1]] if limits else alone[0] if alone else group
+
+
+def is_killed_as_one(root: Path = Path("/")) -> bool:
+    """Whether the kernel, at the memory limit, kills every process of our group instead of the largest alone."""
+    memory = cgroup.groups_of(root)["memory"]
+    return memory.version == 2 and any(cgroup.text(folder / "memory.oom.group") == "1" for folder in memory.folders)

@@ -20,6 +20,7 @@ from typing import Any
 from runtime.distributed import local_processes, world
 from runtime.errors import OutOfMemory, PeerError, Replanned, Stopped
 from runtime.hardware import cgroup, device_check
+from runtime.hardware.cgroup_usage import is_killed_as_one
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
@@ -37,6 +38,11 @@ from runtime.tuning import batch_size, child_process, kernel_crash
 STATUS = {0: "done", 75: "stopped"}
 STOPPED_REPORT = 4.0
 """Seconds for the report of a stopped run: container engines wait ten in all before they kill."""
+
+KILLED_AS_ONE = (
+    "memory.oom.group is set (Kubernetes does it): at the memory limit the kernel kills the whole container, and no "
+    "smaller micro-batch can be tried; optimize.micro_batch: auto measures one that fits"
+)
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,8 @@ def _run(
     write_json(run.path / "hardware.json", machine.to_json())
     write_json(run.path / "state.json", state)
     print(f"run {run.path} {'resumes' if run.resumes else 'starts'}", flush=True)
+    if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
+        EventLog(run.path).add("memory", KILLED_AS_ONE)
     code = _attempts(request, job, machine, plan, run)
     kernel_crash.tidy(run.path)
     state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}

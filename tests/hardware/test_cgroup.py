@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.hardware.cgroup import CgroupLimits, cpu_list, number, oom_kills, peak, read_limits
-from runtime.hardware.cgroup_usage import ProcessCgroup
+from runtime.hardware.cgroup_usage import ProcessCgroup, is_killed_as_one
 from tests.recorded import plant, write
 
 MIB = 2**20
@@ -92,6 +92,12 @@ def test_kills_for_memory_in_version_2(tmp_path: Path, tree: str) -> None:
     events.unlink()
     highest.unlink()
     assert (oom_kills(tmp_path), peak(tmp_path)) == (None, None)
+
+
+@pytest.mark.parametrize(("text", "together"), [("0\n", False), ("1\n", True), ("", False)])
+@pytest.mark.parametrize("folder", [LEAF, "sys/fs/cgroup/system.slice"])
+def test_a_group_that_is_killed_as_one(tmp_path: Path, folder: str, text: str, together: bool) -> None:
+    assert is_killed_as_one(plant(tmp_path, "v2-leaf", {f"{folder}/memory.oom.group": text})) is together
 
 
 def test_kills_for_memory_in_version_1(tmp_path: Path) -> None:
