@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from tests import test_imports
 from tests.paths import ROOT
 
 PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"]
@@ -47,16 +48,17 @@ def test_every_name_exists() -> None:
     assert [(page, name) for page, name in NAMES if name.rstrip("*") not in words | ELSEWHERE] == []
 
 
-def test_every_package_has_a_row() -> None:
+def test_the_table_has_the_packages_in_their_order() -> None:
+    """From the top down, as tests/test_imports.py allows their imports."""
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert set(rows) == packages()
-    assert len(rows) == len(set(rows))
+    assert rows == [name for name in reversed(test_imports.ORDER) if name in packages()]
 
 
 def test_the_picture_names_every_package() -> None:
     picture = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("    runtime/ ")[1].split("    tests/")[0]
-    named = {word for line in picture.splitlines() if line.startswith("      ") for word in re.split(r", | {2,}", line)}
-    assert packages() <= named
+    lines = [line for line in picture.splitlines() if line.startswith("      ")]
+    named = [word for line in lines for word in re.split(r", | {2,}", line.strip()) if word in packages()]
+    assert set(named) == packages()
 
 
 def test_names_with_a_file_stand_in_it() -> None:
