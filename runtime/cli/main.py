@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from runtime.cli.arguments import parser
+from runtime.cli.init import init
 from runtime.errors import DeviceError, DrivetrainError, SpecError
 from runtime.launch import project, run_in_image
 from runtime.supervisor import named_run
@@ -251,5 +252,6 @@ COMMANDS: dict[str, Command] = {
     "predict": predict,
     "export": export,
     "sample": sample,
+    "init": init,
     "convert": convert,
 }

@@ -24,12 +24,16 @@ from runtime.launch.project import PROJECT, image
 from runtime.system.files import read_json
 
 WITH_JOB = ("find-lr", "memory", "bench")
-COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "sample", "convert")
+COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "sample", "convert", "init")
 """Commands that compute, draw or decode, except training."""
+READERS = ("numpy", "pyarrow", "PIL")
+"""The libraries that `init` reads data with; it needs no torch."""
 
 
 def wanted(command: str) -> bool:
     """Whether this command needs the image: there is no torch here, and this is not one of our containers."""
+    if command == "init" and all(map(find_spec, READERS)):
+        return False
     return command in COMMANDS and missing()
 
 

@@ -12,6 +12,8 @@ from runtime.errors import DataError
 from runtime.job.formatting import printable
 
 SIGNS = {"semicolons": ";", "tabs": "\t", "bars": "|"}
+BLOCK = 1 << 22
+"""Bytes of which the first rows are taken."""
 SHOWN = 5
 """Largest number of rows of wrong length in a message."""
 
@@ -54,6 +56,25 @@ def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> A
         raise
     _check_last(path, key, table)
     return table
+
+
+def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
+    """The first rows, and about how many there are.
+
+    Raises:
+        DataError: if rows have different numbers of cells; names `key`.
+    """
+    from pyarrow import ArrowInvalid, Table, csv
+
+    options = csv.ReadOptions(block_size=BLOCK)
+    try:
+        with csv.open_csv(path, read_options=options, parse_options=_parsing(path)) as reader:
+            block = Table.from_batches([next(iter(reader))])
+    except ArrowInvalid:
+        _check_lengths(path, key)
+        raise
+    size = path.stat().st_size
+    return block.slice(0, rows), max(len(block), len(block) * size // min(BLOCK, size))
 
 
 def _parsing(path: Path, **options: object) -> object:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,17 @@ def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> A
     if changed:
         table = _table(path, key, schema([(name, string()) for name in changed]))
     return table.select(list(columns))
+
+
+def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
+    """The first rows, and about how many there are."""
+    from pyarrow import json as reader
+
+    with path.open("rb") as file:
+        lines = list(islice(file, rows))
+    size = sum(map(len, lines))
+    table = reader.read_json(BytesIO(b"".join(lines)))
+    return table, max(len(table), len(table) * path.stat().st_size // max(1, size))
 
 
 def _table(path: Path, key: str, schema: object = None) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,3 +23,21 @@ def member(file: Any, name: str) -> npt.NDArray[Any]:
     if not isinstance(value, np.ndarray):
         raise ValueError(f"{name} is not an array")
     return value
+
+
+def shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape and type of every array of a file, from the headers alone.
+
+    Raises:
+        ValueError: if a member is no array.
+        OSError, zipfile.BadZipFile: if it cannot be read.
+    """
+    found = {}
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as file:
+                version = np.lib.format.read_magic(file)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, kind = read(file)
+            found[name.removesuffix(".npy")] = (shape, kind)
+    return found

@@ -27,9 +27,25 @@ def names(path: Path, key: str) -> list[str]:
 
 def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> Any:
     """Read these columns; dictionary columns as their values."""
-    from pyarrow import parquet, types
+    from pyarrow import parquet
 
-    table = parquet.read_table(path, columns=list(columns))
+    return _decoded(parquet.read_table(path, columns=list(columns)))
+
+
+def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
+    """Read the first rows; also the number of all rows."""
+    from pyarrow import Table, parquet
+
+    with parquet.ParquetFile(path) as file:
+        batch = next(file.iter_batches(rows), None)
+        table = file.schema_arrow.empty_table() if batch is None else Table.from_batches([batch])
+        return _decoded(table), file.metadata.num_rows
+
+
+def _decoded(table: Any) -> Any:
+    """The same table with the values of its dictionary columns."""
+    from pyarrow import types
+
     for index, field in enumerate(table.schema):
         if types.is_dictionary(field.type):
             table = table.set_column(index, field.name, table[field.name].cast(field.type.value_type))

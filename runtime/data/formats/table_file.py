@@ -68,15 +68,45 @@ def read(
         # Readers accept text that is not UTF-8.
         table.validate(full=True)
     except _failures() as error:
+        raise _unreadable(kind, path, key, error) from None
+    _check_content(table, kind, path, key)
+    return table
+
+
+def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
+    """The first rows of a large table, and about how many it has; columns and types as `read` gives them.
+
+    Raises:
+        DataError: as `read` does, for what can be seen in the first rows.
+    """
+    kind = _kind(path, key)
+    try:
         if kind is not parquet_file:
-            text_encoding.check(path, key)
-        raise DataError(f"{key}: {path} cannot be read: {_reason(error)}", POSSIBLE, "write the file again") from None
+            text_encoding.check_mark(path, key)
+        if kind is csv_file:
+            kind.names(path, key)
+        table, count = kind.head(path, key, rows)
+        _check_names(table.column_names, path, key)
+        table.validate(full=True)
+    except _failures() as error:
+        raise _unreadable(kind, path, key, error) from None
+    _check_content(table, kind, path, key)
+    return table, count
+
+
+def _unreadable(kind: ModuleType, path: Path, key: str, error: Exception) -> DataError:
+    """The error for a file that its reader refused; another one for text that is not UTF-8."""
+    if kind is not parquet_file:
+        text_encoding.check(path, key)
+    return DataError(f"{key}: {path} cannot be read: {_reason(error)}", POSSIBLE, "write the file again")
+
+
+def _check_content(table: Any, kind: ModuleType, path: Path, key: str) -> None:
     if kind is not parquet_file and any("binary" in str(field.type) for field in table.schema):
         # pyarrow's message for text that is not UTF-8.
         text_encoding.check(path, key)
     if not len(table):
         raise DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
-    return table
 
 
 def check_wanted(names: Collection[str], wanted: Mapping[str, str], path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from runtime.data.images.decode import EXTENSIONS
 from runtime.data.labels import listed
 from runtime.errors import DataError
 
-_PARTS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"}
+_TRAIN, _VALIDATION = ("train", "training"), ("validation", "valid", "val", "dev")
+_PARTS = {*_TRAIN, *_VALIDATION, "test", "testing", "eval"}
 
 
 @dataclass
@@ -57,6 +58,23 @@ def read(folder: Path, key: str) -> FolderListing:
         listing.notes.append(f"{folder}: {len(loose):,} images outside of class folders are skipped: {listed(loose)}")
     listing.notes += passed.notes(folder)
     return listing
+
+
+def subfolders(folder: Path, key: str) -> list[str]:
+    """The names of the folders in a folder, hidden ones left out, in order.
+
+    Raises:
+        DataError: if it cannot be listed; names `key`.
+    """
+    return sorted(entry.name for entry in _entries(folder, key) if _is_folder(entry))
+
+
+def parts(names: Sequence[str]) -> tuple[str, str | None] | None:
+    """Which of these folders is for training and which for validation, if all of them are parts of a data set."""
+    if not all(name.lower() in _PARTS for name in names):
+        return None
+    train, held = ([name for name in names if name.lower() in words] for words in (_TRAIN, _VALIDATION))
+    return (train[0], held[0] if held else None) if train else None
 
 
 @dataclass

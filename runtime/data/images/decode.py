@@ -17,7 +17,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image, UnidentifiedImageError
 
 from runtime.data.images.input_shape import padded
@@ -117,6 +116,9 @@ def look(path: str) -> ImageHeader:
 
 def every(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Apply `function` to every item, in order, on as many threads as torch may use; decoding releases the GIL."""
+    # Reading a few image headers (`drivetrain init`) needs no torch.
+    import torch
+
     threads = torch.get_num_threads()
     if threads == 1 or len(items) < 2:
         return [function(item) for item in items]

@@ -1,0 +1,79 @@
+"""`drivetrain init`: a first job spec from a look at the data, commented, never over another file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+
+from runtime.errors import DataError, SpecError
+from runtime.job.draft import Draft, run_name
+from runtime.system.files import storage_error
+
+
+def init(given: argparse.Namespace) -> int:
+    """Look at the data, write the spec, and say what follows.
+
+    Raises:
+        DataError: if no task fits the data.
+        SpecError: if the file is there, or what the user said does not fit the data.
+        StorageError: if the file cannot be written.
+    """
+    from runtime.data.survey.look import look
+    from runtime.data.survey.request import SurveyRequest
+
+    name = run_name(Path(os.path.abspath(given.data)).stem or "job")
+    output = given.output or Path(f"{name}.yaml")
+    _check_free(output)
+    draft = look(SurveyRequest(given.data, output.parent, given.task, tuple(given.target), given.text))
+    _write(output, draft.text(name, _heading(given.data, output)))
+    _print(draft, output)
+    return 0
+
+
+def _check_free(output: Path) -> None:
+    if os.path.lexists(output):
+        raise SpecError(
+            f"{output} is there already",
+            "a name that is not taken: no file is overwritten",
+            f"--output with another name, or remove it: rm {shlex.quote(str(output))}",
+        )
+
+
+def _heading(data: Path, output: Path) -> list[str]:
+    return [
+        f"A first job spec, written by `drivetrain init {shlex.quote(str(data))}` after a look at the data.",
+        f"Try it: drivetrain train {shlex.quote(str(output))} --set train.epochs=1",
+        "Every value can be changed; `drivetrain validate` checks the file. docs/spec.md lists all keys.",
+    ]
+
+
+def _write(output: Path, text: str) -> None:
+    """Write the file, and take it away again if it were no valid spec."""
+    from runtime.job_spec import load as job_spec
+
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        _check_free(output)
+        raise
+    except OSError as error:
+        raise storage_error(output, error) from None
+    try:
+        job_spec.load(output)
+    except (DataError, SpecError) as error:
+        output.unlink()
+        raise DataError(
+            f"init: a spec for these data would not be valid: {error.lines()[0]}",
+            "columns and paths that a spec can name",
+            "rename what it names, or write the spec by hand from one in jobs/",
+        ) from None
+
+
+def _print(draft: Draft, output: Path) -> None:
+    print(f"{output}: {draft.task}, {draft.reason}")
+    for line in (*draft.found, *draft.choices):
+        print(f"  {line}")
+    print(f"next: drivetrain train {shlex.quote(str(output))}")

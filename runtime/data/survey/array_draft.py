@@ -1,0 +1,171 @@
+"""The first spec for an .npz file, by the names and shapes of its arrays."""
+
+from __future__ import annotations
+
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.data.formats import npz_file
+from runtime.data.labels import listed
+from runtime.data.survey import first_values
+from runtime.data.survey.request import KEY, SurveyRequest
+from runtime.errors import DataError
+from runtime.job.draft import Draft, Entry, scalar
+
+POSSIBLE = (
+    "`images` of shape (N, H, W), (N, H, W, 3) or (N, 3, H, W) with `labels` (N,), or windows `x` of shape "
+    "(N, T, channels) with `y` (N,)"
+)
+Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+FEW = 50
+"""Up to so many different whole numbers are classes."""
+
+
+def array_draft(request: SurveyRequest, path: Path) -> Draft:
+    """The draft for images or windows in arrays.
+
+    Raises:
+        DataError: if the arrays are neither.
+    """
+    request.check_no_columns("an .npz has arrays, not columns")
+    shapes = _shapes(path)
+    if {"images", "labels"} <= shapes.keys():
+        return _images(request, path, shapes)
+    if {"x", "y"} <= shapes.keys() and len(shapes["x"][0]) in (2, 3):
+        return _windows(request, path, shapes)
+    raise _no_data(path, shapes)
+
+
+def _shapes(path: Path) -> Shapes:
+    try:
+        return npz_file.shapes(path)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+        raise DataError(
+            f"{KEY}: {path} cannot be read: {str(error) or type(error).__name__}",
+            f"an .npz file with {POSSIBLE}",
+            "write it with numpy.savez_compressed",
+        ) from None
+
+
+def _no_data(path: Path, shapes: Shapes) -> DataError:
+    held = [f"{name} {shape} {kind}" for name, (shape, kind) in shapes.items()]
+    return DataError(
+        f"{KEY}: {path} has the arrays {listed(held) or 'none'}",
+        POSSIBLE,
+        "save them under these names: numpy.savez(..., images=x, labels=y)",
+    )
+
+
+def _images(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
+    request.check_task(("image-classification",), f"{path} has `images` and `labels`")
+    (shape, kind), labels = shapes["images"], _column(path, "labels", shapes, "iubUS")
+    if len(shape) not in (3, 4) or 0 in shape or kind.kind not in "iufb":
+        raise _no_data(path, shapes)
+    if len(shape) == 4 and shape[3] not in (1, 3) and shape[1] not in (1, 3):
+        raise _no_data(path, shapes)
+    last = len(shape) == 3 or shape[3] in (1, 3)
+    height, width = shape[1:3] if last else shape[2:4]
+    counts = _classes(path, labels, shape[0])
+    draft = Draft("image-classification", "the file holds `images` and `labels`")
+    draft.found = [
+        f"{shape[0]:,} images of {height} x {width} pixels, {kind}, {first_values.counted(counts)}",
+        *first_values.single(counts),
+    ]
+    draft.data = [
+        Entry("train", scalar(request.written(path)), f"`images` {shape} and `labels` ({len(labels):,},)"),
+        first_values.validation(len(labels), "images"),
+    ]
+    draft.model = Entry(
+        "model", "small-cnn", "a small network for a first result; resnet18 learns more from more images"
+    )
+    draft.train = [
+        first_values.epochs(len(labels), 36_000, 5, 30, "images"),
+        first_values.batch_size(len(labels), 32),
+        *first_values.optimizer("3e-3", "this network"),
+        *first_values.class_weights(counts),
+    ]
+    return draft
+
+
+def _windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
+    both = ("series-classification", "series-regression")
+    request.check_task(both, f"{path} has windows `x` and targets `y`")
+    (shape, kind), (goal, _) = shapes["x"], shapes["y"]
+    if 0 in shape or kind.kind not in "iufb" or not goal or goal[0] != shape[0] or len(goal) > 2:
+        raise _no_data(path, shapes)
+    y = _member(path, "y")
+    several = len(goal) == 2 and goal[1] > 1
+    numbers = (y.dtype.kind == "f" and bool((np.floor(y) != y).any())) or (y.dtype.kind in "iuf" and _many(y))
+    task = request.task or both[several or numbers]
+    draft = Draft(task, f"`y` has shape {goal}, {y.dtype}" if not request.task else "as --task says")
+    channels = shape[2] if len(shape) == 3 else 1
+    draft.found = [f"{shape[0]:,} windows of {shape[1]:,} rows and {channels} channels, {kind}"]
+    train = []
+    if task == "series-classification":
+        counts = _classes(path, _column(path, "y", shapes, "iufbUS"), shape[0])
+        draft.found += [first_values.counted(counts), *first_values.single(counts)]
+        train = first_values.class_weights(counts)
+    elif y.dtype.kind not in "iufb":
+        raise _no_data(path, shapes)
+    draft.data = [
+        Entry("train", scalar(request.written(path)), f"`x` {shape} and `y` {goal}"),
+        first_values.validation(shape[0], "windows"),
+    ]
+    draft.model = Entry("model", network(shape[1]), "convolutions for short patterns, then an LSTM for their order")
+    draft.train = [
+        first_values.epochs(shape[0], 100_000, 5, 30, "windows"),
+        first_values.batch_size(shape[0], 256),
+        *first_values.optimizer("3e-3", "this network"),
+        *train,
+    ]
+    return draft
+
+
+def network(window: int) -> str:
+    """The network for windows of so many rows; pooling halves them with each convolution."""
+    pool = "" if window >= 4 else ", pool: 1"
+    return f"{{name: cnn-lstm, cnn_channels: [32, 64], kernel: 5, lstm_hidden: 64{pool}}}"
+
+
+def _many(y: npt.NDArray[Any]) -> bool:
+    return len(np.unique(y)) > FEW
+
+
+def _classes(path: Path, labels: npt.NDArray[Any], samples: int) -> Counter[str]:
+    counts = Counter(
+        str(label.decode("utf-8", "replace") if isinstance(label, bytes) else label) for label in labels.tolist()
+    )
+    if len(labels) != samples or not 1 < len(counts) <= max(10, samples / 2):
+        raise DataError(
+            f"{KEY}: {path} has {samples:,} samples and {len(labels):,} labels of {len(counts):,} classes",
+            "one label for each sample, and two classes or more that come back",
+            "write the file again",
+        )
+    return counts
+
+
+def _column(path: Path, name: str, shapes: Shapes, kinds: str) -> npt.NDArray[Any]:
+    """One label for each sample."""
+    values = _member(path, name)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1 or values.dtype.kind not in kinds:
+        raise _no_data(path, shapes)
+    return values
+
+
+def _member(path: Path, name: str) -> npt.NDArray[Any]:
+    try:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            return npz_file.member(file, name)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+        raise DataError(
+            f"{KEY}: `{name}` of {path} cannot be read: {str(error) or type(error).__name__}",
+            f"an .npz file with {POSSIBLE}",
+            "write it with numpy.savez_compressed, without Python objects",
+        ) from None

@@ -1,0 +1,211 @@
+"""The first spec for images: class folders, a data set in parts, or a manifest of paths and labels."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from runtime.data.images import class_folders, decode, input_shape
+from runtime.data.labels import listed
+from runtime.data.survey import first_values
+from runtime.data.survey.request import KEY, SurveyRequest
+from runtime.errors import DataError
+from runtime.job.draft import Draft, Entry, scalar
+
+TASK = "image-classification"
+OPENED = 64
+"""Images that are opened; the others are counted."""
+LARGEST = 64
+"""Side of the square of a first training: what is learned shows in minutes, on two cores too."""
+DEEPEST = 3
+"""Folders around the class folders that are passed through."""
+
+
+@dataclass
+class ImageSurvey:
+    """Listed images, of which some were opened."""
+
+    names: list[str]
+    """Whole paths."""
+    labels: list[str]
+    sides: list[int] = field(default_factory=list)
+    """Short sides of those that were opened."""
+    grey: bool = True
+    oblong: int = 0
+    unreadable: list[str] = field(default_factory=list)
+
+    def open_some(self) -> ImageSurvey:
+        """Open images at even distances in the list.
+
+        Raises:
+            DataError: if none of them can be decoded.
+        """
+        chosen = np.unique(np.linspace(0, len(self.names) - 1, OPENED).astype(int))
+        with decode.quiet():
+            for row in chosen.tolist():
+                try:
+                    seen = decode.look(self.names[row])
+                except decode.UnreadableImage as reason:
+                    self.unreadable.append(f"{self.names[row]}: {reason}")
+                else:
+                    self.sides.append(seen.short_side)
+                    self.grey &= seen.grey
+                    self.oblong += seen.oblong
+        if not self.sides:
+            raise DataError(
+                f"{KEY}: none of {len(chosen):,} images could be decoded; {self.unreadable[0]}",
+                f"images of the kinds {', '.join(decode.FORMATS)}",
+                "check how they were written",
+            )
+        return self
+
+
+def folder_draft(request: SurveyRequest, folder: Path) -> Draft:
+    """The draft for a folder of class folders, or of train/ and val/ with class folders each.
+
+    Raises:
+        DataError: if there are no images of two classes.
+    """
+    request.check_task((TASK,), f"{folder} holds images in folders")
+    request.check_no_columns("a folder of images has no columns")
+    root, held, choices = _root(folder)
+    listing = class_folders.read(root, KEY)
+    counts = _classes(root, listing.labels)
+    found = ImageSurvey([os.path.join(root, name) for name in listing.names], listing.labels).open_some()
+    if held is not None:
+        wrong = _not_for_validation(held, counts)
+        choices += [wrong] * bool(wrong)
+        held = None if wrong else held
+    draft = _draft(found, counts, "one folder for each class")
+    draft.found += listing.notes
+    draft.choices += choices
+    train = Entry("train", scalar(request.written(root)), f"{len(listing.names):,} images, a folder for each class")
+    draft.data = [train, _validation(request, held, counts), *draft.data]
+    return draft
+
+
+def manifest_draft(
+    request: SurveyRequest, path: Path, columns: tuple[str, str], names: Sequence[str], labels: Sequence[str], rows: int
+) -> Draft:
+    """The draft for a table of paths and labels.
+
+    Args:
+        request: what was asked for.
+        path: the table.
+        columns: that of the paths and that of the labels.
+        names: paths in the rows that were read, relative to the table.
+        labels: the label of each.
+        rows: how many rows the table has.
+
+    Raises:
+        DataError: if no image is where a path leads to.
+    """
+    counts = _classes(path, labels)
+    there = [os.path.join(path.parent, name) for name in names]
+    found = ImageSurvey(there, list(labels)).open_some()
+    draft = _draft(found, counts, f"column {columns[0]} holds paths of images")
+    draft.data = [
+        Entry("train", scalar(request.written(path)), f"{rows:,} rows, each with the path of an image and its label"),
+        Entry("path_column", scalar(columns[0]), f"such as {names[0]}"),
+        Entry("label_column", scalar(columns[1]), f"{len(counts):,} different labels"),
+        _validation(request, None, counts),
+        *draft.data,
+    ]
+    return draft
+
+
+def _root(folder: Path) -> tuple[Path, Path | None, list[str]]:
+    """The folder of the class folders, that of validation if there is one, and what was chosen."""
+    choices: list[str] = []
+    inner, below = folder, class_folders.subfolders(folder, KEY)
+    for _ in range(DEEPEST):
+        if len(below) != 1 or class_folders.parts(below):
+            break
+        inner /= below[0]
+        below = class_folders.subfolders(inner, KEY)
+    if inner != folder and (len(below) > 1 or (below and class_folders.parts(below))):
+        choices.append(f"classes are the folders of {inner}, the only folder there")
+        folder = inner
+    else:
+        below = class_folders.subfolders(folder, KEY)
+    found = class_folders.parts(below) if below else None
+    if not found:
+        return folder, None, choices
+    train, held = found
+    others = [name for name in below if name not in found]
+    if others:
+        unused = f"{listed(others)} is not trained on: `drivetrain evaluate RUN --data {folder / others[0]}`"
+        choices.append(unused)
+    return folder / train, folder / held if held else None, choices
+
+
+def _classes(place: Path, labels: Sequence[str]) -> Counter[str]:
+    counts = Counter(labels)
+    if len(counts) < 2:
+        raise DataError(
+            f"{KEY}: {place} has {len(labels):,} images of one class: {listed(sorted(counts))}",
+            "two classes or more, one folder each",
+            "add the images of another class, such as everything that is none of these",
+        )
+    if max(counts.values()) < 2:
+        raise DataError(
+            f"{KEY}: {place} has one image of each of {len(counts):,} classes, so none is left for validation",
+            "two images of a class or more",
+            "add images, or put those of one class into one folder",
+        )
+    return counts
+
+
+def _not_for_validation(held: Path, counts: Counter[str]) -> str:
+    """Why a folder cannot be used for validation; empty if it can."""
+    try:
+        strange = sorted(set(class_folders.read(held, KEY).labels) - set(counts))
+    except DataError as error:
+        return f"{held} is not used: {error.given.removeprefix(f'{KEY}: ')}"
+    return f"{held} is not used: it has classes that training lacks: {listed(strange)}" if strange else ""
+
+
+def _validation(request: SurveyRequest, held: Path | None, counts: Counter[str]) -> Entry:
+    if held is None:
+        entry = first_values.validation(counts.total(), "images")
+        return Entry(entry.key, entry.value, f"{entry.reason}, of each class")
+    images = len(class_folders.read(held, KEY).names)
+    return Entry("validation", scalar(request.written(held)), f"{images:,} images that were set aside already")
+
+
+def _draft(found: ImageSurvey, counts: Counter[str], reason: str) -> Draft:
+    sides, total = np.array(found.sides), counts.total()
+    middle = float(np.median(sides))
+    fitting, _ = input_shape.choose_size("auto", sides, exact=False)
+    size = min(fitting, LARGEST)
+    more = f"; up to {fitting} may learn more, and takes longer" if fitting > size else ""
+    kind = "all grey" if found.grey else "in color"
+    draft = Draft(TASK, reason)
+    draft.found = [
+        f"{total:,} images, {first_values.counted(counts)}",
+        f"{len(sides):,} of them opened: short side {sides.min()} to {sides.max()} px, median {middle:.0f}; {kind}",
+        *first_values.single(counts),
+    ]
+    if found.unreadable:
+        draft.found.append(f"{len(found.unreadable):,} of those opened cannot be decoded: {found.unreadable[0]}")
+    draft.data = [Entry("image_size", str(size), f"the short side is {middle:.0f} px in the median{more}")]
+    if found.oblong:
+        part = f"{found.oblong / len(sides):.0%} are not square"
+        draft.data.append(Entry("fit", "crop", f"{part}: the center is taken; pad or squash keep the ends"))
+    if not found.grey and size >= 32:
+        reason = "photos mean the same mirrored; without flip for text, digits or left and right"
+        draft.data.append(Entry("augment", "{flip: true, crop_padding: 4}", reason))
+    network = "small-cnn" if size <= 32 else "{name: small-cnn, width: 16}"
+    draft.model = Entry("model", network, "a small network for a first result; resnet18 learns more from more images")
+    draft.train = [
+        first_values.epochs(total, 36_000, 5, 30, "images"),
+        first_values.batch_size(total, 32),
+        *first_values.optimizer("3e-3", "this network"),
+        *first_values.class_weights(counts),
+    ]
+    return draft

@@ -1,0 +1,134 @@
+"""A first look at data: what they are, and the first spec for them. No torch; large data are not read to their end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime.data.formats import column_values, table_file
+from runtime.data.images import class_folders
+from runtime.data.images.decode import EXTENSIONS
+from runtime.data.labels import listed
+from runtime.data.survey import (
+    array_draft,
+    image_draft,
+    series_draft,
+    table_draft,
+    table_sample,
+    target_guess,
+    text_draft,
+)
+from runtime.data.survey.request import KEY, SurveyRequest
+from runtime.data.survey.table_sample import TableSample
+from runtime.errors import DataError, SpecError
+from runtime.job.draft import Draft
+
+FILES = (*table_file.SUFFIXES, ".npz")
+POSSIBLE = "a folder with one folder of images for each class, a .csv, .tsv, .jsonl or .parquet table, or an .npz"
+
+
+def look(request: SurveyRequest) -> Draft:
+    """The first spec for a folder or a file.
+
+    Raises:
+        DataError: if no task fits the data, or they cannot be read.
+        SpecError: if what the user said does not fit the data.
+    """
+    path = request.path
+    try:
+        if not os.path.lexists(path):
+            raise DataError(f"{KEY}: {path} is not there", POSSIBLE, "check the spelling")
+        if path.is_dir():
+            return _folder(request, path)
+        return _file(request, path)
+    except OSError as error:
+        raise DataError(
+            f"{KEY}: {path} cannot be read: {(error.strerror or str(error)).lower()}",
+            POSSIBLE,
+            "give this user the right to read it",
+        ) from None
+
+
+def _folder(request: SurveyRequest, folder: Path) -> Draft:
+    tables = sorted(p for p in folder.iterdir() if p.suffix.lower() in FILES and p.is_file() and p.name[0] != ".")
+    images = any(entry.lower().endswith(EXTENSIONS) for entry in os.listdir(folder))
+    if tables and (images or len(class_folders.subfolders(folder, KEY)) < 2):
+        return _file(request, _one(folder, tables))
+    return image_draft.folder_draft(request, folder)
+
+
+def _one(folder: Path, tables: Sequence[Path]) -> Path:
+    """The table of a folder that is meant: the only one, or the one for training."""
+    train = [path for path in tables if path.stem.casefold() in ("train", "training")]
+    if len(tables) > 1 and len(train) != 1:
+        raise DataError(
+            f"{KEY}: {folder} has {len(tables):,} files of data: {listed([path.name for path in tables])}",
+            "one of them",
+            f"name it: drivetrain init {tables[0]}",
+        )
+    return (train or list(tables))[0]
+
+
+def _file(request: SurveyRequest, path: Path) -> Draft:
+    suffix = path.suffix.lower()
+    if not path.is_file() or suffix not in FILES:
+        raise DataError(
+            f"{KEY}: {path} is of no known kind", POSSIBLE, f"name a folder, or a file that ends in {', '.join(FILES)}"
+        )
+    if suffix == ".npz":
+        return array_draft.array_draft(request, path)
+    return _table(request, table_sample.read(path))
+
+
+def _table(request: SurveyRequest, sample: TableSample) -> Draft:
+    """The draft for a table: paths of images, readings over time, texts, or rows by themselves."""
+    if request.task in (None, image_draft.TASK) and (found := _manifest(request, sample)):
+        return found
+    if not request.text and (found := series_draft.series_draft(request, sample)):
+        return found
+    if request.task in (None, text_draft.TASK):
+        text = text_draft.text_column(request, sample)
+        numbers = sum(c.kind == "number" and not c.whole for c in sample.columns.values())
+        if text and (request.task or request.text or numbers <= 3):
+            found = text_draft.text_draft(request, sample, text)
+            if found:
+                return found
+    if request.task not in (None, table_draft.CLASSIFICATION, table_draft.REGRESSION) or request.text:
+        raise _misfit(request, sample)
+    return table_draft.table_draft(request, sample)
+
+
+def _misfit(request: SurveyRequest, sample: TableSample) -> SpecError:
+    asked = f"--task {request.task}" if request.task else f"--text {request.text}"
+    held = [f"{c.name} ({c.kind}, {c.different:,} different)" for c in sample.columns.values()]
+    return SpecError(
+        f"{asked}: {sample.path} has no columns for it: {listed(held, 12)}",
+        "text-classification: a column of texts and one of labels; image-classification: paths of images and labels",
+        "leave it out, or name the columns with --text and --target",
+    )
+
+
+def _manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
+    """The draft for a table with a column of paths of images; None if it has none, or no labels."""
+    for column in sample.columns.values():
+        if column.kind != "text" or column.words > 2 or not column.filled:
+            continue
+        paths = column_values.texts(sample.table[column.name]).to_pylist()
+        if sum(str(path).lower().endswith(EXTENSIONS) for path in paths) < 0.9 * column.filled:
+            continue
+        others = [c for c in sample.columns.values() if c.name != column.name]
+        guess = target_guess.named(request, sample) or target_guess.classes(others)
+        if guess is None or guess.names == (column.name,):
+            return None
+        target_guess.check_count(guess, image_draft.TASK)
+        labels = column_values.texts(sample.table[guess.names[0]]).to_pylist()
+        rows = [(path, label) for path, label in zip(paths, labels, strict=True) if path and label]
+        if not rows:
+            return None
+        names, given = zip(*rows, strict=True)
+        columns = (column.name, guess.names[0])
+        draft = image_draft.manifest_draft(request, sample.path, columns, names, given, sample.rows)
+        draft.choices += guess.choice
+        return draft
+    return None

@@ -1,0 +1,58 @@
+"""What a first spec is asked for: the data, and what the user already knows about them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.errors import SpecError
+
+KEY = "init"
+"""Stands where messages about data name the key of a spec: there is none yet."""
+
+
+@dataclass(frozen=True)
+class SurveyRequest:
+    """Data, and answers to what cannot be seen in them."""
+
+    path: Path
+    base: Path
+    """The folder of the spec."""
+    task: str | None = None
+    targets: tuple[str, ...] = ()
+    text: str | None = None
+
+    def written(self, path: Path) -> str:
+        """A path of the data as the spec names it: relative to the spec if both lie in the working folder."""
+        whole, here = os.path.abspath(path), os.getcwd()
+        if Path(whole).is_relative_to(here) and Path(os.path.abspath(self.base)).is_relative_to(here):
+            whole = os.path.relpath(whole, self.base)
+        try:
+            whole.encode()
+        except UnicodeEncodeError:
+            raise SpecError(
+                f"{KEY}: the path {os.fsencode(whole)!r} is not UTF-8",
+                "a path that can stand in a YAML file",
+                "rename the file or folder",
+            ) from None
+        return f"./{whole}" if whole.startswith("~") else whole
+
+    def check_task(self, possible: tuple[str, ...], what: str) -> None:
+        """Check that the task that was asked for, if one was, fits the data.
+
+        Raises:
+            SpecError: if it does not.
+        """
+        if self.task and self.task not in possible:
+            raise SpecError(f"--task {self.task}: {what}", f"for these data: {', '.join(possible)}", "leave --task out")
+
+    def check_no_columns(self, what: str) -> None:
+        """Check that no columns are named where there are none.
+
+        Raises:
+            SpecError: if some are.
+        """
+        named = [option for option, given in (("--target", self.targets), ("--text", self.text)) if given]
+        if named:
+            raise SpecError(f"{' and '.join(named)}: {what}", "columns of a table", f"leave {' and '.join(named)} out")

@@ -1,0 +1,225 @@
+"""The first spec for a long table of readings over time, cut into windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.data.formats import column_values
+from runtime.data.labels import listed
+from runtime.data.series import timestamps
+from runtime.data.series.timestamps import SeriesOrder
+from runtime.data.survey import first_values, target_guess
+from runtime.data.survey.array_draft import network
+from runtime.data.survey.request import KEY, SurveyRequest
+from runtime.data.survey.table_sample import ColumnProfile, TableSample
+from runtime.data.survey.target_guess import TargetGuess
+from runtime.errors import DataError
+from runtime.job.draft import Draft, Entry, flow, scalar
+
+CLASSIFICATION, REGRESSION = "series-classification", "series-regression"
+LEAST_ROWS = 40
+"""Fewer rows are no readings over time, unless the user says so."""
+WINDOWS = (64, 32, 16, 8, 4)
+"""Rows of a window, the first that fits well into the series."""
+FIT = 4
+"""Windows that fit into the longest stretch of either part."""
+MOST = 20_000
+"""Windows of a first training."""
+REGULAR, STEADY = 0.5, 0.5
+"""Share of time steps that are equal, and how far labels stay beyond chance, in readings over time."""
+
+
+@dataclass(frozen=True)
+class TimedRows:
+    """A table in the order of its time."""
+
+    time: str
+    group: str | None
+    order: SeriesOrder
+    others: tuple[str, ...]
+    """Other columns that could tell series apart."""
+
+    @property
+    def regular(self) -> bool:
+        """Whether the steps of time are mostly the same."""
+        steps = np.diff(self.order.times)[~self.order.breaks(None)[1:]]
+        return len(steps) > 0 and float((steps == np.median(steps)).mean()) >= REGULAR
+
+    def steady(self, labels: npt.NDArray[np.int64]) -> bool:
+        """Whether labels stay from row to row more than chance would have it."""
+        here = labels[self.order.rows]
+        inside = ~self.order.breaks(None)[1:]
+        same = float((here[1:] == here[:-1])[inside].mean()) if inside.any() else 0.0
+        chance = float(((np.bincount(here + 1) / len(here)) ** 2).sum())
+        return same >= chance + STEADY * (1 - chance)
+
+    def longest(self, share: float) -> int:
+        """Rows of the longest stretch in training or in validation, whichever is shorter."""
+        times = self.order.times
+        after = times >= np.sort(times)[min(len(times) - 1, int(len(times) * (1 - share)))]
+        breaks = self.order.breaks(None)
+        breaks[1:] |= after[1:] != after[:-1]
+        starts = np.flatnonzero(breaks)
+        lengths = np.diff(np.append(starts, len(times)))
+        return min((int(lengths[after[starts] == side].max(initial=0)) for side in (False, True)), default=0)
+
+
+def series_draft(request: SurveyRequest, sample: TableSample) -> Draft | None:
+    """The draft for windows of a table; None if it holds no readings over time.
+
+    Raises:
+        DataError: if the user says that it does, and it does not.
+    """
+    sure = request.task in (CLASSIFICATION, REGRESSION)
+    if not sure and (request.task or len(sample.table) < LEAST_ROWS):
+        return None
+    timed = _timed(request, sample)
+    guess = _target(request, sample, timed, sure) if timed else None
+    if timed is None or guess is None:
+        if sure:
+            raise _no_series(sample, timed)
+        return None
+    task = request.task or (CLASSIFICATION if _of_classes(sample.columns[guess.names[0]]) else REGRESSION)
+    features = _features(sample, timed, guess)
+    fraction = 0.2
+    longest = timed.longest(fraction)
+    fitting = [rows for rows in WINDOWS if rows * FIT <= longest] or [rows for rows in WINDOWS[-1:] if rows <= longest]
+    if not features or not fitting:
+        if sure:
+            raise _no_series(sample, timed)
+        return None
+    return _draft(request, sample, timed, guess, task, features, fitting[0])
+
+
+def _draft(
+    request: SurveyRequest,
+    sample: TableSample,
+    timed: TimedRows,
+    guess: TargetGuess,
+    task: str,
+    features: list[str],
+    window: int,
+) -> Draft:
+    goal = sample.columns[guess.names[0]]
+    series = int(timed.order.series.max()) + 1
+    stride = max(1, window // 8, min(window, sample.rows // MOST))
+    count = sample.rows // stride
+    kept = "state that stays from row to row" if task == CLASSIFICATION else "number of each time"
+    draft = Draft(task, f"{timed.time} is the time, {goal.name} a {kept}")
+    draft.found = [sample.size, f"{series:,} series by {timed.group}" if timed.group else "one series"]
+    draft.choices = list(guess.choice)
+    if timed.others:
+        draft.choices.append(f"{timed.group} tells the series apart; others that could: {listed(timed.others)}")
+    if request.task is None:
+        draft.choices.append(f"rows are taken for readings over time; rows by themselves: --task tabular-{task[7:]}")
+    grouped = (
+        [Entry("group", scalar(timed.group), f"{series:,} series; a window stays inside of one")] if timed.group else []
+    )
+    wanted = [timed.time, *([timed.group] if timed.group else []), *features]
+    draft.data = [
+        Entry("train", scalar(request.written(sample.path)), sample.size),
+        Entry("time", scalar(timed.time), f"{'equal' if timed.regular else 'uneven'} steps of time"),
+        *grouped,
+        Entry("features", flow(features), f"{len(features)} columns of numbers"),
+        Entry("label", scalar(guess.names[0]) if len(guess.names) == 1 else flow(guess.names), guess.reason),
+        Entry("window", str(window), "rows that the network sees; the label is that of the last of them"),
+        Entry("stride", str(stride), f"a window every {stride} rows: about {count:,} of them"),
+        Entry("validation", "0.2", "the last fifth of the time; no window crosses into it"),
+        *first_values.bad_samples(max(sample.lost(wanted), sample.lost(guess.names)), "have an empty cell"),
+    ]
+    draft.model = Entry("model", network(window), "convolutions for short patterns, then an LSTM for their order")
+    weights: list[Entry] = []
+    if task == CLASSIFICATION:
+        draft.found.append(f"{goal.name} has {first_values.counted(goal.counts)}")
+        weights = first_values.class_weights(goal.counts)
+    draft.train = [
+        first_values.epochs(count, 100_000, 5, 30, "windows"),
+        first_values.batch_size(count, 256),
+        *first_values.optimizer("3e-3", "this network"),
+        *weights,
+    ]
+    return draft
+
+
+def _timed(request: SurveyRequest, sample: TableSample) -> TimedRows | None:
+    """The table in the order of the first column that is a time of its rows."""
+    for time in _times(sample):
+        able = list(_groups(request, sample, time))
+        for index, group in enumerate(able):
+            try:
+                order, _ = timestamps.read(sample.table, time, group, sample.path, KEY, None)
+            except DataError:
+                continue
+            others = tuple(name for name in able[index + 1 :] if name and group and _once(sample, time, name))
+            return TimedRows(time, group, order, others)
+    return None
+
+
+def _once(sample: TableSample, time: str, group: str) -> bool:
+    try:
+        timestamps.read(sample.table, time, group, sample.path, KEY, None)
+    except DataError:
+        return False
+    return True
+
+
+def _times(sample: TableSample) -> Iterator[str]:
+    """Columns of dates, and columns of numbers with the name of a time; telling names first."""
+    able = [c for c in sample.columns.values() if c.refused == "a date" or c.kind == "number"]
+    telling = [c.name for c in able if c.name.strip().casefold() in target_guess.TIME_NAMES]
+    yield from sorted(telling, key=lambda name: target_guess.TIME_NAMES.index(name.strip().casefold()))
+    yield from (c.name for c in able if c.refused == "a date" and c.name not in telling)
+
+
+def _groups(request: SurveyRequest, sample: TableSample, time: str) -> Iterator[str | None]:
+    """Columns that may tell series apart: telling names, none, then any with values that come back."""
+    columns = [c for c in sample.columns.values() if c.name != time and c.name not in request.targets]
+    able = [c for c in columns if c.counts and c.different <= max(1, c.filled // 8) and c.filled == c.rows]
+    telling = target_guess.by_name(able, target_guess.GROUP_NAMES)
+    labels = [c.name for c in able if c.name.strip().casefold() in target_guess.CLASS_NAMES]
+    if telling:
+        yield telling
+    yield None
+    yield from (c.name for c in able if c.name != telling and c.name not in labels)
+
+
+def _of_classes(column: ColumnProfile) -> bool:
+    return column.trainable and (column.kind == "text" or column.classes)
+
+
+def _target(request: SurveyRequest, sample: TableSample, timed: TimedRows, sure: bool) -> TargetGuess | None:
+    """The state or the number of each time; None if it is no reading over time."""
+    columns = [c for c in sample.columns.values() if c.name not in (timed.time, timed.group)]
+    guess = target_guess.named(request, sample)
+    if request.task != REGRESSION and guess is None:
+        guess = target_guess.classes(columns)
+    if guess and (request.task != REGRESSION and _of_classes(sample.columns[guess.names[0]])):
+        target_guess.check_count(guess, CLASSIFICATION)
+        encoded = column_values.texts(sample.table[guess.names[0]]).combine_chunks().dictionary_encode()
+        labels = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return guess if sure or timed.steady(labels) else None
+    if request.task == CLASSIFICATION:
+        return None
+    guess = guess or target_guess.number(columns)
+    if guess is None or any(sample.columns[name].kind != "number" for name in guess.names):
+        return None
+    return guess if sure or timed.regular else None
+
+
+def _features(sample: TableSample, timed: TimedRows, guess: TargetGuess) -> list[str]:
+    known = {timed.time, timed.group, *guess.names}
+    able = [c for c in sample.columns.values() if c.name not in known and c.kind == "number"]
+    return [c.name for c in able if c.different > 1 and not c.refused and not target_guess.identifier(c)]
+
+
+def _no_series(sample: TableSample, timed: TimedRows | None) -> DataError:
+    found = f"in the order of {timed.time}" if timed else "without a column of times that come once in a series"
+    return DataError(
+        f"{KEY}: {sample.path} is no table of readings over time: {sample.size}, {found}",
+        "a column of times, columns of numbers, one to predict, and some rows of each series after the other",
+        "name the column to predict with --target, or use --task tabular-classification",
+    )

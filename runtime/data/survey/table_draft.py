@@ -1,0 +1,144 @@
+"""The first spec for a table: one column predicted from the others."""
+
+from __future__ import annotations
+
+from runtime.data.labels import listed
+from runtime.data.survey import first_values, target_guess
+from runtime.data.survey.request import KEY, SurveyRequest
+from runtime.data.survey.table_sample import ColumnProfile, TableSample
+from runtime.data.survey.target_guess import TargetGuess
+from runtime.errors import DataError, SpecError
+from runtime.job.draft import Draft, Entry, flow, scalar
+
+CLASSIFICATION, REGRESSION = "tabular-classification", "tabular-regression"
+SHOWN = 4
+"""Ignored columns whose reason is told."""
+
+
+def table_draft(request: SurveyRequest, sample: TableSample) -> Draft:
+    """The draft for the rows of a table.
+
+    Raises:
+        DataError: if there is nothing to predict, or nothing to predict it from.
+        SpecError: if the named target does not fit the named task.
+    """
+    guess, task = _target(request, sample)
+    targets = [sample.columns[name] for name in guess.names]
+    ignored = {c.name: why for c in sample.columns.values() if c.name not in guess.names and (why := _ignored(c))}
+    features = [c for c in sample.columns.values() if c.name not in ignored and c.name not in guess.names]
+    if not any(c.different > 1 for c in features):
+        raise DataError(
+            f"{KEY}: {sample.path} has no column to predict {listed(guess.names)} from: {_reasons(ignored) or 'it has no other'}",
+            "at least one column of numbers or categories that differ between rows",
+            "add columns, or name another one with --target",
+        )
+    numeric = [c.name for c in features if c.numeric]
+    draft = Draft(task, f"{listed(guess.names)}: {_goal(targets, task)}")
+    draft.found = [sample.size, *_described(targets, task)]
+    draft.choices = [*guess.choice, *_long_texts(sample, guess)]
+    draft.data = [
+        Entry("train", scalar(request.written(sample.path)), sample.size),
+        Entry("target", _names(guess.names), guess.reason),
+        *([Entry("ignore", flow(ignored), _reasons(ignored))] if ignored else []),
+        *(
+            [Entry("numeric", flow(numeric), "numbers with a few other texts; those rows are left out")]
+            if numeric
+            else []
+        ),
+        first_values.validation(sample.rows, "rows"),
+        *first_values.bad_samples(sample.lost(guess.names), f"have no {listed(guess.names)}, and are left out"),
+    ]
+    count = sum(c.kind == "number" or c.numeric for c in features)
+    kinds = f"{count} columns of numbers, {len(features) - count} of categories"
+    draft.model = Entry("model", "{name: mlp, hidden: [256, 128], dropout: 0.2}", kinds)
+    weights = first_values.class_weights(targets[0].counts) if task == CLASSIFICATION and len(targets) == 1 else []
+    draft.train = [
+        first_values.epochs(sample.rows, 400_000, 3, 50, "rows"),
+        first_values.batch_size(sample.rows, 256),
+        *first_values.optimizer("3e-3", "this network"),
+        *weights,
+    ]
+    return draft
+
+
+def _target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, str]:
+    guess = target_guess.named(request, sample)
+    if guess:
+        return guess, _task(request, [sample.columns[name] for name in guess.names])
+    columns = list(sample.columns.values())
+    classes = target_guess.classes(columns) if request.task != REGRESSION else None
+    numbers = target_guess.number(columns) if request.task != CLASSIFICATION else None
+    telling = numbers is not None and target_guess.by_name(
+        [sample.columns[numbers.names[0]]], target_guess.NUMBER_NAMES
+    )
+    if classes and not (telling and classes.reason != "its name says so"):
+        if numbers:
+            more = tuple(name for name in numbers.names if name not in classes.others and name not in classes.names)
+            classes = TargetGuess(classes.names, classes.reason, (*more, *classes.others))
+        return classes, CLASSIFICATION
+    if numbers:
+        others = (*numbers.others, *(classes.names if classes else ()))
+        return TargetGuess(numbers.names, numbers.reason, tuple(dict.fromkeys(others))), REGRESSION
+    raise DataError(
+        f"{KEY}: no column of {sample.path} can be predicted: {_reasons({c.name: _no_target(c) for c in columns})}",
+        "a column of classes that come back, or of numbers",
+        "name it with --target COLUMN",
+    )
+
+
+def _task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
+    """What the named columns allow: the task that was asked for, else classes before numbers."""
+    one = targets[0] if len(targets) == 1 else None
+    labels = all(c.counts and set(c.counts) <= {"0", "1", "true", "false"} for c in targets)
+    numbers = all(c.kind == "number" for c in targets)
+    possible = [CLASSIFICATION] * (one.trainable if one else labels) + [REGRESSION] * numbers
+    if one and numbers and not one.classes:
+        possible.reverse()
+    if not possible or (request.task and request.task not in possible):
+        held = listed([f"{c.name} has {c.different:,} different values in {c.filled:,} rows" for c in targets])
+        raise SpecError(
+            f"{KEY}: {held}",
+            "one column of classes or of numbers; several columns of 0 and 1, or several of numbers",
+            "name other columns with --target",
+        )
+    return request.task or possible[0]
+
+
+def _ignored(column: ColumnProfile) -> str:
+    """Why a column is no feature; empty if it is one."""
+    if column.refused:
+        return column.refused
+    return "an identifier" if target_guess.identifier(column) else ""
+
+
+def _no_target(column: ColumnProfile) -> str:
+    return _ignored(column) or ("one value" if column.different < 2 else f"{column.different:,} different values")
+
+
+def _reasons(ignored: dict[str, str]) -> str:
+    told = [f"{name} ({why})" for name, why in ignored.items()]
+    return listed(told, SHOWN)
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return scalar(names[0]) if len(names) == 1 else flow(names)
+
+
+def _goal(targets: list[ColumnProfile], task: str) -> str:
+    if task == REGRESSION:
+        return "numbers"
+    return f"{targets[0].different:,} different values" if len(targets) == 1 else "labels of 0 and 1"
+
+
+def _described(targets: list[ColumnProfile], task: str) -> list[str]:
+    if task == REGRESSION or len(targets) > 1:
+        return [f"{c.name} has {c.different:,} different numbers" for c in targets]
+    counts = targets[0].counts
+    return [f"{targets[0].name} has {first_values.counted(counts)}", *first_values.single(counts)]
+
+
+def _long_texts(sample: TableSample, guess: TargetGuess) -> list[str]:
+    names = [c.name for c in sample.columns.values() if c.long_text and c.name not in guess.names]
+    if not names:
+        return []
+    return [f"the texts of {names[0]} are not read here: --task text-classification learns from them alone"]

@@ -1,0 +1,181 @@
+"""A table as far as a first look needs it: all of a small file, the first rows of a large one, and what its columns hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.data.formats import column_values, table_file
+from runtime.data.survey.request import KEY
+from runtime.data.tables import column_roles
+from runtime.errors import DataError
+from runtime.job.tables import TableData
+
+WHOLE = 32 << 20
+"""Bytes up to which all of a file is read."""
+ROWS = 5_000
+"""Rows that are read of a larger one."""
+FEW, MANY = 20, 50
+"""Up to so many different whole numbers, or texts, a column is taken for classes."""
+WORDS = 4
+"""Words of a text that is more than a name."""
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """What one column holds in the rows that were read."""
+
+    name: str
+    kind: str
+    """As `column_values.kind` says: number, text, nothing, time, or another type."""
+    whole: bool
+    """Whether numbers have no fractions; true for truth values."""
+    rows: int
+    filled: int
+    """Rows with a value that can be used."""
+    different: int
+    words: float
+    """Words of a text in the median; 0 for what is no text."""
+    counts: Mapping[str, int]
+    """Rows of each value, if they are few enough to be classes."""
+    refused: str
+    """Why a table job does not take the column as it is; empty if it does."""
+    numeric: bool
+    """Text that is to be read as numbers."""
+    complete: bool
+    """Whether all rows of the file were read."""
+
+    @property
+    def classes(self) -> bool:
+        """Whether its values come back often enough to be taken for classes."""
+        most = MANY if self.kind == "text" else FEW
+        return bool(self.counts) and 2 <= self.different <= min(most, max(2, self.filled // 4))
+
+    @property
+    def trainable(self) -> bool:
+        """Whether training would take it as classes, if the user says so."""
+        least = 2 if self.complete else 1
+        return bool(self.counts) and least <= self.different <= max(10, self.filled / 2)
+
+    @property
+    def unique(self) -> bool:
+        """Whether no value comes twice."""
+        return self.different == self.filled
+
+    @property
+    def long_text(self) -> bool:
+        """Whether it holds texts of several words that hardly come back."""
+        return self.kind == "text" and self.words >= WORDS and self.different > self.filled / 2
+
+
+@dataclass(frozen=True)
+class TableSample:
+    """Rows and columns of a file."""
+
+    path: Path
+    table: Any
+    rows: int
+    """Of the file; about so many if it was not read to its end."""
+    columns: dict[str, ColumnProfile]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rows were read."""
+        return len(self.table) == self.rows
+
+    @property
+    def size(self) -> str:
+        """How many rows and columns, for a comment."""
+        rows = (
+            f"{self.rows:,} rows"
+            if self.complete
+            else f"about {self.rows:,} rows, of which {len(self.table):,} were read"
+        )
+        return f"{rows}, {len(self.columns):,} columns"
+
+    def lost(self, names: Sequence[str]) -> float:
+        """The share of rows in which one of these columns has no value that can be used."""
+        good = np.ones(len(self.table), np.bool_)
+        for name in names:
+            good &= _usable(self.table[name])
+        return float(1 - good.mean())
+
+
+def read(path: Path) -> TableSample:
+    """Read a table, or the beginning of a large one.
+
+    Raises:
+        DataError: as `table_file.read` does.
+    """
+    if path.exists() and path.stat().st_size > WHOLE:
+        table, rows = table_file.head(path, KEY, ROWS)
+    else:
+        table = table_file.read(path, KEY)
+        rows = len(table)
+    return TableSample(
+        path, table, rows, {name: _profile(table, name, len(table) == rows) for name in table.column_names}
+    )
+
+
+def _profile(table: Any, name: str, complete: bool) -> ColumnProfile:
+    column = table[name]
+    kind = column_values.kind(column)
+    if kind not in ("number", "text"):
+        refused = {"time": "a date", "nothing": "empty"}.get(kind, kind)
+        filled = len(column) - column.null_count
+        return ColumnProfile(name, kind, False, len(column), filled, 0, 0.0, {}, refused, False, complete)
+    texts = column_values.texts(column)
+    found = column_values.different(texts)
+    whole = kind == "number" and all(text.lstrip("-").isdigit() or text in ("true", "false") for text in found[:1000])
+    few = len(found) <= max(MANY, len(texts) / 2) and (whole or kind == "text")
+    counts = Counter(text for text in texts.to_pylist() if text is not None) if few else {}
+    words = _words(texts) if kind == "text" else 0.0
+    filled = int(_usable(column).sum())
+    refused, numeric = _refused(table, name, len(found), filled)
+    return ColumnProfile(name, kind, whole, len(column), filled, len(found), words, counts, refused, numeric, complete)
+
+
+def _usable(column: Any) -> column_values.Mask:
+    """Cells with a text, or with a number that is finite; all that is there, for other types."""
+    if column_values.kind(column) == "number":
+        return np.asarray(np.isfinite(column_values.numbers(column)[0]))
+    texts = column_values.texts(column) if column_values.kind(column) == "text" else column
+    return np.asarray(texts.is_valid().to_numpy(zero_copy_only=False) if hasattr(texts, "is_valid") else True)
+
+
+def _words(texts: Any) -> float:
+    from pyarrow import compute
+
+    words = compute.count_substring_regex(texts, r"\S+").to_numpy(zero_copy_only=False).astype(np.float64)
+    known = words[~np.isnan(words)]
+    return float(np.median(known)) if len(known) else 0.0
+
+
+def _refused(table: Any, name: str, different: int, filled: int) -> tuple[str, bool]:
+    """Why a table job would refuse a column as a feature, and whether it is text to be read as numbers."""
+    try:
+        column_roles.roles(table.select([name]), TableData(train="x", target=(_other(name),)), str(name))
+    except DataError:
+        pass
+    else:
+        return "", False
+    if column_values.kind(table[name]) == "number":
+        return "it counts the rows", False
+    values, strange = column_values.numbers(table[name])
+    if (~np.isnan(values)).sum() >= column_roles.MOSTLY * filled:
+        # Text in numbers costs the row: more than a few such rows end the training.
+        return (
+            ("", True)
+            if strange.mean() <= 0.04
+            else (f"numbers with text among them in {strange.mean():.0%} of the rows", False)
+        )
+    return f"{different:,} different texts in {filled:,} rows", False
+
+
+def _other(name: str) -> str:
+    return f"not {name}"

@@ -1,0 +1,119 @@
+"""Which column is to be predicted: the one that was named, one with a telling name, or the last with few values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from runtime.data.formats import table_file
+from runtime.data.labels import listed
+from runtime.data.survey.request import KEY, SurveyRequest
+from runtime.data.survey.table_sample import ColumnProfile, TableSample
+from runtime.errors import DataError, SpecError
+
+CLASS_NAMES = (
+    *("label", "labels", "target", "class", "classes", "category", "y", "outcome", "species", "sentiment"),
+    *("etiqueta", "etiquetas", "clase", "categoria", "categoría", "objetivo", "klasse", "ziel", "kategorie"),
+)
+NUMBER_NAMES = ("target", "y", "price", "saleprice", "medv", "precio", "objetivo", "preis", "zielwert")
+GROUP_NAMES = (
+    *("group", "machine", "device", "sensor", "unit", "station", "subject", "patient", "session", "asset", "series"),
+    *("grupo", "maquina", "máquina", "equipo", "dispositivo", "paciente", "gruppe", "maschine", "anlage", "gerät"),
+)
+TIME_NAMES = ("time", "timestamp", "datetime", "date", "t", "ts", "fecha", "hora", "tiempo", "zeit", "datum")
+_ID = re.compile(r"(^|_|\b)(id|uuid|guid|index|idx|nr|no|row)$|^unnamed|_id_|^id_", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class TargetGuess:
+    """The columns to predict."""
+
+    names: tuple[str, ...]
+    reason: str
+    others: tuple[str, ...] = ()
+    """Columns that could have been meant as well."""
+
+    @property
+    def choice(self) -> list[str]:
+        """A line on the other candidates."""
+        if not self.others:
+            return []
+        taken = "is" if len(self.names) == 1 else "are"
+        return [
+            f"{listed(self.names)} {taken} predicted: {self.reason}; others that could be: {listed(self.others, 8)} "
+            f"(--target {'...' if len(self.others) > 1 else self.others[0]})"
+        ]
+
+
+def identifier(column: ColumnProfile) -> bool:
+    """Whether a column names the row."""
+    if column.kind == "text" and not column.numeric and column.unique and column.filled >= 8:
+        return True
+    return bool(_ID.search(column.name)) and column.different > column.filled / 2
+
+
+def named(request: SurveyRequest, sample: TableSample) -> TargetGuess | None:
+    """The target that the user named.
+
+    Raises:
+        DataError: if the table does not have it, or it has one value alone.
+    """
+    if not request.targets:
+        return None
+    table_file.check_wanted(list(sample.columns), dict.fromkeys(request.targets, "--target"), sample.path)
+    for name in request.targets:
+        column = sample.columns[name]
+        if column.kind not in ("number", "text") or (column.different < 2 and sample.complete):
+            what = f"has {column.different} value" if column.kind in ("number", "text") else f"holds: {column.refused}"
+            raise DataError(
+                f'--target {name}: column "{name}" of {sample.path} {what}',
+                "a column of classes or numbers that differ between rows",
+                "name another column",
+            )
+    return TargetGuess(tuple(dict.fromkeys(request.targets)), "as --target says")
+
+
+def classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
+    """The column of classes among these."""
+    columns = list(columns)
+    telling = by_name([column for column in columns if column.trainable], CLASS_NAMES)
+    able = [column for column in columns if column.classes and not identifier(column)]
+    if telling:
+        others = [column.name for column in able if column.name != telling]
+        return TargetGuess((telling,), "its name says so", tuple(others))
+    if not able:
+        return None
+    last = able[-1]
+    reason = f"the last column with few values, {last.different}"
+    return TargetGuess((last.name,), reason, tuple(column.name for column in able[:-1]))
+
+
+def number(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
+    """The column of numbers to predict among these."""
+    able = [c for c in columns if c.kind == "number" and c.different > 1 and not identifier(c) and not c.refused]
+    telling = by_name(able, NUMBER_NAMES)
+    name = telling or (able[-1].name if able else "")
+    others = tuple(column.name for column in able if column.name != name)
+    reason = "its name says so" if telling else "the last column of numbers"
+    return TargetGuess((name,), reason, others) if name else None
+
+
+def by_name(columns: Iterable[ColumnProfile], names: Sequence[str]) -> str:
+    """The first column whose name is one of these, in their order; empty if none is."""
+    found = {column.name.strip().casefold(): column.name for column in columns}
+    return next((found[name] for name in names if name in found), "")
+
+
+def check_count(guess: TargetGuess, task: str) -> None:
+    """Check that a task with one target has one.
+
+    Raises:
+        SpecError: if it has several.
+    """
+    if len(guess.names) > 1:
+        raise SpecError(
+            f"{KEY}: --target {' --target '.join(guess.names)}: {task} predicts one column",
+            "one --target",
+            "name one of them",
+        )

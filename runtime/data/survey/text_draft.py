@@ -1,0 +1,105 @@
+"""The first spec for a table of texts with their labels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.data.labels import listed
+from runtime.data.survey import first_values, target_guess
+from runtime.data.survey.request import KEY, SurveyRequest
+from runtime.data.survey.table_sample import ColumnProfile, TableSample
+from runtime.errors import DataError
+from runtime.job.draft import Draft, Entry, flow, scalar
+
+TASK = "text-classification"
+
+
+def text_column(request: SurveyRequest, sample: TableSample) -> ColumnProfile | None:
+    """The column of the texts: that of --text, else the one whose texts are longest.
+
+    Raises:
+        DataError: if the named one holds no texts.
+    """
+    if request.text:
+        column = sample.columns.get(request.text)
+        if column is None or column.kind != "text":
+            texts = [c.name for c in sample.columns.values() if c.kind == "text"]
+            raise DataError(
+                f'--text {request.text}: {sample.path} has no column "{request.text}" of texts',
+                f"its columns of text: {listed(texts) or 'none'}",
+                "name one of these",
+            )
+        return column
+    able = [c for c in sample.columns.values() if c.name not in request.targets and _text(c, request)]
+    return max(able, key=lambda c: c.words * (c.different > c.filled / 2)) if able else None
+
+
+def text_draft(request: SurveyRequest, sample: TableSample, text: ColumnProfile) -> Draft | None:
+    """The draft for texts of a column; None if no column holds labels."""
+    guess = target_guess.named(request, sample) or _labels(sample, text)
+    if guess is None or text.name in guess.names:
+        return None
+    columns = [sample.columns[name] for name in guess.names]
+    wrong = [column for column in columns if not column.trainable]
+    if wrong:
+        raise DataError(
+            f'{KEY}: column "{wrong[0].name}" of {sample.path} has {wrong[0].different:,} different values in '
+            f"{wrong[0].filled:,} rows",
+            "labels that come back: classes",
+            "name a column of labels with --target",
+        )
+    draft = Draft(TASK, f"{text.name} holds texts of {text.words:g} words in the median")
+    draft.found = [sample.size]
+    for column in columns:
+        draft.found.append(f"{column.name} has {first_values.counted(column.counts)}")
+        draft.found += first_values.single(column.counts)
+    draft.choices = [*guess.choice, *_several(guess.names)]
+    labels = flow(guess.names) if len(guess.names) > 1 else scalar(guess.names[0])
+    draft.data = [
+        Entry("train", scalar(request.written(sample.path)), sample.size),
+        Entry("text", scalar(text.name), f"{text.words:g} words in the median, {text.different:,} different texts"),
+        Entry("labels", labels, guess.reason),
+        first_values.validation(sample.rows, "texts"),
+        Entry("max_length", "auto", "tokens; almost all texts fit, by their 99th percentile"),
+        *first_values.bad_samples(sample.lost([text.name, *guess.names]), "lack a text or a label, and are left out"),
+    ]
+    draft.model = Entry("model", "{name: encoder, layers: 1, width: 64}", _NETWORK)
+    weights = first_values.class_weights(columns[0].counts) if len(columns) == 1 and columns[0].counts else []
+    draft.train = [
+        first_values.epochs(sample.rows, 36_000, 3, 20, "texts"),
+        first_values.batch_size(sample.rows, 32),
+        *first_values.optimizer("4e-3", "so small an encoder"),
+        *weights,
+    ]
+    return draft
+
+
+_NETWORK = "trained on these texts alone; a pretrained one: {source: transformers, name: FOLDER}"
+
+
+def _text(column: ColumnProfile, request: SurveyRequest) -> bool:
+    return column.long_text or (request.task == TASK and column.kind == "text" and not column.classes)
+
+
+def _labels(sample: TableSample, text: ColumnProfile) -> target_guess.TargetGuess | None:
+    """A column with a telling name alone, else every column with few values."""
+    columns = [c for c in sample.columns.values() if c.name != text.name]
+    telling = target_guess.by_name([c for c in columns if c.trainable], target_guess.CLASS_NAMES)
+    able = [c for c in columns if c.classes and not target_guess.identifier(c)]
+    if telling:
+        return target_guess.TargetGuess(
+            (telling,), "its name says so", tuple(c.name for c in able if c.name != telling)
+        )
+    if not able:
+        return None
+    counts = np.array([c.different for c in able])
+    values = f"{counts[0]}" if len(able) == 1 else f"{counts.min()} to {counts.max()}"
+    return target_guess.TargetGuess(tuple(c.name for c in able), f"columns with few different values: {values}")
+
+
+def _several(names: tuple[str, ...]) -> list[str]:
+    if len(names) == 1:
+        return []
+    return [
+        f"{len(names)} outputs, one for each of {listed(names)}: take out what is no label, or name them (--target)"
+    ]
