@@ -33,6 +33,7 @@ LIGHT = [
     "runtime.tuning.memory.profile",
     "runtime.tuning.memory.size_ladder",
     "runtime.data.sample_data.write",
+    "runtime.cli.init",
     "runtime.pretrained.convert",
     "runtime.hardware.device_check",
     "runtime.hardware.gpu_selection",
@@ -175,6 +176,12 @@ def test_test_files_are_tests() -> None:
 @pytest.mark.parametrize("name", LIGHT)
 def test_light_modules_load_no_torch(name: str) -> None:
     code = f"import sys, {name}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_look_at_data_loads_no_torch() -> None:
+    """The readers need numpy, and no more."""
+    code = "import sys, runtime.data.survey.look; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

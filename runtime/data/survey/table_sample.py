@@ -59,8 +59,9 @@ class ColumnProfile:
     @property
     def trainable(self) -> bool:
         """Whether training would take it as classes, if the user says so."""
-        least = 2 if self.complete else 1
-        return bool(self.counts) and least <= self.different <= max(10, self.filled / 2)
+        if not self.counts or self.different > max(10, self.filled / 2):
+            return False
+        return not self.complete or (self.different > 1 and self.different < self.filled)
 
     @property
     def unique(self) -> bool:
