@@ -22,6 +22,8 @@ ROWS = 5_000
 """Rows that are read of a larger one."""
 FEW, MANY = 20, 50
 """Up to so many different whole numbers, or texts, a column is taken for classes."""
+MOST_SPOILT = 0.04
+"""Share of rows with text or infinity among the numbers of a column, which training leaves out."""
 WORDS = 4
 """Words of a text that is more than a name."""
 
@@ -54,7 +56,11 @@ class ColumnProfile:
     def classes(self) -> bool:
         """Whether its values come back often enough to be taken for classes."""
         most = MANY if self.kind == "text" else FEW
-        return bool(self.counts) and 2 <= self.different <= min(most, max(2, self.filled // 4))
+        return (
+            bool(self.counts)
+            and 2 <= self.different < self.filled
+            and self.different <= min(most, max(2, self.filled // 4))
+        )
 
     @property
     def trainable(self) -> bool:
@@ -159,24 +165,21 @@ def _words(texts: Any) -> float:
 
 def _refused(table: Any, name: str, different: int, filled: int) -> tuple[str, bool]:
     """Why a table job would refuse a column as a feature, and whether it is text to be read as numbers."""
+    values, strange = column_values.numbers(table[name])
+    with np.errstate(invalid="ignore"):
+        spoilt = float((strange | (np.abs(values) > column_values.LARGEST)).mean())
+    number = column_values.kind(table[name]) == "number"
+    if (number and spoilt > MOST_SPOILT) or not filled:
+        return "infinite in many rows" if filled else "empty", False
     try:
-        column_roles.roles(table.select([name]), TableData(train="x", target=(_other(name),)), str(name))
+        # The name of the target matters not, as long as it is another one.
+        column_roles.roles(table.select([name]), TableData(train="x", target=(f"not {name}",)), name)
     except DataError:
         pass
     else:
         return "", False
-    if column_values.kind(table[name]) == "number":
+    if number:
         return "it counts the rows", False
-    values, strange = column_values.numbers(table[name])
-    if (~np.isnan(values)).sum() >= column_roles.MOSTLY * filled:
-        # Text in numbers costs the row: more than a few such rows end the training.
-        return (
-            ("", True)
-            if strange.mean() <= 0.04
-            else (f"numbers with text among them in {strange.mean():.0%} of the rows", False)
-        )
-    return f"{different:,} different texts in {filled:,} rows", False
-
-
-def _other(name: str) -> str:
-    return f"not {name}"
+    if (~np.isnan(values)).sum() < column_roles.MOSTLY * filled:
+        return f"{different:,} different texts in {filled:,} rows", False
+    return ("", True) if spoilt <= MOST_SPOILT else ("numbers with text in many rows", False)
