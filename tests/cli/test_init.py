@@ -23,9 +23,9 @@ from runtime.data.load import load
 from runtime.data.sample_data import write as sample_data
 from runtime.data.survey import table_sample
 from runtime.job import Job
-from runtime.job.document import parse
 from runtime.job.draft import flow, run_name, scalar
 from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
 from runtime.training.evaluation.validation import evaluate
 from tests import tiny
 from tests.paths import ROOT
