@@ -79,7 +79,7 @@ class CustomTrain(Train):
     """How to train."""
 
     loss: AnyCustomLoss | None = Field(  # type: ignore[assignment]
-        None, description="what is minimized; by targets cross entropy, BCE or MSE if absent"
+        None, description="loss to minimize; if absent cross entropy, BCE or MSE, by the targets"
     )
 
 
@@ -119,9 +119,9 @@ class CustomJob(CustomTask):
     """Training with your own data, network and loss."""
 
     task: Literal["custom"]
-    data: CustomData = Field(description="what the network learns from")  # type: ignore[assignment]
+    data: CustomData = Field(description="the training and validation data")  # type: ignore[assignment]
     model: CustomModel = Field(description="the network")
-    train: CustomTrain = Field(CustomTrain(), description="how to train")
+    train: CustomTrain = Field(CustomTrain(), description="training settings")
 
 
 def parts(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.UserFunction, tuple[str, ...]]]:

@@ -30,7 +30,8 @@ class Data(Spec):
     )
     validation: Validation = Field(0.1, description="a fraction of the training data, or a path of its own")
     bad_samples: Fraction = Field(
-        0.05, description="share of samples that may be unreadable; they are listed and left out, more is exit 3"
+        0.05,
+        description="share of samples that may be unreadable; they are listed and skipped, more is an error (exit code 3)",
     )
 
 
@@ -80,14 +81,16 @@ class Cutmix(Spec):
 class ImageAugment(Spec):
     """Random augmentation of training images; random numbers depend only on (seed, epoch, sample)."""
 
-    flip: bool = Field(False, description="mirror half of the images left to right")
-    crop_padding: Natural = Field(0, description="pad by so many pixels, then crop back at a random place")
-    resized_crop: ResizedCrop | None = Field(None, description="a random part, resized to the full size")
+    flip: bool = Field(False, description="flip half of the images horizontally")
+    crop_padding: Natural = Field(0, description="pad by this many pixels, then crop at a random position")
+    resized_crop: ResizedCrop | None = Field(None, description="a random crop, resized to the full size")
     randaugment: RandAugment | None = Field(None, description="RandAugment")
     color_jitter: ColorJitter | None = Field(None, description="brightness, contrast, saturation")
     erasing: Erasing | None = Field(None, description="random erasing")
-    mixup: Mixup | None = Field(None, description="mixup, drawn for the whole batch from (seed, step)")
-    cutmix: Cutmix | None = Field(None, description="cutmix, drawn for the whole batch from (seed, step)")
+    mixup: Mixup | None = Field(None, description="mixup, for the whole batch, with random numbers from (seed, step)")
+    cutmix: Cutmix | None = Field(
+        None, description="cutmix, for the whole batch, with random numbers from (seed, step)"
+    )
 
 
 class ImageData(Data):
@@ -96,12 +99,14 @@ class ImageData(Data):
     path_column: str = Field("path", description="column of a manifest that holds paths, relative to the manifest")
     label_column: str = Field("label", description="column of a manifest that holds labels")
     image_size: Annotated[int, Field(ge=4, le=2048)] | Literal["auto"] = Field(
-        "auto", description="side of the square the network sees, in pixels; auto looks at the images"
+        "auto", description="side of the square input of the network, in pixels; auto: chosen from the images"
     )
     fit: Fit = Field(
         "crop",
-        description="how an image that is not square becomes one; crop: its centre; pad: all of it between black bars; "
-        "squash: all of it, squeezed",
+        description="how to make an image square; crop: its center; pad: all of it between black bars; "
+        "squash: resize without keeping the aspect ratio",
     )
-    channels: Literal[1, 3, "auto"] = Field("auto", description="1 grey, 3 colour; auto looks at the images")
+    channels: Literal[1, 3, "auto"] = Field(
+        "auto", description="1 for grayscale, 3 for color; auto: chosen from the images"
+    )
     augment: ImageAugment = Field(ImageAugment(), description="random changes to training images")

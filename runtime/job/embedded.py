@@ -49,7 +49,7 @@ class EmbeddedTrain(Train):
     """How to train."""
 
     loss: AnyCallersLoss | None = Field(  # type: ignore[assignment]
-        None, description="what is minimized; by targets cross entropy, BCE or MSE if absent"
+        None, description="loss to minimize; if absent cross entropy, BCE or MSE, by the targets"
     )
 
 
@@ -57,9 +57,9 @@ class EmbeddedJob(CustomTask):
     """A training requested by a Python program."""
 
     task: Literal["python"]
-    data: EmbeddedData = Field(EmbeddedData(), description="what the network learns from")  # type: ignore[assignment]
+    data: EmbeddedData = Field(EmbeddedData(), description="the training and validation data")  # type: ignore[assignment]
     model: EmbeddedModel = Field(EmbeddedModel(), description="the network")
-    train: EmbeddedTrain = Field(EmbeddedTrain(), description="how to train")
+    train: EmbeddedTrain = Field(EmbeddedTrain(), description="training settings")
 
     def problems(self) -> Iterator[Problem]:
         """Also check what needs a process of our own: SIGUSR1 may have another meaning in the host program."""

@@ -39,10 +39,10 @@ class Checkpoint(Spec):
     """When checkpoints are saved, and which are kept."""
 
     every: Interval = Field("5m", description="a duration, `200 steps`, or `epoch`")
-    keep: Count = Field(2, description="how many of the last checkpoints stay, besides the best")
-    best: str | None = Field(None, description="the metric whose best checkpoint stays; by task if absent")
+    keep: Count = Field(2, description="how many of the newest checkpoints to keep, besides the best")
+    best: str | None = Field(None, description="metric of the best checkpoint, which is kept; by task if absent")
     notice: Address | None = Field(
-        None, description="a URL asked every 5 s whether this machine will be taken away; the run then stops with 75"
+        None, description="a URL polled every 5 s for a preemption notice; the run then stops with exit code 75"
     )
 
 
@@ -61,12 +61,12 @@ class Job(Spec):
 
     name: Name = Field(description="name of the run folders: letters, digits, dots, dashes")
     task: str
-    data: Data = Field(description="what the network learns from")
-    train: Train = Field(Train(), description="how to train")
+    data: Data = Field(description="the training and validation data")
+    train: Train = Field(Train(), description="training settings")
     optimize: dict[str, Setting] = Field({}, description="optimizations by name; absent or auto: the runtime decides")
-    limits: Limits = Field(Limits(), description="what the container may use")
-    checkpoint: Checkpoint = Field(Checkpoint(), description="when the run is saved and what is kept")
-    monitor: Monitoring = Field(Monitoring(), description="how often the machine is looked at")
+    limits: Limits = Field(Limits(), description="resource limits of the container")
+    checkpoint: Checkpoint = Field(Checkpoint(), description="when to save checkpoints and which to keep")
+    monitor: Monitoring = Field(Monitoring(), description="how often memory, CPU and GPU are measured")
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("job"))
     _folder: Path = PrivateAttr(default_factory=Path)
@@ -143,7 +143,7 @@ class ImageJob(Job):
     LOSSES = ("cross-entropy", "focal")
 
     task: Literal["image-classification"]
-    data: ImageData = Field(description="what the network learns from")
+    data: ImageData = Field(description="the training and validation data")
     model: ImageModel = Field(ImageNetwork(name="small-cnn"), description="the network")
 
 

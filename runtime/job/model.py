@@ -15,13 +15,13 @@ class Freeze(Spec):
     embeddings: bool = Field(False, description="freeze the embeddings")
     layers: Natural = Field(0, description="freeze the first N layers")
     names: tuple[str, ...] = Field((), description="freeze parameters by name pattern: `conv*`", strict=False)
-    train_mode: bool = Field(False, description="keep dropout and BatchNorm of frozen parts in training mode")
+    train_mode: bool = Field(False, description="keep dropout and BatchNorm of frozen layers in training mode")
 
 
 class BuiltIn(Spec):
     """Keys that all built-in networks share."""
 
-    freeze: Freeze = Field(Freeze(), description="parts that are not trained")
+    freeze: Freeze = Field(Freeze(), description="layers that are not trained")
 
 
 class ImageNetwork(BuiltIn):
@@ -60,7 +60,7 @@ class CustomModel(Spec):
     file: FilePath = Field(description="Python file beside the job")
     factory: str = Field("build", description="function in the file that returns the module")
     arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
-    freeze: Freeze = Field(Freeze(), description="parts that are not trained")
+    freeze: Freeze = Field(Freeze(), description="layers that are not trained")
 
 
 def kind(value: Any) -> str:

@@ -22,7 +22,7 @@ _LONG = ("time", "features", "label", "group", "window", "stride", "max_gap")
 class SeriesAugment(Spec):
     """Random augmentation of training windows."""
 
-    mixup: Mixup | None = Field(None, description="mixup, drawn for the whole batch from (seed, step)")
+    mixup: Mixup | None = Field(None, description="mixup, for the whole batch, with random numbers from (seed, step)")
 
 
 class SeriesData(Data):
@@ -91,7 +91,7 @@ SeriesModel = Annotated[
 class SeriesJob(Job):
     """Keys that both series tasks share."""
 
-    data: SeriesData = Field(description="what the network learns from")
+    data: SeriesData = Field(description="the training and validation data")
     model: SeriesModel = Field(CnnLstmSpec(), description="the network")
 
     def problems(self) -> Iterator[Problem]:

@@ -30,7 +30,7 @@ class TableData(Data):
     )
     features: OneOrMore | None = Field(None, description="columns to predict from; all others if absent")
     ignore: OneOrMore | None = Field(None, description="columns that are not used: identifiers, other targets, dates")
-    numeric: OneOrMore | None = Field(None, description="columns that are numbers, whatever they look like")
+    numeric: OneOrMore | None = Field(None, description="columns to read as numbers, whatever they contain")
     categorical: OneOrMore | None = Field(
         None, description="columns that are categories, such as codes that are numbers"
     )
@@ -43,7 +43,7 @@ class MlpSpec(BuiltIn):
     hidden: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = Field(
         (256, 256), description="units of each hidden layer"
     )
-    embedding: Count = Field(8, description="size of the vector that stands for a category")
+    embedding: Count = Field(8, description="embedding size of a category")
     dropout: Fraction = Field(0.1, description="dropout after each hidden layer")
 
 
@@ -55,7 +55,7 @@ TableModel = Annotated[
 class TableJob(Job):
     """Keys that both table tasks share."""
 
-    data: TableData = Field(description="what the network learns from")
+    data: TableData = Field(description="the training and validation data")
     model: TableModel = Field(MlpSpec(), description="the network")
 
     def problems(self) -> Iterator[Problem]:

@@ -70,7 +70,7 @@ class TextData(Data):
         description="label columns: one name, a list of names, or a mapping of names to weights or settings"
     )
     max_length: Annotated[int, Field(ge=8, le=LENGTH)] | Literal["auto"] = Field(
-        "auto", description="tokens of a text that the network sees; auto looks at the texts"
+        "auto", description="largest number of tokens per text; auto: chosen from the texts"
     )
 
 
@@ -84,7 +84,7 @@ class TextEncoder(BuiltIn):
     layers: Annotated[int, Field(ge=1, le=48)] = Field(4, description="transformer layers")
     width: Annotated[int, Field(ge=8, le=4096)] = Field(128, description="size of a token's vector")
     heads: Annotated[int, Field(ge=1, le=64)] = Field(4, description="attention heads; they divide the width")
-    vocabulary: Annotated[int, Field(ge=100, le=200_000)] = Field(8000, description="most tokens that are learned")
+    vocabulary: Annotated[int, Field(ge=100, le=200_000)] = Field(8000, description="largest size of the vocabulary")
     dropout: Fraction = Field(0.1, description="dropout of embeddings, of each layer and before the outputs")
     pooling: Pooling = Field("mean", description="a text's vector: mean of its tokens, or the first token (cls)")
 
@@ -117,7 +117,7 @@ class TextJob(Job):
     LOSSES = ("cross-entropy", "focal")
 
     task: Literal["text-classification"]
-    data: TextData = Field(description="what the network learns from")
+    data: TextData = Field(description="the training and validation data")
     model: TextModel = Field(TextEncoder(name="encoder"), description="the network")
 
     def heads(self) -> tuple[str, ...]:

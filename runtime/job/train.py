@@ -32,7 +32,7 @@ class Sgd(Optimizer):
 
     name: Literal["sgd"]
     lr: Positive = Field(0.1, description="learning rate at the top of the schedule")
-    momentum: Fraction = Field(0.9, description="share of the last update that goes on")
+    momentum: Fraction = Field(0.9, description="momentum: share of the previous update that is added to the next")
     nesterov: bool = Field(False, description="look ahead along the momentum")
     dampening: Fraction = Field(0.0, description="damping of the momentum")
 
@@ -41,22 +41,22 @@ class OneCycle(Spec):
     """Up and down once (Smith & Topin 2018), both along a cosine, ending near zero."""
 
     name: Literal["one-cycle"]
-    warmup: Fraction = Field(0.3, description="share of the steps that the rate climbs")
+    warmup: Fraction = Field(0.3, description="share of the steps in which the rate rises (warmup)")
 
 
 class Cosine(Spec):
     """Cosine annealing (Loshchilov & Hutter 2017) after a linear warm-up."""
 
     name: Literal["cosine"]
-    warmup: Fraction = Field(0.0, description="share of the steps that the rate climbs")
-    floor: Fraction = Field(0.0, description="last rate as a share of lr")
+    warmup: Fraction = Field(0.0, description="share of the steps in which the rate rises (warmup)")
+    floor: Fraction = Field(0.0, description="final rate as a share of lr")
 
 
 class Linear(Spec):
     """Linear decay to zero after a linear warm-up."""
 
     name: Literal["linear"]
-    warmup: Fraction = Field(0.0, description="share of the steps that the rate climbs")
+    warmup: Fraction = Field(0.0, description="share of the steps in which the rate rises (warmup)")
 
 
 class StepDown(Spec):
@@ -64,7 +64,7 @@ class StepDown(Spec):
 
     name: Literal["step"]
     epochs: Count = Field(30, description="epochs between two drops")
-    factor: Fraction = Field(0.1, description="what each drop multiplies the rate with")
+    factor: Fraction = Field(0.1, description="factor of the rate at each drop")
 
 
 class Plateau(Spec):
@@ -72,8 +72,8 @@ class Plateau(Spec):
 
     name: Literal["plateau"]
     patience: Natural = Field(5, description="epochs without improvement before a drop")
-    factor: Fraction = Field(0.1, description="what each drop multiplies the rate with")
-    metric: str = Field("validation/loss", description="the metric that is watched")
+    factor: Fraction = Field(0.1, description="factor of the rate at each drop")
+    metric: str = Field("validation/loss", description="metric to watch")
 
 
 class Constant(Spec):
@@ -93,7 +93,7 @@ class Focal(Spec):
     """Focal loss (Lin et al. 2017): cross entropy times (1 - p)^gamma; binary and multi-class."""
 
     name: Literal["focal"]
-    gamma: float = Field(2.0, ge=0, description="how much easy samples are played down")
+    gamma: float = Field(2.0, ge=0, description="how strongly easy samples are down-weighted")
     alpha: Fraction | None = Field(None, description="weight of class 1 of two; the other gets 1 - alpha")
     label_smoothing: Fraction = Field(0.0, description="share of the target spread over all classes")
 
@@ -115,30 +115,36 @@ class Huber(Spec):
     """Huber loss (1964): quadratic near zero, linear beyond delta."""
 
     name: Literal["huber"]
-    delta: Positive = Field(1.0, description="where quadratic turns into linear, in units of the scaled target")
+    delta: Positive = Field(
+        1.0, description="where the loss turns from quadratic to linear, in units of the scaled target"
+    )
 
 
 class Fp16(Spec):
     """Gradient scaling for fp16 (Micikevicius et al. 2018), used if `optimize.precision` is fp16."""
 
-    initial_scale: Positive = Field(65536.0, description="what gradients are multiplied with at first")
-    growth_factor: Annotated[float, Field(ge=1)] = Field(2.0, description="what good steps multiply the scale with")
+    initial_scale: Positive = Field(65536.0, description="initial loss scale")
+    growth_factor: Annotated[float, Field(ge=1)] = Field(
+        2.0, description="factor by which the scale grows after good steps"
+    )
     backoff_factor: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.5, description="what a skipped step multiplies the scale with"
+        0.5, description="factor by which the scale shrinks after a skipped step"
     )
     growth_interval: Count = Field(2000, description="good steps in a row before the scale grows")
-    min_scale: Positive = Field(1.0, description="below it the scale has collapsed, as after 20 skipped steps in a row")
-    max_scale: Positive = Field(2.0**24, description="the scale grows no further")
+    min_scale: Positive = Field(
+        1.0, description="a scale below this counts as collapsed, as do 20 skipped steps in a row"
+    )
+    max_scale: Positive = Field(2.0**24, description="largest scale")
     fallback: Literal["none", "fp32"] = Field(
         "none",
-        description="fp32: a collapsed scale goes back to the last checkpoint and on in fp32; none: the run ends",
+        description="fp32: if the scale collapses, go back to the last checkpoint and continue in fp32; none: the run ends",
     )
 
 
 class EarlyStopping(Spec):
     """Stops when a metric no longer improves."""
 
-    metric: str = Field(description="the metric that is watched")
+    metric: str = Field(description="metric to watch")
     patience: Count = Field(5, description="epochs without improvement before stopping")
     min_delta: float = Field(0.0, ge=0, description="smallest change that counts as an improvement")
 
@@ -169,28 +175,29 @@ class Train(Spec):
         description="samples the optimizer sees in one step; auto: measured before the first step, the smallest that is "
         "within 5 % of the fastest that fits. It changes what is learned, and the learning rate stays as given",
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="the root of every random draw")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of all random numbers")
     deterministic: bool = Field(
-        True, description="same bits on the same image, CPU model and threads; false lets kernels choose freely"
+        True,
+        description="bit-identical results on the same image, CPU model and threads; false allows nondeterministic kernels",
     )
     optimizer: AnyOptimizer = Field(Adam(), description="the optimizer and its settings", validate_default=False)
     schedule: AnySchedule = Field(
-        OneCycle(name="one-cycle"), description="how the learning rate moves", validate_default=False
+        OneCycle(name="one-cycle"), description="learning-rate schedule", validate_default=False
     )
-    loss: AnyLoss | None = Field(None, description="what is minimized; cross entropy or MSE by task")
+    loss: AnyLoss | None = Field(None, description="loss to minimize; if absent cross entropy or MSE, by task")
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="balanced: weight of a class = samples / (classes * samples of the class)"
     )
-    clip_norm: Positive | None = Field(1.0, description="largest gradient norm; null switches clipping off")
-    fp16: Fp16 = Field(Fp16(), description="how gradients are scaled where the precision is fp16")
+    clip_norm: Positive | None = Field(1.0, description="largest gradient norm; null turns clipping off")
+    fp16: Fp16 = Field(Fp16(), description="loss scaling when the precision is fp16")
     early_stopping: EarlyStopping | None = Field(None, description="stop when a metric no longer improves")
     loss_spike: Literal["ignore", "warn", "rollback"] = Field(
         "warn",
-        description="what follows when the loss jumps to ten times its median of the last 50 steps, and over half of its "
-        "first one; rollback: back to the last checkpoint, that batch left out, once in a run",
+        description="what to do when the loss jumps to ten times its median of the last 50 steps and above half of the "
+        "initial loss; rollback: go back to the last checkpoint and skip that batch, once per run",
     )
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="decay of an average of the weights that is validated and stored beside them"
+        None, description="decay of an exponential moving average of the weights, which is validated and saved too"
     )
 
     @property

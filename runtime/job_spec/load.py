@@ -158,8 +158,8 @@ def settings() -> type[BaseModel]:
         Literal["off", "auto", "full"],
         Field(
             "auto",
-            description="what is contested is measured first: "
-            "auto spends 2 % of runs of five minutes and more, full measures whatever the length",
+            description="measure competing values before training: "
+            "auto spends up to 2 % of a run of five minutes or more, full always measures",
         ),
     )
     return create_model("Optimize", __base__=Spec, measure=measure, **fields)

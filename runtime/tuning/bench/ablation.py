@@ -168,7 +168,7 @@ class _AblationRunner:
             arm = self.start(self.plan.only(names))
             rung = self._measured(empty, self.top, arm, arm)
         except Failed as error:
-            self.tell(f"bench: {row.name} {written(row.value)} failed and is left out: {error}")
+            self.tell(f"bench: {row.name} {written(row.value)} failed and is skipped: {error}")
             return replace(empty, note=f"failed: {error}")
         if self.top is not self.plain:
             self.top.close()

@@ -53,7 +53,7 @@ def bench(request: BenchRequest) -> int:
         DrivetrainError: for every problem found before a variant starts.
     """
     if request.rounds < 3:
-        raise SpecError(f"--rounds {request.rounds}", "3 or more", "8 pairs of blocks give a usable interval")
+        raise SpecError(f"--rounds {request.rounds}", "3 or more", "8 paired measurements give a usable interval")
     signals.stop_early()
     job = spec.load(request.spec, request.assignments)
     batch_size.fixed(job, "bench")

@@ -26,11 +26,11 @@ COMPILED = 1.0
 """Seconds; a longer first step is worth mentioning."""
 RESTLESS = 0.1
 """Share of the time without a CPU from which on a warning is shown."""
-_LEGEND = """  +     against the row above; `all together` is against plain, `with` a variant against all
-  -     all without it; the speed is what it gains within all
-  [ ]   the middle half of the pairs
-  loss  most by which one of the first 4 steps is off plain fp32"""
-_COMPILES = "  first step: what it takes longer with an empty compile cache"
+_LEGEND = """  +     speedup over the row above; `all together` is relative to plain, `with` compares a variant with all
+  -     all without this setting; the speed is what the setting contributes to all
+  [ ]   interquartile range of the paired measurements
+  loss  largest relative difference of the loss from plain fp32 in the first 4 steps"""
+_COMPILES = "  first step: extra time of the first step with an empty compile cache"
 _TITLES = ("speed", "samples/s", "step ms", "memory", "loss off", "first step")
 _KINDS = {"added": "+ ", "without": "- ", "against": "with "}
 
@@ -70,22 +70,22 @@ def command(asked: BenchOptions) -> str:
 def explanation(ladder: Ablation) -> str:
     """Whether the single steps explain the total."""
     if ladder.total is None or ladder.total.pair is None:
-        return "nothing is on in this plan, so there is nothing to explain"
+        return "all optimizations are off in this plan, so there is nothing to compare"
     ratios = [f"{rung.pair.median:.2f}" for rung in ladder.of("added") if rung.pair]
     product = f"{' x '.join(ratios)} = {ladder.product:.2f}" if len(ratios) > 1 else ratios[0]
     both = f"{product}, measured {ladder.total.pair.spread()}"
     if ladder.explained is None:
-        return f"nobody can tell whether the steps explain the total, the machine was too restless: {both}"
+        return f"too noisy to tell whether the single speedups explain the total: {both}"
     if ladder.explained:
-        return f"the steps explain the total: {both}"
-    return f"the steps do not explain the total, they change what the others gain: {both}"
+        return f"the single speedups explain the total: {both}"
+    return f"the single speedups do not explain the total, so the optimizations influence each other: {both}"
 
 
 def left_out(plan: Plan) -> str:
     """What is off in the plan, and so not measured."""
     on = {row.name for row in plan.enabled()}
     off = [f"{row.name} ({written(row.value)})" for row in plan.decisions if row.name not in on]
-    return f"off in this plan, so no rung: {', '.join(off) or 'nothing'}; --set optimize.NAME=VALUE adds one"
+    return f"not measured because off in this plan: {', '.join(off) or 'nothing'}; --set optimize.NAME=VALUE adds one"
 
 
 def restless(ladder: Ablation) -> list[str]:
@@ -95,9 +95,9 @@ def restless(ladder: Ablation) -> list[str]:
     if not busy:
         return []
     return [
-        f"warning: {len(busy)} of {len(waited)} comparisons were disturbed: threads waited for CPUs that other "
-        f"processes had, all together up to {max(busy):.0%} of the time; trust no ratio beyond its interval, and run "
-        "it again on a calmer machine or with more --rounds"
+        f"warning: {len(busy)} of {len(waited)} comparisons were disturbed by other processes: threads waited for a CPU "
+        f"for up to {max(busy):.0%} of the time. Rely only on the intervals, and repeat "
+        "the measurement on a less busy machine or with more --rounds"
     ]
 
 
@@ -129,13 +129,13 @@ def printed(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, folder: P
     screen.print(f"{_LEGEND}\n{_COMPILES}" if compiled else _LEGEND, style="dim")
     for text in (explanation(ladder), left_out(plan), *restless(ladder)):
         screen.print(text)
-    screen.print(f"picture and numbers in {folder}")
+    screen.print(f"plot and numbers are in {folder}")
 
 
 def table(ladder: Ablation) -> Table:
     """One row per step, without empty columns."""
     made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 1), header_style="dim", show_edge=False)
-    made.add_column("rung", overflow="fold")
+    made.add_column("configuration", overflow="fold")
     cells = [_cells(rung) for rung in ladder.rungs]
     used = [title for title in _TITLES if any(row[title] for row in cells)]
     for title in used:

@@ -102,8 +102,8 @@ def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, 
             break
     if len(losses) < steps // 5:
         raise NumericsError(
-            f"the loss is not finite from a learning rate of {rates[len(losses)]:.2g} on",
-            "finite numbers over a fifth of the test",
+            f"the loss is NaN or infinite from a learning rate of {rates[len(losses)]:.2g} on",
+            "a finite loss in at least a fifth of the test",
             "start lower: --lowest 1e-9",
         )
     return rates[: len(losses)], np.array(losses)
@@ -155,7 +155,7 @@ def report(run: Run, found: LrSweep, folder: Path) -> None:
     print("\n".join(_table(found)))
     if found.suggested is None:
         print(
-            "no rate can be suggested: the loss falls on no stretch by more than its noise; try more --steps, "
+            "no learning rate can be suggested: the loss never falls by more than its noise; try more --steps, "
             "a lower --lowest or a larger train.batch_size"
         )
     else:
@@ -174,7 +174,7 @@ def report(run: Run, found: LrSweep, folder: Path) -> None:
         )
     except OSError as error:
         raise storage_error(folder, error) from None
-    print(f"picture and numbers in {folder}", flush=True)
+    print(f"plot and numbers are in {folder}", flush=True)
 
 
 def _table(found: LrSweep, rows: int = 12) -> Sequence[str]:

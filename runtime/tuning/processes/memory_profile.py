@@ -112,7 +112,7 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
         )
     except OSError as error:
         raise storage_error(folder, error) from None
-    print(f"picture and numbers in {folder}", flush=True)
+    print(f"plot and numbers are in {folder}", flush=True)
 
 
 def _name(recomputed: bool) -> str:

@@ -94,19 +94,19 @@ def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
     ladder, _ = climbed()
     assert ladder.explained
     assert results.explanation(ladder) == (
-        "the steps explain the total: 2.00 x 1.25 x 1.10 = 2.75, measured 2.75x [2.75-2.75]"
+        "the single speedups explain the total: 2.00 x 1.25 x 1.10 = 2.75, measured 2.75x [2.75-2.75]"
     )
     apart = Ablation(
         tuple(replace(r, pair=PairedTiming((1.4, 1.4, 1.4))) if r.kind == "all" else r for r in ladder.rungs)
     )
     assert not apart.explained
-    expected = "the steps do not explain the total, they change what the others gain: 2.00 x 1.25 x 1.10 = 2.75, measured 1.40x"
+    expected = "the single speedups do not explain the total, so the optimizations influence each other: 2.00 x 1.25 x 1.10 = 2.75, measured 1.40x"
     assert results.explanation(apart).startswith(expected)
     noisy = Ablation(
         tuple(replace(r, pair=PairedTiming((1.0, 2.0, 3.0, 4.0, 1.5))) if r.kind == "all" else r for r in ladder.rungs)
     )
     assert noisy.explained is None
-    assert "nobody can tell whether the steps explain the total" in results.explanation(noisy)
+    assert "too noisy to tell whether the single speedups explain the total" in results.explanation(noisy)
 
 
 def test_a_step_that_fails_is_a_row_and_the_rest_goes_on() -> None:
@@ -124,7 +124,7 @@ def test_a_step_that_fails_is_a_row_and_the_rest_goes_on() -> None:
 def test_nothing_on_gives_nothing_to_explain() -> None:
     ladder = climb(planned([]), starter([]), 3, lambda text: None)
     assert [r.kind for r in ladder.rungs] == ["plain"]
-    assert results.explanation(ladder) == "nothing is on in this plan, so there is nothing to explain"
+    assert results.explanation(ladder) == "all optimizations are off in this plan, so there is nothing to compare"
 
 
 def test_the_calmest_pairs_count_whatever_their_ratio() -> None:
