@@ -42,7 +42,7 @@ def main() -> int:
     """Measure everything, write and print the page."""
     given = arguments()
     start = time.monotonic()
-    machine = gpu_selection.used(detect(given.folder))
+    machine = gpu_selection.select_gpus(detect(given.folder))
     if machine.gpu is None and not given.smoke:
         print(f"no GPU can be used here: {machine.gpu_trouble or 'none was found'}; --smoke tries the script out",
               file=sys.stderr)

@@ -49,7 +49,7 @@ def main() -> int:
     """Measure one arm."""
     folder, path, arm, seconds = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], float(sys.argv[4])
     job = job_spec.load(path)
-    machine = gpu_selection.used(detect(folder), job.limits.gpus)
+    machine = gpu_selection.select_gpus(detect(folder), job.limits.gpus)
     torch.manual_seed(0)
     dataset = load(job)
     network = build(job, dataset)

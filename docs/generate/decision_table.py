@@ -66,7 +66,7 @@ def _age(path: Path) -> tuple[tuple[int, int], str]:
 
 
 def _made(job: Job, machine: Hardware) -> tuple[Hardware, Plan]:
-    machine = gpu_selection.used(machine, job.limits.gpus)
+    machine = gpu_selection.select_gpus(machine, job.limits.gpus)
     return machine, plans.resolve(job, machine)
 
 

@@ -76,7 +76,7 @@ def plan(given: argparse.Namespace) -> int:
     from runtime.system.console import console
 
     job = job_spec.load(given.job, given.set)
-    machine = gpu_selection.used(
+    machine = gpu_selection.select_gpus(
         facts.load(given.hardware) if given.hardware else detect(Path("runs")), job.limits.gpus
     )
     known = {} if given.hardware else evidence.started(machine, job)

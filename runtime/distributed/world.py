@@ -27,13 +27,13 @@ def check_world_size(job: Job, hardware: Hardware) -> None:
     Raises:
         SpecError: if the job requests that.
     """
-    asked, used = job.limits.processes, len(hardware.gpus)
-    if asked and used and asked != used:
+    requested, used = job.limits.processes, len(hardware.gpus)
+    if requested and used and requested != used:
         raise SpecError(
             [
                 job.problem(
                     ("limits", "processes"),
-                    f"is {asked}, and {used} GPUs are used",
+                    f"is {requested}, and {used} GPUs are used",
                     "one process for each GPU",
                     "leave it out, and choose GPUs with limits.gpus",
                 )

@@ -70,11 +70,14 @@ def tightest_quota(group: CgroupController) -> CgroupController:
     return replace(group, folders=(min(levels)[1],) if levels else group.folders[:1])
 
 
-def throttled(group: CgroupController) -> float | None:
+def throttled_seconds(group: CgroupController) -> float | None:
     """Total seconds for which a level's quota has throttled it; None without the counter."""
     for folder in group.folders[:1]:
-        stat = dict(line.split()[:2] for line in text(folder / "cpu.stat").splitlines() if " " in line)
-        nanoseconds, microseconds = number(stat.get("throttled_time", "")), number(stat.get("throttled_usec", ""))
+        stat = dict(line.split()[:2] for line in read_text(folder / "cpu.stat").splitlines() if " " in line)
+        nanoseconds, microseconds = (
+            parse_number(stat.get("throttled_time", "")),
+            parse_number(stat.get("throttled_usec", "")),
+        )
         if nanoseconds is not None or microseconds is not None:
             return nanoseconds / 1e9 if nanoseconds is not None else (microseconds or 0) / 1e6
     return None
@@ -85,19 +88,19 @@ def oom_kills(root: Path) -> int | None:
     group = groups_of(root)["memory"]
     name = {1: "memory.oom_control", 2: "memory.events"}.get(group.version, "")
     for folder in group.folders[:1]:
-        rows = dict(line.split()[:2] for line in text(folder / name).splitlines() if " " in line)
-        return number(rows.get("oom_kill", ""))
+        rows = dict(line.split()[:2] for line in read_text(folder / name).splitlines() if " " in line)
+        return parse_number(rows.get("oom_kill", ""))
     return None
 
 
-def peak(root: Path) -> int | None:
+def peak_memory(root: Path) -> int | None:
     """Peak memory of the group in bytes; None without the counter."""
     group = groups_of(root)["memory"]
     name = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}.get(group.version, "")
-    return number(text(group.folders[0] / name)) if group.folders else None
+    return parse_number(read_text(group.folders[0] / name)) if group.folders else None
 
 
-def text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """The stripped text of a kernel file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
@@ -105,17 +108,17 @@ def text(path: Path) -> str:
         return ""
 
 
-def number(value: str) -> int | None:
+def parse_number(value: str) -> int | None:
     """The number in a kernel file; None for `max`, `-1`, an empty or an invalid value."""
     return int(value) if value.isascii() and value.isdigit() else None
 
 
-def cpu_list(value: str) -> frozenset[int]:
+def parse_cpu_list(value: str) -> frozenset[int]:
     """The CPUs in a kernel list such as `0-3,8`; invalid parts are ignored."""
     found: set[int] = set()
     for part in value.split(","):
         first, _, last = (p.strip() for p in part.partition("-"))
-        low, high = number(first), number(last or first)
+        low, high = parse_number(first), parse_number(last or first)
         if low is not None and high is not None:
             found.update(range(low, high + 1))
     return frozenset(found)
@@ -148,7 +151,7 @@ def _group(root: Path, name: str, paths: dict[str, str], mounts: dict[str, list[
 def _paths(root: Path) -> dict[str, str]:
     """The path of the process's group by controller; version 2 has the empty name."""
     found = {}
-    for line in text(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         found.update(dict.fromkeys(controllers.split(","), path))
@@ -158,7 +161,7 @@ def _paths(root: Path) -> dict[str, str]:
 def _mounts(root: Path) -> dict[str, list[tuple[str, str]]]:
     """Mounted hierarchies by controller: (path inside the hierarchy, mount point)."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for line in text(root / "proc/self/mountinfo").splitlines():
+    for line in read_text(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         place, kind = left.split(), right.split()
         if len(place) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
@@ -192,10 +195,10 @@ def _folders(root: Path, mounted: str, point: str, path: str) -> tuple[Path, ...
 
 def _search(root: Path, top: Path, above: int, group: PurePosixPath) -> tuple[str, ...]:
     """Find the group by its member processes, if a private namespace meets the host's tree and no path names it."""
-    process = text(root / "proc/self/stat").partition(" ")[0]
+    process = read_text(root / "proc/self/stat").partition(" ")[0]
     for folder in top.glob("/".join(["*"] * above)):
         own = folder.joinpath(*group.parts[1:])
-        if process and process in text(own / "cgroup.procs").split():
+        if process and process in read_text(own / "cgroup.procs").split():
             return own.relative_to(top).parts
     return ()
 
@@ -204,7 +207,7 @@ def _cpuset(group: CgroupController) -> int | None:
     effective = {1: "cpuset.effective_cpus", 2: "cpuset.cpus.effective"}.get(group.version, "")
     for folder in group.folders:  # an empty set means the same as the parent's
         for name in (effective, "cpuset.cpus"):
-            if cpus := cpu_list(text(folder / name)):
+            if cpus := parse_cpu_list(read_text(folder / name)):
                 return len(cpus)
     return None
 
@@ -212,10 +215,10 @@ def _cpuset(group: CgroupController) -> int | None:
 def _quota(version: int, folder: Path) -> float | None:
     """The CPU quota of one level, in CPUs; None if it has none."""
     if version == 2:
-        words = [*text(folder / "cpu.max").split(), "", ""]
-        quota, period = number(words[0]), number(words[1])
+        words = [*read_text(folder / "cpu.max").split(), "", ""]
+        quota, period = parse_number(words[0]), parse_number(words[1])
     else:
-        quota, period = (number(text(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+        quota, period = (parse_number(read_text(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
     return quota / (period or _PERIOD_US) if quota else None
 
 
@@ -227,29 +230,29 @@ def memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
     }
     for folder in group.folders:
         limit_file, use_file, reclaimable = names[group.version]
-        stat = dict(line.split()[:2] for line in text(folder / "memory.stat").splitlines() if " " in line)
+        stat = dict(line.split()[:2] for line in read_text(folder / "memory.stat").splitlines() if " " in line)
         # A container's mount hides the ancestors, but version 1 reports their combined limit.
-        limits = [number(text(folder / limit_file)), number(stat.get("hierarchical_memory_limit", ""))]
+        limits = [parse_number(read_text(folder / limit_file)), parse_number(stat.get("hierarchical_memory_limit", ""))]
         # Above `memory.high` (systemd's MemoryHigh=) processes are not killed, but throttled until they make no
         # progress.
-        limits += [number(text(folder / "memory.high"))] if group.version == 2 else []
+        limits += [parse_number(read_text(folder / "memory.high"))] if group.version == 2 else []
         limit = min((value for value in limits if value is not None and value < _UNLIMITED), default=None)
-        use = number(text(folder / use_file))
+        use = parse_number(read_text(folder / use_file))
         if limit is not None or use is not None:
-            yield limit, max((use or 0) - (number(stat.get(reclaimable, "")) or 0), 0)
+            yield limit, max((use or 0) - (parse_number(stat.get(reclaimable, "")) or 0), 0)
 
 
 def _swap(group: CgroupController) -> bool:
     """False if a group's limit for memory plus swap leaves no space for swap."""
     for folder in group.folders:
-        if group.version == 2 and number(text(folder / "memory.swap.max")) == 0:
+        if group.version == 2 and parse_number(read_text(folder / "memory.swap.max")) == 0:
             return False
-        both = text(folder / "memory.memsw.limit_in_bytes")
-        if group.version == 1 and _finite(both) and both == text(folder / "memory.limit_in_bytes"):
+        both = read_text(folder / "memory.memsw.limit_in_bytes")
+        if group.version == 1 and _finite(both) and both == read_text(folder / "memory.limit_in_bytes"):
             return False
     return True
 
 
 def _finite(value: str) -> bool:
-    limit = number(value)
+    limit = parse_number(value)
     return limit is not None and limit < _UNLIMITED

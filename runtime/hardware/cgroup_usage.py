@@ -21,7 +21,7 @@ class ProcessCgroup:
 
     def throttled(self) -> float | None:
         """Total seconds for which the quota has throttled the group; None without the counter."""
-        return cgroup.throttled(self.cpu)
+        return cgroup.throttled_seconds(self.cpu)
 
 
 def _tightest(group: cgroup.CgroupController) -> cgroup.CgroupController:
@@ -38,4 +38,6 @@ def _tightest(group: cgroup.CgroupController) -> cgroup.CgroupController:
 def is_killed_as_one(root: Path = Path("/")) -> bool:
     """Whether the kernel, at the memory limit, kills every process of our group instead of the largest alone."""
     memory = cgroup.groups_of(root)["memory"]
-    return memory.version == 2 and any(cgroup.text(folder / "memory.oom.group") == "1" for folder in memory.folders)
+    return memory.version == 2 and any(
+        cgroup.read_text(folder / "memory.oom.group") == "1" for folder in memory.folders
+    )

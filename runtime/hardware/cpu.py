@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from runtime.hardware.cgroup import CgroupLimits, cpu_list, text
+from runtime.hardware.cgroup import CgroupLimits, parse_cpu_list, read_text
 from runtime.hardware.facts import Cpu
 
 # Only flags that decisions and reports use; the full list has a hundred entries.
@@ -70,7 +70,7 @@ def read_cpu(
     first = _first_block(root)
     flags = set((first.get("flags") or first.get("Features") or "").split())
     capped, lost = _cap(environ or {}, flags)
-    host = len(cpu_list(text(root / _CPUS / "online"))) or _processors(root) or len(allowed)
+    host = len(parse_cpu_list(read_text(root / _CPUS / "online"))) or _processors(root) or len(allowed)
     return Cpu(
         model=_model(first),
         vendor=_vendor(first),
@@ -81,7 +81,7 @@ def read_cpu(
         cpuset=limits.cpuset,
         quota=limits.quota,
         cores=_cores(root, allowed),
-        budget=budget(len(allowed), limits.cpuset, limits.quota),
+        budget=cpu_budget(len(allowed), limits.cpuset, limits.quota),
         capped=capped,
     )
 
@@ -99,7 +99,7 @@ def _cap(environ: Mapping[str, str], flags: set[str]) -> tuple[str | None, set[s
     return " ".join(found) or None, lost
 
 
-def budget(affinity: int, cpuset: int | None, quota: float | None) -> int:
+def cpu_budget(affinity: int, cpuset: int | None, quota: float | None) -> int:
     """Number of CPUs to plan with: the smallest of all limits, a quota rounded down, at least 1."""
     found = [affinity] + ([cpuset] if cpuset else []) + ([int(quota)] if quota is not None else [])
     return max(min(found), 1)
@@ -143,11 +143,11 @@ def _cores(root: Path, allowed: frozenset[int]) -> int:
 def _siblings(root: Path, cpu: int) -> str:
     topology = root / _CPUS / f"cpu{cpu}" / "topology"
     # The second name is from kernels before 5.3.
-    return text(topology / "core_cpus_list") or text(topology / "thread_siblings_list")
+    return read_text(topology / "core_cpus_list") or read_text(topology / "thread_siblings_list")
 
 
 def _blocks(root: Path) -> list[dict[str, str]]:
-    blocks = text(root / "proc/cpuinfo").split("\n\n")
+    blocks = read_text(root / "proc/cpuinfo").split("\n\n")
     return [dict(map(_pair, block.splitlines())) for block in blocks]
 
 

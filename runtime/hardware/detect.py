@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from runtime.hardware.cgroup import CgroupLimits, number, read_limits, text
+from runtime.hardware.cgroup import CgroupLimits, parse_number, read_limits, read_text
 from runtime.hardware.cpu import read_cpu
 from runtime.hardware.disk_space import read_storage
 from runtime.hardware.facts import Cpu, Gpu, Hardware, Memory
@@ -54,8 +54,8 @@ def detect(
 
 def read_memory(root: Path, limits: CgroupLimits) -> Memory:
     """Memory below `root` in bytes, from /proc/meminfo and the cgroups' limits."""
-    words = (line.split() for line in text(root / "proc/meminfo").splitlines())
-    info = {word[0].rstrip(":"): (number(word[1]) or 0) * 1024 for word in words if len(word) > 1}
+    words = (line.split() for line in read_text(root / "proc/meminfo").splitlines())
+    info = {word[0].rstrip(":"): (parse_number(word[1]) or 0) * 1024 for word in words if len(word) > 1}
     host = info.get("MemTotal", 0)
     # Kernels before 3.14 do not report available memory.
     free = info.get("MemAvailable", info.get("MemFree", 0) + info.get("Cached", 0))
@@ -80,7 +80,7 @@ def _place(root: Path, environ: Mapping[str, str]) -> str:
 
 def _contained(root: Path) -> bool:
     """Whether this is a container. A virtual machine booted from an image has the marker file, but is none."""
-    first, mounts = text(root / "proc/1/cgroup"), text(root / "proc/self/mountinfo")
+    first, mounts = read_text(root / "proc/1/cgroup"), read_text(root / "proc/self/mountinfo")
     if any(hint in first for hint in _HINTS) or (root / "run/systemd/container").exists():
         return True
     # In version 2 a private namespace hides the group's name, but every engine mounts its own /etc/hosts.

@@ -33,7 +33,7 @@ def launchable(hardware: Hardware) -> str:
             "fix that, or train on the CPU: `make train-cpu`",
         )
     gpu_selection.refuse_full(gpu)
-    chosen = image_selection.choose(hardware)
+    chosen = image_selection.choose_image(hardware)
     if chosen.word is None:
         builds = "; ".join(f"the image {word}: {build.covers}" for word, build in image_selection.BUILDS.items())
         way = "no driver helps" if gpu.capability < (5, 0) else "install a newer NVIDIA driver on the host"
@@ -41,12 +41,12 @@ def launchable(hardware: Hardware) -> str:
     return chosen.word
 
 
-def admitted(hardware: Hardware, wanted: gpu_selection.Wanted) -> Hardware:
+def select_devices(hardware: Hardware, requested: gpu_selection.GpuRequest) -> Hardware:
     """The hardware with only the GPUs that the job uses, all of them usable for training.
 
     Args:
         hardware: the whole machine.
-        wanted: the job's `limits.gpus`.
+        requested: the job's `limits.gpus`.
 
     Raises:
         DeviceError: if torch is missing, a GPU image has no GPU, a GPU's memory is full, or driver or torch do not fit
@@ -58,8 +58,8 @@ def admitted(hardware: Hardware, wanted: gpu_selection.Wanted) -> Hardware:
             "training needs torch",
             "`make train-cpu JOB=...` trains in the image; `make setup` installs torch here",
         )
-    machine = gpu_selection.used(hardware, wanted)
-    if machine.gpu is None and machine.image in image_selection.BUILDS and wanted != "none":
+    machine = gpu_selection.select_gpus(hardware, requested)
+    if machine.gpu is None and machine.image in image_selection.BUILDS and requested != "none":
         raise _nothing_mounted(machine)
     for gpu in machine.gpus:
         gpu_selection.refuse_full(gpu)
@@ -67,7 +67,7 @@ def admitted(hardware: Hardware, wanted: gpu_selection.Wanted) -> Hardware:
     return machine
 
 
-def usable(hardware: Hardware, tell: Callable[[str], None]) -> Hardware:
+def usable_hardware(hardware: Hardware, tell: Callable[[str], None]) -> Hardware:
     """The hardware for commands that need no GPU: with the best GPU, or with none, which is reported with its reason.
 
     Raises:
@@ -76,15 +76,15 @@ def usable(hardware: Hardware, tell: Callable[[str], None]) -> Hardware:
     if hardware.torch is None or hardware.gpu is None:
         return hardware
     try:
-        return admitted(hardware, "auto")
+        return select_devices(hardware, "auto")
     except DeviceError as error:
         return _without(hardware, error, tell)
 
 
-def device(hardware: Hardware, tell: Callable[[str], None]) -> str:
+def usable_device(hardware: Hardware, tell: Callable[[str], None]) -> str:
     """The device for the result of `usable`: `cuda:0`, or `cpu` if CUDA does not answer, which is reported."""
     try:
-        check(hardware)
+        check_build(hardware)
     except DeviceError as error:
         hardware = _without(hardware, error, tell)
     return "cuda:0" if hardware.gpu else "cpu"
@@ -95,7 +95,7 @@ def _without(hardware: Hardware, error: DeviceError, tell: Callable[[str], None]
     return replace(hardware, gpus=())
 
 
-def check(hardware: Hardware) -> None:
+def check_build(hardware: Hardware) -> None:
     """Refuse a GPU that the loaded torch cannot run on. Starts no kernel.
 
     Raises:
@@ -145,7 +145,7 @@ def _refuse_build(hardware: Hardware, torch: Torch, architectures: Sequence[str]
 
 def _other_build(hardware: Hardware, given: str) -> DeviceError:
     """The error about a torch without code for the chip, naming the image or version that has it."""
-    chosen = image_selection.choose(hardware)
+    chosen = image_selection.choose_image(hardware)
     if chosen.word is None:
         return DeviceError(given, chosen.reason, f"install a newer driver if that helps; {_ON_CPU}")
     build = image_selection.BUILDS[chosen.word]

@@ -16,49 +16,49 @@ from runtime.errors import DeviceError
 from runtime.hardware.facts import Gpu, Hardware
 from runtime.system.units import format_bytes, parse_bytes
 
-Wanted = Literal["auto", "all", "none"] | Sequence[int]
+GpuRequest = Literal["auto", "all", "none"] | Sequence[int]
 
 CONTEXT = 512 << 20
 """Approximate bytes of GPU memory that CUDA itself needs before the first tensor."""
 
 
-def used(hardware: Hardware, wanted: Wanted = "auto") -> Hardware:
+def select_gpus(hardware: Hardware, requested: GpuRequest = "auto") -> Hardware:
     """The hardware with only the GPUs that a job uses, and a note if there was a choice.
 
     Args:
         hardware: the whole machine.
-        wanted: the job's `limits.gpus`.
+        requested: the job's `limits.gpus`.
 
     Raises:
         DeviceError: if a GPU with a requested number does not exist.
     """
-    gpus, note = _chosen(hardware, wanted)
+    gpus, note = _chosen(hardware, requested)
     return replace(hardware, gpus=gpus, gpu_note=note)
 
 
-def _chosen(hardware: Hardware, wanted: Wanted) -> tuple[tuple[Gpu, ...], str | None]:
+def _chosen(hardware: Hardware, requested: GpuRequest) -> tuple[tuple[Gpu, ...], str | None]:
     here = hardware.gpus
-    if not isinstance(wanted, str):
-        return _numbered(hardware, wanted)
-    if wanted == "none":
+    if not isinstance(requested, str):
+        return _numbered(hardware, requested)
+    if requested == "none":
         return (), f"limits.gpus: none, so {_named(here)} is not used" if here else None
     if not here:
-        return (), "limits.gpus: all requested, but this machine has no GPU" if wanted == "all" else None
+        return (), "limits.gpus: all requested, but this machine has no GPU" if requested == "all" else None
     if hardware.image == "cpu":
         return (), f"this is the CPU image, so {_named(here)} is not used; `make train-gpu` uses it"
     best = max(here, key=lambda gpu: (gpu.free >= CONTEXT, gpu.capability, gpu.memory, -gpu.index))
-    if wanted == "auto":
+    if requested == "auto":
         return (best,), _left_over(here, (best,), "`limits: {gpus: all}` uses every GPU of one model")
     alike = tuple(gpu for gpu in here if (gpu.name, gpu.memory) == (best.name, best.memory))
     return alike, _left_over(here, alike, "one run uses GPUs of one model")
 
 
-def _numbered(hardware: Hardware, wanted: Sequence[int]) -> tuple[tuple[Gpu, ...], str | None]:
+def _numbered(hardware: Hardware, requested: Sequence[int]) -> tuple[tuple[Gpu, ...], str | None]:
     """The GPUs that the job lists. The weakest comes first, since decisions are based on the first and must suit
     all.
     """
     known = {gpu.index: gpu for gpu in hardware.gpus}
-    lost = [number for number in wanted if number not in known]
+    lost = [number for number in requested if number not in known]
     if lost:
         here = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in hardware.gpus) or hardware.gpu_trouble or "none"
         raise DeviceError(
@@ -66,7 +66,7 @@ def _numbered(hardware: Hardware, wanted: Sequence[int]) -> tuple[tuple[Gpu, ...
             f"usable GPUs: {here}",
             "choose other numbers, or write `gpus: auto`, or `gpus: none` to train on the CPU",
         )
-    chosen = [known[number] for number in wanted]
+    chosen = [known[number] for number in requested]
     first = min(chosen, key=lambda gpu: (gpu.capability, gpu.memory))
     chosen.sort(key=lambda gpu: gpu is not first)
     mixed = len({gpu.name for gpu in chosen}) > 1
@@ -108,16 +108,16 @@ def environment(hardware: Hardware) -> dict[str, str]:
     return same | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers}
 
 
-def allowed(gpu: Gpu, asked: float | str | None) -> int:
+def allowed_bytes(gpu: Gpu, requested: float | str | None) -> int:
     """Bytes of a GPU that a job's `limits.gpu_memory` allows: a share, a size, or all of it."""
-    if asked is None:
+    if requested is None:
         return gpu.memory
-    return min(gpu.memory, parse_bytes(asked) if isinstance(asked, str) else int(gpu.memory * asked))
+    return min(gpu.memory, parse_bytes(requested) if isinstance(requested, str) else int(gpu.memory * requested))
 
 
-def room(gpu: Gpu, asked: float | str | None) -> int:
+def available_bytes(gpu: Gpu, requested: float | str | None) -> int:
     """Bytes of a GPU that a job may use, given the use of others."""
-    return min(gpu.free, allowed(gpu, asked))
+    return min(gpu.free, allowed_bytes(gpu, requested))
 
 
 def refuse_full(gpu: Gpu) -> None:

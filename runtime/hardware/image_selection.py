@@ -36,7 +36,7 @@ class Image:
     reason: str
 
 
-def choose(hardware: Hardware) -> Image:
+def choose_image(hardware: Hardware) -> Image:
     """The image for this machine, by capability and driver of its first GPU."""
     gpu = hardware.gpu
     if gpu is None:

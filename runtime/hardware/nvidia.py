@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.hardware.cgroup import text
+from runtime.hardware.cgroup import read_text
 from runtime.hardware.facts import Gpu
 
 _LIBRARY = "libnvidia-ml.so.1"
@@ -63,10 +63,10 @@ def _usable(nvml: Any, environ: Mapping[str, str], place: str) -> tuple[tuple[Gp
             found += _devices(nvml, index, driver, trouble)
         except nvml.NVMLError as error:
             trouble.append(f"GPU {index} cannot be used: {error}")
-    wanted = environ.get("CUDA_VISIBLE_DEVICES")
-    visible = tuple(device.gpu for device in _visible(found, wanted))
+    requested = environ.get("CUDA_VISIBLE_DEVICES")
+    visible = tuple(device.gpu for device in _visible(found, requested))
     if found and not visible:
-        trouble.append(f"CUDA_VISIBLE_DEVICES={wanted} hides every GPU: unset it")
+        trouble.append(f"CUDA_VISIBLE_DEVICES={requested} hides every GPU: unset it")
     elif not found and not trouble:
         trouble.append(_nothing_mounted(environ, place))
     return visible, "; ".join(trouble) or None
@@ -115,13 +115,13 @@ def _instances(nvml: Any, handle: Any) -> Iterator[object]:
             continue
 
 
-def _visible(found: list[_Device], wanted: str | None) -> list[_Device]:
+def _visible(found: list[_Device], requested: str | None) -> list[_Device]:
     """What CUDA shows: if there is a MIG instance, only the first one, unless another is named."""
     counted = [device for device in found if device.gpu.mig][:1] or found
-    if wanted is None:
+    if requested is None:
         return counted
     chosen: list[_Device] = []
-    for word in (part.strip() for part in wanted.split(",")):
+    for word in (part.strip() for part in requested.split(",")):
         if word.isdigit():
             match = counted[int(word) : int(word) + 1]
         else:
@@ -151,7 +151,7 @@ def _has_library(root: Path, environ: Mapping[str, str]) -> bool:
 def _pci_device(root: Path) -> str | None:
     """The PCI address of the first NVIDIA display or 3D controller."""
     for folder in sorted(glob.glob(str(root / "sys/bus/pci/devices/*"))):
-        if text(Path(folder, "vendor")) == "0x10de" and text(Path(folder, "class")).startswith("0x03"):
+        if read_text(Path(folder, "vendor")) == "0x10de" and read_text(Path(folder, "class")).startswith("0x03"):
             return os.path.basename(folder)
     return None
 
@@ -185,6 +185,6 @@ def _without_driver(root: Path, place: str, error: Exception) -> str | None:
 def _nothing_mounted(environ: Mapping[str, str], place: str) -> str:
     if place == "host":
         return "the NVIDIA driver is loaded, but lists no GPU: look at dmesg"
-    asked = environ.get("NVIDIA_VISIBLE_DEVICES")
-    cause = f"NVIDIA_VISIBLE_DEVICES={asked}" if asked is not None else "NVIDIA_VISIBLE_DEVICES is not set"
+    requested = environ.get("NVIDIA_VISIBLE_DEVICES")
+    cause = f"NVIDIA_VISIBLE_DEVICES={requested}" if requested is not None else "NVIDIA_VISIBLE_DEVICES is not set"
     return f"the driver's library is in this container, but no GPU ({cause}): start it with `gpus: all`"

@@ -70,7 +70,7 @@ def predict(request: PredictRequest) -> int:
     for note in data.notes:
         print(f"data: {note}", file=sys.stderr, flush=True)
     started = time.monotonic()
-    device = torch.device(device_check.device(machine, thread_limits.tell))
+    device = torch.device(device_check.usable_device(machine, thread_limits.tell))
     batches = forward.outputs(trained.network, trained.heads, data.split, data.prepare, device)
     among = request.output is None and (sys.stdout.isatty() or bool(os.environ.get(TERMINAL)))
     if not among:

@@ -14,7 +14,7 @@ from runtime.optimizations import cpu_threads
 
 def limit() -> Hardware:
     """Keep this process within the container's limits; returns the hardware. Call it before torch is imported."""
-    machine = device_check.usable(detect(Path()), tell)
+    machine = device_check.usable_hardware(detect(Path()), tell)
     os.environ.update(gpu_selection.environment(machine))
     os.environ.update(cpu_threads.environment(machine, cpu_threads.threads_of(machine)))
     return machine

@@ -77,9 +77,9 @@ def _word(request: LaunchRequest, job: Job) -> str:
         return "cpu"
     if job.limits.gpus == "none":
         raise SpecError("--device gpu, and limits.gpus is none in the job", "one of them", "`make train-cpu`")
-    machine = gpu_selection.used(detect(Path("runs")), job.limits.gpus)
+    machine = gpu_selection.select_gpus(detect(Path("runs")), job.limits.gpus)
     word = device_check.launchable(machine)
-    print(f"image {word}: {image_selection.choose(machine).reason}")
+    print(f"image {word}: {image_selection.choose_image(machine).reason}")
     if machine.gpu_note:
         print(f"gpu: {machine.gpu_note}")
     return word

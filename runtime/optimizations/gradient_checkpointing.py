@@ -69,7 +69,10 @@ def room(job: Job, hardware: Hardware) -> int:
     free, whole = hardware.memory.available, hardware.memory.limit or hardware.memory.host
     if hardware.gpu:
         asked = job.limits.gpu_memory
-        free, whole = gpu_selection.room(hardware.gpu, asked), gpu_selection.allowed(hardware.gpu, asked)
+        free, whole = (
+            gpu_selection.available_bytes(hardware.gpu, asked),
+            gpu_selection.allowed_bytes(hardware.gpu, asked),
+        )
     return max(0, free - TORCH - whole // 10)
 
 

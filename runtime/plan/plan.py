@@ -139,7 +139,7 @@ def resolve(
         decisions.append(_decide(optimization, job, hardware, workload, plain, replay or {}, measured or {}, asked))
     if refused:
         raise SpecError(refused)
-    chosen = image.choose(hardware)
+    chosen = image.choose_image(hardware)
     return Plan(tuple(decisions), chosen.word, chosen.reason, profile(hardware).name, tuple(plan_notes(job, hardware)))
 
 

@@ -20,7 +20,7 @@ def plan_notes(job: Job, hardware: Hardware) -> Iterable[str]:
     if limits.gpu_memory is not None and hardware.gpu is None:
         yield f"limits.gpu_memory: {limits.gpu_memory} has no effect without a GPU"
     elif limits.gpu_memory is not None and hardware.gpu is not None:
-        may = gpu_selection.allowed(hardware.gpu, limits.gpu_memory)
+        may = gpu_selection.allowed_bytes(hardware.gpu, limits.gpu_memory)
         yield f"limits.gpu_memory: tensors may use {format_bytes(may)} of {format_bytes(hardware.gpu.memory)}"
     if hardware.gpu is None and hardware.image in image_selection.BUILDS and job.limits.gpus != "none":
         yield f"image: {hardware.image} needs a GPU and sees none, so `train` will not start"

@@ -86,16 +86,16 @@ def machine(here: Hardware, job: Job) -> Hardware:
     """
     wanted, first = job.limits.gpus, _first(here)
     if wanted == "none" or first is None:
-        found = device_check.admitted(here, wanted)
+        found = device_check.select_devices(here, wanted)
     elif isinstance(wanted, str) or list(wanted) == [first.index]:
-        found = device_check.admitted(here, [first.index])
+        found = device_check.select_devices(here, [first.index])
     else:
         raise DeviceError(
             f"limits.gpus is {list(wanted)}, but this process uses GPU {first.index} ({first.name})",
             "the first GPU that is visible to this process",
             "start it with another one: CUDA_VISIBLE_DEVICES=UUID, which nvidia-smi -L lists",
         )
-    device_check.check(found)
+    device_check.check_build(found)
     return found
 
 

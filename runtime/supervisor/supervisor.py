@@ -67,7 +67,7 @@ def train(request: TrainRequest) -> int:
     """
     signals.stop_early()
     job = spec.load(request.spec, request.assignments)
-    machine = device_check.admitted(detect(request.runs), job.limits.gpus)
+    machine = device_check.select_devices(detect(request.runs), job.limits.gpus)
     world.check_world_size(job, machine)
     asked = effective_plan.PlanRequest(request.plain, plans.load(request.plan).values() if request.plan else None)
     run = run_folder.open_run(request.runs, job, new=request.new)
@@ -195,7 +195,7 @@ def _killed(before: int | None) -> bool:
 
 
 def _at_the_limit(machine: Hardware) -> str:
-    peak = format_bytes(cgroup.peak(Path("/")))
+    peak = format_bytes(cgroup.peak_memory(Path("/")))
     return f"the trainer was killed at the memory limit of {format_bytes(machine.memory.limit)} (peak {peak})"
 
 

@@ -15,5 +15,5 @@ def begin(job: Job, hardware: Hardware, device: torch.device) -> None:
     torch_settings.reset()
     torch.set_deterministic_debug_mode("warn" if job.train.deterministic else "default")
     if hardware.gpu and job.limits.gpu_memory is not None:
-        allowed = gpu_selection.allowed(hardware.gpu, job.limits.gpu_memory)
+        allowed = gpu_selection.allowed_bytes(hardware.gpu, job.limits.gpu_memory)
         torch.cuda.set_per_process_memory_fraction(allowed / hardware.gpu.memory, device)

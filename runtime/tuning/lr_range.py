@@ -51,7 +51,7 @@ def find_lr(request: LrRangeRequest) -> int:
     batch_size.fixed(job, "find-lr")
     output = request.output or Path("runs") / f"find-lr-{job.name}"
     make_folder(output)
-    machine = device_check.admitted(detect(output), job.limits.gpus)
+    machine = device_check.select_devices(detect(output), job.limits.gpus)
     plan = plans.resolve(job, machine)
     console().print(render(plan, job, machine))
     words = (repr(request.lowest), repr(request.highest), str(request.steps))

@@ -74,7 +74,7 @@ def assemble_run(
 def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> MicroBatchSearch:
     """Load data, network and plan of such a folder before anything is measured; returns the micro-batch search."""
     machine = hardware.from_json(read_json(folder / "hardware.json"))
-    device_check.check(machine)
+    device_check.check_build(machine)
     with clock.phase("data"):
         dataset = recorded_inputs.read(job, folder)
     for note in dataset.notes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hardware.cgroup import CgroupLimits, cpu_list, number, oom_kills, peak, read_limits
+from runtime.hardware.cgroup import CgroupLimits, oom_kills, parse_cpu_list, parse_number, peak_memory, read_limits
 from runtime.hardware.cgroup_usage import ProcessCgroup, is_killed_as_one
 from tests.recorded import plant, write
 
@@ -88,10 +88,10 @@ def test_kills_for_memory_in_version_2(tmp_path: Path, tree: str) -> None:
         events.write_text(f"low 0\nhigh 0\nmax 97\noom 4\noom_kill {kills}\noom_group_kill 0\n")
         assert oom_kills(tmp_path) == kills
     highest.write_text(f"{512 * MIB}\n")
-    assert peak(tmp_path) == 512 * MIB
+    assert peak_memory(tmp_path) == 512 * MIB
     events.unlink()
     highest.unlink()
-    assert (oom_kills(tmp_path), peak(tmp_path)) == (None, None)
+    assert (oom_kills(tmp_path), peak_memory(tmp_path)) == (None, None)
 
 
 @pytest.mark.parametrize(("text", "together"), [("0\n", False), ("1\n", True), ("", False)])
@@ -104,7 +104,7 @@ def test_kills_for_memory_in_version_1(tmp_path: Path) -> None:
     own = next(name for name in plant(tmp_path, "v1-private").rglob("memory.limit_in_bytes"))
     own.with_name("memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
     own.with_name("memory.max_usage_in_bytes").write_text(f"{300 * MIB}\n")
-    assert (oom_kills(tmp_path), peak(tmp_path)) == (2, 300 * MIB)
+    assert (oom_kills(tmp_path), peak_memory(tmp_path)) == (2, 300 * MIB)
 
 
 def test_page_cache_that_can_be_given_back_is_not_use(tmp_path: Path) -> None:
@@ -198,11 +198,11 @@ def test_garbage_everywhere_is_no_limit(tmp_path: Path) -> None:
     [("", set()), ("0", {0}), ("0-3,8", {0, 1, 2, 3, 8}), (" 1 , 2-2\n", {1, 2}), ("3-1", set()), ("a-b,4,-", {4})],
 )
 def test_cpu_list(text: str, cpus: set[int]) -> None:
-    assert cpu_list(text) == cpus
+    assert parse_cpu_list(text) == cpus
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("12", 12), ("0", 0), ("max", None), ("-1", None), ("", None), ("²", None)]
 )
 def test_number(text: str, value: int | None) -> None:
-    assert number(text) == value
+    assert parse_number(text) == value

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.hardware.cgroup import read_limits
-from runtime.hardware.cpu import budget, read_cpu
+from runtime.hardware.cpu import cpu_budget, read_cpu
 from runtime.hardware.facts import Cpu
 from tests.recorded import plant, write
 
@@ -43,7 +43,7 @@ def cpu(root: Path, *mask: int) -> Cpu:
     ],
 )
 def test_budget(affinity: int, cpuset: int | None, quota: float | None, expected: int) -> None:
-    assert budget(affinity, cpuset, quota) == expected
+    assert cpu_budget(affinity, cpuset, quota) == expected
 
 
 @pytest.mark.parametrize(

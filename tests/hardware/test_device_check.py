@@ -95,15 +95,15 @@ GTX = card(1, "GTX 1080", (6, 1), 8)
         ),
     ],
 )
-def test_limits_gpus(wanted: gpu_selection.Wanted, cards: list[Gpu], expected: list[int], note: str | None) -> None:
-    made = gpu_selection.used(with_gpus(*cards), wanted)
+def test_limits_gpus(wanted: gpu_selection.GpuRequest, cards: list[Gpu], expected: list[int], note: str | None) -> None:
+    made = gpu_selection.select_gpus(with_gpus(*cards), wanted)
     assert [gpu.index for gpu in made.gpus] == expected
     assert made.gpu_note == note
 
 
 def test_the_plan_says_which_are_used() -> None:
     job = job_spec.check(parse("name: a\ntask: image-classification\ndata: {train: x}\n", "job.yaml"))
-    made = plan.resolve(job, gpu_selection.used(with_gpus(replace(GTX, index=0), card(1)), "auto"))
+    made = plan.resolve(job, gpu_selection.select_gpus(with_gpus(replace(GTX, index=0), card(1)), "auto"))
     assert [note for note in made.notes if note.startswith("gpu: 2 GPUs of 2 kinds: GPU 1 (RTX 3060) is used")]
     assert made.value("precision") == "bf16"
 
@@ -118,7 +118,7 @@ def test_the_plan_says_which_are_used() -> None:
 )
 def test_a_number_that_is_not_here(cards: tuple[Gpu, ...], trouble: str | None, possible: str) -> None:
     with pytest.raises(DeviceError) as caught:
-        gpu_selection.used(with_gpus(*cards, trouble=trouble), [0, 7] if cards else [7])
+        gpu_selection.select_gpus(with_gpus(*cards, trouble=trouble), [0, 7] if cards else [7])
     assert caught.value.lines() == [
         "limits.gpus: GPU 7 does not exist on this machine",
         f"  possible: usable GPUs: {possible}",
@@ -127,7 +127,7 @@ def test_a_number_that_is_not_here(cards: tuple[Gpu, ...], trouble: str | None, 
 
 
 def test_cuda_counts_as_we_do() -> None:
-    chosen = gpu_selection.used(with_gpus(card(0), GTX, card(2)), [2, 0])
+    chosen = gpu_selection.select_gpus(with_gpus(card(0), GTX, card(2)), [2, 0])
     same = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     assert gpu_selection.environment(chosen) == same | {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -138,7 +138,7 @@ def test_cuda_counts_as_we_do() -> None:
 
 
 def test_the_cpu_image_leaves_a_gpu_alone_and_says_so() -> None:
-    made = device_check.admitted(with_gpus(card(0), word="cpu"), "auto")
+    made = device_check.select_devices(with_gpus(card(0), word="cpu"), "auto")
     assert made.gpus == ()
     assert made.gpu_note == "this is the CPU image, so GPU 0 (RTX 3060) is not used; `make train-gpu` uses it"
 
@@ -230,25 +230,25 @@ def test_a_torch_without_code_for_the_chip(
     name: str, torch: Torch, word: str | None, given: str, possible: str, action: str
 ) -> None:
     with pytest.raises(DeviceError) as caught:
-        device_check.admitted(machine(name, torch, word), "auto")
+        device_check.select_devices(machine(name, torch, word), "auto")
     assert (caught.value.given, caught.value.possible, caught.value.action) == (given, possible, action)
     assert caught.value.exit_code == 9
-    assert device_check.admitted(machine(name, torch, word), "none").gpus == ()
+    assert device_check.select_devices(machine(name, torch, word), "none").gpus == ()
 
 
 def test_a_driver_that_nothing_runs_on_names_the_driver() -> None:
     old = replace(machine("t4", LEGACY), gpus=(card(0, "Tesla T4", (7, 5), 15, driver="470.1"),))
     with pytest.raises(DeviceError, match="which needs 525 or newer") as caught:
-        device_check.admitted(old, "auto")
+        device_check.select_devices(old, "auto")
     assert caught.value.action == "install a newer driver if that helps; `limits: {gpus: none}` trains on the CPU"
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("tests/machines/*.json")), ids=lambda path: str(path.stem))
 def test_the_torch_of_the_chosen_image_is_admitted(path: Path) -> None:
     here = facts.load(path)
-    word = image_selection.choose(here).word
+    word = image_selection.choose_image(here).word
     torch = {"cpu": CPU, "ampere": AMPERE, "legacy": LEGACY}[str(word)]
-    assert device_check.admitted(replace(here, torch=torch, image=word), "auto").gpus == here.gpus
+    assert device_check.select_devices(replace(here, torch=torch, image=word), "auto").gpus == here.gpus
 
 
 @pytest.mark.parametrize(
@@ -265,23 +265,23 @@ def test_a_gpu_image_without_a_gpu(trouble: str | None, cause: str) -> None:
     here = replace(with_gpus(trouble=trouble, word="legacy"), torch=LEGACY)
     for wanted in ("auto", "all"):
         with pytest.raises(DeviceError) as caught:
-            device_check.admitted(here, wanted)
+            device_check.select_devices(here, wanted)
         assert caught.value.given == f"the image legacy needs a GPU and sees none{cause}"
         assert "`docker run --gpus all`" in caught.value.possible
         assert "compose/legacy.yaml" in caught.value.possible
         assert caught.value.exit_code == 9
-    assert device_check.admitted(here, "none").gpus == ()
+    assert device_check.select_devices(here, "none").gpus == ()
 
 
 def test_no_torch_at_all() -> None:
     with pytest.raises(DeviceError, match="torch is not installed"):
-        device_check.admitted(machine("t4"), "auto")
+        device_check.select_devices(machine("t4"), "auto")
 
 
 def test_a_full_gpu() -> None:
     full = card(0, free=100 << 20)
     for refuse in (
-        lambda: device_check.admitted(with_gpus(full), "auto"),
+        lambda: device_check.select_devices(with_gpus(full), "auto"),
         lambda: device_check.launchable(with_gpus(full)),
     ):
         with pytest.raises(DeviceError) as caught:
@@ -300,14 +300,14 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, torch: Torch, count: int) -> None
 def test_the_trainer_asks_the_torch_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch, replace(AMPERE, cuda="12.8"), 1)
     with pytest.raises(DeviceError, match=r"has no code for this GPU, only for 7\.5"):
-        device_check.check(machine("gtx1080", LEGACY))
+        device_check.check_build(machine("gtx1080", LEGACY))
     fake_cuda(monkeypatch, LEGACY, 0)
     with pytest.raises(DeviceError, match="the driver lists 1 GPU for this run, CUDA finds 0"):
-        device_check.check(machine("gtx1080", LEGACY))
+        device_check.check_build(machine("gtx1080", LEGACY))
     fake_cuda(monkeypatch, LEGACY, 1)
-    device_check.check(machine("gtx1080", LEGACY))
+    device_check.check_build(machine("gtx1080", LEGACY))
     fake_cuda(monkeypatch, CPU, 0)
-    device_check.check(machine("laptop", CPU))
+    device_check.check_build(machine("laptop", CPU))
 
 
 def test_the_builds_are_those_of_the_images() -> None:
@@ -345,21 +345,23 @@ def test_what_needs_no_gpu_goes_on_without_one_that_cannot_be_used() -> None:
     """As `predict` and `evaluate` do on a host with a GPU and a torch for CPUs."""
     said = list[str]()
     here = machine("rtx3060-driver580", CPU)
-    assert device_check.usable(here, said.append).gpus == ()
+    assert device_check.usable_hardware(here, said.append).gpus == ()
     assert said == [
         "warning: found NVIDIA GeForce RTX 3060 (capability 8.6, driver 580.95.05), but torch 2.13.0+cpu "
         "(CPU build) has no code for any GPU; computing on the CPU"
     ]
     said.clear()
-    assert device_check.usable(machine("rtx3060-driver580", AMPERE), said.append).gpu is not None
+    assert device_check.usable_hardware(machine("rtx3060-driver580", AMPERE), said.append).gpu is not None
     assert said == []
 
 
 def test_what_needs_no_gpu_goes_on_where_cuda_does_not_answer() -> None:
     said = list[str]()
-    assert device_check.device(machine("rtx3060-driver580", AMPERE), said.append) == "cpu"  # this torch is for CPUs
+    assert (
+        device_check.usable_device(machine("rtx3060-driver580", AMPERE), said.append) == "cpu"
+    )  # this torch is for CPUs
     assert said[0].startswith("warning: found NVIDIA GeForce RTX 3060")
-    assert device_check.device(machine("vm-2core-cgroup1"), said.append) == "cpu"
+    assert device_check.usable_device(machine("vm-2core-cgroup1"), said.append) == "cpu"
     assert len(said) == 1
 
 
@@ -377,5 +379,5 @@ def test_predict_and_evaluate_compute_on_the_cpu_where_torch_has_no_code_for_the
     monkeypatch.setattr(thread_limits, "os", SimpleNamespace(environ=dict[str, str]()))
     here = thread_limits.limit()
     assert here.gpus == ()
-    assert device_check.device(here, thread_limits.tell) == "cpu"
+    assert device_check.usable_device(here, thread_limits.tell) == "cpu"
     assert capsys.readouterr().err.endswith("has no code for any GPU; computing on the CPU\n")

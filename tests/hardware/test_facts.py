@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import SpecError
-from runtime.hardware.cpu import budget
+from runtime.hardware.cpu import cpu_budget
 from runtime.hardware.facts import Hardware, from_json, load
 from tests import paths
 
@@ -73,7 +73,7 @@ def test_a_recorded_machine_is_whole(path: Path) -> None:
 def test_a_recorded_machine_is_consistent(path: Path) -> None:
     machine = load(path)
     cpu, memory = machine.cpu, machine.memory
-    assert cpu.budget == budget(cpu.affinity, cpu.cpuset, cpu.quota)
+    assert cpu.budget == cpu_budget(cpu.affinity, cpu.cpuset, cpu.quota)
     assert 1 <= cpu.cores <= cpu.affinity <= cpu.host
     assert memory.available <= (memory.limit or memory.host) - memory.used
     assert all(0 < gpu.free <= gpu.memory for gpu in machine.gpus)

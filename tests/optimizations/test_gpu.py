@@ -173,8 +173,8 @@ def test_cuda_graphs_ask_for_compile_and_are_measured_for_small_networks() -> No
 )
 def test_the_memory_of_a_gpu_that_a_job_allows(asked: Any, expected: int) -> None:
     gpu = machine("gtx1080").gpus[0]
-    assert gpu_selection.allowed(gpu, asked) == expected
-    assert gpu_selection.room(gpu, asked) == min(expected, gpu.free)
+    assert gpu_selection.allowed_bytes(gpu, asked) == expected
+    assert gpu_selection.available_bytes(gpu, asked) == min(expected, gpu.free)
 
 
 def test_a_dataset_that_may_draw_at_random_stays_on_the_host() -> None:

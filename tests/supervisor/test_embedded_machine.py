@@ -71,7 +71,7 @@ def _used(cards: Any, monkeypatch: pytest.MonkeyPatch, first: int = 0) -> Any:
     named = tuple(replace(each, uuid=f"GPU-{each.index}a") for each in cards)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"{first}a"))
-    monkeypatch.setattr(host_process.device_check, "check", lambda found: None)
+    monkeypatch.setattr(host_process.device_check, "check_build", lambda found: None)
     return with_gpus(*named)
 
 

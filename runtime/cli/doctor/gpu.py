@@ -82,7 +82,7 @@ def _toolkit(scene: Snapshot) -> Iterator[Finding]:
 
 def _match(scene: Snapshot) -> Iterator[Finding]:
     hardware = scene.hardware
-    wanted = image_selection.choose(hardware)
+    wanted = image_selection.choose_image(hardware)
     if wanted.word is None:
         yield fail("gpu and image", wanted.reason, "train on the CPU, or on another machine")
     elif hardware.image and hardware.image != wanted.word:

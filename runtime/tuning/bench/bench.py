@@ -61,7 +61,7 @@ def bench(request: BenchRequest) -> int:
         spec.load(request.spec, [*request.assignments, *request.against])
     output = request.output or Path("runs") / f"bench-{job.name}"
     make_folder(output)
-    machine = device_check.admitted(detect(output), job.limits.gpus)
+    machine = device_check.select_devices(detect(output), job.limits.gpus)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         return _measured(request, job, machine, output, Path(scratch))
 

@@ -39,7 +39,7 @@ def memory(request: MemoryRequest) -> int:
     batch_size.fixed(job, "memory")
     output = request.output or Path("runs") / f"memory-{job.name}"
     make_folder(output)
-    machine = device_check.admitted(detect(output), job.limits.gpus)
+    machine = device_check.select_devices(detect(output), job.limits.gpus)
     plan = plans.resolve(job, machine)
     return child_process.measure(
         "runtime.tuning.processes.memory_profile", output, request.spec, request.assignments, plan, machine
