@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Point = tuple[float, float]
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass
@@ -137,14 +136,3 @@ def mean(series: Series, windows: int = 60) -> list[Point]:
     places = [*range(0, len(series) - 1, stride), len(series) - 1]
     ends = [(i, max(0, i - half), min(len(series), i + half + 1)) for i in places]
     return [(series.xs[i], (sums[stop] - sums[start]) / (stop - start)) for i, start, stop in ends]
-
-
-def sparkline(series: Series, width: int = 32) -> str:
-    """The shape of the series in one line of text."""
-    if not series:
-        return ""
-    low, high, count = min(series.ys), max(series.ys), len(series)
-    width = min(width, count)
-    spans = [series.ys[i * count // width : (i + 1) * count // width] for i in range(width)]
-    heights = [(sum(span) / len(span) - low) / (high - low or 1.0) for span in spans]
-    return "".join(_BARS[min(7, int(8 * height))] for height in heights)

@@ -13,7 +13,7 @@ from runtime.job_spec.yaml_file import parse
 from runtime.plan.plan import Decision, Plan
 from runtime.report.formatting import clean
 from runtime.report.log_series import Series, collect
-from runtime.system.files import parse_json
+from runtime.system.files import parse_json, parse_row
 
 _AT_THE_END = "result.json"
 """Written at the end of a training; in a stopped or running run it does not count as missing."""
@@ -131,7 +131,7 @@ def _rows(record: Record, path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for line, text in enumerate(file, start=1):
-                row = _row(text)
+                row = parse_row(text)
                 if row is None:
                     bad.append(line)
                 else:
@@ -142,14 +142,6 @@ def _rows(record: Record, path: Path) -> Iterator[dict[str, Any]]:
         _gap(record, path, f"cannot be read: {error.strerror}")
     else:
         _damage(record, path, bad, line)
-
-
-def _row(text: str) -> dict[str, Any] | None:
-    try:
-        row = parse_json(text)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def _damage(record: Record, path: Path, bad: list[int], last: int) -> None:

@@ -80,6 +80,15 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def parse_row(line: str | bytes) -> dict[str, Any] | None:
+    """One line of a JSON-lines file; None if it is incomplete, or no object."""
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
 def read_json(path: Path) -> Any:
     """The data of a JSON file; None if it is missing or invalid."""
     try:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+Block = TypeVar("Block")
+"""What a variant tells of a block of steps: its seconds, or more."""
 BLOCK = 0.12
 """Seconds of a block of steps: short enough to fit between the activities of others."""
 ROUNDS = 20
@@ -47,6 +50,24 @@ class PairedTiming:
         return f"{self.median:.2f}x [{low:.2f}-{high:.2f}]"
 
 
+def steps_per_block(step: float) -> int:
+    """Steps per block, if a step takes `step` seconds."""
+    return max(1, math.ceil(BLOCK / step))
+
+
+def in_turn(
+    first: Callable[[int], Block], second: Callable[[int], Block], count: int, pairs: int
+) -> Iterator[tuple[Block, Block]]:
+    """Blocks of `count` steps of both variants, which take turns in going first."""
+    for number in range(pairs):
+        if number % 2 == 0:
+            before = first(count)
+            yield before, second(count)
+        else:
+            after = second(count)
+            yield first(count), after
+
+
 def compare(
     incumbent: Callable[[int], float], challenger: Callable[[int], float], step: float, seconds: float
 ) -> PairedTiming:
@@ -61,16 +82,11 @@ def compare(
         The pairs with the least noise: selected by how slow each variant was relative to its own best, never by the
         ratio.
     """
-    count = max(1, math.ceil(BLOCK / step))
+    count = steps_per_block(step)
     taken: list[tuple[float, float]] = []
     start = time.monotonic()
-    for round_ in range(ROUNDS):
-        if round_ % 2 == 0:
-            before = incumbent(count)
-            taken.append((before, challenger(count)))
-        else:
-            after = challenger(count)
-            taken.append((incumbent(count), after))
+    for pair in in_turn(incumbent, challenger, count, ROUNDS):
+        taken.append(pair)
         if _clear(taken) or time.monotonic() - start > seconds:
             break
     return PairedTiming(calmest(taken))

@@ -8,7 +8,8 @@ import pytest
 
 from runtime.report.confusion import confusions
 from runtime.report.formatting import duration, number, share, short, shown, tick
-from runtime.report.log_series import Series, collect, mean, sparkline, thin
+from runtime.report.log_series import Series, collect, mean, thin
+from runtime.tracking.live.sparkline import bars
 
 
 def series(*ys: float) -> Series:
@@ -77,11 +78,11 @@ def test_smooth_lines_are_not_noisy() -> None:
     [((0, 1, 2, 3, 4, 5, 6, 7), "▁▂▃▄▅▆▇█"), ((5, 5), "▁▁"), ((), ""), (range(64), "▁▁▁▁▂▂▂▂▃▃▃▃▄▄▄▄▅▅▅▅▆▆▆▆▇▇▇▇████")],
 )
 def test_sparkline(values: tuple[float, ...], line: str) -> None:
-    assert sparkline(series(*values)) == line
+    assert bars(series(*values).ys, 32) == line
 
 
 def test_mapped_shows_the_shape_on_another_scale() -> None:
-    assert sparkline(series(1, 10, 100).mapped(math.log)) == "▁▅█"
+    assert bars(series(1, 10, 100).mapped(math.log).ys, 32) == "▁▅█"
 
 
 def test_confusion_by_hand() -> None:

@@ -21,7 +21,7 @@ from runtime.report.blocks import (
     Tone,
 )
 from runtime.report.formatting import number, share
-from runtime.report.log_series import sparkline
+from runtime.tracking.live.sparkline import bars
 
 
 def markdown(headline: Headline, sections: Sequence[Section]) -> str:
@@ -90,7 +90,7 @@ def _curves(frames: Sequence[Curves]) -> str:
             name = frame.title if len(frame.series) == 1 else f"{frame.title}: {series.name}"
             values = (series.ys[0], min(series.ys), max(series.ys), series.ys[-1])
             shape = series.mapped(math.log) if frame.logarithmic else series
-            rows.append((name, sparkline(shape), *map(number, values)))
+            rows.append((name, bars(shape.ys, 32), *map(number, values)))
         if frame.limit:
             rows.append((f"{frame.title}: {frame.limit[0]}", "", "", "", number(frame.limit[1]), ""))
     return _table(Table(("curve", "shape", "first", "lowest", "highest", "last"), tuple(rows)))

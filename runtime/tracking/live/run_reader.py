@@ -16,7 +16,7 @@ from typing import Any
 from runtime.errors import CheckpointError
 from runtime.job import lower_is_better
 from runtime.job_spec.yaml_file import parse
-from runtime.system.files import parse_json, read_json
+from runtime.system.files import parse_row, read_json
 from runtime.tracking.live.sparkline import Sparkline
 from runtime.tracking.live.time_left import TimeLeft
 
@@ -45,15 +45,7 @@ class JsonLinesTail:
             return [], False
         whole = text[: text.rfind(b"\n") + 1]
         self.place += len(whole)
-        return [row for line in whole.splitlines() if (row := _row(line)) is not None], anew
-
-
-def _row(line: bytes) -> dict[str, object] | None:
-    try:
-        row = parse_json(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
+        return [row for line in whole.splitlines() if (row := parse_row(line)) is not None], anew
 
 
 @dataclass

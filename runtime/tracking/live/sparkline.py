@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 KEPT = 128
 """Largest number of points; beyond it, neighbors are merged."""
@@ -37,12 +38,17 @@ class Sparkline:
     def shape(self, width: int) -> str:
         """At most `width` bars from the lowest to the highest mean; logarithmic if these differ a hundredfold."""
         values = self.means
-        if not values:
-            return ""
-        if min(values) > 0 and max(values) > 100 * min(values):
+        if values and min(values) > 0 and max(values) > 100 * min(values):
             values = [math.log(value) for value in values]
-        low, high, count = min(values), max(values), len(values)
-        width = min(width, count)
-        spans = [values[i * count // width : (i + 1) * count // width] for i in range(width)]
-        heights = [(sum(span) / len(span) - low) / (high - low or 1.0) for span in spans]
-        return "".join(BARS[min(7, int(8 * height))] for height in heights)
+        return bars(values, width)
+
+
+def bars(values: Sequence[float], width: int) -> str:
+    """At most `width` bars, each the mean of its neighbors, from the lowest to the highest value; empty for none."""
+    if not values:
+        return ""
+    low, high, count = min(values), max(values), len(values)
+    width = min(width, count)
+    spans = [values[i * count // width : (i + 1) * count // width] for i in range(width)]
+    heights = [(sum(span) / len(span) - low) / (high - low or 1.0) for span in spans]
+    return "".join(BARS[min(7, int(8 * height))] for height in heights)

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from runtime.optimizations import Value
 from runtime.plan.plan import Decision, Plan, written
-from runtime.tuning.bench.block_timing import Block, block, calmest
+from runtime.tuning.bench.block_timing import Block, calmest
 from runtime.tuning.bench.variant import Failed, VariantReady
-from runtime.tuning.paired_timing import PairedTiming
+from runtime.tuning.paired_timing import PairedTiming, steps_per_block
 
 CLOSE = 0.05
 """The steps explain the total if their product differs by at most this, or by less than the noise of both."""
@@ -142,7 +142,7 @@ class _AblationRunner:
         added = [self._added(row) for row in self.plan.enabled()]
         total = self._total()
         ready = self.plain.ready
-        count = block(ready.step)
+        count = steps_per_block(ready.step)
         seconds = min(self.plain.steps(count).seconds / count for _ in range(3))
         yield AblationStep(
             "plain",
@@ -204,7 +204,7 @@ class _AblationRunner:
         self, empty: AblationStep, slow: VariantProtocol, fast: VariantProtocol, shown: VariantProtocol
     ) -> AblationStep:
         """The step with its measurements; speed, step time and memory are those of the variant `shown`."""
-        pairs = calmest(slow.steps, fast.steps, block(slow.ready.step), self.rounds)
+        pairs = calmest(slow.steps, fast.steps, steps_per_block(slow.ready.step), self.rounds)
         pair = PairedTiming(tuple(a.seconds / b.seconds * fast.ready.batch / slow.ready.batch for a, b in pairs))
         self.tell(f"bench: {empty.kind} {empty.name}: {pair.spread()}")
         own = [sides[shown is fast] for sides in pairs]

@@ -7,13 +7,12 @@ only, never by their ratio.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SECONDS = 0.12
-"""Seconds of a block: short enough to fit between the activities of others."""
+from runtime.tuning.paired_timing import BLOCK, in_turn
+
 CALM = 0.03
 """A block is low-noise if its threads waited for a CPU for at most this share of its time."""
 AGAIN = 5
@@ -36,20 +35,13 @@ Steps = Callable[[int], Block]
 Sides = tuple[Block, Block]
 
 
-def block(step: float) -> int:
-    """Steps per block, if a step takes `step` seconds."""
-    return max(1, math.ceil(SECONDS / step))
-
-
 def calmest(slow: Steps, fast: Steps, count: int, pairs: int) -> list[Sides]:
     """The `pairs` pairs of blocks of `count` steps with the least noise; the variants take turns in going first."""
     found: list[Sides] = []
-    end = time.monotonic() + AGAIN * pairs * 2 * SECONDS
-    for round_ in range(AGAIN * pairs):
-        first = (slow, fast) if round_ % 2 == 0 else (fast, slow)
-        blocks = [side(count) for side in first]
-        found.append((blocks[0], blocks[1]) if round_ % 2 == 0 else (blocks[1], blocks[0]))
-        enough = sum(_waited(sides) <= CALM for sides in found) >= pairs
+    end = time.monotonic() + AGAIN * pairs * 2 * BLOCK
+    for sides in in_turn(slow, fast, count, AGAIN * pairs):
+        found.append(sides)
+        enough = sum(_waited(each) <= CALM for each in found) >= pairs
         if enough or (len(found) >= FEWEST and time.monotonic() > end):
             break
     return sorted(found, key=_waited)[:pairs]
