@@ -25,7 +25,9 @@ Start = Callable[[Path, dict[str, str], int], "subprocess.Popen[bytes]"]
 
 
 @contextlib.contextmanager
-def followers(count: int, run: Path, start: Start) -> Iterator[tuple[dict[str, str], list[subprocess.Popen[bytes]]]]:
+def start_followers(
+    count: int, run: Path, start: Start
+) -> Iterator[tuple[dict[str, str], list[subprocess.Popen[bytes]]]]:
     """Start all processes but the leader; end them with the block.
 
     Args:

@@ -170,7 +170,7 @@ def _by_type(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 ALONE = Ranks()
 
 
-def joined(device: torch.device) -> Ranks:
+def join_ranks(device: torch.device) -> Ranks:
     """Join the processes that the supervisor has started; a single process if it has started no others.
 
     Raises:

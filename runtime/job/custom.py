@@ -140,6 +140,6 @@ def problems(job: Job) -> Iterator[Problem]:
     for key, part, offered in parts(job):
         yield from user_files.problems(job, key, part, offered)
     if isinstance(job, CustomJob) and job.data.reader is not None:
-        found = user_files.functions(job, ("data",), job.data.file)
+        found = user_files.find_functions(job, ("data",), job.data.file)
         if not isinstance(found, Problem) and job.data.reader not in found and "*" not in found:
-            yield user_files.unknown(job, ("data", "reader"), job.data.reader, job.data.file, found)
+            yield user_files.unknown_function(job, ("data", "reader"), job.data.reader, job.data.file, found)

@@ -63,7 +63,7 @@ class CustomModel(Spec):
     freeze: Freeze = Field(Freeze(), description="layers that are not trained")
 
 
-def kind(value: Any) -> str:
+def model_kind(value: Any) -> str:
     """The form of `model:`: `own` with a file, a library's name with a source, else `built-in`."""
     keys = value if isinstance(value, dict) else getattr(value, "__dict__", {})
     if "file" in keys:
@@ -76,6 +76,6 @@ ImageModel = Annotated[
     | Annotated[ImagePretrained, Tag("transformers")]
     | Annotated[ImageTimm, Tag("timm")]
     | Annotated[CustomModel, Tag("own")],
-    Discriminator(kind),
+    Discriminator(model_kind),
     named(),
 ]

@@ -12,7 +12,7 @@ from runtime.errors import Problem
 from runtime.job.column_names import Column, OneOrMore
 from runtime.job.data import Data, Mixup
 from runtime.job.job import Job
-from runtime.job.model import BuiltIn, CustomModel, kind
+from runtime.job.model import BuiltIn, CustomModel, model_kind
 from runtime.job.values import Count, Fraction, Positive, Spec, named
 
 _LONG = ("time", "features", "label", "group", "window", "stride", "max_gap")
@@ -61,7 +61,7 @@ class SeriesData(Data):
         return self.stride or self.window or 1
 
 
-def odd(value: int) -> int:
+def check_odd(value: int) -> int:
     """Check that a kernel has a center."""
     if value % 2 == 0:
         raise PydanticCustomError("odd", "an odd number")
@@ -75,7 +75,7 @@ class CnnLstmSpec(BuiltIn):
     cnn_channels: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = Field(
         (64, 64), description="channels of each convolution"
     )
-    kernel: Annotated[Count, AfterValidator(odd)] = Field(5, description="rows that a convolution sees; odd")
+    kernel: Annotated[Count, AfterValidator(check_odd)] = Field(5, description="rows that a convolution sees; odd")
     pool: Count = Field(2, description="rows of which max pooling after each convolution keeps one; 1 for none")
     lstm_hidden: Count = Field(128, description="size of the LSTM's state")
     lstm_layers: Annotated[int, Field(ge=1, le=16)] = Field(1, description="LSTMs on top of each other")
@@ -84,7 +84,7 @@ class CnnLstmSpec(BuiltIn):
 
 
 SeriesModel = Annotated[
-    Annotated[CnnLstmSpec, Tag("built-in")] | Annotated[CustomModel, Tag("own")], Discriminator(kind), named()
+    Annotated[CnnLstmSpec, Tag("built-in")] | Annotated[CustomModel, Tag("own")], Discriminator(model_kind), named()
 ]
 
 

@@ -11,7 +11,7 @@ from runtime.errors import Problem
 from runtime.job.column_names import OneOrMore
 from runtime.job.data import Data
 from runtime.job.job import Job
-from runtime.job.model import BuiltIn, CustomModel, kind
+from runtime.job.model import BuiltIn, CustomModel, model_kind
 from runtime.job.values import Count, Fraction, named
 
 
@@ -48,7 +48,7 @@ class MlpSpec(BuiltIn):
 
 
 TableModel = Annotated[
-    Annotated[MlpSpec, Tag("built-in")] | Annotated[CustomModel, Tag("own")], Discriminator(kind), named()
+    Annotated[MlpSpec, Tag("built-in")] | Annotated[CustomModel, Tag("own")], Discriminator(model_kind), named()
 ]
 
 

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError, core_schema
 from runtime.errors import Problem
 from runtime.job.data import Data
 from runtime.job.job import Job
-from runtime.job.model import BuiltIn, CustomModel, kind
+from runtime.job.model import BuiltIn, CustomModel, model_kind
 from runtime.job.values import FilePath, Fraction, Positive, Spec, named
 
 LENGTH = 4096
@@ -104,7 +104,7 @@ TextModel = Annotated[
     Annotated[TextEncoder, Tag("built-in")]
     | Annotated[TextPretrained, Tag("transformers")]
     | Annotated[CustomModel, Tag("own")],
-    Discriminator(kind),
+    Discriminator(model_kind),
     named("encoder"),
 ]
 

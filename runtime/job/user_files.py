@@ -54,7 +54,7 @@ def misplaced(folder: Path, file: str) -> tuple[str, str, str] | None:
     if path.is_absolute() or ".." in path.parts:
         return f"is {shown(file)}", f"{KIND}, as a relative path without `..`", "put the file beside the job"
     full = folder / path
-    if wrong := trouble(full):
+    if wrong := find_trouble(full):
         return f"{shown(file)} {wrong}", KIND, "check the spelling"
     if not full.is_file():
         return f"{shown(file)} is not a file", KIND, "name a file"
@@ -63,7 +63,7 @@ def misplaced(folder: Path, file: str) -> tuple[str, str, str] | None:
     return None
 
 
-def trouble(path: Path) -> str | None:
+def find_trouble(path: Path) -> str | None:
     """Why a path cannot be read, as the end of a sentence; None if it can."""
     try:
         path.stat()
@@ -85,17 +85,17 @@ def problems(job: Job, key: tuple[str, ...], part: UserFunction, offered: Sequen
         part: file, function and arguments.
         offered: names of arguments that the runtime passes if the function has them.
     """
-    found = functions(job, key, part.file)
+    found = find_functions(job, key, part.file)
     if isinstance(found, Problem):
         yield found
         return
     if part.factory not in found and "*" not in found:
-        yield unknown(job, (*key, "factory"), part.factory, part.file, found)
+        yield unknown_function(job, (*key, "factory"), part.factory, part.file, found)
     elif signature := found.get(part.factory):
         yield from _arguments(job, key, part, signature, offered)
 
 
-def functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Problem:
+def find_functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Problem:
     """The functions and classes of a file, or why it cannot be read."""
     path = (*key, "file")
     if wrong := misplaced(job.folder, file):
@@ -110,7 +110,7 @@ def functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Problem:
     except SyntaxError as error:
         return job.problem(
             path,
-            f"{mistake(file, error)}",
+            f"{describe_syntax_error(file, error)}",
             f"what Python {platform.python_version()} understands",
             "fix this line, or the one before it",
         )
@@ -121,13 +121,13 @@ def functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Problem:
     return dict(_definitions(tree.body))
 
 
-def mistake(file: str, error: SyntaxError) -> str:
+def describe_syntax_error(file: str, error: SyntaxError) -> str:
     """`my_model.py:3:9: invalid syntax`, followed by the line."""
     line = f"\n    {error.text.strip()}" if error.text and error.text.strip() else ""
     return f"{file}:{error.lineno or 1}:{error.offset or 1}: {error.msg}{line}"
 
 
-def unknown(job: Job, path: tuple[str, ...], name: str, file: str, known: Functions) -> Problem:
+def unknown_function(job: Job, path: tuple[str, ...], name: str, file: str, known: Functions) -> Problem:
     """A problem with the name of a function that the file does not have."""
     here = [each for each in known if not each.startswith("_")]
     return job.problem(

@@ -127,7 +127,7 @@ def gpu_choice(value: Any) -> object:
     raise PydanticCustomError("gpus", "auto, all, none, or the numbers of some GPUs such as [0, 1]")
 
 
-def run_name(text: str) -> None:
+def check_run_name(text: str) -> None:
     """Check a name that becomes part of folder names."""
     if not _NAME.fullmatch(text):
         raise PydanticCustomError(
@@ -158,7 +158,7 @@ def ascending(pair: tuple[float, float]) -> tuple[float, float]:
     return pair
 
 
-def web_address(text: str) -> None:
+def check_web_address(text: str) -> None:
     """Check a URL that is polled during the run."""
     try:
         good = len(text) <= 2000 and bool(_ADDRESS.fullmatch(text)) and urlsplit(text).port != 0
@@ -171,8 +171,8 @@ def web_address(text: str) -> None:
         )
 
 
-Address = Annotated[str, _Checked(web_address, _ADDRESS.pattern)]
-Name = Annotated[str, _Checked(run_name, _NAME.pattern)]
+Address = Annotated[str, _Checked(check_web_address, _ADDRESS.pattern)]
+Name = Annotated[str, _Checked(check_run_name, _NAME.pattern)]
 Size = Annotated[str, _Checked(check_size, SIZE_PATTERN.pattern)]
 Duration = Annotated[str, _Checked(duration_seconds, _DURATION.pattern)]
 Interval = Annotated[str, _Checked(interval, f"epoch|{_STEPS.pattern}|{_DURATION.pattern}")]

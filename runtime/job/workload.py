@@ -57,7 +57,7 @@ class Workload:
 _UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"))
 
 
-def flop(count: float) -> str:
+def format_flop(count: float) -> str:
     """A number of FLOPs with a suitable unit: 13.33 GFLOP."""
     unit, name = next(((unit, name) for unit, name in _UNITS if count >= unit), (1.0, "FLOP"))
     return f"{count / unit:.4g} {name}"

@@ -16,10 +16,10 @@ from runtime.errors import DataError, Problem, SpecError, nearest
 from runtime.job import JOBS, Document, Job, dotted
 from runtime.job import custom as custom_job
 from runtime.job.formatting import shown
-from runtime.job.user_files import trouble
+from runtime.job.user_files import find_trouble
 from runtime.job.values import Spec
 from runtime.job_spec.combinations import combination_problems
-from runtime.job_spec.validation_errors import UNKNOWN_KEY, problems, without
+from runtime.job_spec.validation_errors import UNKNOWN_KEY, problems, without_errors
 from runtime.job_spec.yaml_file import read, set_value
 from runtime.job_spec.yaml_syntax import MAX_BYTES
 
@@ -86,7 +86,7 @@ def check(document: Document, kind: type[Job] | None = None) -> Job:
         job = kind.model_validate(data)
     except ValidationError as error:
         found += _news(problems(error, _typed(kind), document), document, known_task=kind is not Job)
-        found += _of_the_rest(kind, without(data, error, document), document, found)
+        found += _of_the_rest(kind, without_errors(data, error, document), document, found)
     if job is not None and kind is not Job:
         job._document = document
         found += [*combination_problems(job, document), *job.problems()]
@@ -149,7 +149,7 @@ def _task_problems(document: Document) -> Iterator[Problem]:
 
 
 @cache
-def settings() -> type[BaseModel]:
+def optimize_model() -> type[BaseModel]:
     """The class of `optimize:`: one key per optimization, with its own values or auto."""
     fields: dict[str, Any] = {
         o.name: (o.values | Literal["auto"], Field("auto", description=o.sentence)) for o in optimizations.every()
@@ -168,14 +168,14 @@ def settings() -> type[BaseModel]:
 @cache
 def _typed(kind: type[Job]) -> type[Job]:
     """The class of a task with the value types of all optimizations, for validation and the schema."""
-    optimize: Any = (settings(), Field(settings()(), description=kind.model_fields["optimize"].description))
+    optimize: Any = (optimize_model(), Field(optimize_model()(), description=kind.model_fields["optimize"].description))
     return create_model(kind.__name__, __base__=kind, optimize=optimize)
 
 
 def _check_paths(job: Job) -> None:
     if found := list(custom_job.problems(job)):
         raise SpecError(sorted(found, key=_line))
-    missing = [(key, path, wrong) for key, path in job.data_paths() if (wrong := trouble(job.resolve(path)))]
+    missing = [(key, path, wrong) for key, path in job.data_paths() if (wrong := find_trouble(job.resolve(path)))]
     if missing:
         recipe = next(filter(None, (command(path) for _, path, _ in missing)), None)
         folders = dict.fromkeys((str(job.folder.resolve()), str(Path.cwd())))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.job.workload import flop
+from runtime.job.workload import format_flop
 from runtime.models.build import Model
 from runtime.models.networks import cnn
 
@@ -25,7 +25,7 @@ def note(network: Model) -> str | None:
     if not isinstance(module, cnn.SmallCnn | cnn.ResNet):
         return None
     side = given["image_size"]
-    ours = f"{flop(3 * forward(module, side))} a sample in training"
+    ours = f"{format_flop(3 * forward(module, side))} a sample in training"
     if isinstance(module, cnn.SmallCnn):
         return f"{given['name']}, {ours}"
     small = isinstance(module.stem[-1], nn.ReLU)
@@ -53,7 +53,7 @@ def stem_costs(network: Model) -> dict[str, Any] | None:
 
 
 def _other(costs: dict[str, Any]) -> str:
-    return f"; {flop(costs['large'])} with model: {{name: {costs['name']}, stem: large}}, which learns otherwise"
+    return f"; {format_flop(costs['large'])} with model: {{name: {costs['name']}, stem: large}}, which learns otherwise"
 
 
 def forward(module: cnn.SmallCnn | cnn.ResNet, side: int, stem: nn.Module | None = None) -> int:

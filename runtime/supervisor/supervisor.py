@@ -221,7 +221,7 @@ def _trainers(
         with signals.waiting():
             return child_process.started([*_command(request, folder), *words], environment | more, output=log)
 
-    with local_processes.followers(count, run.path, start) as (more, others):
+    with local_processes.start_followers(count, run.path, start) as (more, others):
         return child_process.child(
             [*_command(request, run.path), *words], environment | more, forward, [run.lock], others
         )

@@ -17,7 +17,7 @@ from runtime.data import stateless_random
 from runtime.data.dataset import Batch, Dataset
 from runtime.data.loader.batches import Batches
 from runtime.data.mixup import mix, mixes
-from runtime.distributed.ranks import ALONE, Ranks, joined
+from runtime.distributed.ranks import ALONE, Ranks, join_ranks
 from runtime.distributed.world import RANK
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
@@ -207,7 +207,7 @@ def assemble(
 ) -> Run:
     """Assemble a run and apply the plan to it."""
     device = torch.device(f"cuda:{os.environ.get(RANK, 0)}" if hardware.gpu else "cpu")
-    ranks = joined(device)
+    ranks = join_ranks(device)
     torch_setup.begin(job, hardware, device)
     model = network.module.to(device)
     identity = resume.identity(hardware, dataset)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from runtime.job.model import Freeze
-from runtime.job.workload import flop
+from runtime.job.workload import format_flop
 from runtime.models import operations
 from runtime.models.build import Model
 from runtime.models.networks import cnn
@@ -57,7 +57,11 @@ def test_a_stem_that_was_chosen_is_told_with_what_it_costs() -> None:
     )
     costs = operations.stem_costs(network("resnet18"))
     assert costs is not None, "the advice of the report reads these"
-    assert (costs["name"], flop(costs["small"]), flop(costs["large"])) == ("resnet18", "13.33 GFLOP", "888.3 MFLOP")
+    assert (costs["name"], format_flop(costs["small"]), format_flop(costs["large"])) == (
+        "resnet18",
+        "13.33 GFLOP",
+        "888.3 MFLOP",
+    )
 
 
 @pytest.mark.parametrize(

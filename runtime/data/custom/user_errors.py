@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from runtime.data.custom.user_code import short_name
 from runtime.errors import DrivetrainError
 from runtime.job.formatting import printable
-from runtime.job.user_files import mistake
+from runtime.job.user_files import describe_syntax_error
 from runtime.system import torch_errors
 
 
@@ -30,7 +30,7 @@ def told(error: BaseException) -> str:
     """`ValueError: width must be even`, followed by the user's lines that led to it."""
     lines = own_lines(error)
     if isinstance(error, SyntaxError) and error.filename:
-        place = mistake(short_name(error.filename) or error.filename, error)
+        place = describe_syntax_error(short_name(error.filename) or error.filename, error)
         return "\n".join([f"{type(error).__name__}: {place}", *lines])
     text = printable(" ".join(str(error).split()), 500)
     return "\n".join([f"{type(error).__name__}: {text}".removesuffix(": "), *lines])

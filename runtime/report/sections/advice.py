@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.job.text import PART_TOKENS
-from runtime.job.workload import flop
+from runtime.job.workload import format_flop
 from runtime.report.blocks import Block, Section, Table, Text, Tone
 from runtime.report.cpu_starvation import starved
 from runtime.report.formatting import duration, share
@@ -196,7 +196,7 @@ def _stem(record: Record, summary: Summary) -> Iterator[Advice]:
     if _part(seconds, summary) >= SHARE:
         yield Advice(
             "use the stem for large images",
-            f"each sample takes {flop(ours)} with the small stem, {flop(theirs)} with the large one",
+            f"each sample takes {format_flop(ours)} with the small stem, {format_flop(theirs)} with the large one",
             f"{_faster(_part(seconds, summary))}; it sees less detail, so compare the accuracy",
             f"model: {{name: {_at(record.result, 'facts', 'stem', 'name')}, stem: large}}",
             seconds,

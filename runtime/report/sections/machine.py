@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from runtime.hardware.facts import Hardware
-from runtime.job.workload import flop
+from runtime.job.workload import format_flop
 from runtime.report.blocks import Block, Curves, Section, StackedBar, Table, Text, Tone
 from runtime.report.cpu_starvation import TOLD, CpuStarvation, starved
 from runtime.report.formatting import duration, share, shown
@@ -101,8 +101,8 @@ def _efficiency(summary: Summary) -> str:
         return ""
     rate = operations * summary.samples_per_second
     return (
-        f"Matrix products and convolutions: {flop(operations)} per sample, {flop(rate)} per second during "
-        f"training. A large matrix product alone reaches {flop(product)} per second on this machine; training reaches "
+        f"Matrix products and convolutions: {format_flop(operations)} per sample, {format_flop(rate)} per second during "
+        f"training. A large matrix product alone reaches {format_flop(product)} per second on this machine; training reaches "
         f"{share(rate / product)} of it."
     )
 
