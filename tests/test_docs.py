@@ -51,7 +51,7 @@ def commands() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "line"), commands())
-def test_a_command_exists_and_takes_what_is_written(page: str, line: str) -> None:
+def test_a_documented_command_exists_with_its_options(page: str, line: str) -> None:
     words = [word for word in shlex.split(line.replace("[", "").replace("]", "")) if not word.startswith("$")]
     if words[0] == "make":
         assert [word for word in words[1:] if "=" not in word and word not in TARGETS] == []
@@ -75,7 +75,7 @@ def test_a_spec_is_valid(page: str, text: str) -> None:
     job_spec.check(parse(text, page))
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_targets() -> None:
     dead = [
         (page.name, link)
         for page in PAGES
@@ -121,7 +121,7 @@ def copied(folder: Path) -> None:
             shutil.copy(ROOT / name, folder / name)
 
 
-def test_the_optimization_that_is_shown_is_one(tmp_path: Path) -> None:
+def test_the_documented_optimization_is_valid(tmp_path: Path) -> None:
     """The file of docs/adding-an-optimization.md: a row of the plan, refused and applied as it says, with the same bits."""
     page = (ROOT / "docs" / "adding-an-optimization.md").read_text()
     copied(tmp_path)

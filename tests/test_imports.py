@@ -153,12 +153,12 @@ def test_no_circles() -> None:
         ("runtime.cli.main", "from runtime.report.__main__ import main"),
     ],
 )
-def test_a_planted_upward_import_is_found(module: str, line: str) -> None:
+def test_an_upward_import_is_detected(module: str, line: str) -> None:
     planted = set(imported(ast.parse(line), set(modules())))
     assert len(upward({module: planted})) == 1
 
 
-def test_a_planted_circle_is_found() -> None:
+def test_an_import_cycle_is_detected() -> None:
     line = "if TYPE_CHECKING:\n    from runtime.plan.plan import Plan"
     edges = graph()
     edges["runtime.optimizations"] = {*imported(ast.parse(line), set(edges))}

@@ -52,9 +52,7 @@ def make(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 @pytest.mark.parametrize("target", ["train-cpu", "train-gpu"])
-def test_another_job_than_was_asked_for_is_never_trained(
-    checkout: Path, target: str, words: list[str], said: str
-) -> None:
+def test_only_the_requested_job_is_trained(checkout: Path, target: str, words: list[str], said: str) -> None:
     done = make(checkout, target, *words)
     assert done.returncode == 2
     assert "launch" not in done.stdout
@@ -64,7 +62,7 @@ def test_another_job_than_was_asked_for_is_never_trained(
 
 
 @pytest.mark.parametrize("job", ["jobs/mine.yaml", "my jobs/a 'b' (c).yaml", 'jobs/a"b.yaml', "jobs/a$b$(c).yaml"])
-def test_the_job_is_one_word(checkout: Path, job: str) -> None:
+def test_the_job_is_one_argument(checkout: Path, job: str) -> None:
     done = make(checkout, "train-cpu", f"JOB={job}", "ARGS=--set train.epochs=3")
     assert done.stdout == f"[-m][runtime][launch][{job}][--set][train.epochs=3]", done.stderr
 

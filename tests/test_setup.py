@@ -91,7 +91,7 @@ def test_local_wheels_are_taken_without_asking(tmp_path: Path) -> None:
     assert "does not answer" not in told
 
 
-def test_a_setting_whose_line_is_not_ended_stays(tmp_path: Path) -> None:
+def test_a_setting_on_an_unterminated_line_stays(tmp_path: Path) -> None:
     """Editors leave such lines; what is added must not become a part of the value."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     (tmp_path / ".env").write_text("DRIVETRAIN_MEMORY=8g")

@@ -18,7 +18,7 @@ from tests.paths import ROOT
 H200 = facts.load(ROOT / "tests" / "machines" / "h200.json")
 
 
-def test_tried_out(tmp_path: Path) -> None:
+def test_the_gpu_benchmark_runs_in_smoke_mode(tmp_path: Path) -> None:
     command = [
         sys.executable,
         str(ROOT / "benchmarks" / "gpu.py"),

@@ -96,7 +96,7 @@ def test_rectangle_has_its_area_unless_cut_off(share: float) -> None:
     assert max(areas) == pytest.approx(1 - share, abs=0.05)
 
 
-def test_draws_depend_on_seed_and_step_alone() -> None:
+def test_random_numbers_depend_on_seed_and_step_only() -> None:
     def once(seed: int, step: int) -> torch.Tensor:
         return mixed((images(),), {"": labels()}, HEADS, seed, step, Mixup(), Cutmix())[0][0]
 
@@ -120,7 +120,7 @@ def test_share_of_steps_that_are_mixed(kind: Any, probability: float) -> None:
     assert abs(np.mean(changed) - probability) < 0.06
 
 
-def test_of_both_one_is_picked_by_a_fair_coin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_mixup_and_cutmix_one_is_picked_with_equal_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     real = mixup.rectangle
     monkeypatch.setattr(mixup, "rectangle", lambda *given: (calls.append("cutmix"), real(*given))[1])
@@ -160,7 +160,7 @@ def test_targets_of_every_kind() -> None:
     assert max(ratios) - min(ratios) < 1e-4
 
 
-def test_already_mixed_probabilities_are_mixed_on() -> None:
+def test_probabilities_can_be_mixed_again() -> None:
     soft = torch.rand(COUNT, 3)
     _, targets = mixed((images(),), {"": soft}, HEADS, 0, 1, Mixup(alpha=1.0))
     assert torch.allclose(targets[""].sum(dim=0), soft.sum(dim=0), atol=1e-5)

@@ -15,7 +15,7 @@ def test_permutation_is_a_function_of_seed_and_epoch() -> None:
     assert (first != stateless_random.permutation(8, 3, 100)).any()
 
 
-def test_uniform_does_not_depend_on_the_company_of_a_sample() -> None:
+def test_uniform_does_not_depend_on_other_samples() -> None:
     ids = np.arange(50)
     together = stateless_random.uniform(1, "flip", 2, ids, 3)
     alone = np.concatenate([stateless_random.uniform(1, "flip", 2, ids[i : i + 1], 3) for i in range(50)])

@@ -45,7 +45,7 @@ def test_layouts_and_fused_kernels_change_nothing(
 
 
 @pytest.mark.parametrize("name", ["plain", "norm"])
-def test_first_weights_are_the_leaders(convolutional: dict[int, dict[str, list[float]]], name: str) -> None:
+def test_initial_weights_are_those_of_rank_0(convolutional: dict[int, dict[str, list[float]]], name: str) -> None:
     np.testing.assert_allclose(convolutional[2][f"{name}+unseeded"], convolutional[1][name], rtol=1e-9)
 
 

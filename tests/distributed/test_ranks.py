@@ -75,7 +75,7 @@ def test_every_sample_once_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 12])
-def test_parts_make_up_the_batch(size: int) -> None:
+def test_shards_make_up_the_batch(size: int) -> None:
     ids = np.arange(size)
     parts = [Ranks(rank, 4).part(ids) for rank in range(4)]
     if size >= 4:
@@ -88,7 +88,7 @@ def test_parts_make_up_the_batch(size: int) -> None:
 TOGETHER = ("--set", "limits.processes=2")
 
 
-def test_a_lost_process_ends_the_run_and_it_goes_on_with_the_same_bits(job: Path) -> None:  # noqa: F811
+def test_a_lost_process_ends_the_run_and_a_resume_gives_the_same_bits(job: Path) -> None:  # noqa: F811
     whole = train(job, *TOGETHER, "--set", "name=whole")
     assert whole.returncode == 0, whole.stderr
     assert "processes: 2 train together" in whole.stdout

@@ -34,7 +34,7 @@ def facts(container: Run, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.cgroup
-def test_posture(container: Run) -> None:
+def test_container_hardening(container: Run) -> None:
     for uid in ("1000:1000", "4321:4321"):
         done = container("-c", STATUS, options=("--user", uid), entrypoint="python")
         seen = json.loads(done.stdout)
@@ -69,7 +69,7 @@ def test_memory_and_shm_limits_are_facts(container: Run) -> None:
     assert (seen["place"], seen["image"]) == ("docker", "cpu")
 
 
-def test_the_image_has_what_the_plan_wants(container: Run) -> None:
+def test_the_image_has_what_the_plan_needs(container: Run) -> None:
     seen = facts(container)
     assert seen["libraries"]["iomp5"]
     assert seen["libraries"]["tcmalloc"]

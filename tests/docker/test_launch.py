@@ -102,7 +102,7 @@ def test_what_a_spec_outside_of_the_project_brings(project: Path, tmp_path: Path
     assert "evaluation on validation data of the run" in done.stdout
 
 
-def test_a_data_folder_that_leads_everywhere_is_refused(project: Path, tmp_path: Path) -> None:
+def test_a_system_folder_as_data_is_refused(project: Path, tmp_path: Path) -> None:
     table(tmp_path / "data.csv")
     (tmp_path / "job.yaml").write_text(JOB.format(data="data.csv"))
     done = command(project, "launch", str(tmp_path / "job.yaml"), "--set", "data.validation=/")
@@ -110,7 +110,7 @@ def test_a_data_folder_that_leads_everywhere_is_refused(project: Path, tmp_path:
     assert "data.validation: / is not mounted: it contains more than data" in done.stderr
 
 
-def test_own_code_that_was_trained_in_a_container_may_predict_in_one(project: Path, tmp_path: Path) -> None:
+def test_user_code_trained_in_a_container_may_predict_in_one(project: Path, tmp_path: Path) -> None:
     """That it was trained here is kept in a volume, so a copy of another's run has nothing to show."""
     folder = project / "own"
     folder.mkdir()
@@ -157,7 +157,7 @@ def running(container: str) -> bool:
     return bool(inspect(container)["State"]["Running"])
 
 
-def test_folders_of_the_same_name_do_not_take_each_others_containers(project: Path, tmp_path: Path) -> None:
+def test_folders_of_the_same_name_keep_separate_containers(project: Path, tmp_path: Path) -> None:
     other = checkout(tmp_path / "two" / "drivetrain")
     try:
         one, two = start(project), start(other)
@@ -171,7 +171,7 @@ def test_folders_of_the_same_name_do_not_take_each_others_containers(project: Pa
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_users_of_one_checkout_have_names_of_their_own() -> None:
+def test_users_of_one_checkout_have_separate_names() -> None:
     with tempfile.TemporaryDirectory() as place:  # that of a test is closed to others
         Path(place).chmod(0o755)
         (Path(place) / "scripts").mkdir()
@@ -179,7 +179,7 @@ def test_users_of_one_checkout_have_names_of_their_own() -> None:
         assert name(Path(place)) != name(Path(place), user=4321, group=4321)
 
 
-def test_a_missing_image_is_asked_of_no_registry(project: Path) -> None:
+def test_a_missing_image_is_not_pulled(project: Path) -> None:
     overlay = project / "compose" / "cpu.yaml"
     overlay.write_text(overlay.read_text().replace("/cpu:latest", "/absent:latest"))
     subprocess.run([project / "scripts" / "env"], capture_output=True, check=True)

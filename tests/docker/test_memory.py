@@ -99,7 +99,7 @@ def same_as_naming_it(container: Run, job: Path, run: Path, found: int) -> None:
     assert (run / "metrics.jsonl").read_bytes() == (job / "runs" / "large-003" / "metrics.jsonl").read_bytes()
 
 
-def test_short_for_one_sample(container: Run, job: Path) -> None:
+def test_memory_too_small_for_one_sample(container: Run, job: Path) -> None:
     """Exit 6 with limit, peak and advice; the run folder stays and goes on under a higher limit."""
     # Weights alone far above the limit: near it the kernel reads dropped pages of libraries again and again instead.
     (job / "large.yaml").write_text(TEXT.replace("batch_size: 128", "batch_size: 2").replace("width: 32", "width: 320"))

@@ -69,7 +69,7 @@ def test_every_service_is_looked_at(project: Path) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_posture_inside(project: Path, service: str) -> None:
+def test_container_hardening_inside(project: Path, service: str) -> None:
     overlay = project / "compose" / "cpu.yaml"
     overlay.write_text(
         overlay.read_text().replace("localhost/drivetrain/cpu:latest", f"localhost/drivetrain/cpu:{TAG}")

@@ -71,7 +71,7 @@ def small(job: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(runs)], check=False)
 
 
-def test_64_mb_for_runs(container: Run, job: Path, small: Path) -> None:
+def test_disk_with_64_mb_for_runs(container: Run, job: Path, small: Path) -> None:
     """A small network trains; one whose checkpoints do not fit twice goes on training and ends with 7; one that does
     not fit at all ends with 7 before its first step. What was saved verifies."""
     code, log = train(container, job)

@@ -14,7 +14,7 @@ from tests.paths import DOCS
 
 
 @pytest.mark.parametrize("page", ["spec", "optimizations"])
-def test_the_page_is_the_one_that_is_made_now(page: str) -> None:
+def test_the_generated_page_is_current(page: str) -> None:
     made = {"spec": reference.spec_page, "optimizations": reference.optimizations_page}[page]()
     assert (DOCS / f"{page}.md").read_text().rstrip() == made.rstrip(), "run `make reference`"
 
@@ -52,5 +52,5 @@ def test_every_optimization_says_what_it_does() -> None:
         ({}, "anything"),
     ],
 )
-def test_types_as_a_person_says_them(schema: dict[str, object], text: str) -> None:
+def test_types_in_readable_form(schema: dict[str, object], text: str) -> None:
     assert _type(schema) == text

@@ -126,7 +126,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder / "runs")], check=False)
 
 
-def test_a_disk_that_is_full_ends_the_run_in_seconds_and_it_goes_on_when_there_is_room(small_disk: Path) -> None:
+def test_a_full_disk_ends_the_run_quickly_and_it_resumes_with_free_space(small_disk: Path) -> None:
     job = trained.written(small_disk, epochs="3")
     filler = small_disk / "runs" / "filler"
     with filler.open("wb") as file, contextlib.suppress(OSError):

@@ -218,7 +218,7 @@ def test_the_manifest_of_a_checkpoint(whole: Path, tmp_path: Path, watched: Watc
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
-def test_a_file_that_is_none(whole: Path, tmp_path: Path, watched: Watcher, kind: str) -> None:
+def test_an_invalid_file(whole: Path, tmp_path: Path, watched: Watcher, kind: str) -> None:
     """A link to a secret with the right hash, a pipe that nobody writes to, a device without end."""
     path = shutil.copytree(whole, tmp_path / "checkpoints" / "step-0")
     weights, elsewhere = path / "model.safetensors", tmp_path / "elsewhere"
@@ -344,7 +344,7 @@ def test_archives_of_arrays(tmp_path: Path, watched: Watcher, case: str) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["images.npz"]
 
 
-def test_the_watcher_sees(tmp_path: Path, watched: Watcher) -> None:
+def test_the_malice_watcher_detects(tmp_path: Path, watched: Watcher) -> None:
     """Without this the tests above would prove nothing."""
     for act in (
         lambda: pickle.loads(pickled(tmp_path / "canary")),

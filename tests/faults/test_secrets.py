@@ -24,7 +24,7 @@ PATHS = {"SSL_CERT_FILE": "ca.pem", "NETRC": "netrc"}
 @pytest.mark.parametrize(
     "fault", ["", "runtime.training.loop:_step:20:device", "runtime.training.step:Step._update:20:term"]
 )
-def test_nothing_of_a_run_holds_it(tmp_path: Path, fault: str) -> None:
+def test_no_file_of_a_run_contains_a_secret(tmp_path: Path, fault: str) -> None:
     job = trained.written(tmp_path / "job", epochs="4")
     environment = {name: f"{CANARY}-{name}" for name in NAMES}
     for name, file in PATHS.items():

@@ -231,7 +231,7 @@ def changed(item: tuple[str, ...]) -> Callable[[dict[str, Any], dict[str, Any]],
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_untouched_it_ends_the_same(tmp_path: Path, calm: dict[str, Path], name: str) -> None:
+def test_without_faults_it_ends_the_same(tmp_path: Path, calm: dict[str, Path], name: str) -> None:
     """Without this the two tests below would prove nothing."""
     whole = train(tmp_path / "whole", SCENARIOS[name])
     again = resumed(calm[name], tmp_path / "again", SCENARIOS[name], lambda state, tensors: None)

@@ -64,7 +64,7 @@ def test_a_gpu_that_is_lost(tmp_path: Path, calm: Path) -> None:
         ("shapes do not fit", RuntimeError),
     ],
 )
-def test_what_is_a_lost_gpu(text: str, kind: type[Exception]) -> None:
+def test_errors_that_mean_a_lost_gpu(text: str, kind: type[Exception]) -> None:
     assert type(torch_errors.translate(RuntimeError(text))) is kind
 
 
@@ -83,7 +83,7 @@ def test_another_number_of_workers_after_a_stop(tmp_path: Path, calm: Path) -> N
     assert next(row for row in plan["decisions"] if row["name"] == "loader_workers")["value"] == 1
 
 
-def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_compiler_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said once, and from there on the same bits as without it."""
     plain = tiny.losses(tiny.assembled(tmp_path, tiny.job()), 3)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
@@ -119,7 +119,7 @@ def test_no_connection_is_tried(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_stopped_process_is_no_lost_time(tmp_path: Path, calm: Path) -> None:
+def test_a_stopped_process_does_not_count_as_starved(tmp_path: Path, calm: Path) -> None:
     """Frozen as `docker pause` freezes it, and thawed: it goes on where it was."""
     job = trained.written(tmp_path, **SHORT)
     process = trained.start(job)

@@ -79,7 +79,7 @@ def prepared(folder: Path, fault: Callable[[], None], times: int, said: list[str
     ],
     ids=["killed", "bus error", "stopped"],
 )
-def test_new_workers_go_on_from_the_batch_that_is_due(tmp_path: Path, fault: Callable[[], None], word: str) -> None:
+def test_new_workers_continue_from_the_batch_that_is_due(tmp_path: Path, fault: Callable[[], None], word: str) -> None:
     said: list[str] = []
     items = prepared(tmp_path, fault, 1, said)
     assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
@@ -88,7 +88,7 @@ def test_new_workers_go_on_from_the_batch_that_is_due(tmp_path: Path, fault: Cal
     assert "new workers continue from there" in said[0]
 
 
-def test_lost_again_and_again_the_trainer_prepares_batches_itself(tmp_path: Path) -> None:
+def test_after_repeated_worker_deaths_the_trainer_prepares_batches_itself(tmp_path: Path) -> None:
     said: list[str] = []
     items = prepared(tmp_path, kill, 10**6, said)
     assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
@@ -96,14 +96,14 @@ def test_lost_again_and_again_the_trainer_prepares_batches_itself(tmp_path: Path
     assert "from now on the main process prepares the batches" in said[-1]
 
 
-def test_hung_again_and_again_the_run_ends(tmp_path: Path) -> None:
+def test_repeated_hangs_end_the_run(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(PeerError, match="loader workers hung 3 times"):
         prepared(tmp_path, stop, 10**6, said)
     assert len(said) == workers.STARTS
 
 
-def test_a_killed_worker_never_breaks_into_the_trainer(tmp_path: Path) -> None:
+def test_a_killed_worker_does_not_raise_inside_the_trainer(tmp_path: Path) -> None:
     """Torch raises from a signal handler; in the middle of an update that would leave half of it done."""
     data = tiny.dataset()
     made = Batches(data.train, 4, 0)
@@ -157,7 +157,7 @@ class Ahead(torch.utils.data.Dataset[torch.Tensor]):
         return torch.from_numpy(ids * 2)
 
 
-def test_a_worker_that_stops_in_the_middle_of_handing_over(tmp_path: Path) -> None:
+def test_a_worker_that_stops_while_it_sends_a_batch(tmp_path: Path) -> None:
     said: list[str] = []
     source = WorkerSettings(1, tell=said.append, patience=2.0).prepared(Ahead(tmp_path), GROUPS)
     first = next(source)
@@ -204,7 +204,7 @@ def test_shared_memory_that_is_full_is_found_out_at_once() -> None:
     assert [re.sub(r"batch \d+", "batch N", text) for text in said] == [NO_ROOM]
 
 
-def test_an_item_that_cannot_be_sent_is_no_hang_either(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_item_that_cannot_be_sent_is_no_hang(capfd: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
     items = list(WorkerSettings(1, tell=said.append, patience=100.0).prepared(Bulky("cannot be pickled"), GROUPS))
     assert len(items) == len(GROUPS)

@@ -49,7 +49,9 @@ def test_recorded_tree(
         ("v2-container", 708608, 4096 * MIB - 708608, False),
     ],
 )
-def test_use_room_and_swap(tmp_path: Path, tree: str, used: int | None, room: int | None, swap: bool) -> None:
+def test_memory_use_free_memory_and_swap(
+    tmp_path: Path, tree: str, used: int | None, room: int | None, swap: bool
+) -> None:
     limits = read_limits(plant(tmp_path, tree))
     assert (limits.used, limits.room, limits.swap) == (used, room, swap)
 
@@ -75,7 +77,7 @@ def test_without_a_quota_the_counter_is_our_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("high", "memory"), [("max\n", 512), (f"{300 * MIB}\n", 300), (f"{700 * MIB}\n", 512)])
-def test_what_slows_down_to_nothing_is_a_limit_too(tmp_path: Path, high: str, memory: int) -> None:
+def test_memory_high_is_a_limit_too(tmp_path: Path, high: str, memory: int) -> None:
     assert read_limits(plant(tmp_path, "v2-leaf", {f"{LEAF}/memory.high": high})).memory == memory * MIB
 
 
@@ -113,7 +115,7 @@ def test_page_cache_that_can_be_given_back_is_not_use(tmp_path: Path) -> None:
     assert (limits.used, limits.room) == (180 * MIB, 332 * MIB)
 
 
-def test_a_full_parent_leaves_no_room_in_an_empty_group(tmp_path: Path) -> None:
+def test_a_full_parent_cgroup_limits_an_empty_child(tmp_path: Path) -> None:
     parent = "sys/fs/cgroup/system.slice"
     files = {
         f"{parent}/memory.max": f"{600 * MIB}\n",
@@ -171,7 +173,7 @@ def test_the_path_of_the_host_over_a_mount_of_only_our_group(tmp_path: Path) -> 
     assert read_limits(root).quota == 2.9
 
 
-def test_a_group_above_our_namespace_reads_what_is_mounted(tmp_path: Path) -> None:
+def test_a_cgroup_above_the_namespace_reads_the_mounted_one(tmp_path: Path) -> None:
     assert read_limits(plant(tmp_path, "v2-private", {"proc/self/cgroup": "0::/../neighbour\n"})).quota == 2.9
 
 
@@ -187,7 +189,7 @@ def test_a_machine_without_proc_and_sys_has_no_limits(tmp_path: Path) -> None:
     assert read_limits(tmp_path) == nothing
 
 
-def test_garbage_everywhere_is_no_limit(tmp_path: Path) -> None:
+def test_invalid_limits_are_no_limit(tmp_path: Path) -> None:
     mounts = "a b - \n- cgroup2\n1 2 3 / /x - cgroup\n\n - \n"
     write(tmp_path, {"proc/self/cgroup": "::\n0:\nx\n", "proc/self/mountinfo": mounts})
     assert read_limits(tmp_path).version == 0

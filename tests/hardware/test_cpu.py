@@ -107,7 +107,7 @@ FLAGS = "avx avx2 fma f16c avx_vnni avx512f avx512bw avx512_vnni avx512_bf16 amx
         ({"ATEN_CPU_CAPABILITY": "nonsense"}, None, set()),
     ],
 )
-def test_a_cap_on_the_instruction_set_is_believed(
+def test_a_cap_on_the_instruction_set_is_respected(
     tmp_path: Path, environ: dict[str, str], capped: str | None, without: set[str]
 ) -> None:
     write(tmp_path, {"proc/cpuinfo": f"processor\t: 0\nflags\t\t: {FLAGS}\n"})

@@ -116,7 +116,7 @@ def test_the_plan_says_which_are_used() -> None:
         ((), None, "none"),
     ],
 )
-def test_a_number_that_is_not_here(cards: tuple[Gpu, ...], trouble: str | None, possible: str) -> None:
+def test_a_gpu_number_that_does_not_exist(cards: tuple[Gpu, ...], trouble: str | None, possible: str) -> None:
     with pytest.raises(DeviceError) as caught:
         gpu_selection.select_gpus(with_gpus(*cards, trouble=trouble), [0, 7] if cards else [7])
     assert caught.value.lines() == [
@@ -126,7 +126,7 @@ def test_a_number_that_is_not_here(cards: tuple[Gpu, ...], trouble: str | None, 
     ]
 
 
-def test_cuda_counts_as_we_do() -> None:
+def test_cuda_orders_gpus_as_nvml_does() -> None:
     chosen = gpu_selection.select_gpus(with_gpus(card(0), GTX, card(2)), [2, 0])
     same = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     assert gpu_selection.environment(chosen) == same | {
@@ -170,7 +170,7 @@ def test_the_cpu_image_leaves_a_gpu_alone_and_says_so() -> None:
         ((9, 0), (), False),
     ],
 )
-def test_code_runs_on_later_chips_of_its_major_version(
+def test_machine_code_runs_on_later_chips_of_its_major_version(
     capability: tuple[int, int], architectures: tuple[str, ...], expected: bool
 ) -> None:
     assert device_check.covers(capability, architectures) is expected
@@ -341,7 +341,7 @@ def test_architectures_are_read_without_loading_torch(
     assert read_architectures(tmp_path) == expected
 
 
-def test_what_needs_no_gpu_goes_on_without_one_that_cannot_be_used() -> None:
+def test_commands_without_a_gpu_work_with_an_unusable_one() -> None:
     """As `predict` and `evaluate` do on a host with a GPU and a torch for CPUs."""
     said = list[str]()
     here = machine("rtx3060-driver580", CPU)
@@ -355,7 +355,7 @@ def test_what_needs_no_gpu_goes_on_without_one_that_cannot_be_used() -> None:
     assert said == []
 
 
-def test_what_needs_no_gpu_goes_on_where_cuda_does_not_answer() -> None:
+def test_commands_without_a_gpu_work_if_cuda_does_not_answer() -> None:
     said = list[str]()
     assert (
         device_check.usable_device(machine("rtx3060-driver580", AMPERE), said.append) == "cpu"

@@ -38,7 +38,7 @@ def test_sizes_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.cache_room == 32 * MIB
 
 
-def test_decoded_images_may_give_way(tmp_path: Path) -> None:
+def test_decoded_images_may_be_removed_for_new_ones(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     (cache / "decoded").mkdir(parents=True)
     (cache / "decoded" / "one.u8").write_bytes(bytes(MIB))
@@ -65,7 +65,7 @@ def test_cache_folder(tmp_path: Path, environ: dict[str, str], folder: str) -> N
 
 
 @pytest.mark.parametrize("taken", ["somebody may write", "link", "file"])
-def test_a_cache_folder_that_somebody_else_could_have_made(tmp_path: Path, taken: str) -> None:
+def test_a_cache_folder_of_another_user_is_not_used(tmp_path: Path, taken: str) -> None:
     """Compiled code is run: it must not come from a folder whose name everybody knows."""
     known = tmp_path / f"drivetrain-{os.getuid()}"
     if taken == "link":
@@ -82,13 +82,13 @@ def test_a_cache_folder_that_somebody_else_could_have_made(tmp_path: Path, taken
     assert cache.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_cache_folder_of_ones_own_is_found_again(tmp_path: Path) -> None:
+def test_a_private_cache_folder_is_reused(tmp_path: Path) -> None:
     first, second = (read_storage(tmp_path, tmp_path, {"TMPDIR": str(tmp_path)}).cache for _ in range(2))
     assert first == second == str(tmp_path / f"drivetrain-{os.getuid()}" / "compile")
     assert (tmp_path / f"drivetrain-{os.getuid()}").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_is_not_there_yet_is_judged_by_its_parent(tmp_path: Path) -> None:
+def test_a_missing_folder_is_checked_by_its_parent(tmp_path: Path) -> None:
     found = read_storage(
         tmp_path, tmp_path / "runs/deep/down", {"TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/a/b"}, mounts()
     )

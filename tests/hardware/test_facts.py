@@ -123,7 +123,7 @@ def test_a_machine_without_a_gpu_has_no_first_gpu() -> None:
     assert load(next(path for path in MACHINES if path.stem == "laptop")).gpu is None
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     assert lines(tmp_path / "machine.json") == [
         "--hardware FILE: [Errno 2] No such file or directory: 'FILE'",
         "  possible: a JSON file as written by `drivetrain facts --json`",

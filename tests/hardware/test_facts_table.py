@@ -68,7 +68,7 @@ def test_a_log_gets_plain_lines_of_100_columns(path: Path) -> None:
         ),
     ],
 )
-def test_what_it_says(stem: str, parts: list[str]) -> None:
+def test_text_of_the_facts_table(stem: str, parts: list[str]) -> None:
     text = printed(machine(stem))
     assert [part for part in parts if part not in text] == [], text
 
@@ -85,7 +85,7 @@ def test_gpu_trouble_is_a_note() -> None:
     assert "note gpu: no NVIDIA driver is loaded" in text
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_facts_are_shown_as_missing() -> None:
     laptop = machine("laptop")
     storage = replace(laptop.storage, shm=None, runs_free=None, cache_writable=False, cache_exec=False)
     bare = replace(laptop, storage=storage, compiler=None, cgroup=0, torch=Torch(version="2.7.1", cuda="12.6"))

@@ -108,7 +108,7 @@ def trouble(root: Path, nvml: Nvml | None, place: str = "host", **environ: str) 
     return text
 
 
-def test_what_nvml_says_is_what_we_say(tmp_path: Path) -> None:
+def test_a_gpu_has_the_values_of_nvml(tmp_path: Path) -> None:
     nvml = Nvml([T4], b"535.183.01")
     gpus, text = read_gpus(tmp_path, {}, "host", nvml)
     assert text is None
@@ -171,7 +171,7 @@ def test_a_driver_without_a_usable_gpu(tmp_path: Path, nvml: Nvml, environ: dict
     assert nvml.open == 0
 
 
-def test_one_lost_gpu_is_said_and_the_other_used(tmp_path: Path) -> None:
+def test_one_lost_gpu_is_reported_and_the_other_used(tmp_path: Path) -> None:
     lost = Card("x", "GPU-1", error=pynvml.NVML_ERROR_GPU_IS_LOST)
     gpus, text = read_gpus(tmp_path, {}, "host", Nvml([lost, RTX]))
     assert [gpu.name for gpu in gpus] == ["NVIDIA GeForce RTX 3060"]
@@ -263,7 +263,7 @@ def test_a_container_with_the_library_but_no_gpu(tmp_path: Path, environ: dict[s
 
 
 @pytest.mark.parametrize("place", ["usr/lib64/libnvidia-ml.so.1", "etc/ld.so.cache"])
-def test_an_installed_library_makes_us_ask_the_real_nvml(tmp_path: Path, place: str) -> None:
+def test_an_installed_library_loads_the_real_nvml(tmp_path: Path, place: str) -> None:
     root = write(tmp_path, PCI | {place: "ld.so-1.7.0\x00libnvidia-ml.so.1\x00/opt/driver/libnvidia-ml.so.1\x00"})
     try:
         pynvml.nvmlInit()

@@ -128,7 +128,7 @@ class Branches(nn.Module):
         return x if float(x.sum()) > 0 else -x
 
 
-def test_a_network_that_cannot_be_followed(tmp_path: Path) -> None:
+def test_a_network_that_cannot_be_traced(tmp_path: Path) -> None:
     from runtime.errors import CheckpointError
 
     network = onnx_file.FlatOutputs(Branches(), ("",))
@@ -166,7 +166,7 @@ def test_missing_packages_are_named(
     assert "`make setup`, or pip install onnx onnxscript onnxruntime, here" in error
 
 
-def test_a_difference_that_is_no_number_is_no_agreement(tmp_path: Path) -> None:
+def test_a_nan_difference_is_no_agreement(tmp_path: Path) -> None:
     class Nowhere(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.log(x)

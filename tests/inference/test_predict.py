@@ -77,7 +77,9 @@ def test_predictions_are_those_of_validation(run: Run, tmp_path: Path) -> None:
             torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_an_evaluation_is_that_of_training(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_gives_the_metrics_of_the_training(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without data it reads the validation data again and gives every metric, the loss too."""
     assert main.main(["evaluate", str(run.folder), "--output", str(tmp_path / "out")]) == 0
     stored = json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]
@@ -311,7 +313,7 @@ def test_a_run_that_is_not_done(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "has no trained model: the run is stopped" in capsys.readouterr().err
 
 
-def test_a_model_folder_can_be_read_by_those_who_read_the_run(images: Run) -> None:
+def test_a_model_folder_has_the_permissions_of_the_run(images: Run) -> None:
     allowed = 0o666 & ~_umask()
     assert all(file.stat().st_mode & 0o777 == allowed for file in (images.folder / "model").iterdir() if file.is_file())
 

@@ -195,7 +195,7 @@ def test_a_bad_file_and_its_message(
     assert str(raised.value).replace(f"{tmp_path}/", "") == f"{given}\n  possible: {possible}\n  do:       {action}"
 
 
-def test_every_file_is_looked_at_and_the_problems_come_in_the_order_of_the_job(tmp_path: Path) -> None:
+def test_every_user_file_is_checked_in_the_order_of_the_job(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as raised:
         job(tmp_path, {"my_data.py": "def load(n):\n    pass\n", "my_model.py": "def (\n"}, train="loss: {file: x.py}")
     assert [problem.key for problem in raised.value.problems] == ["data.arguments", "model.file", "train.loss.file"]

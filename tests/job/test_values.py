@@ -17,7 +17,7 @@ from runtime.system.units import parse_bytes
 @pytest.mark.parametrize(
     "text", ["", "4", "g", "0g", "0.0g", "0.0001k", "-4g", "4 gigs", "4gg", "4e3m", "٤g", "4\tg", "9" * 13 + "g"]
 )
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_sizes(text: str) -> None:
     with pytest.raises(PydanticCustomError, match="a size with its unit: 256m, 4g"):
         values.check_size(text)
     with pytest.raises(ValueError, match="256m or 4g"):
@@ -32,7 +32,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "m", "0s", "-5m", "5M", "5min", "2:30", "1h30m", "9" * 10 + "h", "infs"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations(text: str) -> None:
     with pytest.raises(PydanticCustomError, match="a duration with its unit: 90s, 5m, 2h"):
         duration_seconds(text)
 
@@ -54,7 +54,7 @@ def test_intervals(text: str, meaning: tuple[str, float]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "epochs", "2 epochs", "0 steps", "-1 steps", "1.5 steps", "steps", "5", "9" * 13 + " steps"]
 )
-def test_what_is_no_interval(text: str) -> None:
+def test_invalid_intervals(text: str) -> None:
     with pytest.raises(PydanticCustomError, match="epoch, steps such as 200 steps, or a duration such as 5m"):
         interval(text)
 
@@ -111,7 +111,7 @@ def test_what_is_no_interval(text: str) -> None:
         (values.PositiveRange, [[0.75, 1.333], [2, 3]], [[3, 2], [0, 1]]),
     ],
 )
-def test_what_a_type_takes(kind: Any, good: list[Any], bad: list[Any]) -> None:
+def test_valid_and_invalid_values_of_each_type(kind: Any, good: list[Any], bad: list[Any]) -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(kind, config=values.Spec.model_config)
     for value in good:
         assert adapter.validate_python(value) in (value, tuple(value) if isinstance(value, list) else value)

@@ -38,7 +38,7 @@ def said(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
     return err
 
 
-def test_the_table_is_long_and_without_doubles() -> None:
+def test_the_table_is_long_and_without_duplicates() -> None:
     assert len(TABLE) >= 180
     assert len({row.spec() for row in TABLE}) == len(TABLE)
 
@@ -53,7 +53,7 @@ def test_a_mistake_and_its_message(row: Row, capsys: pytest.CaptureFixture[str])
     ("command", "row"),
     [("validate", DOCUMENTS[0]), ("validate", KEYS[0]), ("plan", DOCUMENTS[-1]), ("train", VALUES[-1])],
 )
-def test_a_mistake_seen_from_outside(command: str, row: Row) -> None:
+def test_a_spec_error_on_the_command_line(command: str, row: Row) -> None:
     Path("job.yaml").write_bytes(row.spec())
     run = subprocess.run(
         [sys.executable, "-m", "runtime", command, "job.yaml"],
@@ -96,7 +96,7 @@ def test_all_problems_at_once_in_the_order_of_the_file(capsys: pytest.CaptureFix
     ]
 
 
-def test_an_unknown_task_hides_no_other_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_task_hides_no_other_problem(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text("task: images\nname: a b\ndata: {train: 3, text: body}\ntrain: {epochs: 0}\nmodel: x\n")
     heads = [line for line in said(capsys, 2).splitlines() if not line.startswith("  ")]
     assert heads == [
@@ -365,7 +365,7 @@ def broken(text: bytes, draw: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_no_damage_ends_in_anything_but_a_message(block: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_damage_gives_an_error_message(block: int, capsys: pytest.CaptureFixture[str]) -> None:
     whole = (ROOT / "jobs" / "digits.yaml").read_bytes()
     codes = set()
     for seed in range(block * 30, block * 30 + 30):

@@ -221,7 +221,7 @@ def test_a_thousand_fuzzed_specs(folder: Path, capsys: pytest.CaptureFixture[str
     assert codes[2] > NIGHTLY // 2
 
 
-def test_a_spec_without_end_is_read_no_further_than_its_limit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_endless_spec_is_read_only_up_to_the_limit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "job.yaml").symlink_to("/dev/zero")
     assert main(["validate", "job.yaml"]) == 2
     assert "job.yaml:1:1: more than 1048576 bytes" in capsys.readouterr().err

@@ -253,7 +253,7 @@ def test_a_light_command_loads_no_torch_and_opens_no_socket(command: str) -> Non
     assert json.loads(run.stdout) if command == "schema" else "digits" in run.stdout
 
 
-def test_validate_says_what_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_lists_valid_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "job.yaml").write_text(SPEC)
     assert main(["validate", str(tmp_path / "job.yaml")]) == 0
@@ -267,7 +267,7 @@ def test_a_spec_error_holds_its_problems() -> None:
     assert caught.value.exit_code == 2
 
 
-def test_every_key_that_a_synonym_leads_to_is_there() -> None:
+def test_every_key_of_a_synonym_exists() -> None:
     """In the spec of one task at least, the values of `optimize:` among them."""
     from runtime.job import JOBS
     from runtime.job_spec.validation_errors import _ELSEWHERE, _there

@@ -101,11 +101,11 @@ def test_every_key_and_item_has_its_place() -> None:
 
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf", b"# comment\n", b"---\n", b"%YAML 1.2\n---\n"])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_what_may_stand_around_a_document(start: bytes, end: bytes) -> None:
+def test_text_around_a_yaml_document(start: bytes, end: bytes) -> None:
     assert parse(start + b"a: 1" + end + b"b: [2]" + end, "f").data == {"a": 1, "b": [2]}
 
 
-def test_an_alias_is_a_copy_and_not_the_same_thing() -> None:
+def test_an_alias_is_a_copy() -> None:
     document = parse("a: &x {n: [1]}\nb: *x\n", "f")
     set_value(document, "b.n=2")
     assert document.data == {"a": {"n": [1]}, "b": {"n": 2}}

@@ -224,13 +224,13 @@ def test_the_container_toolkit(
         ),
     ],
 )
-def test_the_engines_words_are_explained(words: str, given: str) -> None:
+def test_the_engines_messages_are_explained(words: str, given: str) -> None:
     found = nvidia_toolkit.refused(words)
     assert found is not None
     assert found.given.startswith(given)
 
 
-def test_other_words_are_left_to_the_engine() -> None:
+def test_other_messages_are_left_to_the_engine() -> None:
     assert nvidia_toolkit.refused("no space left on device") is None
 
 
@@ -439,7 +439,7 @@ def test_containers_are_named_by_user_and_checkout(tmp_path: Path) -> None:
     assert done.stdout.strip() == project.name()
 
 
-def test_a_job_that_is_training_is_not_a_matter_of_storage() -> None:
+def test_a_job_in_training_is_no_storage_error() -> None:
     running = SimpleNamespace(status="running", name="drivetrain-1-a-trainer-1")
     client = SimpleNamespace(containers=SimpleNamespace(list=lambda **_: [running]))
     with pytest.raises(Busy, match="drivetrain-1-a-trainer-1 is already training this job") as caught:
@@ -471,7 +471,7 @@ def test_why_no_engine_can_be_used(words: str, why: str, cure: str) -> None:
     assert docker_engine.absent(words) == docker_engine.EngineMissing(why, cure)
 
 
-def test_without_permission_the_cure_is_the_group(
+def test_without_permission_the_advice_is_the_docker_group(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
@@ -506,7 +506,7 @@ class Ended:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_is_handed_on_by_its_own_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_signal_is_forwarded_under_its_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Ctrl-C was told as SIGTERM; a container that has just ended is no error."""
     import docker
 
@@ -525,7 +525,7 @@ def test_a_signal_is_handed_on_by_its_own_name(monkeypatch: pytest.MonkeyPatch, 
     assert sent == [name]
 
 
-def test_root_is_told_once_whose_the_files_will_be(
+def test_root_is_informed_once_about_the_owner_of_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(container_limits.os, "getuid", lambda: 0)

@@ -65,7 +65,9 @@ def test_below_the_project_the_path_counts_from_there(
     assert "from this folder: drivetrain watch ../runs/digits-001\n" in capsys.readouterr().out
 
 
-def test_in_the_project_the_log_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inside_the_project_the_log_is_enough(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(PROJECT)
     follow_container.follow(Container())
     assert capsys.readouterr().out == b"".join(LOG).decode()
@@ -82,7 +84,9 @@ def test_in_the_project_the_log_is_enough(monkeypatch: pytest.MonkeyPatch, capsy
         (137, False, "the container was killed (exit 137, SIGKILL), but not because of its memory limit"),
     ],
 )
-def test_what_an_end_means(code: int, oom: bool, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_code_of_a_container_is_explained(
+    code: int, oom: bool, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert follow_container.follow(Container(code, oom)) == code
     error = capsys.readouterr().err
     assert error.startswith(told)
@@ -101,7 +105,7 @@ sys.exit(supervise.train(supervise.TrainRequest(Path(sys.argv[1]), ("train.epoch
 """
 
 
-def test_a_trainer_that_was_killed_is_not_only_a_number(tmp_path: Path) -> None:
+def test_a_killed_trainer_is_explained(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", TRAINER, str(PROJECT / "jobs" / "digits.yaml"), str(tmp_path)],
         capture_output=True,

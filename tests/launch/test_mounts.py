@@ -65,7 +65,7 @@ def test_a_snapshot_of_the_hub_comes_with_the_files_that_it_links_to(tmp_path: P
     assert mounted(written(tmp_path, text)) == [str(tmp_path / "job.yaml"), str(hub), str(tmp_path / "photos")]
 
 
-def test_own_code_brings_its_folder(tmp_path: Path) -> None:
+def test_user_code_mounts_its_folder(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     for name in ("my_data.py", "my_model.py"):
         (tmp_path / "code" / name).write_text(own_job.DATA if name == "my_data.py" else own_job.MODEL)
@@ -113,7 +113,7 @@ def _home(folder: Path) -> str:
         ("SOCKET", "it is neither a file nor a folder"),
     ],
 )
-def test_what_is_never_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, why: str) -> None:
+def test_paths_that_are_never_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, why: str) -> None:
     home = tmp_path / "homes" / "me"
     (tmp_path / "disk" / "me" / ".ssh").mkdir(parents=True)
     (tmp_path / "backup" / ".ssh").mkdir(parents=True)
@@ -211,7 +211,7 @@ def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert mounted(written(tmp_path))
 
 
-def test_a_home_is_another_one_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_path_differs_inside_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "set").mkdir()
     told = refused(written(tmp_path, IMAGES.replace("photos", "~/set")))
@@ -230,7 +230,7 @@ def test_a_path_that_leads_out_of_the_project(project: Path, tmp_path: Path) -> 
     assert [mount.source for mount in mounts.of_job(path, job_spec.load(path), project)] == [tmp_path / "far"]
 
 
-def test_a_path_that_leads_out_of_a_link(tmp_path: Path) -> None:
+def test_a_relative_path_out_of_a_linked_folder(tmp_path: Path) -> None:
     """Beside the folder that the link leads to, not beside the link."""
     for folder in ("here/far", "there/far", "there/jobs"):
         (tmp_path / folder).mkdir(parents=True)
@@ -258,7 +258,7 @@ def test_compose_reads_what_it_is_given() -> None:
     assert text == r'{"a": ["/data/\U0001f600", "b\"\\\n\U0000007f\U000000e9"]}'
 
 
-def test_what_compose_would_replace_is_left_as_it_is(tmp_path: Path) -> None:
+def test_dollar_signs_are_escaped_for_compose(tmp_path: Path) -> None:
     (tmp_path / "a$HOME: b").mkdir()
     path = written(tmp_path / "a$HOME: b")
     request = container.LaunchRequest(path, ("name=b",))
@@ -288,11 +288,11 @@ def test_what_compose_would_replace_is_left_as_it_is(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_network_is_for_what_the_job_names(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_network_is_granted_only_for_what_the_job_names(tmp_path: Path, text: str, expected: str) -> None:
     job: Job = job_spec.load(written(tmp_path, IMAGES + text))
     assert network.told(job) == (expected.startswith("network: yes"), expected)
     assert network.told(job, asked=True)[0]
 
 
-def test_own_code_is_told_how_to_get_a_network(tmp_path: Path) -> None:
+def test_user_code_gets_a_network_with_a_note(tmp_path: Path) -> None:
     assert network.told(own_job.job(tmp_path))[1].endswith("; --network turns it on for your own code")

@@ -60,7 +60,7 @@ def test_only_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch, no_torch: 
     assert not run_in_image.wanted("predict")
 
 
-def test_a_prediction_in_the_image(
+def test_predict_runs_in_the_image(
     ran: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its exit code is ours; the project is where it is, other paths that are named can be read, all else is closed."""

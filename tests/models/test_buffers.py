@@ -115,7 +115,7 @@ def test_a_skipped_step_leaves_no_trace(way: Callable[[Any, Tensor], None], good
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), KeyboardInterrupt()], ids=["memory", "ctrl-c"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_step_that_is_broken_off_leaves_no_trace(way: Callable[[Any, Tensor], None], error: BaseException) -> None:
+def test_an_interrupted_step_leaves_no_trace(way: Callable[[Any, Tensor], None], error: BaseException) -> None:
     """Of a network in two halves the second one ends the step; in parts, when the first part has been through."""
     net, twin = started(way), started(way)
     step, other = step_of(net), step_of(twin)
@@ -206,7 +206,7 @@ def test_a_buffer_whose_elements_share_memory() -> None:
         net(torch.full((2, 4), 3.0))
 
 
-def test_an_own_network_with_a_buffer_whose_elements_share_memory(tmp_path: Path) -> None:
+def test_a_user_network_with_a_buffer_whose_elements_share_memory(tmp_path: Path) -> None:
     mask = "self.register_buffer('mask', torch.ones(1).expand(4))"
     code = MODEL.replace("self.last =", f"{mask}\n        self.last =").replace(
         "from torch", "import torch\nfrom torch"

@@ -41,7 +41,7 @@ def test_rate_mean_and_neighbours_are_those_of_dropout(rate: float) -> None:
         assert abs(together) < 5 / count**0.5, f"lag {lag}: {together}"
 
 
-def test_a_kept_unit_is_scaled_by_what_was_drawn_with() -> None:
+def test_a_kept_unit_is_scaled_by_the_rounded_rate() -> None:
     """The rate is rounded to 1/65536, and the scale with it, so that the mean does not move."""
     kept = round(0.9 * 65536)
     assert float(drawn(0.1, (ENOUGH,), dtype=torch.float64).max()) == 65536 / kept
@@ -60,7 +60,7 @@ def test_shape_type_and_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> 
     assert 0.6 < float((y != 0).float().mean()) < 0.8
 
 
-def test_the_seed_says_everything() -> None:
+def test_the_result_depends_on_the_seed_only() -> None:
     one, same, other = drawn(0.5, (ENOUGH,), 1), drawn(0.5, (ENOUGH,), 1), drawn(0.5, (ENOUGH,), 2)
     assert torch.equal(one, same)
     assert 0.45 < float((one == other).float().mean()) < 0.55
@@ -69,7 +69,7 @@ def test_the_seed_says_everything() -> None:
     assert not torch.equal(layer(torch.ones(ENOUGH)), layer(torch.ones(ENOUGH)))
 
 
-def test_what_is_computed_again_draws_the_same() -> None:
+def test_recomputed_blocks_use_the_same_dropout_masks() -> None:
     """Gradient checkpointing runs the forward pass twice."""
     torch.manual_seed(0)
     layer, x = DropoutFromBits(0.5), torch.ones(ENOUGH, requires_grad=True)
@@ -90,7 +90,7 @@ def test_what_is_computed_again_draws_the_same() -> None:
         (DropoutFromBits(0.3), torch.randn(ENOUGH), False),
     ],
 )
-def test_elsewhere_it_is_torchs(layer: nn.Dropout, x: torch.Tensor, training: bool) -> None:
+def test_small_and_compiled_calls_use_torchs_dropout(layer: nn.Dropout, x: torch.Tensor, training: bool) -> None:
     layer.train(training)
     torch.manual_seed(3)
     found = layer(x.clone())
@@ -123,13 +123,13 @@ def test_layers_are_switched_in_place(tmp_path: Path) -> None:
     assert next(o for o in optimizations.every() if o.name == "packed_dropout").off is False
 
 
-def test_a_compiled_network_draws_as_torch_does() -> None:
+def test_a_compiled_network_uses_torchs_dropout_masks() -> None:
     asked = tiny.job(optimize="compile: true")
     choice = packed_dropout.choose(asked, tiny.machine(), Workload(layers={"Dropout": 2}))
     assert (choice.value, "use torch's own dropout" in choice.reason) == (False, True)
 
 
-def test_what_only_looks_like_a_tensor_is_torchs() -> None:
+def test_tensor_subclasses_use_torchs_dropout() -> None:
     layer = DropoutFromBits(0.5)
     found = torch.vmap(layer, randomness="different")(torch.ones(3, ENOUGH))
     assert 0.4 < float((found == 0).float().mean()) < 0.6
@@ -137,7 +137,7 @@ def test_what_only_looks_like_a_tensor_is_torchs() -> None:
     assert layer(nested).is_nested
 
 
-def test_the_callers_network_is_given_back_as_it_was() -> None:
+def test_the_users_network_is_returned_unchanged() -> None:
     network = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
     network[1].__class__ = DropoutFromBits
     as_before(network)

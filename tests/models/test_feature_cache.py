@@ -215,7 +215,7 @@ ENCODED = Workload(
         ),
     ],
 )
-def test_it_is_chosen_where_it_surely_pays(model: str, facts: Workload | None, value: bool, reason: str) -> None:
+def test_it_is_chosen_where_it_certainly_gains(model: str, facts: Workload | None, value: bool, reason: str) -> None:
     here = tiny.machine()
     here = replace(
         here, memory=replace(here.memory, available=1 << 30), storage=replace(here.storage, runs_free=1 << 40)

@@ -49,7 +49,7 @@ def test_operations_are_those_that_torch_counts(name: str, side: int, stem: str)
     assert operations.forward(module, side) == counter.get_total_flops()
 
 
-def test_a_stem_that_was_chosen_is_told_with_what_it_costs() -> None:
+def test_an_automatic_stem_is_noted_with_its_cost() -> None:
     text = operations.note(network("resnet18"))
     assert text == (
         "resnet18 with the small stem, as image_size 64 is at most 96, 13.33 GFLOP a sample in training; "
@@ -85,7 +85,7 @@ def test_other_networks() -> None:
     assert operations.note(Model(torch.nn.Linear(2, 2), "own", {}, Freeze())) is None
 
 
-def test_telling_draws_nothing() -> None:
+def test_a_note_uses_no_random_numbers() -> None:
     """The weights, and all draws after them, are those of a run that was told nothing."""
     made = network("resnet18", width=8)
     before = torch.random.get_rng_state()

@@ -58,7 +58,7 @@ def test_outputs_and_gradients_are_those_of_padded_texts(family: str, lengths: l
     same(learned(made, made, given), padded)
 
 
-def test_frozen_layers_below_do_not_matter() -> None:
+def test_frozen_lower_layers_do_not_matter() -> None:
     made, given = network(), batch()
     for part in (made.embeddings, made.layers[0]):  # type: ignore[index]
         part.requires_grad_(False)
@@ -70,19 +70,19 @@ def test_frozen_layers_below_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("family", ["albert", "t5", "electra that widens"])
-def test_what_cannot_be_packed_is_found_out(family: str) -> None:
+def test_an_encoder_that_cannot_be_packed_is_detected(family: str) -> None:
     assert packing_trial.token_bytes(network(family)) == 0
     assert packing_trial.token_bytes(nn.Linear(2, 2)) == 0
 
 
-def test_an_encoder_that_computes_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_that_computes_differently_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packing_trial.token_bytes(network()) > 0
     monkeypatch.setattr(packed_attention, "_taken", lambda rows, index: rows[index.flip(0)])
     assert packing_trial.token_bytes(network()) == 0
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_a_decoder_is_found_out(family: str) -> None:
+def test_a_decoder_is_detected(family: str) -> None:
     """Its tokens see only those before them, which the words of a trial must be able to show."""
     made = network(family)
     assert packing_trial.token_bytes(made) > 0

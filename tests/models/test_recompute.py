@@ -151,7 +151,7 @@ class Greedy(nn.Module):
         return self.inner(x.mul_(2))  # type: ignore[no-any-return]
 
 
-def test_a_block_that_writes_into_its_input_is_named() -> None:
+def test_a_block_that_modifies_its_input_is_named() -> None:
     network = nn.Sequential(Greedy(), Greedy())
     blocks.recompute(network)
     with pytest.raises(SpecError, match=r"gradient_checkpointing: Greedy modifies its inputs in place"):
@@ -159,7 +159,7 @@ def test_a_block_that_writes_into_its_input_is_named() -> None:
 
 
 @pytest.mark.parametrize("make", [encoder, resnet])
-def test_a_fifth_less_at_the_peak(make: Any) -> None:
+def test_peak_memory_is_a_fifth_lower(make: Any) -> None:
     network, inputs = make()
     peaks = []
     for recompute in (False, True):

@@ -66,7 +66,7 @@ def test_the_same_bytes_as_the_library(tmp_path: Path) -> None:
     assert (tmp_path / "ours").read_bytes() == safetensors.torch.save(plain)
 
 
-def test_a_type_that_the_format_has_not(tmp_path: Path) -> None:
+def test_a_dtype_that_safetensors_does_not_support(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="wave is of type complex128"):
         safetensors_file.write(tmp_path / "a", {"wave": torch.zeros(2, dtype=torch.complex128)})
 

@@ -25,7 +25,7 @@ WORST = [
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("cap", ["AVX2", "AVX512_CORE_BF16"])
-def test_right_and_within_bounds(cap: str, threads: int) -> None:
+def test_correct_and_within_bounds(cap: str, threads: int) -> None:
     heap.require()
     assert answers(WORST, cap, threads) == {}
 
@@ -63,7 +63,7 @@ def test_the_same_numbers() -> None:
         nn.Conv2d(4, 8, 3, padding="same"),
     ],
 )
-def test_what_torch_computes_rightly_stays(module: nn.Module) -> None:
+def test_convolutions_that_torch_computes_correctly_stay(module: nn.Module) -> None:
     strided_convolution.rewrite(module)
     assert strided_convolution.rewritten(module) == []
 
@@ -79,7 +79,7 @@ class ByItself(nn.Module):
         return nn.functional.conv2d(x, self.conv.weight, self.conv.bias, self.conv.stride)
 
 
-def test_settings_stay_for_who_reads_them() -> None:
+def test_attributes_that_a_user_network_reads_stay() -> None:
     network, x = ByItself(), torch.randn(1, 4, 8, 8)
     before = network(x)
     strided_convolution.rewrite(network)
@@ -124,7 +124,7 @@ optimize: {cpu_threads: 1, channels_last: true, measure: off}
 """
 
 
-def test_a_narrow_resnet_trains_and_says_what_was_changed(tmp_path: Path) -> None:
+def test_a_narrow_resnet_trains_and_notes_the_rewritten_convolutions(tmp_path: Path) -> None:
     heap.require()
     labels = np.arange(48) % 3
     images = np.random.default_rng(0).integers(0, 256, (48, 16, 16)).astype(np.uint8)
@@ -138,7 +138,7 @@ def test_a_narrow_resnet_trains_and_says_what_was_changed(tmp_path: Path) -> Non
     assert "uxlfoundation/oneDNN#6035" in events
 
 
-def test_a_network_of_a_program_is_handed_back_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_programs_network_is_returned_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "_report", lambda run: None)
     network = nn.Sequential(nn.Conv2d(3, 4, 1, 2), nn.Flatten(), nn.Linear(64, 2))
     data = torch.randn(32, 3, 8, 8), torch.arange(32) % 2

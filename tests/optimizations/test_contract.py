@@ -44,7 +44,7 @@ def test_off_is_a_value(optimization: Optimization) -> None:
 
 
 @pytest.mark.parametrize("path", MACHINES, ids=[p.stem for p in MACHINES])
-def test_decides_everywhere_and_never_refuses_itself(optimization: Optimization, path: Path) -> None:
+def test_every_choice_is_possible_on_every_machine(optimization: Optimization, path: Path) -> None:
     machine, job = hardware.load(path), tiny.job()
     data = tiny.dataset()
     facts = inspect_workload(data, tiny.build(job, data).module)

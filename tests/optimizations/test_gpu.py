@@ -207,7 +207,7 @@ def test_the_plan_says_what_a_share_of_memory_means(where: str, note: str) -> No
     assert note in plan.resolve(job(limits="gpu_memory: 0.5"), machine(where)).notes
 
 
-def test_the_allocator_is_told_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_allocator_gets_its_memory_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[float, torch.device]] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: told.append(given))
     device = torch.device("cuda:0")

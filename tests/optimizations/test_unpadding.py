@@ -35,7 +35,7 @@ STILL = f"{reports.ENCODER[:-1]}, dropout: 0.0"
         ([80, 100, 80, 80], 2, 512, [[1, 0], [2, 3]]),
     ],
 )
-def test_pieces(lengths: list[int], most: int, tokens: int, expected: list[list[int]]) -> None:
+def test_length_buckets(lengths: list[int], most: int, tokens: int, expected: list[list[int]]) -> None:
     sizes = np.array(lengths)
     found = length_buckets.pieces(sizes, most, tokens)
     assert [part.tolist() for part in found] == expected
@@ -93,7 +93,7 @@ def test_vectors_of_a_frozen_encoder_are_trained_on_as_they_are(tmp_path: Path, 
     assert tiny.losses(ours, 2) == pytest.approx(tiny.losses(whole, 2), rel=1e-5)
 
 
-def test_less_is_computed_and_every_token_once(tmp_path: Path) -> None:
+def test_fewer_tokens_are_computed_and_each_real_one_once(tmp_path: Path) -> None:
     reports.write(tmp_path)
     ours = made(tmp_path, reports.job(tmp_path, model=STILL + "}"), False, {"unpadding": 128})
     batch = next(iter(ours.batches.epoch(0)))

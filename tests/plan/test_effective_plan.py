@@ -106,13 +106,13 @@ def test_several_processes_halve_the_part_that_each_computes(folder: Path, monke
     assert [given.value("micro_batch") for given in trainers.plans] == ["off", 2, 1]
 
 
-def test_a_second_kill_halves_what_the_first_has_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_oom_kill_halves_the_micro_batch_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = Trainers(folder, KILLED, KILLED, 0, micro_batch=8)
     assert attempted(trainers, monkeypatch) == 0
     assert [given.value("micro_batch") for given in trainers.plans] == ["off", 4, 2]
 
 
-def test_what_a_trainer_has_gone_down_to_by_itself_is_halved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_micro_batch_reduced_by_the_trainer_is_halved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = Trainers(folder, KILLED, 0)
     trainers.smaller = {1: 4}  # of 16: it ran out of memory in a step, and later it was killed
     assert attempted(trainers, monkeypatch) == 0
@@ -138,16 +138,14 @@ def test_nothing_is_tried_without_measuring_that_measures_nothing(
     assert [given.value("micro_batch") for given in trainers.plans] == ["off", 8]
 
 
-def test_a_new_process_for_the_settled_plan_does_not_measure_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_process_for_the_final_plan_does_not_measure_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = Trainers(folder, Replanned.exit_code, KILLED, 0, micro_batch=8)
     assert attempted(trainers, monkeypatch) == 0
     assert [given.value("micro_batch") for given in trainers.plans] == ["off", 8, 4]
     assert trainers.words == [[], ["--measured"], ["--measured"]]
 
 
-def test_the_plan_in_force_knows_what_a_checkpoint_has_learned(folder: Path) -> None:
+def test_the_effective_plan_has_what_a_checkpoint_learned(folder: Path) -> None:
     write_json(folder / "plan.json", plan.resolve(tiny.job(), tiny.machine()).to_json())
     for step, left in ((9, 8), (10, 2)):
         (folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
@@ -158,7 +156,7 @@ def test_the_plan_in_force_knows_what_a_checkpoint_has_learned(folder: Path) -> 
     assert read_json(folder / "plan.json")["seen"] == {}
 
 
-def test_a_micro_batch_that_the_job_names_and_memory_has_halved_is_told_as_it_is(tmp_path: Path) -> None:
+def test_a_requested_micro_batch_that_memory_halved_is_not_reported_as_changed(tmp_path: Path) -> None:
     job, machine, data, said = tiny.job(optimize="micro_batch: 16"), tiny.machine(), tiny.dataset(), list[str]()
     smaller = plan.smaller(plan.resolve(job, machine), 16, "killed")
     assert smaller is not None
@@ -167,7 +165,7 @@ def test_a_micro_batch_that_the_job_names_and_memory_has_halved_is_told_as_it_is
     assert not [line for line in said if "micro_batch is" in line]
 
 
-def test_a_cap_on_the_instruction_set_since_the_checkpoint_is_told() -> None:
+def test_a_new_cap_on_the_instruction_set_is_reported_on_resume() -> None:
     machine, data = tiny.machine(), tiny.dataset()
     free, held = (replace(machine, cpu=replace(machine.cpu, capped=cap)) for cap in (None, "ONEDNN_MAX_CPU_ISA=AVX2"))
     before, now = (resume.identity(each, data) for each in (free, held))

@@ -100,7 +100,7 @@ def test_the_job_comes_first() -> None:
         ("laptop", "openmp_runtime: iomp5", "the iomp5 library is not installed"),
     ],
 )
-def test_asked_for_and_impossible(name: str, optimize: str, reason: str) -> None:
+def test_requested_but_impossible(name: str, optimize: str, reason: str) -> None:
     with pytest.raises(SpecError) as caught:
         plan.resolve(job(f"optimize:\n  {optimize}\n"), machine(name))
     text = str(caught.value)
@@ -131,12 +131,12 @@ def limited(cpus: float, memory: int) -> Hardware:
         ("memory: 1g", limited(2, 2 << 30), "limits.memory: 1g requested but not enforced; 2.0 GiB available"),
     ],
 )
-def test_limits_that_are_not_as_asked(limits: str, here: Hardware, note: str) -> None:
+def test_limits_that_differ_from_the_request(limits: str, here: Hardware, note: str) -> None:
     made = plan.resolve(job(f"limits: {{{limits}}}"), here)
     assert note in made.notes
 
 
-def test_limits_as_asked_need_no_word() -> None:
+def test_limits_as_requested_need_no_note() -> None:
     assert plan.resolve(job("limits: {cpus: 2, memory: 4g}"), limited(2, 4 << 30)).notes == ()
 
 
@@ -172,7 +172,7 @@ def test_a_stored_plan_replays(tmp_path: Path) -> None:
     assert {d.name: d.value for d in again.decisions} == {d.name: d.value for d in asked.decisions}
 
 
-def test_a_stored_value_that_cannot_be_had_here() -> None:
+def test_a_stored_value_that_is_not_possible_here() -> None:
     made = plan.resolve(job(), machine("t4"), replay={"precision": "bf16"})
     row = next(d for d in made.decisions if d.name == "precision")
     assert row.value == "fp16"
@@ -253,7 +253,7 @@ def test_a_plan_with_other_values_keeps_its_reasons() -> None:
     assert made.with_values({}) == made
 
 
-def test_what_is_enabled_differs_from_plain_pytorch_in_the_order_of_application() -> None:
+def test_enabled_optimizations_in_the_order_of_application() -> None:
     off = optimizations.off_values()
     made = plan.resolve(job(), machine()).with_values(off | {"micro_batch": 4, "denormals": True})
     assert [row.name for row in made.enabled()] == ["denormals", "micro_batch"]
@@ -261,7 +261,7 @@ def test_what_is_enabled_differs_from_plain_pytorch_in_the_order_of_application(
     assert made.only(()).enabled() == ()
 
 
-def test_a_row_that_learned_has_a_reason_of_its_own_and_no_evidence() -> None:
+def test_a_learned_decision_has_its_own_reason_and_no_evidence() -> None:
     made = plan.resolve(job(), machine())
     row = replace(made.row("micro_batch"), evidence="0.9x", provisional=True).learned(2, "memory", "it ran out")
     assert (row.value, row.source, row.reason, row.evidence, row.provisional) == (

@@ -68,7 +68,7 @@ def test_names(data: dict[str, Any], names: set[str], left_out: list[str]) -> No
         ({}, "the file holds nothing"),
     ],
 )
-def test_what_is_no_network(data: Any, words: str) -> None:
+def test_factories_that_return_no_network(data: Any, words: str) -> None:
     with pytest.raises(DataError, match=words) as caught:
         unpickle_process.named(data)
     assert "torch.save(model.state_dict(), FILE)" in caught.value.action
@@ -151,7 +151,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").read_bytes() == b"mine"
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"model.bin is not a file(.|\n)*check the path"):
         convert.convert(tmp_path / "model.bin")
 

@@ -77,7 +77,7 @@ def test_runs_of_the_same_name_are_told_apart(
     assert set(json.loads(capsys.readouterr().out)["runs"]) == {str(runs[0]), str(twin)}
 
 
-def test_runs_that_were_judged_by_different_metrics(runs: list[Path]) -> None:
+def test_runs_with_different_best_metrics(runs: list[Path]) -> None:
     change(runs[1] / "result.json", lambda r: r["best"].update(metric="validation/loss", value=0.06))
     assert compare(runs) == 0
     text = next(runs[0].parent.glob("compare-*/compare.md")).read_text(encoding="utf-8")

@@ -68,7 +68,7 @@ def crowded(busy: float, waited: float, stolen: float = 0.0, throttled: float = 
         (crowded(1.2, 0.0, stolen=0.5), "gave 20.0 s of CPU time to other virtual machines (steal), 25 %", True),
     ],
 )
-def test_a_report_tells_who_had_the_cpus(
+def test_a_report_shows_cpu_time_used_by_others(
     tmp_path: Path, readings: list[dict[str, Any]], told: str, advised: bool
 ) -> None:
     run = make(tmp_path / "digits-001")
@@ -83,7 +83,7 @@ def test_a_report_tells_who_had_the_cpus(
     assert ("Other processes" in text) == ("used the CPU" in told)
 
 
-def test_the_live_view_tells_it(tmp_path: Path) -> None:
+def test_the_live_view_shows_it(tmp_path: Path) -> None:
     run = running(tmp_path / "digits-001")
     file = io.StringIO()
     for busy, waited, expected in ((1.2, 0.6, "others use 30%"), (1.95, 0.6, "")):

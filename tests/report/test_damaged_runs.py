@@ -61,7 +61,7 @@ def text_of(run: Path) -> str:
         ("events.jsonl", "\udcff\udcfe", "events.jsonl: the last line (1) is incomplete"),
     ],
 )
-def test_damage_is_told_and_survived(run: Path, file: str, damage: str | None, told: str) -> None:
+def test_damage_is_reported_and_survived(run: Path, file: str, damage: str | None, told: str) -> None:
     if damage is None:
         (run / file).unlink()
     else:

@@ -29,7 +29,7 @@ def test_resumed_steps_replace_those_of_the_first_attempt() -> None:
     assert list(found["score"].xs) == [3]
 
 
-def test_time_goes_on_where_it_stood() -> None:
+def test_time_continues_after_a_resume() -> None:
     found = collect([{"seconds": s, "rss": 1.0} for s in (1, 2, 3, 1, 2)], "seconds", continues=True)
     assert list(found["rss"].xs) == [1, 2, 3, 4, 5]
 
@@ -45,12 +45,12 @@ def test_rows_without_a_place_and_values_that_are_no_numbers_are_left_out() -> N
     assert (len(found["big"]), found["big"].broken) == (0, 1)
 
 
-def test_a_counter_that_is_started_anew() -> None:
+def test_a_counter_that_restarts() -> None:
     assert list(series(10, 12, 1, 4).risen("held").ys) == [0, 2, 2, 5]
 
 
 @pytest.mark.parametrize("count", [1, 2, 999, 1000, 1001, 50_000])
-def test_thin_keeps_ends_and_spikes(count: int) -> None:
+def test_thinning_keeps_ends_and_spikes(count: int) -> None:
     values = [math.sin(i / 50) for i in range(count)]
     values[count // 2] = 99.0
     points = thin(series(*values))
@@ -108,7 +108,7 @@ def test_confusion_by_hand() -> None:
         {"": {"classes": [], "matrix": []}},
     ],
 )
-def test_what_is_no_confusion_is_left_out(value: object) -> None:
+def test_an_invalid_confusion_matrix_is_left_out(value: object) -> None:
     assert confusions(value) == []
 
 

@@ -72,12 +72,12 @@ def text_of(run: Path) -> str:
         "batch_size: 32",
     ],
 )
-def test_page_and_markdown_tell_the_same(finished: Path, words: str) -> None:
+def test_page_and_markdown_have_the_same_content(finished: Path, words: str) -> None:
     assert words in re.sub(r"\s+", " ", page_of(finished).text)
     assert words in (finished / "report.md").read_text(encoding="utf-8").replace("&lt;", "<")
 
 
-def test_every_decision_stands_with_its_reason(finished: Path) -> None:
+def test_every_decision_has_its_reason(finished: Path) -> None:
     plan = json.loads((finished / "plan.json").read_text(encoding="utf-8"))
     text = page_of(finished).text
     for decision in plan["decisions"]:
@@ -85,7 +85,7 @@ def test_every_decision_stands_with_its_reason(finished: Path) -> None:
         assert decision["reason"] in text
 
 
-def test_time_that_no_phase_explains_is_told(finished: Path) -> None:
+def test_time_outside_of_all_phases_is_shown(finished: Path) -> None:
     assert "| other | 0.40 s | 1 % |" in (finished / "report.md").read_text(encoding="utf-8")
 
 
@@ -216,7 +216,7 @@ def test_tables_break_between_words_and_scroll_where_they_do_not_fit(finished: P
     assert "58%" not in source
 
 
-def test_no_sample_during_an_evaluation_is_no_speed(run: Path) -> None:
+def test_an_evaluation_is_not_counted_as_zero_speed(run: Path) -> None:
     """The last reading is mostly taken during an evaluation; the legend shows the last speed of training."""
     readings = [{"seconds": s, "step": s, "samples_per_second": speed} for s, speed in enumerate((480.0, 512.0, 0.0))]
     rows(run / "telemetry.jsonl", readings)

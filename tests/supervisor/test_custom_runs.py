@@ -186,7 +186,7 @@ def test_consent_counts_only_in_a_folder_of_the_users_own(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("change", ["changed", "added", "bytecode"])
-def test_only_the_recorded_code_is_run(change: str, run: Path, tmp_path: Path) -> None:
+def test_only_code_with_recorded_digests_is_run(change: str, run: Path, tmp_path: Path) -> None:
     place = tmp_path / "x-001"
     shutil.copytree(run, place)
     code = place / "model" / "code"
@@ -253,7 +253,7 @@ def loss():
 """
 
 
-def test_targets_that_only_the_persons_loss_understands(tmp_path: Path) -> None:
+def test_targets_that_only_the_user_loss_interprets(tmp_path: Path) -> None:
     files = {"my_data.py": GRIDS, "my_loss.py": DISTANCE}
     run = trained(write(tmp_path, files, train="loss: {file: my_loss.py}", model="arguments: {outputs: 4}"))
     found = json.loads((run / "result.json").read_text())
@@ -282,7 +282,7 @@ class Late(nn.Module):
 """
 
 
-def test_an_error_in_the_middle_of_training_shows_the_persons_own_lines(tmp_path: Path) -> None:
+def test_an_error_during_training_shows_the_users_lines(tmp_path: Path) -> None:
     path = write(tmp_path, {"my_model.py": "from torch import nn\n" + LATE}, model="factory: Late")
     with pytest.raises(SpecError) as raised:
         trained(path)
@@ -293,7 +293,7 @@ def test_an_error_in_the_middle_of_training_shows_the_persons_own_lines(tmp_path
     )
 
 
-def test_an_error_inside_of_torchs_own_layers_is_told_too(tmp_path: Path) -> None:
+def test_an_error_inside_torchs_layers_is_reported_too(tmp_path: Path) -> None:
     text = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))\n"
     path = write(tmp_path, {"my_model.py": text})
     with pytest.raises(SpecError) as raised:
@@ -303,7 +303,7 @@ def test_an_error_inside_of_torchs_own_layers_is_told_too(tmp_path: Path) -> Non
     )
 
 
-def test_an_error_of_the_loss_is_that_of_the_loss(tmp_path: Path) -> None:
+def test_an_error_of_the_user_loss_names_the_loss(tmp_path: Path) -> None:
     late = LOSS.replace(
         "return functional.cross_entropy",
         "return late\n\ndef late(outputs, targets):\n    return functional.cross_entropy(outputs, targets[:16])",

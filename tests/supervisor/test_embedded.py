@@ -89,7 +89,9 @@ def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
     assert train(tmp_path, name="circle").folder == tmp_path / "circle-002"
 
 
-def test_what_needs_a_start_of_its_own_is_a_line_in_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_settings_that_need_a_restart_are_noted_in_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = Libraries(iomp5="/lib/libiomp5.so", tcmalloc="/lib/libtcmalloc.so")
     machine = replace(detect(tmp_path), libraries=found)
     monkeypatch.setattr(embedded, "detect", lambda runs: machine)
@@ -141,7 +143,7 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.softmax(dim=1) - nn.functional.one_hot(targets, 2)).pow(2).sum(dim=1)
 
 
-def test_stopped_by_ctrl_c_and_gone_on_with_to_the_same_weights(tmp_path: Path) -> None:
+def test_stopped_by_ctrl_c_and_resumed_to_the_same_weights(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"loss": squared, "names": ["a", "b"], "checkpoint": {"every": "2 steps"}}
     whole = train(tmp_path / "whole", data=Points(), **settings)
     with pytest.raises(Stopped) as raised:

@@ -38,9 +38,7 @@ def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
     return str(told.value)
 
 
-def test_a_gpu_that_this_torch_cannot_use_is_refused_in_the_words_of_the_guard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_this_torch_cannot_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "detect", lambda runs: machine("rtx3060-driver580", CPU))
     with pytest.raises(DeviceError, match="has no code for any GPU"):
         train(tmp_path)
@@ -99,7 +97,7 @@ def test_micro_batch_auto_is_searched(
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda inner: nn.Sequential(nn.DataParallel(inner))])
-def test_a_network_in_copies_is_refused(tmp_path: Path, wrap: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_data_parallel_network_is_refused(tmp_path: Path, wrap: Callable[[nn.Module], nn.Module]) -> None:
     said = refused(tmp_path, wrap(network()))
     assert "model is a DataParallel" in said
     assert "possible: the network itself, in one process on one GPU" in said
@@ -115,7 +113,7 @@ def test_an_optimizer_object_is_refused_in_three_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["lr", "learning_rate"])
-def test_a_learning_rate_is_named_as_python_has_it(tmp_path: Path, key: str) -> None:
+def test_a_learning_rate_error_names_the_python_argument(tmp_path: Path, key: str) -> None:
     said = refused(tmp_path, **{key: 0.25})
     assert f"{key}: unknown key" in said
     assert 'do:       write optimizer={"name": "adamw", "lr": 0.25}' in said

@@ -36,7 +36,7 @@ def test_a_name_without_runs(runs: Path) -> None:
 @pytest.mark.parametrize(
     "words", [["watch"], ["report"], ["evaluate"], ["predict", "x"], ["export"], ["compare", "runs/clip-001"]]
 )
-def test_the_nearest_is_offered(runs: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_most_similar_name_is_suggested(runs: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main([words[0], "runs/clip-01", *words[1:]]) == CheckpointError.exit_code
     assert capsys.readouterr().err == (
         "runs/clip-01: there is no such folder\n"

@@ -80,7 +80,7 @@ def provider() -> Iterator[Provider]:
         (200, "[" * 100_000, True),
     ],
 )
-def test_what_is_a_notice(provider: Provider, status: int, text: str, expected: bool) -> None:
+def test_answers_that_are_a_preemption_notice(provider: Provider, status: int, text: str, expected: bool) -> None:
     provider.answer = (status, text)
     assert (NoticeAddress(provider.url).notice() is not None) is expected
     (method, path, headers) = provider.asked[0]
@@ -88,7 +88,7 @@ def test_what_is_a_notice(provider: Provider, status: int, text: str, expected: 
     assert headers["Metadata-Flavor"] == "Google"
 
 
-def test_a_token_is_fetched_where_one_is_wanted(provider: Provider) -> None:
+def test_a_token_is_fetched_if_the_service_requires_one(provider: Provider) -> None:
     provider.token, provider.answer = "opensesame", (200, "TRUE")
     assert NoticeAddress(provider.url).notice() == "TRUE"
     assert [row[:2] for row in provider.asked] == [
@@ -131,7 +131,7 @@ def closed_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_nobody_there_and_no_http() -> None:
+def test_no_server_and_no_http() -> None:
     with pytest.raises(NoAnswer, match=r"does not answer: .*refused"):
         NoticeAddress(f"http://127.0.0.1:{closed_port()}/").notice()
     with socket.socket() as listener:
@@ -167,7 +167,7 @@ def events(folder: Path) -> list[str]:
     return [json.loads(line)["text"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_trouble_is_told_once_and_the_notice_comes_all_the_same(
+def test_an_address_problem_is_reported_once_and_the_notice_still_arrives(
     provider: Provider, tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preemption, "EVERY", 0.02)
@@ -194,7 +194,7 @@ def test_none_starts_nothing(tmp_path: Path) -> None:
         assert threading.active_count() == before
 
 
-def test_a_run_stops_for_it_and_goes_on_with_the_same_bits(provider: Provider, tmp_path: Path) -> None:
+def test_a_preempted_run_stops_and_resumes_with_the_same_bits(provider: Provider, tmp_path: Path) -> None:
     """The URL may come and go between stop and resume."""
     job = trained.written(tmp_path / "job")
     process = trained.start(job, "--set", f"checkpoint.notice={provider.url}")

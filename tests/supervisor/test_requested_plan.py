@@ -38,7 +38,7 @@ def test_what_changes_the_plan_of_an_unfinished_run_is_refused(tmp_path: Path) -
     assert trained.read(trained.run(job), "state.json")["plan"] is None
 
 
-def test_a_plain_run_goes_on_plain(tmp_path: Path) -> None:
+def test_a_plain_run_resumes_plain(tmp_path: Path) -> None:
     job = trained.written(tmp_path, epochs="4")
     trained.finish(job, "--plain", expected=75, **STOPPED)
     assert "was started with --plain; this command is without --plain and --plan" in trained.finish(job, expected=4)
@@ -77,7 +77,7 @@ def test_a_plain_run_goes_on_plain(tmp_path: Path) -> None:
         ({}, PlanRequest(True, None), "started without --plain and --plan; this command is with --plain"),
     ],
 )
-def test_what_a_run_was_started_with(state: dict[str, Any], asked: PlanRequest, expected: str | None) -> None:
+def test_plan_request_of_a_run(state: dict[str, Any], asked: PlanRequest, expected: str | None) -> None:
     if expected is None:
         assert asked.resumed(Path("x-001"), state, made()) == PlanRequest(False, state.get("plan", asked.plan))
         return
@@ -85,7 +85,7 @@ def test_what_a_run_was_started_with(state: dict[str, Any], asked: PlanRequest, 
         asked.resumed(Path("x-001"), state, made())
 
 
-def test_a_plain_run_of_an_older_version_is_known_by_its_rows() -> None:
+def test_a_plain_run_of_an_older_version_is_recognized_by_its_plan() -> None:
     stored = made(plain=True)
     rows = [replace(row, source="memory") if row.name == "micro_batch" else row for row in stored.decisions]
     for each in (stored, replace(stored, decisions=tuple(rows))):

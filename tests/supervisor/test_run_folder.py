@@ -37,7 +37,7 @@ def test_numbers_go_up_when_runs_are_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", ["running", "stopped", "failed"])
-def test_an_unfinished_run_goes_on(tmp_path: Path, status: str) -> None:
+def test_an_unfinished_run_resumes(tmp_path: Path, status: str) -> None:
     end(run_folder.open_run(tmp_path / "runs", job(tmp_path)), status)
     run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     assert (run.path.name, run.resumes) == ("a-001", True)
@@ -59,7 +59,7 @@ def test_a_changed_spec_is_refused_with_the_difference(tmp_path: Path) -> None:
     assert "--new" in text
 
 
-def test_a_spec_may_be_mended_while_nothing_is_trained(tmp_path: Path) -> None:
+def test_a_spec_may_be_fixed_before_the_first_checkpoint(tmp_path: Path) -> None:
     """As after exit 3: the same command again, and the folder is as a new one."""
     run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "plan.json").write_text("{}")
@@ -74,7 +74,7 @@ def test_a_spec_may_be_mended_while_nothing_is_trained(tmp_path: Path) -> None:
     os.close(again.lock)
 
 
-def test_a_run_from_before_a_key_was_there_goes_on(tmp_path: Path) -> None:
+def test_a_run_from_before_a_key_existed_resumes(tmp_path: Path) -> None:
     run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "checkpoints").mkdir()
     stored = (run.path / "job.yaml").read_text()
@@ -105,7 +105,7 @@ def test_a_stored_spec_that_is_written_otherwise_is_the_same_spec(tmp_path: Path
     assert [line.split(":")[0].strip() for line in changed] == ["-  seed", "+  seed"]
 
 
-def test_files_of_the_users_own_stay(tmp_path: Path) -> None:
+def test_files_of_the_user_stay(tmp_path: Path) -> None:
     run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "notes.txt").write_text("learning rate too high")
     (run.path / "code").mkdir()
@@ -118,7 +118,7 @@ def test_files_of_the_users_own_stay(tmp_path: Path) -> None:
     assert (run.path / "code" / "mine.py").read_text() == "x = 1"
 
 
-def test_a_folder_of_the_users_own_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_of_the_user_is_no_run(tmp_path: Path) -> None:
     mine = tmp_path / "runs" / "a-001"
     mine.mkdir(parents=True)
     (mine / "results.csv").write_text("1")
@@ -128,7 +128,7 @@ def test_a_folder_of_the_users_own_is_no_run(tmp_path: Path) -> None:
     assert [path.name for path in mine.iterdir()] == ["results.csv"]
 
 
-def test_a_run_that_was_killed_at_its_start_goes_on(tmp_path: Path) -> None:
+def test_a_run_killed_at_its_start_resumes(tmp_path: Path) -> None:
     begun = tmp_path / "runs" / "a-001"
     begun.mkdir(parents=True)
     (begun / ".job.yaml.17").write_text("na")

@@ -95,7 +95,7 @@ def test_a_run_folder_is_complete_and_the_next_run_is_numbered(job: Path) -> Non
     assert rows(run) == rows(job.parent / "runs" / "tiny-002")
 
 
-def test_killed_and_resumed_ends_with_the_same_bits(job: Path) -> None:
+def test_killed_and_resumed_gives_the_same_bits(job: Path) -> None:
     assert train(job).returncode == 0
     slow = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = job.parent / "runs" / "tiny-002"
@@ -142,7 +142,7 @@ def wait_for(condition: Any, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-def test_max_time_stops_with_75_and_goes_on(job: Path) -> None:
+def test_max_time_stops_with_75_and_the_run_resumes(job: Path) -> None:
     job.write_text(TEXT.replace("epochs: 4", "epochs: 4, max_time: 1s").replace("width: 4", "width: 64"))
     first = train(job)
     if first.returncode != 0:

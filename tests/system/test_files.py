@@ -56,5 +56,5 @@ def test_a_line_of_data_is_named(tmp_path: Path) -> None:
         jsonl_file._check_lines(tmp_path / "a.jsonl", "data.train")
 
 
-def test_an_answer_that_cannot_be_read_is_a_notice() -> None:
+def test_an_unreadable_answer_counts_as_a_notice() -> None:
     assert preemption._means_something(DEEP)

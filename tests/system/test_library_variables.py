@@ -50,7 +50,7 @@ def test_a_workspace_that_gives_the_same_bits_stays() -> None:
     assert library_variables.merge_variables({"CUBLAS_WORKSPACE_CONFIG": ":0:0"}, ours) == ours
 
 
-def test_a_child_has_the_settings_of_its_person(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_process_inherits_the_users_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     monkeypatch.setenv("LD_PRELOAD", "theirs.so")
     given = child_process.surroundings(OURS | {"LD_PRELOAD": "ours.so"})
@@ -58,7 +58,7 @@ def test_a_child_has_the_settings_of_its_person(monkeypatch: pytest.MonkeyPatch)
     assert given["LD_PRELOAD"] == "ours.so:theirs.so"
 
 
-def test_what_a_person_has_set_otherwise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_overridden_by_the_user_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert allocator_segments.effective(on_gpu) is True

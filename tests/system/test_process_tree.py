@@ -35,7 +35,7 @@ def child() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_all_below_are_members(child: tuple[int, int], listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_descendants_are_members(child: tuple[int, int], listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not listed:
         monkeypatch.setattr(process_tree.os.path, "exists", lambda path: False)
     assert {os.getpid(), *child} <= set(process_tree.process_ids())
@@ -46,14 +46,14 @@ def test_their_memory_is_counted(child: tuple[int, int]) -> None:
     assert process_tree.resident_bytes() > own + (40 << 20)
 
 
-def test_who_has_ended_counts_nothing() -> None:
+def test_ended_processes_do_not_count() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     assert process_tree._resident(ended.pid) == 0
     assert list(process_tree._below(ended.pid)) == []
 
 
-def test_a_group_that_is_looked_up_once_tells_the_same() -> None:
+def test_a_cgroup_located_once_gives_the_same_values() -> None:
     from pathlib import Path
 
     from runtime.hardware import cgroup

@@ -72,7 +72,7 @@ def test_bf16_lets_every_fp32_kernel_use_tf32_and_older_switches_can_still_be_re
     assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32, cuda.matmul.allow_tf32) == ("high", True, True)
 
 
-def test_where_only_some_kernels_use_tf32_it_is_seen(tmp_path: Path) -> None:
+def test_partial_tf32_is_detected(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     cudnn.allow_tf32 = True  # a network's own code
     assert effective_settings.seen(made)["precision"] | {"cause": None} == {
@@ -84,7 +84,7 @@ def test_where_only_some_kernels_use_tf32_it_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not torch_settings.NEW, reason="this torch has no precision for kernels of a CPU")
-def test_a_short_format_for_kernels_of_a_cpu_is_seen_and_taken_back(tmp_path: Path) -> None:
+def test_a_short_format_for_cpu_kernels_is_detected_and_restored(tmp_path: Path) -> None:
     torch.set_float32_matmul_precision("medium")
     assert precision.effective(GPU_RUN) == "mixed"
     assert precision.effective(tiny.assembled(tmp_path, tiny.job())) == "fp32"
@@ -100,7 +100,7 @@ def test_every_switch_is_set_at_every_assembly(tmp_path: Path) -> None:
     assert torch_settings.state() == first
 
 
-def test_a_caller_gets_its_own_values_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_program_gets_its_torch_settings_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil()
     torch.set_default_dtype(torch.float64)
     before, during = torch_settings.state(), list[dict[str, object]]()
@@ -120,7 +120,7 @@ def test_a_caller_gets_its_own_values_back(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(not torch_settings.NEW, reason="this torch has one switch for each")
-def test_a_caller_who_has_set_only_newer_switches_gets_these_back() -> None:
+def test_a_host_program_gets_newer_torch_switches_back() -> None:
     cuda.matmul.fp32_precision = "tf32"  # its older switch now says otherwise, and torch refuses to read that
     before = torch_settings.state()
     assert "float32_matmul_precision" not in before

@@ -66,7 +66,7 @@ def gpu(index: int, card: Card = RTX) -> Gpu:
     return Gpu(index=index, name=name, capability=card.capability, memory=card.memory, free=card.memory, driver="550")
 
 
-def test_what_a_gpu_does() -> None:
+def test_sensor_values_of_a_gpu() -> None:
     nvml = Watched([RTX, RTX])
     sensors = Sensors([gpu(1)], nvml)
     assert sensors.read() == {
@@ -93,19 +93,19 @@ def test_several_gpus_are_numbered_in_the_order_of_the_run() -> None:
 
 
 @pytest.mark.parametrize("deaf", [("power",), ("percent", "clock", "throttled"), ("temperature",)])
-def test_a_question_that_is_not_answered_is_left_out(deaf: tuple[str, ...]) -> None:
+def test_an_unsupported_sensor_is_left_out(deaf: tuple[str, ...]) -> None:
     found = Sensors([gpu(0)], Watched([RTX], deaf=deaf)).read()
     assert not {f"gpu_{name}" for name in deaf} & found.keys()
     assert found["gpu_memory"] == GIB
 
 
-def test_a_slice_is_watched_itself() -> None:
+def test_a_mig_instance_is_monitored_itself() -> None:
     part = replace(gpu(0, A100.instances[1]), mig=True)
     found = Sensors([part], Watched([A100])).read()
     assert found["gpu_memory_limit"] == 5 * GIB
 
 
-def test_a_driver_that_does_not_answer_ends_nothing() -> None:
+def test_an_unresponsive_driver_does_not_end_the_run() -> None:
     nvml = Watched([RTX], broken=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     sensors = Sensors([gpu(0)], nvml)
     assert sensors.read() == {}
@@ -120,7 +120,7 @@ def test_no_gpu_needs_no_library() -> None:
     sensors.close()
 
 
-def test_the_monitor_has_what_the_sensors_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_monitor_records_the_sensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Watched([RTX])
     monkeypatch.setattr(monitor, "Sensors", lambda gpus: Sensors(gpus, nvml))
     with Monitor(tmp_path, interval=0.01, gpus=[gpu(0)]) as watching:
@@ -169,7 +169,7 @@ def test_the_report_shows_them() -> None:
     ]
 
 
-def test_the_interval_is_a_key_of_the_spec() -> None:
+def test_the_monitoring_interval_is_a_spec_key() -> None:
     job = job_spec.check(
         parse("name: a\ntask: image-classification\ndata: {train: x}\nmonitor: {every: 0.2s}\n", "a.yaml")
     )

@@ -87,7 +87,7 @@ def test_the_hardware_is_shown_beside(tmp_path: Path) -> None:
     assert {"hardware/CPUs busy", "hardware/samples per s", "hardware/input wait"} <= set(board.Tags()["scalars"])
 
 
-def test_a_resumed_run_hides_what_it_does_again(tmp_path: Path) -> None:
+def test_a_resumed_run_hides_repeated_steps_in_tensorboard(tmp_path: Path) -> None:
     for after, steps in ((None, (1, 2, 3)), (1, (2, 3))):
         board = TensorBoardWriter(tmp_path / "tensorboard", after, pytest.fail)
         for step in steps:
@@ -96,7 +96,7 @@ def test_a_resumed_run_hides_what_it_does_again(tmp_path: Path) -> None:
     assert [event.step for event in read(tmp_path / "tensorboard").Scalars("train/loss")] == [1, 2, 3]
 
 
-def test_a_writer_that_fails_is_an_event_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_failing_tensorboard_writer_is_an_event(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("a file where the folder should be")
     said: list[str] = []
     kept = MetricsLog(tmp_path, tell=said.append)

@@ -59,7 +59,7 @@ def test_the_leader_decides_about_time_and_metrics(ends: dict[str, Ends], case: 
 
 
 @pytest.mark.parametrize("case", REPEATS)
-def test_all_repeat_what_one_must_repeat(ends: dict[str, Ends], case: str) -> None:
+def test_all_processes_repeat_a_step_that_one_must_repeat(ends: dict[str, Ends], case: str) -> None:
     leader, other = ends[case]
     assert (leader["code"], other["code"]) == (0, 0), (leader, other)
     assert leader == other
@@ -81,7 +81,7 @@ def test_all_repeat_what_one_must_repeat(ends: dict[str, Ends], case: str) -> No
         "[Rank 0] NCCL communicator was aborted on rank 0.",
     ],
 )
-def test_a_lost_peer_is_told_as_such_wherever_it_shows(words: str) -> None:
+def test_a_lost_process_is_reported_wherever_it_is_noticed(words: str) -> None:
     found = torch_errors.translate(RuntimeError(words))
     assert isinstance(found, PeerError)
     assert found.exit_code == 8

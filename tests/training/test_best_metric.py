@@ -14,7 +14,7 @@ def metrics(loss: float, accuracy: float = 0.0) -> dict[str, float]:
     return {"validation/loss": loss, "validation/accuracy": accuracy}
 
 
-def test_best_goes_up_for_accuracy_and_down_for_loss() -> None:
+def test_best_is_highest_accuracy_and_lowest_loss() -> None:
     up, down = BestMetric("validation/accuracy", None, CONSTANT), BestMetric("validation/loss", None, CONSTANT)
     rows = [(1.0, 0.5), (0.8, 0.4), (0.9, 0.6), (0.9, 0.6)]
     assert [up.update(metrics(*row), i, i) for i, row in enumerate(rows)] == [True, False, True, False]
@@ -46,7 +46,7 @@ def test_plateau_lowers_the_rate() -> None:
     assert factors == [1.0, 1.0, 0.5, 0.5, 0.25]
 
 
-def test_state_goes_on() -> None:
+def test_best_metric_state_is_restored() -> None:
     plateau = Plateau(name="plateau", patience=1, factor=0.5)
     whole, first, second = (
         BestMetric("validation/loss", EarlyStopping(metric="validation/loss", patience=9), plateau) for _ in range(3)

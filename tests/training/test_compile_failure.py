@@ -34,7 +34,7 @@ def fit(folder: Path, settings: dict[str, Any]) -> run.Run:
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_a_failing_compiler_is_told_once_and_nothing_is_lost(
+def test_a_failing_compiler_is_reported_once_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
     """The compiler is torch's own; what it hands the graph to fails, as on a chip without kernels."""
@@ -90,7 +90,7 @@ def test_recorded_kernels_that_fail_leave_compiled_ones(tmp_path: Path, monkeypa
     assert (cuda_graphs.effective(made), compile.effective(made)) == (False, True)
 
 
-def test_an_evaluation_is_not_recorded_beside_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_is_not_recorded_as_a_cuda_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Stub()
     monkeypatch.setattr(torch, "compile", stub)
     made = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True, "cuda_graphs": True})
@@ -122,7 +122,7 @@ class Restless(torch.nn.Module):
         return made
 
 
-def test_a_compiler_that_has_given_up_is_told_and_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_gave_up_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch itself stops after eight shapes without a word, and the plan would say `true` to the end."""
     torch.compiler.reset()
     monkeypatch.setattr(compiled_forward, "MOST", 3)

@@ -23,7 +23,7 @@ def written(folder: Path) -> tuple[bool, str | None]:
     return row["same"], row["cause"]
 
 
-def test_what_holds_to_the_end_is_told_once(tmp_path: Path) -> None:
+def test_unchanged_settings_are_reported_once(tmp_path: Path) -> None:
     made, said = begun(tmp_path)
     told = len(said)
     effective_settings.record_changes(made, said.append)
@@ -31,7 +31,7 @@ def test_what_holds_to_the_end_is_told_once(tmp_path: Path) -> None:
     assert written(tmp_path) == (True, None)
 
 
-def test_what_a_network_takes_back_while_it_trains_is_told_at_the_end(tmp_path: Path) -> None:
+def test_settings_changed_by_the_network_are_reported_at_the_end(tmp_path: Path) -> None:
     made, _ = begun(tmp_path)
     made.model.register_forward_hook(lambda *_: made.model.to(memory_format=torch.contiguous_format) and None)
     train.train(made)

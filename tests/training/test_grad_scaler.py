@@ -112,7 +112,7 @@ def fit(folder: Path, train: str, bad: range) -> tuple[run.Run, str]:
         made.metrics.close()
 
 
-def test_a_few_skipped_steps_are_ordinary_and_the_scale_is_on_record(tmp_path: Path) -> None:
+def test_a_few_skipped_steps_are_normal_and_the_scale_is_logged(tmp_path: Path) -> None:
     made, reason = fit(tmp_path, "fp16: {growth_interval: 4}", range(3, 5))
     assert reason == "all 3 epochs trained"
     scales = [row["scale"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
@@ -122,7 +122,7 @@ def test_a_few_skipped_steps_are_ordinary_and_the_scale_is_on_record(tmp_path: P
     assert made.numerics.rollbacks == 0
 
 
-def test_a_collapse_ends_the_run_with_advice(tmp_path: Path) -> None:
+def test_a_scaler_collapse_ends_the_run_with_advice(tmp_path: Path) -> None:
     with pytest.raises(NumericsError) as caught:
         fit(tmp_path, "fp16: {min_scale: 4096.0}", range(3, 40))
     assert caught.value.given == "the fp16 loss scale has collapsed to 2048 after 5 skipped steps in a row"
@@ -136,7 +136,7 @@ def fallen(tmp_path: Path) -> run.Run:
     return made
 
 
-def test_a_collapse_goes_on_in_fp32_if_the_job_says_so(tmp_path: Path, fallen: run.Run) -> None:
+def test_after_a_scaler_collapse_training_continues_in_fp32_if_the_job_says_so(tmp_path: Path, fallen: run.Run) -> None:
     (event,) = [row for row in rows(tmp_path, "events.jsonl") if row["kind"] == "precision"]
     assert event["text"] == (
         "the fp16 loss scale has collapsed to 2048 after 5 skipped steps in a row; back to step-0, "
@@ -149,7 +149,7 @@ def test_a_collapse_goes_on_in_fp32_if_the_job_says_so(tmp_path: Path, fallen: r
     assert not any("scale" in row for row in rows(tmp_path, "metrics.jsonl"))
 
 
-def test_what_was_saved_after_a_fall_back_goes_on_in_fp32(tmp_path: Path, fallen: run.Run) -> None:
+def test_a_checkpoint_saved_after_a_fallback_resumes_in_fp32(tmp_path: Path, fallen: run.Run) -> None:
     fallen.metrics = MetricsLog(tmp_path)
     Saver(fallen).final()
     fallen.metrics.close()
@@ -160,7 +160,7 @@ def test_what_was_saved_after_a_fall_back_goes_on_in_fp32(tmp_path: Path, fallen
     assert (again.step.dtype, again.step.scaler.active, again.counters.step) == (None, False, 12)
 
 
-def test_a_run_that_goes_on_without_fp16_after_a_crash_drops_the_scaler(tmp_path: Path) -> None:
+def test_a_run_resumed_without_fp16_after_a_crash_drops_the_scaler(tmp_path: Path) -> None:
     made, _ = fit(tmp_path, "fp16: {growth_interval: 4}", range(0))
     (tmp_path / "again").mkdir()
     again = tiny.assembled(tmp_path / "again", made.job)

@@ -90,7 +90,7 @@ def batch() -> Batch:
     return Batch(np.arange(12), (torch.zeros(12, 3, 8, 8, dtype=torch.uint8),), {"": torch.arange(12) % CLASSES})
 
 
-def test_a_watched_copy_that_waits_is_seen(gpu: Watched) -> None:
+def test_a_copy_that_synchronizes_is_detected(gpu: Watched) -> None:
     torch.zeros(3).to(DEVICE)
     torch.zeros(3).to(DEVICE, non_blocking=True)
     assert (gpu.copies, gpu.waits) == (2, ["(3,) to meta"])
@@ -112,7 +112,7 @@ def test_a_batch_is_prepared_and_mixed_without_waiting(gpu: Watched) -> None:
 @pytest.mark.parametrize("micro_batch", [None, 5])
 @pytest.mark.parametrize("loss", [CrossEntropy(name="cross-entropy"), Focal(name="focal", alpha=0.3)])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_a_step_waits_once(
+def test_a_step_synchronizes_with_the_gpu_once(
     tmp_path: Path, gpu: Watched, reads: list[int], loss: Spec, micro_batch: int | None, scaled: bool
 ) -> None:
     data, model = tiny.dataset(classes=CLASSES), network()

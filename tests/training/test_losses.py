@@ -111,7 +111,7 @@ def test_other_losses_are_torchs(spec: losses.Spec, expected: object) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_parts_add_up_to_the_whole(size: int, dtype: torch.dtype) -> None:
+def test_micro_batches_add_up_to_the_batch(size: int, dtype: torch.dtype) -> None:
     """With class weights and an uneven last part, gradients of parts sum to the gradient of the whole."""
     torch.manual_seed(0)
     weight = torch.randn(4, 3, dtype=dtype, requires_grad=True)

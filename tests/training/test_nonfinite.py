@@ -183,7 +183,7 @@ def test_a_jump_of_small_losses_is_no_spike() -> None:
 
 
 @pytest.mark.parametrize(("usual", "word"), [(0.0, "from a median of 0"), (-2.0, "from a median of -2")])
-def test_a_jump_from_a_loss_that_is_not_above_zero(usual: float, word: str) -> None:
+def test_a_jump_from_a_non_positive_loss(usual: float, word: str) -> None:
     numerics = NonfiniteGuard("warn")
     for _ in range(50):
         assert good(numerics, usual) is None
@@ -209,7 +209,7 @@ def outlier(*batches: tuple[int, int]) -> Callable[[run.Run], None]:
     return spoil
 
 
-def test_a_spike_goes_back_and_leaves_its_batch_out(tmp_path: Path) -> None:
+def test_a_spike_rolls_back_and_skips_its_batch(tmp_path: Path) -> None:
     made, reason = fit(tmp_path, outlier((15, 2)), BACK, epochs=20)
     assert reason == "all 20 epochs trained"
     assert (made.numerics.rollbacks, made.numerics.skip) == (1, {(15, 2)})
@@ -222,7 +222,7 @@ def test_a_spike_goes_back_and_leaves_its_batch_out(tmp_path: Path) -> None:
     assert steps == [step for step in range(1, 81) if step != 63]
 
 
-def test_a_spike_is_seen_after_a_resume_too(tmp_path: Path) -> None:
+def test_a_spike_is_detected_after_a_resume(tmp_path: Path) -> None:
     """The window is in the checkpoint: stopped just before the spike, the run ends with the bits of one in peace."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -259,7 +259,7 @@ def test_the_second_spike_is_the_end(tmp_path: Path) -> None:
     assert_all_finite(tmp_path)
 
 
-def test_the_scaler_collapses() -> None:
+def test_the_scaler_collapse_is_detected() -> None:
     numerics, ids = NonfiniteGuard("warn"), torch.arange(2).numpy()
     for _ in range(19):
         numerics.skipped((0, 0), ids, 1024.0)

@@ -45,7 +45,7 @@ def test_same_bits_as_torch(spec: str, fused: bool) -> None:
         assert one.grad is None
 
 
-def test_what_compiles_nothing_does_not_import_the_compiler(tmp_path: Path) -> None:
+def test_a_run_without_compilation_does_not_import_the_compiler(tmp_path: Path) -> None:
     """Importing it takes as long as importing torch."""
     code = (
         "import sys; from pathlib import Path; from tests import tiny; from runtime.training import train;"

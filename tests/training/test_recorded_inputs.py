@@ -374,7 +374,7 @@ def test_preprocessing_is_that_of_the_start(
     assert outcome(folder) == "the same"
 
 
-def test_a_folder_of_an_older_version_goes_on_and_is_recorded(
+def test_a_run_of_an_older_version_resumes_and_is_recorded(
     started: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = twin(started("table"), "old")
@@ -415,7 +415,7 @@ def test_an_edit_of_the_preprocessing_is_refused(started: Callable[[str], Path])
     assert "preprocessing.json is missing, damaged or edited" in outcome(folder)
 
 
-def test_files_that_nobody_touched_are_not_read_again(
+def test_unchanged_files_are_not_read_again(
     tmp_path: Path, started: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run").mkdir()

@@ -35,7 +35,7 @@ def saver(folder: Path) -> saving.Saver:
     return saving.Saver(made)
 
 
-def test_background_saves_hold_the_weights_of_their_step(tmp_path: Path) -> None:
+def test_a_background_save_has_the_weights_of_its_step(tmp_path: Path) -> None:
     kept = saver(tmp_path)
     model = kept.run.model
     first = {name: value.clone() for name, value in model.state_dict().items()}
@@ -51,7 +51,7 @@ def test_background_saves_hold_the_weights_of_their_step(tmp_path: Path) -> None
     kept.run.metrics.close()  # type: ignore[union-attr]
 
 
-def test_without_room_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = saver(tmp_path)
     monkeypatch.setattr(saving, "ROOM", 1e12)
     kept.periodic()
@@ -60,7 +60,7 @@ def test_without_room_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monk
     kept.run.metrics.close()  # type: ignore[union-attr]
 
 
-def test_a_full_disk_is_an_event_and_saving_goes_on_when_there_is_room(
+def test_a_full_disk_is_an_event_and_saving_continues_with_free_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = saver(tmp_path)
@@ -100,7 +100,7 @@ def test_nothing_that_is_not_finite_is_written(tmp_path: Path) -> None:
     kept.run.metrics.close()  # type: ignore[union-attr]
 
 
-def test_rows_wait_for_room_and_are_never_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_wait_for_disk_space_and_are_never_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = MetricsLog(tmp_path)
     kept.write(1, 0, {"train/loss": 1.0})
     kept.flush()
@@ -246,7 +246,7 @@ class Off(BaseException):
 
 
 @pytest.mark.parametrize("renames_last", [True, False], ids=["renames reach the disk", "renames are lost"])
-def test_power_that_goes_at_any_moment_of_a_save(
+def test_power_loss_at_any_moment_of_a_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames_last: bool
 ) -> None:
     """What was not synced is gone: files are empty, renames undone. A verified checkpoint loads all the same."""
@@ -319,7 +319,7 @@ class _Disk:
                 two.rename(one)
 
 
-def test_a_run_that_went_back_behind_a_damaged_checkpoint_keeps_what_it_writes(tmp_path: Path) -> None:
+def test_a_run_that_rolled_back_past_a_damaged_checkpoint_keeps_new_ones(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job(more="checkpoint: {keep: 1}"))
     made.metrics = MetricsLog(tmp_path)
     kept = saving.Saver(made)
@@ -334,7 +334,7 @@ def test_a_run_that_went_back_behind_a_damaged_checkpoint_keeps_what_it_writes(t
 
 
 @pytest.mark.parametrize("lack", [1, 0], ids=["a byte short", "enough"])
-def test_a_disk_that_is_too_small_is_told_at_the_start(
+def test_a_disk_that_is_too_small_is_reported_at_the_start(
     tmp_path: Path, lack: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first checkpoint has no moments yet; what the third takes is what is counted."""

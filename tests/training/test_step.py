@@ -150,7 +150,7 @@ def gradient(name: str, dtype: torch.dtype, size: int, micro: int | None, soft: 
 @pytest.mark.parametrize("size", [16, 13], ids=["even", "uneven"])
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["fp32", "fp64"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_parts_have_the_gradient_of_the_whole(
+def test_micro_batches_have_the_gradient_of_the_batch(
     name: str, dtype: torch.dtype, limit: float, size: int, soft: bool
 ) -> None:
     whole = gradient(name, dtype, size, None, soft)
@@ -171,7 +171,7 @@ class Again(nn.Module):
         return self.last(checkpoint(self.block, self.first(x), use_reentrant=True))  # type: ignore[no-any-return]
 
 
-def test_parts_share_the_weights_that_autocast_has_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_micro_batches_share_weights_cast_by_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """And have the gradients of parts that do not, all of them."""
     monkeypatch.setitem(
         NETWORKS, "again", (Again, lambda n: (_normal(n, 6),), {"": CLASSES}, CrossEntropy(name="cross-entropy"))
@@ -212,7 +212,7 @@ def test_with_batchnorm_parts_are_another_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "effect"), [("image folders", Effect.TRAINING), ("table numbers", Effect.ROUNDING)])
-def test_the_plan_tells_what_a_split_does(name: str, effect: Effect, tmp_path: Path) -> None:
+def test_the_plan_shows_the_effect_of_a_split(name: str, effect: Effect, tmp_path: Path) -> None:
     CASES[name].files(tmp_path)
     (tmp_path / "job.yaml").write_text(f"name: t\n{CASES[name].text}optimize: {{micro_batch: 4}}\n")
     asked = job_spec.load(tmp_path / "job.yaml")
@@ -223,7 +223,7 @@ def test_the_plan_tells_what_a_split_does(name: str, effect: Effect, tmp_path: P
 
 
 @pytest.mark.parametrize(("name", "warned"), [("image arrays", True), ("table", False)])
-def test_a_split_with_batchnorm_is_warned_of(name: str, warned: bool, tmp_path: Path) -> None:
+def test_splitting_with_batchnorm_gives_a_warning(name: str, warned: bool, tmp_path: Path) -> None:
     CASES[name].files(tmp_path)
     path = tmp_path / "tiny.yaml"
     path.write_text(

@@ -186,7 +186,7 @@ def test_the_mixed_loss_is_that_of_both_labels(tmp_path: Path) -> None:
     assert float(found) == pytest.approx(wanted, rel=1e-5)
 
 
-def test_a_mixed_batch_does_not_know_of_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixing_does_not_depend_on_the_micro_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mixing comes before the split: all samples of a batch can be partners, whatever the parts."""
     seen = []
     for micro in (16, 4):
@@ -199,7 +199,7 @@ def test_a_mixed_batch_does_not_know_of_the_split(tmp_path: Path, monkeypatch: p
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
 
 
-def test_data_that_cannot_be_blended_is_left_alone(tmp_path: Path) -> None:
+def test_data_that_cannot_be_blended_is_unchanged(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, mixing(mixup=Mixup(alpha=1.0, probability=1.0)))
     made.dataset.mixable = False
     batch = next(iter(made.batches.epoch(0)))

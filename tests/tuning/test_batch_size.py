@@ -40,7 +40,7 @@ def drivetrain(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *runs], cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
 
 
-def test_a_run_measures_it_once_and_goes_on_with_it(tmp_path: Path) -> None:
+def test_a_run_measures_the_batch_size_once_and_resumes_with_it(tmp_path: Path) -> None:
     spec = str(written(tmp_path))
     stopped = drivetrain(tmp_path, "train", spec, "--set", "train.max_time=0.001s")
     assert stopped.returncode == 75, stopped.stdout + stopped.stderr
@@ -94,7 +94,7 @@ def test_the_largest_that_is_tried(samples: int, most: int) -> None:
     ("speeds", "size"),
     [({8: 100.0}, 8), ({8: 100.0, 16: 190.0, 32: 200.0, 64: 205.0}, 32), ({8: 100.0, 16: 96.0}, 8)],
 )
-def test_the_smallest_near_the_fastest(speeds: dict[int, float], size: int) -> None:
+def test_the_smallest_size_near_the_fastest_is_chosen(speeds: dict[int, float], size: int) -> None:
     assert batch_size.chosen(speeds) == size
 
 
@@ -102,12 +102,12 @@ def test_the_smallest_near_the_fastest(speeds: dict[int, float], size: int) -> N
     ("speeds", "more"),
     [([100], True), ([100, 90], True), ([100, 90, 106], True), ([100, 101, 102], False), ([50, 100, 101, 103], False)],
 )
-def test_doubling_goes_on_while_it_pays(speeds: list[float], more: bool) -> None:
+def test_doubling_continues_while_it_is_faster(speeds: list[float], more: bool) -> None:
     assert batch_size.gains({8 << i: speed for i, speed in enumerate(speeds)}) is more
 
 
 @pytest.mark.parametrize(("name", "rule", "rate"), [("sgd", "linear", "0.004"), ("adamw", "square-root", "0.002")])
-def test_what_it_means_for_the_learning_rate(name: str, rule: str, rate: str) -> None:
+def test_batch_size_advice_for_the_learning_rate(name: str, rule: str, rate: str) -> None:
     text = batch_size.consequence(tiny.job(train=f"optimizer: {{name: {name}, lr: 0.001}}"), 128)
     assert f"the {rule} rule would make it {rate} " in text
 
@@ -152,6 +152,6 @@ def test_nothing_beyond_the_ceiling_is_tried() -> None:
     assert ceiling == 1000
 
 
-def test_where_nothing_fits_it_says_so() -> None:
+def test_nothing_fits_is_reported() -> None:
     with pytest.raises(OutOfMemory, match=r"train.batch_size: auto: 8 samples do not fit"):
         batch_size_test.measured(Narrow(5), 4096)  # type: ignore[arg-type]

@@ -64,7 +64,7 @@ def trained(path: Path, condition: str, *words: str) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
 
 
-def test_a_run_goes_on_from_its_last_checkpoint_without_what_kills_it(tmp_path: Path) -> None:
+def test_after_a_kernel_crash_a_run_resumes_with_optimizations_off(tmp_path: Path) -> None:
     done = trained(tmp_path, ODD)
     assert done.returncode == 0, done.stdout + done.stderr
     told = next(line for line in done.stdout.splitlines() if line.startswith("crash: "))
@@ -103,7 +103,7 @@ def test_a_run_of_several_processes(tmp_path: Path) -> None:
     assert "crash: the trainer crashed with SIGSEGV inside a kernel, at my_model.py:15 in forward" in done.stdout
 
 
-def test_what_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_optimizations_that_are_retried_after_a_crash(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     trainers = Trainers(folder, SEGFAULT, SEGFAULT, 0, micro_batch=8, precision="bf16", channels_last=True)
     assert attempted(trainers, monkeypatch) == 9
     assert len(trainers.plans) == 2
@@ -143,7 +143,7 @@ def ending(how: str, seconds: float = 0.0) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code])
 
 
-def test_a_leader_that_we_end_does_not_hide_why_another_process_died(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ending_the_leader_does_not_hide_why_another_process_died(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_processes, "LAST_WORDS", 0.2)
     dead = ending("os.kill(os.getpid(), 11)")
     dead.wait()
@@ -188,7 +188,7 @@ def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "with every optimization off" in capsys.readouterr().err
 
 
-def test_an_arm_that_dies_is_lost_for_its_reason(tmp_path: Path) -> None:
+def test_a_variant_that_dies_reports_its_reason(tmp_path: Path) -> None:
     log = tmp_path / "arm.log"
     log.write_text("the last thing it said\n")
     code = "import os; os.kill(os.getpid(), 11)"

@@ -38,7 +38,7 @@ def test_the_suggestion_is_where_the_loss_falls_fastest(middle: float) -> None:
     assert abs(np.log10(found.suggested / middle)) < 0.25
 
 
-def test_a_divergence_behind_the_fall_does_not_draw_the_suggestion() -> None:
+def test_a_later_divergence_does_not_shift_the_suggestion() -> None:
     losses = np.where(RATES < 1, falling(1e-3), 50.0 * RATES)
     found = judged(RATES, losses, 100)
     assert found.suggested is not None
@@ -46,7 +46,7 @@ def test_a_divergence_behind_the_fall_does_not_draw_the_suggestion() -> None:
 
 
 @pytest.mark.parametrize("kind", ["flat", "rising", "short"])
-def test_no_suggestion_where_nothing_surely_falls(kind: str) -> None:
+def test_no_suggestion_if_the_loss_does_not_clearly_fall(kind: str) -> None:
     noise = np.random.default_rng(1).standard_normal(100)
     curve = {"flat": 2 + 0.1 * noise, "rising": 2 + RATES + 0.1 * noise, "short": falling(1e-3)[:10]}[kind]
     assert judged(RATES[: len(curve)], curve, 100).suggested is None
@@ -71,7 +71,7 @@ def test_the_sweep_tries_every_rate_and_learns_on_the_way(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def test_the_sweep_ends_when_the_loss_runs_away(tmp_path: Path) -> None:
+def test_the_sweep_ends_when_the_loss_diverges(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
     rates, losses = sweep(made, 1e-3, 1e6, 80)
     assert 16 <= len(rates) < 80
@@ -132,7 +132,7 @@ def test_options_that_make_no_sense(options: list[str], expected: str, capsys: p
     assert expected in capsys.readouterr().err
 
 
-def test_what_is_said_when_nothing_falls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_suggestion_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     flat = 2 + 0.1 * np.random.default_rng(1).standard_normal(100)
     lr_range.report(made, judged(RATES, flat, 100), tmp_path)

@@ -39,7 +39,7 @@ def machine() -> Hardware:
     return replace(here, cpu=cpu, libraries=Libraries(iomp5="/lib/libiomp5.so", tcmalloc="/lib/libtcmalloc.so"))
 
 
-def test_what_may_gain_most_comes_first_and_what_the_job_asks_for_is_not_contested() -> None:
+def test_promising_candidates_come_first_and_requested_values_are_not_measured() -> None:
     here = machine()
     found = process_settings.contested(tiny.job(), here, plan.resolve(tiny.job(), here))
     assert [(o.name, value) for o, value in found] == [
@@ -208,7 +208,7 @@ needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU
 
 
 @needs_two
-def test_evidence_of_another_way_to_start_is_taken_by_a_new_process(job: Path) -> None:
+def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
     asked, here = job_spec.load(job), detect(job.parent)
     data = load(asked)
     name = evidence_keys.speed(asked, here, data, build(asked, data), True)
@@ -250,7 +250,7 @@ def test_a_signal_ends_the_children_and_the_run_is_planned_anew(job: Path) -> No
 
 @needs_two
 @pytest.mark.nightly
-def test_threads_are_measured_in_children_and_the_run_goes_on(job: Path) -> None:
+def test_threads_are_measured_in_children_and_the_run_continues(job: Path) -> None:
     output, _ = started(job, "--set", "optimize.measure=full").communicate(timeout=300)
     assert "tune: cpu_threads 1 " in output
     assert "loss ok" in rows(job, 1)["cpu_threads"]["evidence"]

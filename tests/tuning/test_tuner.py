@@ -40,7 +40,7 @@ def side(seconds: float, noise: Callable[[], float]) -> Callable[[int], float]:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(("incumbent", "challenger"), [(0.1, 0.08), (0.1, 0.13)])
-def test_known_delays_under_a_noisy_neighbour(seed: int, incumbent: float, challenger: float) -> None:
+def test_known_delays_despite_noise(seed: int, incumbent: float, challenger: float) -> None:
     """The neighbour slows whole blocks down by up to half; pairs and their median see through it."""
     draws = random.Random(seed)
     noise = [1 + 0.5 * (draws.random() < 0.3) + 0.05 * draws.random() for _ in range(100)]
@@ -51,7 +51,7 @@ def test_known_delays_under_a_noisy_neighbour(seed: int, incumbent: float, chall
     assert variants.judged(pair, 0.0, 1e9).wins == (challenger < incumbent)
 
 
-def test_the_calmest_pairs_count_whatever_their_ratio() -> None:
+def test_the_pairs_with_the_least_noise_count_whatever_their_ratio() -> None:
     taken = [(1.0, 1.0), (1.5, 1.0), (1.0, 1.4), (1.01, 1.0), (1.0, 1.02), (1.6, 1.6), (1.2, 1.0), (1.0, 1.01)]
     assert sorted(paired_timing.calmest(taken)) == sorted([1.0, 1.01, 1.0 / 1.02, 1.0 / 1.01])
 
@@ -104,7 +104,7 @@ def test_off_measures_nothing(tmp_path: Path) -> None:
     assert said == []
 
 
-def test_full_measures_and_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_full_measures_and_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired_timing, "BLOCK", 0.01)
     said: list[str] = []
     found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
@@ -135,7 +135,7 @@ def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pyte
     assert found["channels_last"].value is True
 
 
-def test_what_is_compiled_is_compared_with_torchs_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_variant_is_compared_with_torchs_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiled network does not draw packed bits; with others its loss would be off, and every compile vetoed."""
     seen: list[Any] = []
     monkeypatch.setattr(tune.Tuner, "arm", lambda self, made: seen.append(made) or _Silent())
@@ -200,7 +200,7 @@ except Replanned:
 """
 
 
-def test_a_compiler_that_takes_too_long_is_broken_off_and_another_process_trains(tmp_path: Path) -> None:
+def test_a_compiler_timeout_moves_training_to_a_new_process(tmp_path: Path) -> None:
     """What it leaves behind in torch is not trained with."""
     if machine(tmp_path).compiler is None:
         pytest.skip("no C++ compiler is installed")
@@ -220,7 +220,7 @@ def test_a_compiler_that_takes_too_long_is_broken_off_and_another_process_trains
     assert re.search(r"tune: compile true not done within \d+ s", done.stdout)
 
 
-def test_a_deadline_leaves_no_alarm_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeout_leaves_no_alarm_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeout, "_broken", [])
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(timeout.TimedOut, match="not done within 0 s"), timeout.time_limit(0.05):

@@ -105,14 +105,14 @@ def table(**factors: float) -> Cost:
         ({"precision_bf16": 1.3, "channels_last_false": 0.75}, {"precision": "fp32", "channels_last": False}),
     ],
 )
-def test_known_delays_are_decided_right_under_a_noisy_neighbour(
+def test_known_delays_are_decided_correctly_despite_noise(
     tmp_path: Path, seed: int, factors: dict[str, float], expected: dict[str, Value]
 ) -> None:
     found = tuner(tmp_path, machine(), table(**factors), noisy(seed), []).tune(1e9)
     assert taken(found) == expected
 
 
-def test_what_lost_narrowly_is_tried_again_beside_what_was_taken(tmp_path: Path) -> None:
+def test_a_narrow_loser_is_measured_again_with_a_winner(tmp_path: Path) -> None:
     """bf16 pays in the plain layout only, and that layout only a little by itself."""
 
     def cost(under: plan.Plan) -> float:
@@ -133,14 +133,14 @@ def test_what_lost_narrowly_is_tried_again_beside_what_was_taken(tmp_path: Path)
     ]
 
 
-def test_a_clear_loser_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_clearly_slower_value_is_not_measured_again(tmp_path: Path) -> None:
     said: list[str] = []
     tuner(tmp_path, machine(), table(precision_bf16=1.5, channels_last_false=0.8), calm(), said).tune(1e9)
     assert sum("precision bf16" in line for line in said) == 1
 
 
 @pytest.mark.parametrize("flags", [("avx2", "fma"), ("avx2", "avx512f")])
-def test_a_short_format_that_is_capped_is_never_taken_however_fast(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_a_capped_number_format_is_never_chosen(tmp_path: Path, flags: tuple[str, ...]) -> None:
     said: list[str] = []
     found = tuner(tmp_path, machine(flags), table(precision_bf16=0.1), calm(), said).tune(1e9)
     assert "precision" not in found

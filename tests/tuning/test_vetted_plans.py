@@ -71,7 +71,7 @@ def known(folder: Path, *, other: bool = False, text: str = "1.5x, loss ok") -> 
     return row
 
 
-def test_the_same_job_again_is_neither_measured_nor_checked(tmp_path: Path) -> None:
+def test_the_same_job_is_neither_measured_nor_checked_again(tmp_path: Path) -> None:
     asked, row = tiny.job(optimize=MEASURED), known(tmp_path)
     assert measured(tmp_path, asked)[1].endswith("with other data or settings; loss ok")
     assert measured(tmp_path, asked) == (
@@ -112,7 +112,7 @@ def test_other_settings_and_other_data_share_speeds_and_check_numbers(
     ],
     ids=["rate", "data"],
 )
-def test_what_is_right_for_one_job_is_not_taken_where_its_numbers_are_wrong(
+def test_cached_evidence_is_rejected_if_its_numbers_are_wrong(
     tmp_path: Path, other: tuple[Job, Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faster = known(tmp_path, other=True).value
@@ -123,7 +123,7 @@ def test_what_is_right_for_one_job_is_not_taken_where_its_numbers_are_wrong(
     assert "channels_last" not in found or found["channels_last"].value is not faster
 
 
-def test_a_veto_does_not_outlive_the_settings_that_it_was_seen_with(tmp_path: Path) -> None:
+def test_a_veto_holds_only_for_the_settings_it_was_measured_with(tmp_path: Path) -> None:
     known(tmp_path, text="false vetoed: loss 3 at step 1, 1 with everything off")
     found, said = measured(tmp_path, tiny.job(optimize=MEASURED))
     assert "which rejected a value of channels_last; measuring again" in said
@@ -142,7 +142,7 @@ def contest(folder: Path, asked: Job, said: list[str]) -> TunerState:
     return found
 
 
-def test_what_we_would_do_anyway_is_vetoed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_are_vetoed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A default that computes something else is taken back, and what goes on without it is measured as ever."""
     wrong_where(monkeypatch, lambda tuner, made: made.value("fused_optimizer") is True)
     said = list[str]()
@@ -154,31 +154,27 @@ def test_what_we_would_do_anyway_is_vetoed_too(tmp_path: Path, monkeypatch: pyte
     assert [line.partition(" vetoed: ")[0] for line in said] == ["tune: fused_optimizer true"]
 
 
-def test_right_numbers_are_left_alone(tmp_path: Path) -> None:
+def test_correct_numbers_are_accepted(tmp_path: Path) -> None:
     said = list[str]()
     assert contest(tmp_path, tiny.job(optimize=MEASURED), said).found == {}
     assert said == []
 
 
-def test_what_the_job_asks_for_is_told_where_its_numbers_are_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_requested_value_with_wrong_numbers_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong_where(monkeypatch, lambda tuner, made: made.value("fused_optimizer") is True)
     said = list[str]()
     assert contest(tmp_path, tiny.job(optimize="compile: false, fused_optimizer: true"), said).found == {}
     assert said[0].startswith("warning: the settings of the job change the loss: ")
 
 
-def test_what_we_would_do_is_checked_in_every_run_that_measures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_defaults_are_checked_in_every_run_that_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = list[TunerState]()
     monkeypatch.setattr(vetted_plans, "defaults", lambda tuner, contest, until: checked.append(contest))
     measured(tmp_path, tiny.job(optimize=MEASURED))
     assert len(checked) == 1
 
 
-def test_a_scale_of_fp16_that_begins_too_high_is_no_veto(tmp_path: Path) -> None:
+def test_a_high_initial_fp16_scale_is_no_veto(tmp_path: Path) -> None:
     asked = tiny.job("fp16: {initial_scale: 1.0e+12, max_scale: 1.0e+12}")
     made = tiny.assembled(tmp_path, asked, settings={"precision": "fp16"})
     made.train_mode()
@@ -189,7 +185,7 @@ def test_a_scale_of_fp16_that_begins_too_high_is_no_veto(tmp_path: Path) -> None
     assert made.step.scaler.scale < 1e11
 
 
-def test_what_changes_what_is_learned_stays_in_the_reference() -> None:
+def test_values_that_change_the_training_stay_in_the_reference() -> None:
     """A job that asks for it gets it; else everything beside it would be vetoed."""
     made = plan.resolve(tiny.job(optimize="micro_batch: 8"), tiny.machine())
     rows = [replace(row, effect="training") if row.name == "micro_batch" else row for row in made.decisions]
@@ -197,7 +193,7 @@ def test_what_changes_what_is_learned_stays_in_the_reference() -> None:
     assert variants.all_off(made, True).value("micro_batch") == "off"
 
 
-def test_what_a_job_is_known_by(tmp_path: Path) -> None:
+def test_evidence_key_of_a_job(tmp_path: Path) -> None:
     asked, data = tiny.job(), tiny.dataset()
     network = build(asked, data)
     first = evidence_keys.numbers("x", asked, data, network)

@@ -77,7 +77,7 @@ def bad(made: Snapshot) -> list[Finding]:
 
 
 @pytest.mark.parametrize("machine", ["laptop", "h200", "codespace-2core-cgroup2"])
-def test_quiet_on_a_healthy_machine(tmp_path: Path, machine: str) -> None:
+def test_no_findings_on_a_healthy_machine(tmp_path: Path, machine: str) -> None:
     healthy = scene(tmp_path, machine, {})
     assert bad(healthy) == []
     assert EXIT[worst(findings(healthy))] == 0

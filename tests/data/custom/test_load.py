@@ -86,7 +86,7 @@ def test_targets_are_taken_from_the_dataset_if_it_lists_them(listed: bool) -> No
     assert torch.equal(split.targets[""], y)
 
 
-def test_a_list_of_targets_that_says_something_else_is_not_believed() -> None:
+def test_a_targets_attribute_that_contradicts_the_items_is_ignored() -> None:
     x, y = drawn()
     split = opened(Points(x, y, targets=(1 - y).tolist()), "a", 0)
     assert isinstance(split, ItemSplit)
@@ -105,7 +105,7 @@ class Drawing(TorchDataset[Any]):
         return torch.tensor([torch.rand(()).item(), float(np.random.rand()), random.random()]), index % 2
 
 
-def test_draws_of_a_dataset_are_a_function_of_seed_and_batch() -> None:
+def test_random_numbers_of_a_dataset_depend_on_seed_and_batch() -> None:
     split = opened(Drawing(), "a", 5)
     batches = Batches(split, 4, seed=0)
     first = [batch.inputs[0] for batch in batches.epoch(0)]

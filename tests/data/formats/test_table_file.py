@@ -52,7 +52,7 @@ def test_parquet_with_categories_and_codes(tmp_path: Path) -> None:
     assert read.to_pydict() == {"a": ["x", "y"], "b": ["7", "8"], "c": ["true", "false"]}
 
 
-def test_only_wanted_columns_are_read_and_ignored_ones_are_not(tmp_path: Path) -> None:
+def test_only_required_columns_are_read(tmp_path: Path) -> None:
     path = written(tmp_path, "a.csv", "a,b,c\n1,2,3\n")
     assert table_file.read(path, "k", wanted={"c": "data.target"}, only=True).column_names == ["c"]
     assert table_file.read(path, "k", leave=("b",)).column_names == ["a", "c"]
@@ -137,7 +137,7 @@ def test_the_command_against_other_separators_is_one(tmp_path: Path, sign: str) 
     assert made.to_pydict() == {"a": ['one, "two"'], "b": ["ñ"]}
 
 
-def test_a_folder_and_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a folder"):
         table_file.read(tmp_path, "data.train")
     with pytest.raises(DataError, match="cannot be read: no such file"):

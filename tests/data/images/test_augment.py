@@ -54,7 +54,7 @@ def closed(image: Image.Image) -> torch.Tensor:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("spec", [*EVERY.values(), ALL], ids=[*EVERY, "all"])
-def test_a_sample_is_changed_alike_in_any_batch(spec: dict[str, Any], channels: int) -> None:
+def test_augmentation_of_a_sample_does_not_depend_on_its_batch(spec: dict[str, Any], channels: int) -> None:
     images, ids = pictures(32, channels), np.arange(100, 132)
     change = augment(spec, channels)
     together = change(images, ids, 3)
@@ -65,7 +65,7 @@ def test_a_sample_is_changed_alike_in_any_batch(spec: dict[str, Any], channels: 
 
 
 @pytest.mark.parametrize("spec", [*EVERY.values(), ALL], ids=[*EVERY, "all"])
-def test_another_epoch_seed_or_sample_is_changed_otherwise(spec: dict[str, Any]) -> None:
+def test_augmentation_differs_by_epoch_seed_and_sample(spec: dict[str, Any]) -> None:
     images, ids = pictures(32), np.arange(32)
     change = augment(spec)
     first = change(images, ids, 0)
@@ -106,7 +106,7 @@ def test_nothing_is_changed_unless_asked_or_outside_of_training() -> None:
     assert not torch.equal(preparer((raw,), ids, 0)[0], preparer((raw,), ids, None)[0])
 
 
-def test_kinds_of_change_draw_apart() -> None:
+def test_augmentations_use_independent_random_numbers() -> None:
     """An image that is flipped is not thereby cropped to a side: the draws of two changes do not go together."""
     ids = np.arange(4000)
     ramp = torch.arange(8.0).expand(4000, 1, 8, 8) / 8
@@ -296,7 +296,9 @@ def test_moves_are_what_pillow_does(name: str, sign: float) -> None:
 
 
 @pytest.mark.parametrize(("channels", "count"), [(1, 13), (3, 14)])
-def test_operations_and_directions_are_drawn_evenly(channels: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_and_directions_are_equally_likely(
+    channels: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[str, float]] = []
 
     def spy(pixels: torch.Tensor, names: Any, signs: Any, share: float, fill: torch.Tensor) -> torch.Tensor:
@@ -316,7 +318,7 @@ def test_operations_and_directions_are_drawn_evenly(channels: int, count: int, m
 
 
 @pytest.mark.parametrize("name", randaugment.OPERATIONS)
-def test_each_operation_touches_only_its_images(name: str) -> None:
+def test_each_operation_changes_only_its_images(name: str) -> None:
     images, fill = pictures(4), torch.zeros(3, 1, 1)
     names = np.array(["identity", name, "identity", name])
     result = randaugment.apply(images, names, np.ones(4), 0.5, fill)

@@ -120,7 +120,7 @@ def as_nobody() -> Iterator[Path]:
                 os.seteuid(0)
 
 
-def test_file_without_the_right_to_read_it(as_nobody: Path) -> None:
+def test_unreadable_file(as_nobody: Path) -> None:
     with pytest.raises(DataError, match=r"b/secret\.png: permission denied"):
         load(job(as_nobody, bad_samples=0.0))
 

@@ -28,7 +28,7 @@ def test_folders_are_classes_in_sorted_order_and_nested_files_count(tmp_path: Pa
     assert data.notes[0] == "7 training and 2 validation images, 2 classes"
 
 
-def test_what_is_passed_over_is_said(tmp_path: Path) -> None:
+def test_skipped_files_are_noted(tmp_path: Path) -> None:
     folder(tmp_path, a=4, b=4)
     (tmp_path / "a" / ".hidden.png").touch()
     (tmp_path / ".git").mkdir()

@@ -81,7 +81,7 @@ def test_the_same_pixels_and_each_file_once(
 
 
 @pytest.mark.parametrize("harm", ["half a row", "a mark before its row", "an empty mark"])
-def test_a_row_that_is_not_whole_is_decoded_again(
+def test_an_incomplete_cache_row_is_decoded_again(
     found: image_files.Files, tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, first = found.gather(ALL), kept(found, tmp_path)
@@ -99,7 +99,7 @@ def test_a_row_that_is_not_whole_is_decoded_again(
 
 
 @pytest.mark.parametrize("change", ["pixels", "pixels alone", "time", "size", "another file"])
-def test_changed_images_are_others(found: image_files.Files, tmp_path: Path, change: str) -> None:
+def test_augmented_images_differ(found: image_files.Files, tmp_path: Path, change: str) -> None:
     one, path = kept(found, tmp_path), Path(found.title(0))
     if change == "pixels":
         Image.new("RGB", (50, 50), "red").save(path)
@@ -162,7 +162,7 @@ def test_killed_while_it_is_filled_and_two_at_once(
     assert seen == []
 
 
-def test_what_is_longest_unused_gives_way_and_what_is_in_use_stays(found: image_files.Files, tmp_path: Path) -> None:
+def test_least_recently_used_files_are_removed_and_used_ones_stay(found: image_files.Files, tmp_path: Path) -> None:
     old = [kept(found.fitted(size, 3), tmp_path) for size in (8, 9, 10)]
     for age, one in enumerate(old):
         os.utime(one.path, (age, age))

@@ -38,7 +38,7 @@ def seen(square: np.ndarray, wide: bool) -> list[int]:
 
 @pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize("fit", FITS)
-def test_what_becomes_of_a_long_image(tmp_path: Path, fit: str, wide: bool) -> None:
+def test_fit_of_a_long_image(tmp_path: Path, fit: str, wide: bool) -> None:
     Image.fromarray(bands(wide)).save(tmp_path / "x.png")
     from_file = decode.pixels(str(tmp_path / "x.png"), 20, 1, fit)[0]
     assert seen(from_file, wide) == wanted(fit, wide)
@@ -62,7 +62,7 @@ CASE = "task: image-classification\ndata: {{train: train, validation: held, imag
 
 
 @pytest.mark.parametrize("fit", FITS)
-def test_it_is_told_and_a_prediction_does_the_same(tmp_path: Path, fit: str) -> None:
+def test_it_is_noted_and_a_prediction_does_the_same(tmp_path: Path, fit: str) -> None:
     done = trained(Case(folders, "", CASE.format(fit=fit)), tmp_path)
     (note,) = [note for note in done.dataset.notes if "not square" in note]
     assert note.startswith("12 of 16 images are not square: ")
@@ -86,7 +86,7 @@ def test_the_cache_of_decoded_images_tells_them_apart(tmp_path: Path) -> None:
     assert all(torch.equal(each.gather(rows), each.files.gather(rows)) for each in kept)
 
 
-def test_a_model_from_before_there_was_a_choice_crops() -> None:
+def test_a_model_from_before_data_fit_crops() -> None:
     from runtime.data.images.preprocess import ImagePreprocessing, from_preprocessing
 
     stored = ImagePreprocessing(8, 1, ("a", "b"), 0, 255, (0.0,), (1.0,)).to_json()

@@ -82,7 +82,7 @@ def test_a_class_of_one_image_stays_in_training(tmp_path: Path) -> None:
     assert 2 not in data.validation.targets[""]
 
 
-def test_validation_of_its_own(tmp_path: Path) -> None:
+def test_separate_validation_data(tmp_path: Path) -> None:
     folder(tmp_path / "train", a=5, b=5)
     folder(tmp_path / "test", b=3)
     (tmp_path / "test" / "b" / "bad.png").touch()
@@ -101,7 +101,7 @@ def test_a_class_that_only_validation_has(tmp_path: Path) -> None:
     assert 'did you mean "dog"?' in text
 
 
-def test_images_in_both_parts_are_said(tmp_path: Path) -> None:
+def test_images_in_both_splits_are_noted(tmp_path: Path) -> None:
     folder(tmp_path, a=5, b=5)
     data = load(job(tmp_path, validation=f"{tmp_path}/a/.."))
     assert any(note.startswith("10 validation images are also in the training data: ") for note in data.notes)
@@ -154,7 +154,7 @@ def test_normalisation_is_of_the_training_images_alone(tmp_path: Path) -> None:
     assert np.allclose(ready.permute(0, 2, 3, 1), wanted, atol=1e-5)
 
 
-def test_a_constant_channel_is_said_and_stays_finite(tmp_path: Path) -> None:
+def test_a_constant_channel_is_noted_and_stays_finite(tmp_path: Path) -> None:
     images = noise(40, 8, 8, 3)
     images[..., 2] = 77
     data = load(job(npz(tmp_path / "x.npz", images, np.arange(40) % 2)))

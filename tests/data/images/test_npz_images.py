@@ -145,7 +145,7 @@ def test_images_with_nan_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [5, 8, 16])
-def test_arrays_are_resized_when_asked(tmp_path: Path, size: int) -> None:
+def test_arrays_are_resized_on_request(tmp_path: Path, size: int) -> None:
     ramp = np.tile(np.linspace(0, 255, 8).astype(np.uint8), (20, 8, 1))
     data = load(job(npz(tmp_path / "x.npz", ramp, np.arange(20) % 2), image_size=size))
     (pixels,) = data.train.gather(np.arange(2))
@@ -155,7 +155,7 @@ def test_arrays_are_resized_when_asked(tmp_path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize(("channels", "wanted"), [(1, [76, 150, 29]), (3, [255, 0, 0])])
-def test_channels_of_arrays_when_asked(tmp_path: Path, channels: int, wanted: list[int]) -> None:
+def test_channels_of_arrays_on_request(tmp_path: Path, channels: int, wanted: list[int]) -> None:
     images = np.zeros((30, 8, 8, 3), np.uint8)
     images[np.arange(30), :, :, np.arange(30) % 3] = 255
     data = load(job(npz(tmp_path / "x.npz", images, np.arange(30) % 3), channels=channels))

@@ -45,7 +45,7 @@ def test_every_format(tmp_path: Path, suffix: str) -> None:
     assert np.abs(np.array(corners(path)) - wanted).max() <= 4
 
 
-def test_right_content_under_a_wrong_name(tmp_path: Path) -> None:
+def test_valid_image_with_a_wrong_extension(tmp_path: Path) -> None:
     quarters().save(tmp_path / "x.png", "BMP")
     assert corners(tmp_path / "x.png")[0] == [255, 0, 0]
 
@@ -169,7 +169,7 @@ def test_grey_of_a_colour_image_is_its_luma(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(96, 32), (32, 96)])
-def test_the_centre_square_of_the_short_side_is_used(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_the_center_square_of_the_short_side_is_used(tmp_path: Path, size: tuple[int, int]) -> None:
     image = plain((255, 0, 0), size)
     image.paste(quarters(), ((size[0] - SIDE) // 2, (size[1] - SIDE) // 2))
     image.save(tmp_path / "x.png")
@@ -200,7 +200,7 @@ def test_a_large_jpeg_decoded_small_is_close_to_the_full_decode(tmp_path: Path) 
     assert difference.max() < 16
 
 
-def test_all_the_odd_ones_in_one_folder(tmp_path: Path) -> None:
+def test_all_unusual_images_in_one_folder(tmp_path: Path) -> None:
     """The bad are listed, the good are used: the folder of a real collection."""
     good(tmp_path)
     truncated_jpeg(tmp_path / "a" / "cut.jpg")

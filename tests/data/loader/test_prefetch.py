@@ -30,7 +30,7 @@ def test_batches_ahead_are_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threading.main_thread() not in pinned
 
 
-def test_a_dataset_that_draws_is_never_read_beside_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_with_random_numbers_is_not_read_during_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both draw from the global generators: in a thread the samples were whatever the step had left of them."""
 
     class Noise(torch.utils.data.Dataset[Any]):
@@ -65,7 +65,7 @@ def test_the_loader_of_torch_pins_batches_too(monkeypatch: pytest.MonkeyPatch) -
     assert batch.inputs[0].tolist() == [0, 0]
 
 
-def test_what_is_raised_ahead_comes_when_its_batch_is_due() -> None:
+def test_an_error_in_prefetching_is_raised_when_its_batch_is_due() -> None:
     def make(ids: Any) -> Any:
         if ids[0] == 2:
             raise ValueError("damaged")

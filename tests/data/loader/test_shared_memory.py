@@ -39,7 +39,7 @@ def test_workers_by_the_size_of_a_batch(room: SimpleNamespace, count: int, expec
     assert SharedMemory().workers(split(), count, 4)[0] == expected
 
 
-def test_it_is_told_once_for_each_size(room: SimpleNamespace) -> None:
+def test_it_is_reported_once_for_each_size(room: SimpleNamespace) -> None:
     made, told = Batches(split(), 32, 0), []
     made.workers, made.tell = 4, told.append
     assert [made.workers_for(made.split, 128) for _ in range(3)] == [1, 1, 1]
@@ -47,7 +47,7 @@ def test_it_is_told_once_for_each_size(room: SimpleNamespace) -> None:
     assert told == ["/dev/shm has 64 MiB free: batches of 128 samples, 18 MiB each, come from 1 of 4 loader workers"]
 
 
-def test_processes_share_the_room(room: SimpleNamespace) -> None:
+def test_processes_share_shared_memory(room: SimpleNamespace) -> None:
     assert SharedMemory(processes=2).workers(split(), 64, 4)[0] == 1
 
 
@@ -70,7 +70,7 @@ def test_the_longest_sample_counts(room: SimpleNamespace) -> None:
     assert seen == [511]
 
 
-def test_an_evaluation_and_a_search_keep_to_it(
+def test_evaluation_and_size_search_respect_shared_memory(
     tmp_path: Path, room: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a training whose own batches fit: evaluations make batches up to four times as large, searches any size."""

@@ -53,7 +53,7 @@ def test_images_have_mixed_sizes_and_one_folder_per_class(tmp_path: Path) -> Non
     assert kinds == {"JPEG"}
 
 
-def test_more_images_begin_with_the_same(tmp_path: Path) -> None:
+def test_larger_sample_data_starts_with_the_same_images(tmp_path: Path) -> None:
     few, many = (sample_data.write("images", tmp_path / str(size), size, 7) for size in (20, 30))
     assert digests(few) == digests(many[:20])
 

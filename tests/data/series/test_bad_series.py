@@ -132,7 +132,7 @@ def test_bad_arrays(tmp_path: Path, task: str, arrays: dict[str, Any], parts: li
     assert not [part for part in parts if part not in str(error.value)], str(error.value)
 
 
-def test_arrays_of_python_objects_and_files_that_are_none(tmp_path: Path) -> None:
+def test_arrays_of_python_objects_and_invalid_files(tmp_path: Path) -> None:
     ragged = np.empty(2, object)
     ragged[0], ragged[1] = [1.0], [1.0, 2.0]
     np.savez(tmp_path / "a.npz", x=ragged, y=[0, 1])
@@ -149,7 +149,7 @@ def test_arrays_of_another_shape(tmp_path: Path) -> None:
         series.load(job(train, validation=str(own)))
 
 
-def test_a_series_of_its_own_for_validation_needs_the_same_columns(tmp_path: Path) -> None:
+def test_a_separate_validation_series_needs_the_same_columns(tmp_path: Path) -> None:
     rows = several()
     train = stored(tmp_path, rows)
     del rows["b"]

@@ -124,7 +124,7 @@ def test_rows_in_any_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dates", [False, True])
-def test_a_gap_ends_a_stretch(tmp_path: Path, dates: bool) -> None:
+def test_a_gap_ends_a_contiguous_stretch(tmp_path: Path, dates: bool) -> None:
     rows = one()
     rows["t"] = rows["t"] + 50 * (np.arange(100) >= 30)
     if dates:
@@ -181,7 +181,7 @@ def naive(breaks: list[bool], length: int, stride: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("length", "stride"), [(1, 1), (3, 1), (4, 2), (5, 7), (60, 1)])
-def test_cut_against_a_plain_loop(length: int, stride: int) -> None:
+def test_window_starts_match_a_plain_loop(length: int, stride: int) -> None:
     breaks = np.append(True, np.random.default_rng(length).random(199) < 0.05)
     assert windows.cut(breaks, length, stride).tolist() == list(naive(breaks.tolist(), length, stride))
 
@@ -273,7 +273,7 @@ def test_mixup_blends_whole_windows(tmp_path: Path) -> None:
     assert torch.equal(plain.inputs[0], batch.inputs[0])
 
 
-def test_a_channel_that_never_changes_is_centred(tmp_path: Path) -> None:
+def test_a_constant_channel_is_only_centered(tmp_path: Path) -> None:
     rows = one()
     rows["b"] = np.where(np.arange(100) < 75, 4.0, 5.0)
     data = series.load(job(stored(tmp_path, rows)))

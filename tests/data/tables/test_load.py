@@ -160,7 +160,7 @@ def test_a_csv_reads_like_a_parquet(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(everything(one.train), everything(other.train), strict=True))
 
 
-def test_a_validation_file_of_its_own(tmp_path: Path) -> None:
+def test_a_separate_validation_file(tmp_path: Path) -> None:
     train, own = stored(tmp_path, mixed()), stored(tmp_path, mixed(30), "own.parquet")
     data = tables.load(job(train, validation=str(own)))
     assert (len(data.train), len(data.validation)) == (80, 30)
@@ -191,7 +191,7 @@ def test_new_rows_in_any_order_of_columns_without_targets(tmp_path: Path) -> Non
     assert torch.equal(new.split.gather(data.validation.rows)[0], everything(data.validation)[0])
 
 
-def test_a_new_label_is_an_error_and_an_empty_cell_never_seen_is_told(tmp_path: Path) -> None:
+def test_a_new_label_is_an_error_and_a_new_empty_cell_is_noted(tmp_path: Path) -> None:
     rows = mixed()
     data = tables.load(job(stored(tmp_path, rows)))
     rows["y"], rows["count"] = ["huge"] * 80, [None] + [5] * 79
@@ -233,7 +233,7 @@ def test_a_table_without_categories_and_one_without_numbers(tmp_path: Path) -> N
     assert not words.mixable
 
 
-def test_what_parsing_took_is_given_back(tmp_path: Path) -> None:
+def test_memory_of_parsing_is_released(tmp_path: Path) -> None:
     """Arrow's allocator would keep several times the data for a next file that does not come."""
     held = Path("/proc/self/statm")
     data = load(job(stored(tmp_path, mixed(400_000))))

@@ -138,7 +138,7 @@ def test_rows_with_empty_cells_are_left_out_and_listed(tmp_path: Path) -> None:
     assert left == ["row 3: descripcion is empty", "row 4: modo is empty", "row 8: descripcion, modo is empty"]
 
 
-def test_notes_say_what_a_person_should_know(tmp_path: Path) -> None:
+def test_notes_report_duplicates_and_conversions(tmp_path: Path) -> None:
     rows = [["la bomba gotea", "Fuga" if i % 5 else "fuga"] for i in range(40)] + [["el eje vibra", "temblor"]]
     reports.table(tmp_path / "reports.csv", rows)
     notes = "\n".join(load(reports.job(tmp_path, labels="modo")).notes)

@@ -42,7 +42,7 @@ def test_padded_to_the_longest() -> None:
     assert own.tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
 
 
-def test_cut_and_replaced() -> None:
+def test_ragged_rows_are_truncated_and_replaced() -> None:
     made = ragged.of([ROWS]).cut(2)
     assert rows(made) == [[1, 2], [4], [], [5, 6], [10, 11]]
     others = ragged.of([[[70, 71], [80, 81]]])
@@ -79,7 +79,7 @@ def test_special_tokens_stand_at_both_ends() -> None:
 
 
 @pytest.mark.parametrize("size", [100, 150, 400])
-def test_a_vocabulary_is_not_larger_than_asked(tmp_path: Path, size: int) -> None:
+def test_a_vocabulary_is_not_larger_than_requested(tmp_path: Path, size: int) -> None:
     texts = [row[0] for row in _reports(tmp_path)]
     assert 50 < tokenizer.learn(column(texts), size).vocabulary <= size
 
@@ -152,7 +152,7 @@ def test_sample_texts_are_skewed_and_the_same_for_a_seed(tmp_path: Path) -> None
         assert max(counts) > 2 * min(counts)
 
 
-def test_tokens_that_nobody_knows_are_counted(tmp_path: Path) -> None:
+def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
     reports.table(tmp_path / "reports.csv", [[f"la bomba {i}", "ab"[i % 2]] for i in range(40)])
     reports.table(tmp_path / "held.csv", [["la ж bomba", "a"], ["la bomba", "b"]])
     notes = load(reports.job(tmp_path, labels="modo", data=", validation: held.csv")).notes

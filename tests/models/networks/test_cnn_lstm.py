@@ -33,13 +33,13 @@ def test_shapes(change: dict[str, object]) -> None:
     assert network(torch.randn(7, 21, 3)).shape == (7, 4)
 
 
-def test_the_forget_gate_begins_open() -> None:
+def test_the_forget_gate_bias_starts_at_one() -> None:
     network = cnn_lstm.build(**SMALL)  # type: ignore[arg-type]
     gates = (network.lstm.bias_ih_l0 + network.lstm.bias_hh_l0).view(4, 5)  # type: ignore[operator, union-attr]
     assert gates.tolist() == [[0.0] * 5, [1.0] * 5, [0.0] * 5, [0.0] * 5]
 
 
-def test_a_window_alone_gives_what_it_gives_in_a_batch() -> None:
+def test_a_window_gives_the_same_output_alone_and_in_a_batch() -> None:
     network = cnn_lstm.build(**SMALL | {"bidirectional": True}).eval()  # type: ignore[arg-type]
     windows = torch.randn(5, 16, 3)
     torch.testing.assert_close(network(windows)[2:3], network(windows[2:3]))

@@ -187,7 +187,7 @@ def timm_imports() -> bool:
 
 
 @pytest.mark.skipif(timm_imports(), reason="timm imports here")
-def test_without_timm_it_is_said(folder: Path) -> None:
+def test_missing_timm_is_reported(folder: Path) -> None:
     with pytest.raises(SpecError) as caught:
         tiny.plain(job(folder, "{source: timm, name: resnet18}"), folder)
     for part in ("timm cannot be imported here", "torchvision and timm that fit this torch", "source: transformers"):

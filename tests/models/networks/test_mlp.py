@@ -29,7 +29,7 @@ def test_shapes(numbers: int, categories: list[int]) -> None:
     assert network.layers[0][0].in_features == numbers + 2 * len(categories)  # type: ignore[index]
 
 
-def test_each_column_has_vectors_of_its_own_and_the_unknown_category_is_zero() -> None:
+def test_each_column_has_its_own_embeddings_and_unknown_is_zero() -> None:
     network = mlp.build(numbers=0, categories=[3, 4], outputs=2, hidden=[8], embedding=2)
     vectors = network.embeddings.weight  # type: ignore[union-attr]
     assert vectors.shape == (7, 2)

@@ -53,7 +53,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_pretrained_encoder_begins_with_its_weights(folder: Path) -> None:
+def test_a_pretrained_encoder_starts_with_its_weights(folder: Path) -> None:
     assert same(encoder(assembled(folder)), weights(folder / "saved" / "model.safetensors"))
 
 
@@ -248,13 +248,13 @@ def test_layers_that_are_shared_cannot_be_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["./modelos/beto", "/modelos/beto", "a/b/c"])
-def test_a_folder_that_is_not_there(tmp_path: Path, name: str) -> None:
+def test_a_missing_folder(tmp_path: Path, name: str) -> None:
     reports.write(tmp_path)
     with pytest.raises((SpecError, DataError), match="does not exist"):
         load(reports.job(tmp_path, model=f"{{source: transformers, name: {name}}}"))
 
 
-def test_a_pickle_as_the_name(folder: Path) -> None:
+def test_a_pickle_file_as_the_networks_name(folder: Path) -> None:
     pickled(folder, "best_model.bin")
     with pytest.raises(SpecError, match=r"best_model.bin is a file(.|\n)*drivetrain convert"):
         load(reports.job(folder, model="{source: transformers, name: twin/best_model.bin}"))

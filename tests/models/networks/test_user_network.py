@@ -82,7 +82,7 @@ def own_network(folder: Path, task: str, data: str, more: str = "**others") -> M
     return build(made, load(made))
 
 
-def test_a_network_of_ones_own_for_images(tmp_path: Path) -> None:
+def test_a_user_network_for_images(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (24, 9, 9), np.uint8)
     np.savez(tmp_path / "a.npz", images=pixels, labels=np.arange(24) % 3)
     made = own_network(tmp_path, "image-classification", "{train: a.npz, validation: 0.25}")
@@ -90,14 +90,14 @@ def test_a_network_of_ones_own_for_images(tmp_path: Path) -> None:
     assert made.arguments["arguments"] == {"outputs": 3, "classes": 3, "inputs": [[1, 9, 9]]}
 
 
-def test_a_network_of_ones_own_for_tables(tmp_path: Path) -> None:
+def test_a_user_network_for_tables(tmp_path: Path) -> None:
     rows = [f"{i * 7 % 11},{i * i},{'ab'[i % 2]},{i / 3}" for i in range(40)]
     (tmp_path / "a.csv").write_text("\n".join(["u,v,kind,y", *rows]) + "\n")
     made = own_network(tmp_path, "tabular-regression", "{train: a.csv, target: y}", more="u=1")
     assert made.module.given == [1, None, [[2], [1]], None, [3]]
 
 
-def test_a_network_of_ones_own_for_series(tmp_path: Path) -> None:
+def test_a_user_network_for_series(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     np.savez(tmp_path / "a.npz", x=draw.normal(size=(30, 12, 2)), y=np.arange(30) % 2)
     made = own_network(tmp_path, "series-classification", "{train: a.npz, validation: 0.2}")
@@ -119,7 +119,7 @@ class Net(nn.Module):
 """
 
 
-def test_a_network_of_ones_own_for_texts_with_two_heads(tmp_path: Path) -> None:
+def test_a_user_network_for_texts_with_two_heads(tmp_path: Path) -> None:
     lines = [f"word{i % 5} other{i % 3},{'ab'[i % 2]},{'xyz'[i % 3]}" for i in range(40)]
     (tmp_path / "a.csv").write_text("\n".join(["text,kind,part", *lines]) + "\n")
     (tmp_path / "net.py").write_text(TEXTS)

@@ -66,7 +66,7 @@ def test_waiting_for_input(run: Path) -> None:
     assert (one.why, one.gain) == ("training waited 20.8 s for data", "up to 50 % less time")
 
 
-def test_a_worker_that_needs_longer_than_the_network_hides_the_network(run: Path) -> None:
+def test_loading_slower_than_computing_bounds_the_speed(run: Path) -> None:
     phases(run, input=31.2, train=4.0)
     assert given(run)[0].gain == "up to 25 % less time"
 
@@ -82,7 +82,7 @@ def test_waiting_for_input_with_other_plans(run: Path, name: str, value: Any, li
 
 
 @pytest.mark.parametrize(("threads", "line"), [(4, "optimize: {cpu_threads: 2}"), (2, "limits: {cpus: 3}")])
-def test_held_back_by_the_quota(run: Path, threads: int, line: str) -> None:
+def test_throttled_by_the_quota(run: Path, threads: int, line: str) -> None:
     throttle(run, 0.5)
     decide(run, "cpu_threads", threads)
     one = given(run)[0]
@@ -127,7 +127,7 @@ def test_padding(run: Path, source: str, lines: list[str]) -> None:
         assert found[0].gain == "up to 31.7 % less time"  # 1 - 0.60 / 0.96 of 35.2 of 41.6 s
 
 
-def test_a_sentence_is_never_read(run: Path) -> None:
+def test_advice_reads_facts_and_never_text(run: Path) -> None:
     """A run of before has sentences and no facts: it is shown, and advised nothing of what only they say."""
     note = padding(np.array([5, 9, 40, 7] * 50), 64, 32, 0).note()
     change(run / "result.json", lambda r: r.update(data=[note]))
@@ -166,7 +166,7 @@ def test_an_idle_gpu(run: Path) -> None:
     assert one.why == "the GPU was idle for 40 % of the time"
 
 
-def test_a_setting_without_effect_is_told_only_if_the_job_asked(run: Path) -> None:
+def test_a_setting_without_effect_is_reported_only_if_requested(run: Path) -> None:
     assert given(run) == []  # the allocator was not as asked, but nobody but us had asked
     spec = run / "job.yaml"
     spec.write_text(spec.read_text().replace("optimize: {}", "optimize: {allocator: tcmalloc}"))
@@ -184,7 +184,7 @@ def test_at_most_three_the_most_helpful_first(run: Path) -> None:
     assert [one.line.split(":")[0] for one in found] == ["optimize", "limits", "optimize"]
 
 
-def test_a_short_run_tells_nothing(run: Path) -> None:
+def test_a_short_run_gives_no_advice(run: Path) -> None:
     phases(run, input=2.0, train=2.0)
     change(run / "result.json", lambda r: r.update(seconds=6.0))
     assert given(run) == []

@@ -71,7 +71,7 @@ def test_only_what_is_new_is_read(run: Path) -> None:
     assert len(follower.view.loss.means) - count <= 2
 
 
-def test_a_roll_back_writes_the_metrics_anew(run: Path) -> None:
+def test_a_rollback_rewrites_the_metrics(run: Path) -> None:
     follower = RunReader(run)
     follower.read()
     beside = run / ".metrics"
@@ -81,14 +81,14 @@ def test_a_roll_back_writes_the_metrics_anew(run: Path) -> None:
     assert (view.step, view.epoch) == (90, 3)
 
 
-def test_a_restart_goes_on_in_time(run: Path) -> None:
+def test_time_continues_after_a_restart(run: Path) -> None:
     follower = RunReader(run)
     before = follower.read().elapsed
     append(run / "telemetry.jsonl", {"seconds": 1.0, "step": 275, "samples_per_second": 500.0})
     assert follower.read().elapsed == before + 1.0
 
 
-def test_a_tail_of_nothing_and_of_garbage(tmp_path: Path) -> None:
+def test_an_empty_log_and_an_invalid_one(tmp_path: Path) -> None:
     tail = JsonLinesTail(tmp_path / "events.jsonl")
     assert tail.read() == ([], False)
     tail.path.write_text('{"a": 1}\n[2]\nnot json\n{"b": 2}\n')
@@ -195,7 +195,7 @@ def picture(*texts: str) -> Any:
     return lambda width: Text("\n".join(texts))
 
 
-def test_pictures_replace_each_other_and_what_is_said_stays_above() -> None:
+def test_pictures_replace_each_other_and_printed_text_stays_above() -> None:
     painter, file, _ = painted()
     painter.start()
     try:
@@ -209,7 +209,7 @@ def test_pictures_replace_each_other_and_what_is_said_stays_above() -> None:
     assert sys.stdout is not painter.said
 
 
-def test_a_narrower_terminal_begins_on_an_empty_page() -> None:
+def test_a_narrower_terminal_is_cleared_first() -> None:
     painter, file, console = painted()
     painter.paint(picture("one"))
     console.width = 40
@@ -255,10 +255,10 @@ def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(("cost", "seconds"), [(0.0, 1.0), (0.003, 1.0), (0.02, 4.0), (1.0, 10.0)])
-def test_a_dear_picture_is_painted_less_often(cost: float, seconds: float) -> None:
+def test_an_expensive_picture_is_painted_less_often(cost: float, seconds: float) -> None:
     assert pause(cost) == pytest.approx(seconds)
 
 
-def test_a_folder_that_takes_no_file_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_folder_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Progress(40, 0).step(fake(tmp_path / "nowhere"), 1, 1.0)
     assert "`drivetrain watch` cannot show the time left" in capsys.readouterr().out

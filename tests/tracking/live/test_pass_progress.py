@@ -46,5 +46,5 @@ def test_on_a_terminal_one_line_moves_and_goes(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_what_is_quick_is_not_told(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+def test_a_short_pass_shows_no_progress(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     assert passed(monkeypatch, 0.01, terminal) == ""

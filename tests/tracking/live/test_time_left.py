@@ -59,7 +59,7 @@ def made(step: Callable[[int], float], evaluation: float, epochs: int = 20, per_
     return [*trace, (now, epochs * per_epoch)]
 
 
-def test_a_slow_beginning_is_forgotten_where_epochs_are_short() -> None:
+def test_a_slow_start_is_forgotten_if_epochs_are_short() -> None:
     """Read once a second, an epoch of half a second has no stretch within it but while it was slow."""
     per_epoch, left = 25, None
     steps = [0.06] * 300 + [0.02] * 15_000
@@ -112,14 +112,14 @@ def test_an_evaluation_that_runs_is_counted_down() -> None:
     assert left.left(trace[79][0] + 60) == 0.0
 
 
-def test_the_first_evaluation_is_guessed() -> None:
+def test_the_first_evaluation_is_estimated() -> None:
     left = TimeLeft(40, 40, 6.0)
     for step in range(1, 21):
         left.add(step * 0.5, step)
     assert left.left(10.0) == pytest.approx(20 * 0.5 + 6 * 0.5)
 
 
-def test_too_little_to_go_by() -> None:
+def test_too_little_data_for_an_estimate() -> None:
     left = TimeLeft(100, 10)
     assert left.left(0.0) is None
     left.add(0.0, 1)
@@ -129,7 +129,7 @@ def test_too_little_to_go_by() -> None:
     assert left.step_seconds() is None
 
 
-def test_a_roll_back_starts_anew_and_keeps_the_rate() -> None:
+def test_a_rollback_restarts_the_estimate_and_keeps_the_rate() -> None:
     left = TimeLeft(100, 1000)
     for step in range(1, 51):
         left.add(step * 1.0, step)

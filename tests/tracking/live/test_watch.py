@@ -56,7 +56,7 @@ def test_watch_of_a_run_whose_supervisor_was_killed(run: Path) -> None:
     assert (done.returncode, done.stdout.splitlines()[-1][:18]) == (0, "killed at step 270")
 
 
-def test_a_run_that_is_quiet_but_locked_is_alive(run: Path) -> None:
+def test_a_silent_but_locked_run_is_alive(run: Path) -> None:
     for name in ("job.yaml", "state.json", "telemetry.jsonl"):
         os.utime(run / name, (1e9, 1e9))
     import fcntl

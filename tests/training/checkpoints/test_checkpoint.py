@@ -71,7 +71,7 @@ def test_all_damaged_is_never_a_silent_start(tmp_path: Path) -> None:
         checkpoint.latest(tmp_path)
 
 
-def test_none_is_a_start_from_zero(tmp_path: Path) -> None:
+def test_no_checkpoint_is_a_start_from_zero(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) == (None, [])
 
 
@@ -93,7 +93,7 @@ def test_keep_nothing_still_keeps_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_a_damaged_one_from_beyond_takes_no_place(tmp_path: Path, keep: int) -> None:
+def test_a_damaged_later_checkpoint_does_not_count(tmp_path: Path, keep: int) -> None:
     """The run went back behind it: it would have been kept as the newest, and what was just written removed."""
     for step in (10, 20):
         save(tmp_path, step)

@@ -57,7 +57,7 @@ def bests(made: run.Run) -> list[Path]:
     return sorted(made.checkpoints.glob("best-*"), key=lambda path: int(path.name.removeprefix("best-")))
 
 
-def test_the_best_is_chosen_and_nothing_is_told(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_chosen_without_an_event(tmp_path: Path) -> None:
     made = ended(tmp_path, lambda made: None)
     assert told(tmp_path) == []
     assert result(tmp_path)["best"]["step"] == made.watch.best.step
@@ -66,7 +66,7 @@ def test_the_best_is_chosen_and_nothing_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [lambda path: shutil.rmtree(path), lambda path: flip(path / "model.safetensors")], ids=["gone", "flipped"]
 )
-def test_a_best_checkpoint_that_cannot_be_read(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_unreadable_best_checkpoint_falls_back(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     """Only one was ever the best here: the last step's weights are left."""
     made = ended(tmp_path, lambda made: [damage(path) for path in bests(made)] and None)
     (text,) = told(tmp_path)
@@ -122,7 +122,7 @@ def test_nothing_can_be_read(tmp_path: Path) -> None:
         final_weights.weights(made)
 
 
-def test_a_metric_that_is_never_a_number_stops_early() -> None:
+def test_a_metric_that_is_always_nan_stops_early() -> None:
     from runtime.job.train import EarlyStopping
 
     watch = BestMetric("validation/loss", EarlyStopping(metric="validation/loss", patience=2), None)

@@ -25,7 +25,7 @@ __all__ = ["job"]
 
 
 @pytest.mark.parametrize("size", [1, 7, 50])
-def test_the_surest_wrong_answers_are_kept_whatever_the_batch(size: int) -> None:
+def test_the_most_confident_mistakes_do_not_depend_on_the_batch(size: int) -> None:
     outputs = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)) * 3
     truth = torch.arange(50) % 4
     worst = WorstMistakes()

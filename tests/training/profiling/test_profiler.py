@@ -67,7 +67,7 @@ def test_a_library_is_named_by_its_operators(name: str, library: str) -> None:
     assert section.blocks[1].rows == ((name, library, "100", "50 %", "2"),)  # type: ignore[union-attr]
 
 
-def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_trace_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tiny.assembled(tmp_path / "run", tiny.job())
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / TRACE).mkdir()

@@ -86,7 +86,7 @@ def test_a_network_that_cannot_be_counted_is_an_event(
     assert "the efficiency could not be measured: not like this" in capsys.readouterr().out
 
 
-def test_the_report_tells_both(tmp_path: Path) -> None:
+def test_the_report_shows_both(tmp_path: Path) -> None:
     run = make(tmp_path / "digits-001")
     change(
         run / "result.json",

@@ -109,7 +109,7 @@ def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
     assert "too noisy to tell whether the single speedups explain the total" in results.explanation(noisy)
 
 
-def test_a_step_that_fails_is_a_row_and_the_rest_goes_on() -> None:
+def test_a_failed_ablation_step_is_a_row_and_the_rest_continues() -> None:
     ladder, _ = climbed(fails="channels_last")
     rows = {(r.kind, r.name): r for r in ladder.rungs}
     assert rows["added", "channels_last"].note == "failed: no room"
@@ -121,13 +121,13 @@ def test_a_step_that_fails_is_a_row_and_the_rest_goes_on() -> None:
     assert ladder.explained
 
 
-def test_nothing_on_gives_nothing_to_explain() -> None:
+def test_without_optimizations_there_is_nothing_to_explain() -> None:
     ladder = climb(planned([]), starter([]), 3, lambda text: None)
     assert [r.kind for r in ladder.rungs] == ["plain"]
     assert results.explanation(ladder) == "all optimizations are off in this plan, so there is nothing to compare"
 
 
-def test_the_calmest_pairs_count_whatever_their_ratio() -> None:
+def test_the_pairs_with_the_least_noise_count_whatever_their_ratio() -> None:
     """Half of the blocks wait for a CPU; the pairs that are kept do not."""
     draws = np.random.default_rng(0)
     noise = lambda: float(draws.integers(0, 2) * 0.8)  # noqa: E731
@@ -136,7 +136,7 @@ def test_the_calmest_pairs_count_whatever_their_ratio() -> None:
     assert {(slow.seconds, fast.seconds) for slow, fast in pairs} == {(0.2, 0.1)}
 
 
-def test_a_machine_that_is_never_calm_is_named() -> None:
+def test_a_noisy_machine_is_reported() -> None:
     slow, fast = Fake(0.2, noise=lambda: 0.5), Fake(0.1, noise=lambda: 0.5)
     assert len(calmest(slow.steps, fast.steps, 1, 4)) == 4
     rung = AblationStep("added", "compile", True, Effect.ROUNDING, PairedTiming((1.0, 1.0, 1.0)), disturbed=0.5)
@@ -146,7 +146,7 @@ def test_a_machine_that_is_never_calm_is_named() -> None:
     assert results.restless(Ablation((replace(rung, disturbed=0.01),))) == []
 
 
-def test_the_table_has_every_rung(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_every_step(capsys: pytest.CaptureFixture[str]) -> None:
     ladder, _ = climbed(fails="channels_last")
     console().print(results.table(ladder))
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
@@ -156,7 +156,7 @@ def test_the_table_has_every_rung(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= 100
 
 
-def test_numbers_are_written_as_people_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_are_formatted_for_readers(capsys: pytest.CaptureFixture[str]) -> None:
     """No powers of ten for milliseconds, and no column that nobody fills."""
     rungs = [
         AblationStep(
@@ -203,7 +203,7 @@ def test_labels_of_ticks_do_not_touch(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(boxes) >= 3
 
 
-def test_what_is_off_is_named() -> None:
+def test_disabled_optimizations_are_named() -> None:
     text = results.left_out(planned(["fused_optimizer"]))
     assert "compile (false)" in text
     assert "fused_optimizer" not in text

@@ -84,7 +84,7 @@ def test_counted_only_where_memory_is_short() -> None:
     assert not gradient_checkpointing.doubtful(tiny.job(optimize="gradient_checkpointing: true"), small, facts)
 
 
-def test_a_count_leaves_network_and_draws_alone() -> None:
+def test_counting_activations_changes_neither_network_nor_random_state() -> None:
     data = tiny.dataset()
     network = cnn.build("resnet18", channels=1, classes=3, image_size=8, width=4, dropout=0.5)
     network.eval()
@@ -117,7 +117,7 @@ def test_texts_are_counted_at_their_longest(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.recomputed < 0.5 * found.activations
 
 
-def test_what_is_counted_is_what_is_kept() -> None:
+def test_counted_activations_are_the_saved_ones() -> None:
     network, (x,) = resnet()
     data = tiny.Arrays(x, torch.zeros(4, dtype=torch.int64))
     found = activation_bytes.counted(Workload(blocks=8), network, Dataset(data, data, {}, {}))

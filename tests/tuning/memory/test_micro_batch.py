@@ -115,7 +115,7 @@ def large_batches(monkeypatch: pytest.MonkeyPatch) -> Any:
     return limit
 
 
-def test_making_a_batch_is_no_sample_s_share(tmp_path: Path, large_batches: Any) -> None:
+def test_memory_of_preparing_a_batch_is_not_counted_per_sample(tmp_path: Path, large_batches: Any) -> None:
     """It takes 40 MiB and lies there with 20, so 30 samples find room; by proportion one would have taken all."""
     large_batches(50, 20)
     found = fitted(job(optimize=", gradient_checkpointing: false"), tmp_path)
@@ -204,7 +204,7 @@ def test_blocks_are_recomputed_where_not_even_the_smallest_part_fits(tmp_path: P
     assert "without it even the smallest micro-batch does not fit" in found["gradient_checkpointing"].text
 
 
-def test_blocks_are_recomputed_where_batchnorm_then_sees_the_whole_batch(tmp_path: Path, limited: Any) -> None:
+def test_blocks_are_recomputed_if_batchnorm_then_gets_the_whole_batch(tmp_path: Path, limited: Any) -> None:
     limited(20)
     found = fitted(job("{name: resnet18, width: 2}"), tmp_path)
     assert (found["micro_batch"].value, found["gradient_checkpointing"].value) == ("off", True)
@@ -233,9 +233,7 @@ def test_when_recomputing_pays(without: dict[int, float], with_it: dict[int, flo
     ("model", "optimize"),
     [("{name: small-cnn, width: 4}", ""), ("{name: resnet18, width: 2}", ", gradient_checkpointing: false")],
 )
-def test_where_blocks_cannot_be_recomputed_it_says_that_nothing_fits(
-    tmp_path: Path, limited: Any, model: str, optimize: str
-) -> None:
+def test_nothing_fits_if_blocks_cannot_be_recomputed(tmp_path: Path, limited: Any, model: str, optimize: str) -> None:
     limited(1)
     found = fitted(job(model, optimize), tmp_path)
     assert set(found) == {"micro_batch"}
@@ -243,7 +241,7 @@ def test_where_blocks_cannot_be_recomputed_it_says_that_nothing_fits(
     assert "a micro-batch of 2 does not fit into 1001 MiB; this is the smallest possible" in found["micro_batch"].text
 
 
-def test_remembered_until_it_would_not_fit_any_more(tmp_path: Path, limited: Any) -> None:
+def test_a_measured_micro_batch_is_reused_while_it_fits(tmp_path: Path, limited: Any) -> None:
     limited(21)
     said: list[str] = []
     first = fitted(job(), tmp_path, said := [""])
