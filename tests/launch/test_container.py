@@ -144,7 +144,7 @@ NEWER = "install a newer NVIDIA driver on the host; `make train-cpu` trains on t
         (
             {},
             Nvml([FULL], "580.95.05"),
-            "GPU 0 (NVIDIA GeForce RTX 3060) has 100 MiB of 1.1 GiB left",
+            "GPU 0 (NVIDIA GeForce RTX 3060) has 100 MiB of 1.1 GiB free",
             "at least 512 MiB, which CUDA itself needs, plus the memory of the training",
             "nvidia-smi lists the processes that use the rest: end them, or choose another GPU with limits.gpus",
         ),
@@ -480,7 +480,7 @@ def test_without_permission_the_advice_is_the_docker_group(
     monkeypatch.setattr(container, "_native", lambda *_: 0)
     assert main.main(["launch", str(ROOT / "jobs" / "digits.yaml")]) == 0
     told = capsys.readouterr().out
-    assert "no Docker engine (one is running, but this user has no permission to use it): training natively" in told
+    assert "no Docker engine (one is running, but this user has no permission to use it); training without a container" in told
     assert "sudo usermod -aG docker $USER" in told
     assert "make engine" not in told
 

@@ -290,7 +290,7 @@ def test_dollar_signs_are_escaped_for_compose(tmp_path: Path) -> None:
 )
 def test_a_network_is_granted_only_for_what_the_job_names(tmp_path: Path, text: str, expected: str) -> None:
     job: Job = job_spec.load(written(tmp_path, IMAGES + text))
-    assert network.told(job) == (expected.startswith("network: yes"), expected)
+    assert network.told(job) == (expected.startswith("network: on"), expected)
     assert network.told(job, asked=True)[0]
 
 

@@ -53,7 +53,7 @@ def test_a_changed_spec_is_refused_with_the_difference(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         run_folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
     text = str(caught.value)
-    assert "a-001 is unfinished and was started with another spec" in text
+    assert "a-001 is unfinished and was started with another job file" in text
     assert "-  epochs: 10" in text
     assert "+  epochs: 3" in text
     assert "--new" in text

@@ -51,7 +51,7 @@ PIXELS = {
     "float32": (noise(20, 8, 8) / np.float32(255), "float32", ""),
     "float64": (noise(20, 8, 8) / 255, "float32", "x.npz: float64 images become float32"),
     "int64": (noise(20, 8, 8, dtype=np.int64), "float32", "x.npz: int64 images become float32"),
-    "wide": (np.where(noise(20, 8, 8) > 99, 3.0, -2.0), "float32", "pixels from -2 to 3 become 0 to 1"),
+    "wide": (np.where(noise(20, 8, 8) > 99, 3.0, -2.0), "float32", "pixel values from -2 to 3 are scaled to 0 to 1"),
 }
 
 
