@@ -480,7 +480,10 @@ def test_without_permission_the_advice_is_the_docker_group(
     monkeypatch.setattr(container, "_native", lambda *_: 0)
     assert main.main(["launch", str(ROOT / "jobs" / "digits.yaml")]) == 0
     told = capsys.readouterr().out
-    assert "no Docker engine (one is running, but this user has no permission to use it); training without a container" in told
+    assert (
+        "no Docker engine (one is running, but this user has no permission to use it); training without a container"
+        in told
+    )
     assert "sudo usermod -aG docker $USER" in told
     assert "make engine" not in told
 
