@@ -275,6 +275,41 @@ def test_json_lines_of_texts() -> None:
     assert beginning(job)["ignore"] == ("said",)
 
 
+def test_a_name_is_no_text_to_learn_from() -> None:
+    header = ["PassengerId", "Survived", "Pclass", "Name", "Sex", "Age", "SibSp", "Ticket", "Fare", "Embarked"]
+    drawn = random.Random(0)
+    rows = [
+        [
+            *(i + 1, drawn.randint(0, 1), drawn.randint(1, 3), f"Person, Mr. Nr {i} of Many", drawn.choice("mf")),
+            *(
+                drawn.choice(["", drawn.randint(1, 80)]),
+                drawn.randint(0, 5),
+                f"A{i * 7}",
+                drawn.random(),
+                drawn.choice("SC"),
+            ),
+        ]
+        for i in range(300)
+    ]
+    job = made(table("titanic.csv", header, rows))
+    assert (job.task, beginning(job)["target"]) == ("tabular-classification", ("Survived",))
+    assert beginning(job)["ignore"] == ("PassengerId", "Name", "Ticket")
+    assert "--task text-classification learns from them alone" in Path("titanic.yaml").read_text()
+
+
+def test_numbers_with_decimal_commas_are_not_taken_for_categories(capsys: pytest.CaptureFixture[str]) -> None:
+    path = table("rows.csv", ["load", "kind"], [[f"{i % 9},5", "ab"[i % 2]] for i in range(40)])
+    assert "load (numbers with decimal commas: write points)" in refused(capsys, path)
+
+
+def test_rows_with_dates_that_may_be_a_series() -> None:
+    rows = [[f"2026-{1 + i // 28:02}-{1 + i % 28:02}", i * 0.37 % 5, i * 7 % 11 % 2] for i in range(200)]
+    assert made(table("days.csv", ["day", "sales", "promo"], rows)).task == "tabular-classification"
+    assert "as windows over day: --task series-regression --target COLUMN" in Path("days.yaml").read_text()
+    job = made("days.csv", "--task", "series-regression", "--target", "sales", "--output", "sales.yaml")
+    assert (beginning(job)["time"], beginning(job)["label"]) == ("day", ("sales",))
+
+
 def test_a_manifest_of_images() -> None:
     images("photos", {"a": 5, "b": 5})
     rows = [[f"{name}/{i}.png", name, i] for name in "ab" for i in range(5)]

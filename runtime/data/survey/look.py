@@ -25,6 +25,10 @@ from runtime.errors import DataError, SpecError
 from runtime.job.draft import Draft
 
 FILES = (*table_file.SUFFIXES, ".npz")
+SHORT = 15
+"""Words of a text below which it may be one column of many, such as a name."""
+MOST_OTHERS = {True: 5, False: 12}
+"""Numbers and columns with few values beside a short text, or a long one; with more a table is no table of texts."""
 POSSIBLE = "a folder with one folder of images for each class, a .csv, .tsv, .jsonl or .parquet table, or an .npz"
 
 
@@ -89,14 +93,19 @@ def _table(request: SurveyRequest, sample: TableSample) -> Draft:
         return found
     if request.task in (None, text_draft.TASK):
         text = text_draft.text_column(request, sample)
-        numbers = sum(c.kind == "number" and not c.whole for c in sample.columns.values())
-        if text and (request.task or request.text or numbers <= 3):
+        if text and (request.task or request.text or _others(sample) <= MOST_OTHERS[text.words < SHORT]):
             found = text_draft.text_draft(request, sample, text)
             if found:
                 return found
     if request.task not in (None, table_draft.CLASSIFICATION, table_draft.REGRESSION) or request.text:
         raise _misfit(request, sample)
     return table_draft.table_draft(request, sample)
+
+
+def _others(sample: TableSample) -> int:
+    """Columns beside a text that a table job would predict from."""
+    columns = [c for c in sample.columns.values() if not c.refused and not target_guess.identifier(c)]
+    return sum(c.kind == "number" or c.classes for c in columns)
 
 
 def _misfit(request: SurveyRequest, sample: TableSample) -> SpecError:

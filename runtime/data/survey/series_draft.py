@@ -15,7 +15,7 @@ from runtime.data.series.timestamps import SeriesOrder
 from runtime.data.survey import first_values, target_guess
 from runtime.data.survey.array_draft import network
 from runtime.data.survey.request import KEY, SurveyRequest
-from runtime.data.survey.table_sample import ColumnProfile, TableSample
+from runtime.data.survey.table_sample import DATE, ColumnProfile, TableSample
 from runtime.data.survey.target_guess import TargetGuess
 from runtime.errors import DataError
 from runtime.job.draft import Draft, Entry, flow, scalar
@@ -77,7 +77,7 @@ def series_draft(request: SurveyRequest, sample: TableSample) -> Draft | None:
     sure = request.task in (CLASSIFICATION, REGRESSION)
     if not sure and (request.task or len(sample.table) < LEAST_ROWS):
         return None
-    timed = _timed(request, sample)
+    timed = timed_rows(request, sample)
     guess = _target(request, sample, timed, sure) if timed else None
     if timed is None or guess is None:
         if sure:
@@ -145,7 +145,7 @@ def _draft(
     return draft
 
 
-def _timed(request: SurveyRequest, sample: TableSample) -> TimedRows | None:
+def timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | None:
     """The table in the order of the first column that is a time of its rows."""
     for time in _times(sample):
         able = list(_groups(request, sample, time))
@@ -169,10 +169,10 @@ def _once(sample: TableSample, time: str, group: str) -> bool:
 
 def _times(sample: TableSample) -> Iterator[str]:
     """Columns of dates, and columns of numbers with the name of a time; telling names first."""
-    able = [c for c in sample.columns.values() if c.refused == "a date" or c.kind == "number"]
+    able = [c for c in sample.columns.values() if c.refused == DATE or c.kind == "number"]
     telling = [c.name for c in able if c.name.strip().casefold() in target_guess.TIME_NAMES]
     yield from sorted(telling, key=lambda name: target_guess.TIME_NAMES.index(name.strip().casefold()))
-    yield from (c.name for c in able if c.refused == "a date" and c.name not in telling)
+    yield from (c.name for c in able if c.refused == DATE and c.name not in telling)
 
 
 def _groups(request: SurveyRequest, sample: TableSample, time: str) -> Iterator[str | None]:

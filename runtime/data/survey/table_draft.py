@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from runtime.data.labels import listed
-from runtime.data.survey import first_values, target_guess
+from runtime.data.survey import first_values, series_draft, target_guess
 from runtime.data.survey.request import KEY, SurveyRequest
-from runtime.data.survey.table_sample import ColumnProfile, TableSample
+from runtime.data.survey.table_sample import DATE, ColumnProfile, TableSample
 from runtime.data.survey.target_guess import TargetGuess
 from runtime.errors import DataError, SpecError
 from runtime.job.draft import Draft, Entry, flow, scalar
@@ -35,7 +35,7 @@ def table_draft(request: SurveyRequest, sample: TableSample) -> Draft:
     numeric = [c.name for c in features if c.numeric]
     draft = Draft(task, f"{listed(guess.names)}: {_goal(targets, task)}")
     draft.found = [sample.size, *_described(targets, task)]
-    draft.choices = [*guess.choice, *_long_texts(sample, guess)]
+    draft.choices = [*guess.choice, *_long_texts(sample, guess), *_over_time(request, sample)]
     draft.data = [
         Entry("train", scalar(request.written(sample.path)), sample.size),
         Entry("target", _names(guess.names), guess.reason),
@@ -68,9 +68,7 @@ def _target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, s
     columns = list(sample.columns.values())
     classes = target_guess.classes(columns) if request.task != REGRESSION else None
     numbers = target_guess.number(columns) if request.task != CLASSIFICATION else None
-    telling = numbers is not None and target_guess.by_name(
-        [sample.columns[numbers.names[0]]], target_guess.NUMBER_NAMES
-    )
+    telling = numbers is not None and bool(target_guess.telling_number([sample.columns[numbers.names[0]]]))
     if classes and not (telling and classes.reason != "its name says so"):
         if numbers:
             more = tuple(name for name in numbers.names if name not in classes.others and name not in classes.names)
@@ -142,3 +140,15 @@ def _long_texts(sample: TableSample, guess: TargetGuess) -> list[str]:
     if not names:
         return []
     return [f"the texts of {names[0]} are not read here: --task text-classification learns from them alone"]
+
+
+def _over_time(request: SurveyRequest, sample: TableSample) -> list[str]:
+    """A line on the other way to see rows that have dates."""
+    if request.task or not any(c.refused == DATE for c in sample.columns.values()):
+        return []
+    timed = series_draft.timed_rows(request, sample)
+    if timed is None:
+        return []
+    return [
+        f"each row is taken by itself; as windows over {timed.time}: --task {series_draft.REGRESSION} --target COLUMN"
+    ]

@@ -22,6 +22,9 @@ ROWS = 5_000
 """Rows that are read of a larger one."""
 FEW, MANY = 20, 50
 """Up to so many different whole numbers, or texts, a column is taken for classes."""
+DATE = "a date"
+"""Why a column of times is no feature."""
+_DECIMAL_COMMA = r"^[-+]?\d+,\d+$"
 MOST_SPOILT = 0.04
 """Share of rows with text or infinity among the numbers of a column, which training leaves out."""
 WORDS = 4
@@ -121,6 +124,9 @@ def read(path: Path) -> TableSample:
     """
     if path.exists() and path.stat().st_size > WHOLE:
         table, rows = table_file.head(path, KEY, ROWS)
+        if path.suffix.lower() != ".parquet":
+            # Estimated from the bytes: two digits are all that is known.
+            rows = max(len(table), round(rows, 2 - len(str(rows))))
     else:
         table = table_file.read(path, KEY)
         rows = len(table)
@@ -133,7 +139,7 @@ def _profile(table: Any, name: str, complete: bool) -> ColumnProfile:
     column = table[name]
     kind = column_values.kind(column)
     if kind not in ("number", "text"):
-        refused = {"time": "a date", "nothing": "empty"}.get(kind, kind)
+        refused = {"time": DATE, "nothing": "empty"}.get(kind, kind)
         filled = len(column) - column.null_count
         return ColumnProfile(name, kind, False, len(column), filled, 0, 0.0, {}, refused, False, complete)
     texts = column_values.texts(column)
@@ -169,6 +175,8 @@ def _refused(table: Any, name: str, different: int, filled: int) -> tuple[str, b
     with np.errstate(invalid="ignore"):
         spoilt = float((strange | (np.abs(values) > column_values.LARGEST)).mean())
     number = column_values.kind(table[name]) == "number"
+    if not number and _decimal_commas(table[name]) >= column_roles.MOSTLY * filled > 0:
+        return "numbers with decimal commas: write points", False
     if (number and spoilt > MOST_SPOILT) or not filled:
         return "infinite in many rows" if filled else "empty", False
     try:
@@ -183,3 +191,11 @@ def _refused(table: Any, name: str, different: int, filled: int) -> tuple[str, b
     if (~np.isnan(values)).sum() < column_roles.MOSTLY * filled:
         return f"{different:,} different texts in {filled:,} rows", False
     return ("", True) if spoilt <= MOST_SPOILT else ("numbers with text in many rows", False)
+
+
+def _decimal_commas(column: Any) -> int:
+    """How many cells are numbers such as `0,5`, which are read as text."""
+    from pyarrow import compute
+
+    found = compute.match_substring_regex(column_values.texts(column), _DECIMAL_COMMA)
+    return int(compute.sum(found).as_py() or 0)

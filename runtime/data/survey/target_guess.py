@@ -14,9 +14,12 @@ from runtime.errors import DataError, SpecError
 
 CLASS_NAMES = (
     *("label", "labels", "target", "class", "classes", "category", "y", "outcome", "species", "sentiment"),
+    *("diagnosis", "survived", "churn", "exited", "approved", "activity"),
     *("etiqueta", "etiquetas", "clase", "categoria", "categoría", "objetivo", "klasse", "ziel", "kategorie"),
 )
 NUMBER_NAMES = ("target", "y", "price", "saleprice", "medv", "precio", "objetivo", "preis", "zielwert")
+NUMBER_ENDS = ("price", "cost", "salary", "precio", "preis")
+"""Last words of names such as `unit_price`."""
 GROUP_NAMES = (
     *("group", "machine", "device", "sensor", "unit", "station", "subject", "patient", "session", "asset", "series"),
     *("grupo", "maquina", "máquina", "equipo", "dispositivo", "paciente", "gruppe", "maschine", "anlage", "gerät"),
@@ -92,11 +95,17 @@ def classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
 def number(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
     """The column of numbers to predict among these."""
     able = [c for c in columns if c.kind == "number" and c.different > 1 and not identifier(c) and not c.refused]
-    telling = by_name(able, NUMBER_NAMES)
+    telling = telling_number(able)
     name = telling or (able[-1].name if able else "")
     others = tuple(column.name for column in able if column.name != name)
     reason = "its name says so" if telling else "the last column of numbers"
     return TargetGuess((name,), reason, others) if name else None
+
+
+def telling_number(columns: Sequence[ColumnProfile]) -> str:
+    """The column of numbers whose name says that it is to be predicted; empty if none does."""
+    ends = [column.name for column in columns if re.split(r"[\W_]+", column.name.casefold())[-1] in NUMBER_ENDS]
+    return by_name(columns, NUMBER_NAMES) or (ends[-1] if ends else "")
 
 
 def by_name(columns: Iterable[ColumnProfile], names: Sequence[str]) -> str:

@@ -12,6 +12,8 @@ from runtime.errors import DataError
 from runtime.job.draft import Draft, Entry, flow, scalar
 
 TASK = "text-classification"
+MOST_HEADS = 4
+"""Columns with few values beside a text; more are a table, of which the text is one column."""
 
 
 def text_column(request: SurveyRequest, sample: TableSample) -> ColumnProfile | None:
@@ -38,6 +40,8 @@ def text_draft(request: SurveyRequest, sample: TableSample, text: ColumnProfile)
     """The draft for texts of a column; None if no column holds labels."""
     guess = target_guess.named(request, sample) or _labels(sample, text)
     if guess is None or text.name in guess.names:
+        return None
+    if not (request.task or request.text or request.targets) and len(guess.names) > MOST_HEADS:
         return None
     columns = [sample.columns[name] for name in guess.names]
     wrong = [column for column in columns if not column.trainable]
