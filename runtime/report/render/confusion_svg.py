@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
+import io
 import math
-import struct
-import zlib
 from html import escape
 
 from runtime.report.confusion import Confusion
@@ -78,26 +77,17 @@ def _counts(confusion: Confusion, cell: float, corner: tuple[float, float]) -> l
 
 def _image(confusion: Confusion, left: float, top: float, side: float) -> str:
     """The cells as a small PNG, one pixel each; a hundred classes would need ten thousand rectangles."""
-    lines = []
+    from PIL import Image
+
+    pixels = bytearray()
     for i, row in enumerate(confusion.matrix):
         total = sum(row) or 1
-        line = bytearray(1)
         for j, value in enumerate(row):
             # The square root and the minimum strength make rare mistakes visible.
             strength = 0.25 + 0.75 * math.sqrt(value / total) if value else 0.0
-            line += bytes((*(_RIGHT if i == j else _WRONG), round(_STRONGEST * strength)))
-        lines.append(bytes(line))
-    data = base64.b64encode(_png(len(lines), b"".join(lines))).decode()
+            pixels += bytes((*(_RIGHT if i == j else _WRONG), round(_STRONGEST * strength)))
+    file = io.BytesIO()
+    Image.frombytes("RGBA", (len(confusion.classes),) * 2, bytes(pixels)).save(file, "png", compress_level=9)
+    data = base64.b64encode(file.getvalue()).decode()
     place = f'x="{left:.1f}" y="{top:.1f}" width="{side:.1f}" height="{side:.1f}"'
     return f'<image {place} href="data:image/png;base64,{data}"/>'
-
-
-def _png(side: int, lines: bytes) -> bytes:
-    """A square PNG; `lines` holds for each row a filter byte of 0 and RGBA pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", side, side, 8, 6, 0, 0, 0)
-    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
-    return start + chunk(b"IDAT", zlib.compress(lines, 9)) + chunk(b"IEND", b"")

@@ -7,19 +7,18 @@ Sizes double while the next one is predicted to fit and the last two were faster
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.errors import DrivetrainError, OutOfMemory
+from runtime.errors import OutOfMemory
 from runtime.job_spec import load as job_spec
 from runtime.plan import evidence
 from runtime.system.files import write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.system.units import format_bytes as readable
 from runtime.training.phase_timer import PhaseTimer
-from runtime.tuning import batch_size
+from runtime.tuning import batch_size, child_main
 from runtime.tuning.memory.size_ladder import SizeLadder
 
 if TYPE_CHECKING:
@@ -28,13 +27,11 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Measure; returns the exit code."""
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("folder", type=Path)
-    arguments.add_argument("spec", type=Path)
+    arguments = child_main.arguments()
     arguments.add_argument("output", type=Path)
-    arguments.add_argument("--set", action="append", default=[])
     given = arguments.parse_args()
-    try:
+
+    def measure() -> None:
         with stopping(), ending():
             from runtime.tuning import prepare
 
@@ -52,10 +49,8 @@ def main() -> int:
                 "text": worded(speeds, best, ceiling),
             },
         )
-    except DrivetrainError as error:
-        print(error, file=sys.stderr, flush=True)
-        return error.exit_code
-    return 0
+
+    return child_main.exit_code(measure)
 
 
 def measured(search: SizeSearch, most: int) -> tuple[dict[int, float], int]:

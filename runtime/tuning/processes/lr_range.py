@@ -9,7 +9,6 @@ the center of the window in which the loss falls fastest, if it falls by more th
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,11 +19,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from runtime.errors import DrivetrainError, NumericsError
+from runtime.errors import NumericsError
 from runtime.job_spec import load as job_spec
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import PhaseTimer
+from runtime.tuning import child_main
 
 if TYPE_CHECKING:
     from runtime.data.dataset import Batch
@@ -53,15 +53,13 @@ class LrSweep:
 
 def main() -> int:
     """Run the test; returns the exit code."""
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("folder", type=Path)
-    arguments.add_argument("spec", type=Path)
+    arguments = child_main.arguments()
     arguments.add_argument("lowest", type=float)
     arguments.add_argument("highest", type=float)
     arguments.add_argument("steps", type=int)
-    arguments.add_argument("--set", action="append", default=[])
     given = arguments.parse_args()
-    try:
+
+    def test() -> None:
         with stopping(), ending():
             from runtime.tuning import prepare
 
@@ -69,10 +67,8 @@ def main() -> int:
             run = prepare.assemble_run(given.folder, job_spec.load(given.spec, given.set), signals, PhaseTimer())
             rates, losses = sweep(run, given.lowest, given.highest, given.steps)
         report(run, judged(rates, losses, given.steps), given.folder)
-    except DrivetrainError as error:
-        print(error, file=sys.stderr, flush=True)
-        return error.exit_code
-    return 0
+
+    return child_main.exit_code(test)
 
 
 def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:

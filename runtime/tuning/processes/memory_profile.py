@@ -9,19 +9,18 @@ listed with their prediction.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.errors import DrivetrainError
 from runtime.job_spec import load as job_spec
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.system.units import format_bytes
 from runtime.training.phase_timer import PhaseTimer
+from runtime.tuning import child_main
 
 if TYPE_CHECKING:
     from runtime.tuning.memory.micro_batch import MicroBatchSearch
@@ -44,22 +43,17 @@ class MemoryRow:
 
 def main() -> int:
     """Measure; returns the exit code."""
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("folder", type=Path)
-    arguments.add_argument("spec", type=Path)
-    arguments.add_argument("--set", action="append", default=[])
-    given = arguments.parse_args()
-    try:
+    given = child_main.arguments().parse_args()
+
+    def measure() -> None:
         with stopping(), ending():
             from runtime.tuning import prepare
 
             fitting = prepare.prepare(given.folder, job_spec.load(given.spec, given.set), Signals(), PhaseTimer())
             ceiling, found = climbed(fitting)
         report(found, ceiling, given.folder)
-    except DrivetrainError as error:
-        print(error, file=sys.stderr, flush=True)
-        return error.exit_code
-    return 0
+
+    return child_main.exit_code(measure)
 
 
 def climbed(fitting: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:

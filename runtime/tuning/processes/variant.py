@@ -8,7 +8,6 @@ with its input.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -17,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime.errors import DrivetrainError
 from runtime.hardware import facts
 from runtime.job_spec import load as job_spec
 from runtime.plan import plan as plans
@@ -25,6 +23,7 @@ from runtime.system import cpu_starvation
 from runtime.system.files import read_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import PhaseTimer
+from runtime.tuning import child_main
 
 if TYPE_CHECKING:
     from runtime.job import Job
@@ -38,11 +37,7 @@ WARM = 3
 
 def main() -> int:
     """Serve requests until the input ends; returns the exit code."""
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("folder", type=Path)
-    arguments.add_argument("plan", type=Path)
-    arguments.add_argument("spec", type=Path)
-    arguments.add_argument("--set", action="append", default=[])
+    arguments = child_main.arguments("plan")
     arguments.add_argument("--quiet", action="store_true", help="compare losses without dropout")
     given = arguments.parse_args()
     # The pipe is reserved for answers; everything else that is printed goes to the log.
@@ -52,7 +47,7 @@ def main() -> int:
     def answer(data: dict[str, Any]) -> None:
         print(json.dumps(data), file=answers, flush=True)
 
-    try:
+    def respond() -> None:
         with stopping(), ending():
             signals = Signals()
             serve(
@@ -60,10 +55,8 @@ def main() -> int:
                 answer,
                 given.quiet,
             )
-    except DrivetrainError as error:
-        print(error, file=sys.stderr, flush=True)
-        return error.exit_code
-    return 0
+
+    return child_main.exit_code(respond)
 
 
 def stand(folder: Path, plan: plans.Plan, job: Job, signals: Signals) -> Variant:

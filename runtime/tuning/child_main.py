@@ -1,0 +1,29 @@
+"""What every measuring program of `tuning/processes` begins and ends with: its arguments and its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from runtime.errors import DrivetrainError
+
+
+def arguments(*paths: str) -> argparse.ArgumentParser:
+    """The parser: FOLDER, further paths, SPEC, then what the program adds, and values that override the spec."""
+    made = argparse.ArgumentParser()
+    for name in ("folder", *paths, "spec"):
+        made.add_argument(name, type=Path)
+    made.add_argument("--set", action="append", default=[])
+    return made
+
+
+def exit_code(work: Callable[[], None]) -> int:
+    """The exit code of the work; an error of ours is printed."""
+    try:
+        work()
+    except DrivetrainError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
