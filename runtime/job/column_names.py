@@ -13,7 +13,7 @@ def different(names: tuple[str, ...]) -> tuple[str, ...]:
     """Check that no name occurs twice."""
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise PydanticCustomError("columns", "column names that differ; {twice} stands twice", {"twice": twice})
+        raise PydanticCustomError("columns", "column names that differ; {twice} appears twice", {"twice": twice})
     return names
 
 

@@ -30,7 +30,7 @@ class CustomData(Spec):
     holds the targets. Inputs are a tensor, an array, a number, or a tuple of these.
     """
 
-    file: FilePath = Field(description="Python file beside the job")
+    file: FilePath = Field(description="Python file next to the job file")
     factory: str = Field("load", description="function in the file that returns (training data, validation data)")
     arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
     targets: Kind = Field(
@@ -55,7 +55,7 @@ class CustomLossSpec(Spec):
     """
 
     name: Literal["own"] = Field("own", description="not needed with `file:`")
-    file: FilePath = Field(description="Python file beside the job")
+    file: FilePath = Field(description="Python file next to the job file")
     factory: str = Field("loss", description="function in the file that returns the loss")
     arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
 

@@ -57,7 +57,7 @@ class ImageTimm(BuiltIn):
 class CustomModel(Spec):
     """Your own network: a file beside the job with a function that returns a torch.nn.Module."""
 
-    file: FilePath = Field(description="Python file beside the job")
+    file: FilePath = Field(description="Python file next to the job file")
     factory: str = Field("build", description="function in the file that returns the module")
     arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
     freeze: Freeze = Field(Freeze(), description="layers that are not trained")

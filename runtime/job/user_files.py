@@ -15,7 +15,7 @@ from runtime.errors import Problem, nearest
 from runtime.job.formatting import shown
 from runtime.job.job import Job
 
-KIND = "a Python file beside the job"
+KIND = "a Python file next to the job file"
 
 
 class UserFunction(Protocol):
@@ -52,7 +52,7 @@ def misplaced(folder: Path, file: str) -> tuple[str, str, str] | None:
     if path.suffix != ".py":
         return f"is {shown(file)}", KIND, "name a .py file"
     if path.is_absolute() or ".." in path.parts:
-        return f"is {shown(file)}", f"{KIND}, as a relative path without `..`", "put the file beside the job"
+        return f"is {shown(file)}", f"{KIND}, as a relative path without `..`", "put the file next to the job file"
     full = folder / path
     if wrong := find_trouble(full):
         return f"{shown(file)} {wrong}", KIND, "check the spelling"

@@ -31,7 +31,7 @@ def note(network: Model) -> str | None:
     small = isinstance(module.stem[-1], nn.ReLU)
     kind = "small" if small else "large"
     if given["stem"] != "auto":
-        return f"{given['name']} with the {kind} stem, as the job asks, {ours}"
+        return f"{given['name']} with the {kind} stem, as set in the job, {ours}"
     bound = cnn.SMALL_IMAGE
     why = f"as image_size {side} is {'at most' if small else 'more than'} {bound}"
     costs = stem_costs(network)

@@ -102,5 +102,5 @@ def _failed(file: Path, how: str) -> DataError:
     return DataError(
         f"{file}: the process that read it {how}",
         "a checkpoint of tensors",
-        "where the file was made, save the weights alone: torch.save(model.state_dict(), FILE)",
+        "on the machine where the file was created, save only the weights: torch.save(model.state_dict(), FILE)",
     )

@@ -88,7 +88,7 @@ def find(job: Job, name: str) -> Pretrained:
     """
     where = job.resolve(name)
     if where.is_file():
-        act = f"run `drivetrain convert {where}`, then name its folder" if _pickle(where) else "name its folder"
+        act = f"run `drivetrain convert {where}`, then use its folder" if _pickle(where) else "name its folder"
         _refuse(job, f"{where} is a file", _POSSIBLE, act)
     if where.is_dir():
         folder = where
@@ -109,7 +109,7 @@ def _fetched(job: Job, name: str) -> Path:
             job,
             f"{name!r} is not a local folder, and huggingface_hub is not installed",
             "a local folder",
-            "name a folder, or `make setup`, or pip install huggingface_hub",
+            "use a local folder, or run `make setup`, or pip install huggingface_hub",
         )
     with contextlib.suppress(OSError, ValueError):
         return Path(snapshot_download(name, allow_patterns=FILES, local_files_only=True))

@@ -30,7 +30,7 @@ MEMORY = 2 << 30
 """Bytes of memory beyond what the file needs."""
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _FORBIDDEN = ("socket.", "subprocess.", "ctypes.", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system")
-_SAVE = "where the file was made, save the weights alone: torch.save(model.state_dict(), FILE)"
+_SAVE = "on the machine where the file was created, save only the weights: torch.save(model.state_dict(), FILE)"
 
 
 def main(file: Path, out: Path) -> dict[str, object]:

@@ -14,7 +14,7 @@ from runtime.job_spec import load as job_spec
 from tests.own_job import LOSS, MODEL, job, write
 from tests.paths import ROOT
 
-BESIDE = "a Python file beside the job"
+BESIDE = "a Python file next to the job file"
 OFFERED = "outputs, classes, inputs, vocabulary, categories are set from the data"
 
 # Files, parts of the spec, and the message without the name of the folder.
@@ -35,7 +35,7 @@ BAD = {
         (
             "job.yaml:5:43: train.loss.file: is '/etc/my_loss.py'",
             f"{BESIDE}, as a relative path without `..`",
-            "put the file beside the job",
+            "put the file next to the job file",
         ),
     ),
     "above the job": (
@@ -44,7 +44,7 @@ BAD = {
         (
             "job.yaml:5:43: train.loss.file: is 'a/../../my_loss.py'",
             f"{BESIDE}, as a relative path without `..`",
-            "put the file beside the job",
+            "put the file next to the job file",
         ),
     ),
     "a folder": (

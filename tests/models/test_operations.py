@@ -71,8 +71,8 @@ def test_an_automatic_stem_is_noted_with_its_cost() -> None:
             {"image_size": 224},
             "resnet18 with the large stem, as image_size 224 is more than 96, 10.88 GFLOP a sample in training",
         ),
-        ({"stem": "small"}, "resnet18 with the small stem, as the job asks, 13.33 GFLOP a sample in training"),
-        ({"stem": "large"}, "resnet18 with the large stem, as the job asks, 888.3 MFLOP a sample in training"),
+        ({"stem": "small"}, "resnet18 with the small stem, as set in the job, 13.33 GFLOP a sample in training"),
+        ({"stem": "large"}, "resnet18 with the large stem, as set in the job, 888.3 MFLOP a sample in training"),
     ],
 )
 def test_a_large_stem_or_one_that_was_asked_for(more: dict[str, Any], told: str) -> None:

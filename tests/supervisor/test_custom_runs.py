@@ -287,7 +287,7 @@ def test_an_error_during_training_shows_the_users_lines(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as raised:
         trained(path)
     assert str(raised.value) == (
-        f"{path}:4:9: model.file: Late() in my_model.py made what raised ValueError: more than eight\n"
+        f"{path}:4:9: model.file: the object returned by Late() in my_model.py raised ValueError: more than eight\n"
         '    my_model.py:10: in forward: raise ValueError("more than eight")\n'
         "  do:       fix these lines"
     )
@@ -298,8 +298,9 @@ def test_an_error_inside_torchs_layers_is_reported_too(tmp_path: Path) -> None:
     path = write(tmp_path, {"my_model.py": text})
     with pytest.raises(SpecError) as raised:
         trained(path, "train.batch_size=19")  # of 96 samples one is left for the last batch
-    assert "model.file: build() in my_model.py made what raised ValueError: Expected more than 1 value" in str(
-        raised.value
+    assert (
+        "model.file: the object returned by build() in my_model.py raised ValueError: Expected more than 1 value"
+        in str(raised.value)
     )
 
 
@@ -311,7 +312,8 @@ def test_an_error_of_the_user_loss_names_the_loss(tmp_path: Path) -> None:
     path = write(tmp_path, {"my_loss.py": late}, train="loss: {file: my_loss.py}, steps: 1")
     with pytest.raises(SpecError) as raised:
         trained(path, "train.batch_size=17")
-    assert "train.loss.file: loss() in my_loss.py made what raised ValueError: Expected input batch_size (17)" in str(
-        raised.value
+    assert (
+        "train.loss.file: the object returned by loss() in my_loss.py raised ValueError: Expected input batch_size (17)"
+        in str(raised.value)
     )
     assert "    my_loss.py:7: in late: return functional.cross_entropy" in str(raised.value)

@@ -79,7 +79,7 @@ def test_after_a_kernel_crash_a_run_resumes_with_optimizations_off(tmp_path: Pat
     assert (rows["channels_last"]["value"], rows["channels_last"]["source"]) == (False, "crash")
     assert rows["channels_last"]["reason"].endswith("with true")
     assert rows["cpu_threads"]["source"] == "job"
-    assert "died of SIGSEGV" in (run / "report.md").read_text()
+    assert "crashed with SIGSEGV" in (run / "report.md").read_text()
     assert "SIGSEGV" in (run / "events.jsonl").read_text()
 
 
@@ -194,6 +194,6 @@ def test_a_variant_that_dies_reports_its_reason(tmp_path: Path) -> None:
     code = "import os; os.kill(os.getpid(), 11)"
     with (
         subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child,
-        pytest.raises(Failed, match="died of SIGSEGV inside a kernel"),
+        pytest.raises(Failed, match="crashed with SIGSEGV inside a kernel"),
     ):
         RunningVariant(child, log)

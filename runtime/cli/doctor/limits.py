@@ -63,8 +63,8 @@ def _oversubscribed(scene: Snapshot) -> Iterator[Finding]:
         if value.isdigit() and int(value) > cpu.budget:
             yield warn(
                 name,
-                f"{value} threads on {cpu.budget} {'CPU' if cpu.budget == 1 else 'CPUs'}: they wait for "
-                "each other; a plan sets its own, other programs keep this",
+                f"{value} threads on {cpu.budget} {'CPU' if cpu.budget == 1 else 'CPUs'}: they slow each other "
+                "down. drivetrain sets its own value, but other programs use this one",
                 f"unset {name}",
             )
 

@@ -138,7 +138,7 @@ def guarded(job: Job) -> Iterator[None]:
         if torch_errors.is_out_of_memory(error) or not (lines or _inside(job, error)):
             raise
         key, part = _last(job, lines)
-        given = f"{part.factory}() in {part.file} made what raised {told(error)}"
+        given = f"the object returned by {part.factory}() in {part.file} raised {told(error)}"
         raise SpecError([job.problem((*key, "file"), given, "", LINES)]) from error
 
 

@@ -87,9 +87,9 @@ class RunningVariant:
 
     def _last_words(self) -> str:
         if (end := signals.CRASHES.get(128 - (self.child.poll() or 0))) is not None:
-            return f"died of {end} inside a kernel"
+            return f"crashed with {end} inside a kernel"
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1].strip()[:200] if lines else f"ended with code {self.child.poll()}"
+        return lines[-1].strip()[:200] if lines else f"exited with code {self.child.poll()}"
 
 
 class VariantPool:
