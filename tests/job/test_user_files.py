@@ -177,7 +177,7 @@ BAD = {
     "a loss without file": (
         {},
         {"train": "loss: own"},
-        ("job.yaml:5:36: train.loss.file: is missing", "a required key: Python file beside the job", "add `file:`"),
+        ("job.yaml:5:36: train.loss.file: is missing", "a required key: Python file next to the job file", "add `file:`"),
     ),
 }
 
