@@ -177,7 +177,11 @@ BAD = {
     "a loss without file": (
         {},
         {"train": "loss: own"},
-        ("job.yaml:5:36: train.loss.file: is missing", "a required key: Python file next to the job file", "add `file:`"),
+        (
+            "job.yaml:5:36: train.loss.file: is missing",
+            "a required key: Python file next to the job file",
+            "add `file:`",
+        ),
     ),
 }
 
