@@ -89,7 +89,7 @@ def convolutional(folder: Path, name: str) -> run.Run:
         PhaseTimer(),
     )
     if "halves" in on:
-        found.step.micro_batch = BATCH // 2
+        found.step.use_micro_batch(BATCH // 2)
     return found
 
 
@@ -128,7 +128,7 @@ def task(folder: Path, name: str) -> run.Run:
         job, here, replace(made, decisions=tuple(rows)), folder, data, network, tiny.Quiet(), PhaseTimer()
     )
     if "halves" in on:
-        found.step.cut = halves
+        found.configure_step(splitter=halves)
     return found
 
 

@@ -20,6 +20,8 @@ from runtime.models.build import Model
 from runtime.plan import plan
 from runtime.training import run, train
 from runtime.training.phase_timer import PhaseTimer
+from runtime.training.step import Step
+from runtime.training.step_result import StepResult
 from tests import tiny
 
 JOB = """
@@ -51,13 +53,7 @@ def main() -> None:
         (own / "checkpoints").symlink_to(folder / "checkpoints")
     made = assembled(own, steps, data)
     trained: list[list[int]] = []
-    step = made.step.__call__
-
-    def noted(batch: Batch, seed: int) -> Any:
-        trained.append(batch.ids.tolist())
-        return step(batch, seed)
-
-    made.step = Noted(made.step, noted)  # type: ignore[assignment]
+    made.step = Noted(made.step, trained)  # type: ignore[assignment]
     train.train(made)
     (own / "trained.json").write_text(json.dumps(trained))
 
@@ -65,17 +61,18 @@ def main() -> None:
 class Noted:
     """A step that notes its samples."""
 
-    def __init__(self, step: Any, call: Any) -> None:
-        self.__dict__["step"], self.__dict__["call"] = step, call
+    def __init__(self, step: Step, trained: list[list[int]]) -> None:
+        self.step, self.trained = step, trained
 
-    def __call__(self, batch: Batch, seed: int) -> Any:
-        return self.call(batch, seed)
+    def __call__(self, batch: Batch, seed: int) -> StepResult:
+        self.trained.append(batch.ids.tolist())
+        return self.step(batch, seed)
+
+    def configured(self, **changes: Any) -> Noted:
+        return Noted(self.step.configured(**changes), self.trained)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.step, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.step, name, value)
 
 
 if __name__ == "__main__":

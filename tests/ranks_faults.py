@@ -115,7 +115,7 @@ FAULTS: dict[str, tuple[str, Callable[[run.Run], None]]] = {
     "half an update": ("", half_updated),
     "buffer in a save": ("", spoilt),
     "other metrics": (STOPPING, misjudging),
-    "micro-batch of 4": ("", lambda made: setattr(made.step, "micro_batch", 4)),
+    "micro-batch of 4": ("", lambda made: made.step.use_micro_batch(4)),
 }
 """By name: more of the job's `train:`, and what is done to a process."""
 

@@ -158,5 +158,5 @@ def _computed(loop: Loop, ready: Ready) -> Ready:
         made.hold((torch.stack(found),), ready.labels, False)
     else:
         made.hold((nn.utils.rnn.pad_sequence(found, batch_first=True), ready.inputs[-1]), ready.labels, True)
-    loop.forward = division.rest if lengths is None else division.rest.__self__.packed
+    loop.forward = division.rest if lengths is None else division.packed
     return made

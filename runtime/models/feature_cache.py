@@ -145,7 +145,7 @@ def keep(
     folder: Path | None,
     compute: Callable[[FrozenSplit, Split, Ids], Inputs],
     report: Callable[[str], None],
-) -> tuple[Dataset, Callable[..., Any]]:
+) -> tuple[Dataset, FrozenSplit]:
     """Replace the samples of a dataset by cached activations of the network's frozen prefix.
 
     Args:
@@ -159,7 +159,7 @@ def keep(
         report: reports that the activations of a split have been computed.
 
     Returns:
-        The dataset of activations, and the rest of the network.
+        The dataset of activations, and the split network.
 
     Raises:
         StorageError: if the disk has no space for the file.
@@ -184,7 +184,7 @@ def keep(
         for split, rows in zip(splits, dataset.kept[key], strict=True)
     )
     cached = replace(dataset, train=train, validation=validation, prepare=as_it_is, mixable=False)
-    return cached, found.rest
+    return cached, found
 
 
 def sample(dataset: Dataset) -> Inputs:

@@ -30,6 +30,8 @@ class FrozenSplit:
     """The prefix in words, such as `the embeddings and 10 of 12 layers`."""
     prefix: Callable[..., Inputs]
     rest: Callable[..., Outputs]
+    packed: Callable[..., Outputs] | None = None
+    """The rest without padding, if it can compute that."""
 
 
 @dataclass(frozen=True)

@@ -87,14 +87,37 @@ class AssembledEvents(Protocol):
         ...
 
 
-class AssembledStep(Protocol):
-    """What an optimization may change of the training step."""
+class AssembledOptions(Protocol):
+    """The options of the training step; they are fixed, and `configure_step` of the run gives it others."""
 
-    micro_batch: int | None
-    cut: Callable[[Batch, int], Iterable[Batch]]
-    memory_format: torch.memory_format
-    plain: Callable[..., Any]
-    forward: Callable[..., Any]
+    @property
+    def packed_forward(self) -> Callable[..., Any] | None:
+        """The forward pass without padding, if the network can compute that."""
+        ...
+
+    @property
+    def packed(self) -> bool:
+        """Whether the forward pass is the one without padding."""
+        ...
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """Of images before the forward pass."""
+        ...
+
+    @property
+    def splitter(self) -> Callable[[Batch, int], Iterable[Batch]]:
+        """Splits a batch into micro-batches."""
+        ...
+
+
+class AssembledStep(Protocol):
+    """What an optimization may read of the training step."""
+
+    @property
+    def options(self) -> AssembledOptions:
+        """How it computes."""
+        ...
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -102,20 +125,26 @@ class AssembledStep(Protocol):
         ...
 
     @property
+    def micro_batch(self) -> int | None:
+        """Samples at a time; None for the whole batch."""
+        ...
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the forward pass is compiled."""
+        ...
+
+    @property
     def graphs(self) -> bool:
         """Whether compiled kernels are recorded as a CUDA graph and replayed."""
         ...
 
-    def autocast(self, dtype: torch.dtype, scaling: Fp16 | None = None) -> None:
-        """Run the forward pass under autocast, and scale its gradients if `scaling` is given."""
+    def use_micro_batch(self, samples: int | None) -> None:
+        """Compute so many samples at a time from now on."""
         ...
 
     def laid_out(self, inputs: Inputs) -> Inputs:
         """The inputs in this step's memory format."""
-        ...
-
-    def compile(self, *, graphs: bool = False) -> None:
-        """Compile the forward pass."""
         ...
 
 
@@ -172,6 +201,18 @@ class AssembledRun(Protocol):
     @property
     def step(self) -> AssembledStep:
         """The training step."""
+        ...
+
+    def configure_step(self, **options: Any) -> None:
+        """Give the step other options."""
+        ...
+
+    def autocast_step(self, dtype: torch.dtype, scaling: Fp16 | None = None) -> None:
+        """Run the step's forward pass under autocast, and scale its gradients if `scaling` is given."""
+        ...
+
+    def compile_step(self, *, graphs: bool = False) -> None:
+        """Compile the step's forward pass."""
         ...
 
     @property

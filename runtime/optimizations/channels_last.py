@@ -44,7 +44,7 @@ def apply(run: AssembledRun, value: Value) -> None:
     import torch
 
     run.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    run.step.memory_format = torch.channels_last
+    run.configure_step(memory_format=torch.channels_last)
 
 
 def effective(run: AssembledRun) -> Value:

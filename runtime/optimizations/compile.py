@@ -80,9 +80,9 @@ def apply(run: AssembledRun, value: Value) -> None:
 
         # The compiler's own generator is scalar code on CPUs; torch's also keeps dropout's random numbers the same.
         config.fallback_random = True
-    run.step.compile()
+    run.compile_step()
 
 
 def effective(run: AssembledRun) -> Value:
     """Whether the forward pass is compiled."""
-    return run.step.forward is not run.step.plain
+    return run.step.compiled

@@ -58,9 +58,9 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 def apply(run: AssembledRun, value: Value) -> None:
     """Compile the forward pass in the mode that records graphs, if `compile` is on."""
     if run.plan.value("compile"):
-        run.step.compile(graphs=True)
+        run.compile_step(graphs=True)
 
 
 def effective(run: AssembledRun) -> Value:
     """Whether the forward pass is compiled in that mode, without a fallback."""
-    return bool(run.step.graphs) and run.step.forward is not run.step.plain
+    return run.step.graphs

@@ -121,11 +121,11 @@ def apply(run: AssembledRun, value: Value) -> None:
     assert place is not None, "refused where there is no room"
     whole = run.dataset
     # The tuner works on the same dataset object, so activations it computed under the same settings are reused.
-    run.dataset, rest = feature_cache.keep(
+    run.dataset, split = feature_cache.keep(
         whole,
         run.model,
         run.device,
-        key=f"{run.step.memory_format} {run.plan.value('precision')} {run.plan.value('prefix_precision')}",
+        key=f"{run.step.options.memory_format} {run.plan.value('precision')} {run.plan.value('prefix_precision')}",
         batch_size=run.job.train.batch,
         folder=run.folder if place == "disk" else None,
         compute=lambda found, split, ids: _computed(run, whole, found, split, ids),
@@ -133,7 +133,7 @@ def apply(run: AssembledRun, value: Value) -> None:
     )
     run.replaced = whole
     run.batches.split = run.dataset.train
-    run.step.plain = run.step.forward = rest
+    run.configure_step(forward=split.rest, packed_forward=split.packed)
 
 
 def _computed(run: AssembledRun, dataset: Dataset, found: FrozenSplit, split: Split, ids: Ids) -> Inputs:

@@ -47,7 +47,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 def apply(run: AssembledRun, value: Value) -> None:
     """Set the number of samples per forward pass."""
-    run.step.micro_batch = int(value)
+    run.step.use_micro_batch(int(value))
 
 
 def effective(run: AssembledRun) -> Value:

@@ -84,9 +84,9 @@ def apply(run: AssembledRun, value: Value) -> None:
     if run.device.type == "cuda" and value in ("tf32", "bf16"):
         torch_settings.set_tf32(True)
     if value == "bf16":
-        run.step.autocast(torch.bfloat16)
+        run.autocast_step(torch.bfloat16)
     elif value == "fp16":
-        run.step.autocast(torch.float16, run.job.train.fp16)
+        run.autocast_step(torch.float16, run.job.train.fp16)
 
 
 def effective(run: AssembledRun) -> Value:

@@ -7,7 +7,7 @@ batch. With dropout both use other random numbers than the whole batch would, fr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -107,22 +107,19 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 def apply(run: AssembledRun, value: Value) -> None:
     """Make the step split its batches by length, or into rows that go through the network packed."""
-    from functools import partial
+    from runtime.data.text.length_buckets import TokenSplitter
 
-    from runtime.data.text import length_buckets
-
-    if value == PACKED:
-        run.step.cut = partial(length_buckets.rows, tokens=ROW)
-        rest: Any = getattr(run.step.plain, "__self__", run.step.plain)
-        if run.replaced is None or rest is not run.model:
-            run.step.plain = run.step.forward = rest.packed
-    else:
-        run.step.cut = partial(length_buckets.cut, tokens=int(value))
+    packs = value == PACKED
+    run.configure_step(splitter=TokenSplitter(ROW if packs else int(value), in_order=packs))
+    if packs and (packed := run.step.options.packed_forward):
+        run.configure_step(forward=packed, packed=True)
 
 
 def effective(run: AssembledRun) -> Value:
     """Tokens per micro-batch of the step, or that its forward pass is packed."""
-    if getattr(run.step.plain, "__name__", "") == PACKED:
+    from runtime.data.text.length_buckets import TokenSplitter
+
+    if run.step.options.packed:
         return PACKED
-    found: Value = getattr(run.step.cut, "keywords", {}).get("tokens", OFF)
-    return found
+    splitter = run.step.options.splitter
+    return splitter.tokens if isinstance(splitter, TokenSplitter) else OFF

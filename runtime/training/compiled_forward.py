@@ -7,15 +7,12 @@ higher, and reaching it is reported like any other failure.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from runtime.system import torch_errors
-
-if TYPE_CHECKING:
-    from runtime.training.step import Step
 
 MOST = 32
 """Limit of compilations of one network; texts of many lengths, in training and evaluation, need about ten."""
@@ -23,50 +20,59 @@ _before: dict[str, Any] = {}
 """The compiler's settings before they were changed here."""
 
 
-def forward(step: Step, *, graphs: bool) -> Callable[..., Any]:
-    """Compile the forward pass of a step; if the compiler fails, the step continues with the plain one.
+class CompiledForward:
+    """A compiled forward pass; if the compiler fails, the plain one continues, and that is reported once.
 
     Args:
-        step: whose plain forward pass is compiled.
-        graphs: whether kernels are recorded as CUDA graphs and replayed. Only in training, and only if a batch is not
-            split, since a replay overwrites gradients that are still to be accumulated.
+        plain: the forward pass to compile.
+        graphs: whether to record CUDA graphs.
+        report: called with what has failed.
     """
-    compiled = torch.compile(step.plain)
-    recorded = torch.compile(step.plain, mode="reduce-overhead") if graphs else None
-    _go_on_for_longer()
-    failures = (
-        torch._dynamo.exc.TorchDynamoException,
-        torch._dynamo.exc.FailOnRecompileLimitHit,
-        torch._inductor.exc.InductorError,
-    )
 
-    def replayed(*inputs: Tensor) -> object:
-        assert recorded is not None
+    def __init__(self, plain: Callable[..., Any], *, graphs: bool, report: Callable[[str], None]) -> None:
+        self.plain, self.graphs, self.report = plain, graphs, report
+        self.failure: str | None = None
+        """Why the plain forward pass is used instead."""
+        self.compiled = torch.compile(plain)
+        self.recorded = torch.compile(plain, mode="reduce-overhead") if graphs else None
+        _go_on_for_longer()
+        self.failures = (
+            torch._dynamo.exc.TorchDynamoException,
+            torch._dynamo.exc.FailOnRecompileLimitHit,
+            torch._inductor.exc.InductorError,
+        )
+
+    def __call__(self, *inputs: Tensor, replay: bool) -> Any:
+        """The outputs.
+
+        Args:
+            inputs: of the network.
+            replay: whether a CUDA graph may be replayed: only in training, and only for whole batches, since a replay
+                overwrites gradients that are still being accumulated. An evaluation would be recorded into the same
+                memory.
+        """
+        if self.failure is not None:
+            return self.plain(*inputs)
         try:
-            return _kept(recorded(*inputs))
-        except failures:
+            return self._replayed(inputs) if replay and self.graphs else self.compiled(*inputs)
+        except self.failures as error:
+            self.failure = _cause(error)
+            self.report(f"compile failed, training continues without it: {self.failure}")
+            return self.plain(*inputs)
+
+    def _replayed(self, inputs: tuple[Tensor, ...]) -> Any:
+        assert self.recorded is not None
+        try:
+            return _kept(self.recorded(*inputs))
+        except self.failures:
             raise
         except RuntimeError as error:
             if torch_errors.is_out_of_memory(error):
                 raise
-            found = compiled(*inputs)  # an error of the network itself is raised here again
-            step.graphs = False
-            step.uncompiled(f"cuda_graphs failed, training continues with compiled kernels: {_line(error)}")
+            found = self.compiled(*inputs)  # an error of the network itself is raised again here
+            self.graphs = False
+            self.report(f"cuda_graphs failed, training continues with compiled kernels: {_line(error)}")
             return found
-
-    def chosen(*inputs: Tensor) -> object:
-        try:
-            # An evaluation has other batch sizes, and would be recorded into the same memory.
-            if step.graphs and not step.micro_batch and torch.is_grad_enabled():
-                return replayed(*inputs)
-            return compiled(*inputs)
-        except failures as error:
-            step.forward = step.plain
-            step.compile_error = _cause(error)
-            step.uncompiled(f"compile failed, training continues without it: {step.compile_error}")
-            return step.plain(*inputs)
-
-    return chosen
 
 
 def undo() -> None:

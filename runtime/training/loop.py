@@ -155,7 +155,7 @@ def _step(run: Run, batch: Batch, place: tuple[int, int], progress: Progress) ->
 def _go_back(run: Run, saver: Saver, kind: str, why: str, rest: str = "") -> None:
     """Roll back to the last checkpoint."""
     saver.wait()
-    run.step.micro_batch = agreement.least(run.ranks, run.step.micro_batch)
+    run.step.use_micro_batch(agreement.least(run.ranks, run.step.micro_batch))
     loaded, passed = agreement.latest(run.ranks, run.checkpoints)
     assert loaded is not None, "a checkpoint is written before the first step"
     for line in passed:

@@ -21,6 +21,7 @@ from runtime.distributed.ranks import ALONE, Ranks, join_ranks
 from runtime.distributed.world import RANK
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
+from runtime.job.train import Fp16
 from runtime.job.values import duration_seconds
 from runtime.models import strided_convolution
 from runtime.models.build import Model
@@ -37,6 +38,7 @@ from runtime.training.nonfinite import NonfiniteGuard
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.schedules import Schedule, schedule
 from runtime.training.step import Step
+from runtime.training.step_options import StepOptions
 
 
 @dataclass
@@ -115,6 +117,18 @@ class Run:
         """The dataset whose samples can be shown to the user."""
         return self.replaced or self.dataset
 
+    def configure_step(self, **options: Any) -> None:
+        """Give the step other options."""
+        self.step = self.step.configured(**options)
+
+    def autocast_step(self, dtype: torch.dtype, scaling: Fp16 | None = None) -> None:
+        """Run the step's forward pass under autocast, and scale its gradients if `scaling` is given."""
+        self.step = self.step.autocast(dtype, scaling)
+
+    def compile_step(self, *, graphs: bool = False) -> None:
+        """Compile the step's forward pass."""
+        self.step = self.step.compile(graphs=graphs)
+
     def train_mode(self) -> None:
         """Set training mode, except for frozen modules."""
         self.model.train()
@@ -186,7 +200,7 @@ class Run:
         self.numerics.load(state["numerics"])
         if state["micro_batch"] is not None:
             # Memory ran out with a larger micro-batch; the plan may have a smaller one by now.
-            self.step.micro_batch = min(state["micro_batch"], self.step.micro_batch or state["micro_batch"])
+            self.step.use_micro_batch(min(state["micro_batch"], self.step.micro_batch or state["micro_batch"]))
 
     def time_left(self) -> float:
         """Seconds until `max_time` of this attempt; infinite without one."""
@@ -237,7 +251,21 @@ def assemble(
         batches=batches,
         signals=signals,
         clock=clock,
-        step=Step(model, made, goal, job.train.clip_norm, device),
+        step=Step(
+            model,
+            made,
+            goal,
+            job.train.clip_norm,
+            device,
+            StepOptions(
+                forward=model,
+                packed_forward=getattr(model, "packed", None),
+                ranks=ranks,
+                interruptible=signals.released,
+                report_memory=lambda text: run.events.add("memory", text, run.counters.step),
+                report_compile=lambda text: run.events.add("compile", text, run.counters.step),
+            ),
+        ),
         schedule=schedule(job.train.schedule, min(total, job.train.steps or total), batches.per_epoch),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
         watch=BestMetric(job.best(), job.train.early_stopping, job.train.schedule),
@@ -251,10 +279,6 @@ def assemble(
             # Here mypy checks that Run fits AssembledRun, the interface for optimizations.
             optimization.apply(run, value)
     run.identity = identity | {"processes": str(ranks.count), "threads": str(torch.get_num_threads())}
-    run.step.ranks = ranks
     run.batches.handover.processes = ranks.count
-    run.step.released = signals.released
     run.batches.tell = lambda text: run.events.add("loader", text, run.counters.step)
-    run.step.uncompiled = lambda text: run.events.add("compile", text, run.counters.step)
-    run.step.tell = lambda text: run.events.add("memory", text, run.counters.step)
     return run

@@ -7,82 +7,99 @@ memory format, `compile` a compiled forward pass, `micro_batch` a split; the cod
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from runtime.data.dataset import Batch, Inputs
-from runtime.distributed.ranks import ALONE
 from runtime.job.train import Fp16
 from runtime.models.buffers import Buffers
 from runtime.system import torch_compat, torch_errors
-from runtime.training import agreement, compiled_forward
+from runtime.training import agreement
+from runtime.training.compiled_forward import CompiledForward
 from runtime.training.grad_scaler import Scaler
 from runtime.training.losses import Objective
+from runtime.training.step_options import StepOptions, StepState
+from runtime.training.step_result import StepResult, outcome_of
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """The result of a step."""
-
-    loss: float
-    grad_norm: float
-    finite: bool
-    """False if loss or gradient norm were not finite; the weights are then unchanged."""
-
-
-def outcome_of(loss: Tensor, norm: Tensor) -> StepResult:
-    """Read the result in a single transfer, the only synchronization with the GPU in a step."""
-    values = torch.stack([loss.double(), norm.double()]).tolist()
-    return StepResult(values[0], values[1], math.isfinite(values[0]) and math.isfinite(values[1]))
-
-
+@dataclass(frozen=True, eq=False)
 class Step:
-    """Forward, backward and update.
+    """Forward, backward and update. Its attributes are fixed; another step with the same state has other options."""
 
-    Args:
-        model: the network; called with the inputs of a batch.
-        optimizer: over its trainable parameters.
-        objective: the loss.
-        clip_norm: largest gradient norm; None for no clipping.
-        device: of the network and the batches.
-    """
+    model: nn.Module
+    """The network, whose buffers a failed step restores."""
+    optimizer: torch.optim.Optimizer
+    """Over its trainable parameters."""
+    objective: Objective
+    """The loss."""
+    clip_norm: float | None
+    """Largest gradient norm; None for no clipping."""
+    device: torch.device
+    """Of the network and the batches."""
+    options: StepOptions
+    state: StepState = field(default_factory=StepState)
+    parameters: list[nn.Parameter] = field(init=False)
+    buffers: Buffers = field(init=False)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        objective: Objective,
-        clip_norm: float | None,
-        device: torch.device,
-    ) -> None:
-        self.model, self.optimizer, self.objective = model, optimizer, objective
-        self.clip_norm, self.device = clip_norm, device
-        self.micro_batch: int | None = None
-        self.cut: Callable[[Batch, int], Iterable[Batch]] = Batch.split
-        """Splits a batch into micro-batches of at most so many samples."""
-        self.memory_format = torch.contiguous_format
-        """Of images before the forward pass, however they were read: rounding depends on the memory format."""
-        self.dtype: torch.dtype | None = None
-        self.scaler = Scaler()
-        self.plain: Callable[..., Any] = model
-        """What is computed of the network: all of it, or what follows a prefix whose outputs are cached."""
-        self.forward: Callable[..., Any] = model
-        self.compile_error: str | None = None
-        self.graphs = False
-        """Whether compiled kernels are recorded as CUDA graphs and replayed."""
-        self.ranks = ALONE
-        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.buffers = Buffers(model)
-        self.tell: Callable[[str], None] = print
-        self.uncompiled: Callable[[str], None] = print
-        """Reports, once, that compilation failed."""
-        self.released: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        """Context in which a signal may interrupt: compilation takes longer than a user would wait."""
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", [p for group in self.optimizer.param_groups for p in group["params"]])
+        object.__setattr__(self, "buffers", Buffers(self.model))
+
+    def configured(self, **changes: Any) -> Step:
+        """The same step with other options."""
+        return replace(self, options=replace(self.options, **changes))
+
+    def autocast(self, dtype: torch.dtype, scaling: Fp16 | None = None) -> Step:
+        """The same step with its forward pass under autocast, and its gradients scaled if `scaling` is given."""
+        return self.configured(dtype=dtype, scaler=Scaler(scaling))
+
+    def compile(self, *, graphs: bool = False) -> Step:
+        """The same step with its forward pass compiled; if the compiler fails, it continues without, reported once."""
+        options = self.options
+        made = CompiledForward(options.forward, graphs=graphs, report=options.report_compile)
+        return self.configured(compiled=made)
+
+    def use_micro_batch(self, samples: int | None) -> None:
+        """Compute so many samples at a time from now on; None for the whole batch."""
+        self.state.micro_batch = samples
+
+    def fall_back(self) -> None:
+        """Compute in fp32 without scaling from now on."""
+        self.state.fallen_back = self.scaler.fallen = True
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Samples at a time; None for the whole batch."""
+        return self.state.micro_batch
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The autocast dtype of the forward pass; None for fp32."""
+        return None if self.state.fallen_back else self.options.dtype
+
+    @property
+    def scaler(self) -> Scaler:
+        """The scaling of the gradients."""
+        return self.options.scaler
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the forward pass is compiled, and the compiler has not failed."""
+        return self.options.compiled is not None and self.options.compiled.failure is None
+
+    @property
+    def graphs(self) -> bool:
+        """Whether compiled kernels are recorded as a CUDA graph and replayed."""
+        return self.compiled and self.options.compiled is not None and self.options.compiled.graphs
+
+    @property
+    def compile_error(self) -> str | None:
+        """Why compilation failed."""
+        return self.options.compiled.failure if self.options.compiled else None
 
     def __call__(self, batch: Batch, seed: int) -> StepResult:
         """Train one step, completely or not at all; `seed` seeds this step's dropout.
@@ -100,14 +117,14 @@ class Step:
         over = self._denominators(batch)
         while True:
             own, trouble = self._tried(batch, over, seed)
-            trouble = agreement.agreed(self.ranks, trouble)
+            trouble = agreement.agreed(self.options.ranks, trouble)
             if own is not None and trouble is None:
                 break
             assert trouble is not None, "who has no gradients says why"
             self._rewind()
             if not torch_errors.is_out_of_memory(trouble):
                 raise trouble
-            self._halve(int(max(row[0] for row in self.ranks.everyone([len(batch)]))), trouble)
+            self._halve(int(max(row[0] for row in self.options.ranks.everyone([len(batch)]))), trouble)
         try:
             return self._update(self._together(*own))
         except (MemoryError, RuntimeError) as error:
@@ -125,9 +142,9 @@ class Step:
         """
         self._seed(seed)
         try:
-            with self.released():
+            with self.options.interruptible():
                 loss = self._gradients(batch, over)
-                return (loss, self.ranks.packed(self.parameters)), None
+                return (loss, self.options.ranks.packed(self.parameters)), None
         except KeyboardInterrupt as why:
             return None, why
         except (MemoryError, RuntimeError) as error:
@@ -145,13 +162,13 @@ class Step:
     def _denominators(self, batch: Batch) -> dict[str, Tensor]:
         """Sums of weights for the whole batch, over all processes."""
         own = self.objective.denominators(batch.targets)
-        return dict(zip(own, self.ranks.total(list(own.values())), strict=True))
+        return dict(zip(own, self.options.ranks.total(list(own.values())), strict=True))
 
     def _together(self, loss: Tensor, packed: list[Tensor]) -> Tensor:
         """Sum loss and gradients over all processes; the parameters then have their gradients."""
-        self.ranks.gradients(self.parameters, packed)
-        self.ranks.lead(self.buffers.now())
-        return self.ranks.total([loss])[0]
+        self.options.ranks.gradients(self.parameters, packed)
+        self.options.ranks.lead(self.buffers.now())
+        return self.options.ranks.total([loss])[0]
 
     def _gradients(self, batch: Batch, over: dict[str, Tensor]) -> Tensor:
         """The loss of this process's shard of the batch; gradients are accumulated on the parameters."""
@@ -165,14 +182,15 @@ class Step:
 
     def parts(self, batch: Batch) -> Iterable[Batch]:
         """The micro-batches of a batch."""
-        return self.cut(batch, self.micro_batch or len(batch))
+        return self.options.splitter(batch, self.micro_batch or len(batch))
 
     def _update(self, loss: Tensor) -> StepResult:
         self.scaler.unscale(self.parameters)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or float("inf"))
         outcome = outcome_of(loss, norm)
         if outcome.finite:
-            self.optimizer.step()
+            with self.options.phase("optimizer"):
+                self.optimizer.step()
         self.scaler.update(outcome.finite)
         self.optimizer.zero_grad(set_to_none=True)
         if not outcome.finite:
@@ -187,14 +205,22 @@ class Step:
         tried = min(self.micro_batch or size, size)
         if tried == 1:
             raise torch_errors.out_of_memory_error(error) from None
-        self.micro_batch = tried // 2
-        self.tell(f"out of memory with micro-batch {tried}; continuing with {self.micro_batch}, same batch size")
+        self.use_micro_batch(tried // 2)
+        self.options.report_memory(
+            f"out of memory with micro-batch {tried}; continuing with {self.micro_batch}, same batch size"
+        )
 
     def outputs(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs, with this step's precision and memory format."""
-        with self._cast():
-            result: Tensor | Mapping[str, Tensor] = self.forward(*self.laid_out(inputs))
+        with self.options.phase("forward"), self._cast():
+            result: Tensor | Mapping[str, Tensor] = self._forward(self.laid_out(inputs))
         return result
+
+    def _forward(self, inputs: Inputs) -> Any:
+        compiled = self.options.compiled
+        if compiled is None:
+            return self.options.forward(*inputs)
+        return compiled(*inputs, replay=not self.micro_batch and torch.is_grad_enabled())
 
     def _cast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()
@@ -204,7 +230,7 @@ class Step:
         """Keep the outermost autocast's cache of cast weights for all micro-batches, and turn autocast off outside of
         the forward pass.
         """
-        several = self.micro_batch is not None or self.cut is not Batch.split
+        several = self.micro_batch is not None or self.options.splitter is not Batch.split
         if self.dtype is None or not several or not torch_compat.casts_keep_gradients():
             yield
             return
@@ -213,17 +239,4 @@ class Step:
 
     def laid_out(self, inputs: Inputs) -> Inputs:
         """The inputs in this step's memory format."""
-        return tuple(x.contiguous(memory_format=self.memory_format) if x.ndim == 4 else x for x in inputs)
-
-    def autocast(self, dtype: torch.dtype, scaling: Fp16 | None = None) -> None:
-        """Run the forward pass under autocast, and scale its gradients if `scaling` is given."""
-        self.dtype, self.scaler = dtype, Scaler(scaling)
-
-    def fall_back(self) -> None:
-        """Compute in fp32 without scaling from now on."""
-        self.dtype, self.scaler.fallen = None, True
-
-    def compile(self, *, graphs: bool = False) -> None:
-        """Compile the forward pass; if the compiler fails, report it once and continue without."""
-        self.graphs = graphs
-        self.forward = compiled_forward.forward(self, graphs=graphs)
+        return tuple(x.contiguous(memory_format=self.options.memory_format) if x.ndim == 4 else x for x in inputs)

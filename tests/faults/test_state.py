@@ -61,7 +61,7 @@ def nan_inputs(made: run.Run) -> None:
 
 def scaled(made: run.Run) -> None:
     """The scaler of fp16, for which steps that are not finite are ordinary."""
-    made.step.scaler = Scaler(Fp16(growth_interval=3))
+    made.configure_step(scaler=Scaler(Fp16(growth_interval=3)))
     nan_inputs(made)
 
 

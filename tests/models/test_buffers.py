@@ -16,6 +16,7 @@ from runtime.models import saved_model
 from runtime.models.buffers import Buffers, unshare
 from runtime.training.losses import objective
 from runtime.training.step import Step
+from runtime.training.step_options import StepOptions
 from tests.own_job import MODEL, write
 from tests.supervisor.test_custom_runs import trained
 
@@ -72,7 +73,7 @@ def shared(net: Any, mean: Tensor) -> None:
 def step_of(net: nn.Module) -> Step:
     head = {"": Head("", classes=("a", "b"))}
     goal = objective(None, head, {"": torch.zeros(1).long()}, "none")
-    return Step(net, torch.optim.SGD(net.parameters(), lr=0.1), goal, None, torch.device("cpu"))
+    return Step(net, torch.optim.SGD(net.parameters(), lr=0.1), goal, None, torch.device("cpu"), StepOptions(net))
 
 
 def batch(seed: int, value: float | None = None) -> Batch:
@@ -119,8 +120,9 @@ def test_an_interrupted_step_leaves_no_trace(way: Callable[[Any, Tensor], None],
     """Of a network in two halves the second one ends the step; in parts, when the first part has been through."""
     net, twin = started(way), started(way)
     step, other = step_of(net), step_of(twin)
-    step.tell = lambda text: None
-    step.micro_batch = other.micro_batch = 4
+    step = step.configured(report_memory=lambda text: None)
+    step.use_micro_batch(4)
+    other.use_micro_batch(4)
     calls: list[int] = []
 
     def fail(module: nn.Module, given: Any) -> None:
@@ -136,7 +138,7 @@ def test_an_interrupted_step_leaves_no_trace(way: Callable[[Any, Tensor], None],
         step(batch(0), 0)
     else:
         step(batch(0), 0)
-        other.micro_batch = 2
+        other.use_micro_batch(2)
     other(batch(0), 0)
     assert buffers(net).keys() == buffers(twin).keys()
     assert all(torch.equal(value, buffers(twin)[name]) for name, value in buffers(net).items())

@@ -88,10 +88,11 @@ class Recorder(torch.optim.SGD):
 
 def gradient(done: run.Run) -> torch.Tensor:
     done.train_mode()
-    done.step.optimizer = Recorder([p for p in done.model.parameters() if p.requires_grad], lr=1.0)
+    recorder = Recorder([p for p in done.model.parameters() if p.requires_grad], lr=1.0)
+    done.step = replace(done.step, optimizer=recorder)
     batch = next(iter(done.batches.epoch(0)))
     done.step(done.mixed(done.prepared(batch, 0)), done.step_seed())
-    return done.step.optimizer.seen
+    return recorder.seen
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -237,12 +237,12 @@ def test_graphs_are_recorded_for_whole_batches_only(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(torch, "compile", compiled)
     step: Step = tiny.assembled(tmp_path, tiny.job()).step
-    step.compile(graphs=True)
+    step = step.compile(graphs=True)
     inputs = (torch.randn(16, 1, 8, 8),)
     out = step.outputs(inputs)
     assert isinstance(out, torch.Tensor)
     assert out.data_ptr() != buffer.data_ptr()
-    step.micro_batch = 8
+    step.use_micro_batch(8)
     part = step.outputs(inputs)
     assert isinstance(part, torch.Tensor)
     assert part.requires_grad

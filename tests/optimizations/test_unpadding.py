@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from runtime.job.workload import Workload
 from runtime.optimizations import Effect, unpadding
 from runtime.training import run
 from runtime.training.evaluation.validation import evaluate
-from runtime.training.step import StepResult
+from runtime.training.step_result import StepResult
 from tests import reports, tiny
 from tests.models.test_feature_cache import Recorder, made
 from tests.paths import MACHINES
@@ -46,11 +48,12 @@ def test_length_buckets(lengths: list[int], most: int, tokens: int, expected: li
 
 def gradient(done: run.Run, size: int = 24) -> tuple[StepResult, torch.Tensor]:
     done.train_mode()
-    done.step.optimizer = Recorder([p for p in done.model.parameters() if p.requires_grad], lr=1.0)
+    recorder = Recorder([p for p in done.model.parameters() if p.requires_grad], lr=1.0)
+    done.step = replace(done.step, optimizer=recorder)
     ids = np.arange(size)
     targets = {name: y[:size] for name, y in done.dataset.train.targets.items()}
     outcome = done.step(Batch(ids, done.dataset.train.gather(ids), targets), seed=0)
-    return outcome, done.step.optimizer.seen
+    return outcome, recorder.seen
 
 
 @pytest.mark.parametrize("micro", [None, 3])
@@ -68,8 +71,13 @@ def test_loss_gradients_and_metrics_are_those_of_the_whole_batch(
     assert unpadding.effective(ours) == tokens
     assert unpadding.effective(whole) == "off"
     widths: list[tuple[int, int, int]] = []
-    forward = ours.step.forward
-    ours.step.forward = lambda *inputs: [widths.append((*inputs[-1].shape, int(inputs[-1].sum()))), forward(*inputs)][1]
+    forward = ours.step.options.forward
+
+    def noted(*inputs: torch.Tensor) -> Any:
+        widths.append((*inputs[-1].shape, int(inputs[-1].sum())))
+        return forward(*inputs)
+
+    ours.configure_step(forward=noted)
     (want, wanted), (got, found) = gradient(whole), gradient(ours)
     assert got.loss == pytest.approx(want.loss, rel=1e-5)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))

@@ -23,7 +23,7 @@ from runtime.training.step import Step
 from tests import tiny
 
 GPU_RUN = SimpleNamespace(
-    device=torch.device("cuda"), step=SimpleNamespace(dtype=None, autocast=lambda *given: None), job=tiny.job()
+    device=torch.device("cuda"), step=SimpleNamespace(dtype=None), autocast_step=lambda *given: None, job=tiny.job()
 )
 """Enough of a run on a GPU for a precision to be applied to it, which sets switches that any build of torch has."""
 

@@ -47,7 +47,7 @@ def test_a_failing_compiler_is_reported_once_and_training_continues(
     assert (event["kind"], event["step"]) == ("compile", 0)
     assert event["text"].startswith("compile failed, training continues without it: backend='broken' raised")
     assert "\n" not in event["text"]
-    assert made.step.forward is made.step.plain
+    assert not made.step.compiled
     weights = plain.model.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in made.model.state_dict().items())
 
@@ -129,9 +129,9 @@ def test_a_compiler_that_gave_up_is_reported(tmp_path: Path, monkeypatch: pytest
     real, told = torch.compile, list[str]()
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: real(network, backend="eager"))
     made = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True})
-    made.step.plain = restless = Restless(made.model)
-    made.step.uncompiled = told.append
-    made.step.compile()
+    restless = Restless(made.model)
+    made.configure_step(forward=restless, report_compile=told.append)
+    made.compile_step()
     for number in range(6):
         restless.texts = number
         made.step.outputs((torch.zeros(4, 1, 8, 8),))
@@ -152,8 +152,8 @@ def test_texts_of_many_lengths_stay_compiled(tmp_path: Path, monkeypatch: pytest
     real, told = torch.compile, list[str]()
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: real(network, backend="eager"))
     made = tiny.plain(asked, tmp_path)
-    made.step.uncompiled = told.append
-    made.step.compile()
+    made.configure_step(report_compile=told.append)
+    made.compile_step()
     ids = np.arange(4)
     given = made.dataset.prepare(made.dataset.train.gather(ids), ids, None)
     for training in (True, False):

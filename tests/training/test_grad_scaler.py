@@ -81,7 +81,7 @@ def test_settings_must_fit_together() -> None:
 
 def half(made: run.Run) -> None:
     """Compute in fp16, as the plan would have it where the chip is good at it."""
-    made.step.autocast(torch.float16, made.job.train.fp16)
+    made.autocast_step(torch.float16, made.job.train.fp16)
 
 
 def test_training_in_fp16_follows_that_in_fp32(tmp_path: Path) -> None:

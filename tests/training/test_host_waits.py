@@ -24,7 +24,9 @@ from runtime.job.train import CrossEntropy, Focal, Fp16
 from runtime.training import losses, step
 from runtime.training.grad_scaler import Scaler
 from runtime.training.losses import Spec
-from runtime.training.step import Step, StepResult
+from runtime.training.step import Step
+from runtime.training.step_options import StepOptions
+from runtime.training.step_result import StepResult
 from tests import tiny
 
 DEVICE = torch.device("meta")
@@ -117,10 +119,12 @@ def test_a_step_synchronizes_with_the_gpu_once(
 ) -> None:
     data, model = tiny.dataset(classes=CLASSES), network()
     goal = losses.objective(loss, data.heads, data.train.targets, "balanced")
-    made = Step(model, torch.optim.AdamW(model.parameters(), fused=False, foreach=False), goal, 1.0, DEVICE)
-    made.micro_batch = micro_batch
+    made = Step(
+        model, torch.optim.AdamW(model.parameters(), fused=False, foreach=False), goal, 1.0, DEVICE, StepOptions(model)
+    )
+    made.use_micro_batch(micro_batch)
     if scaled:
-        made.scaler = Scaler(Fp16())
+        made = made.configured(scaler=Scaler(Fp16()))
     here = batch().to(DEVICE)
     ready = Batch(here.ids, (here.inputs[0].float(),), here.targets)
     gpu.waits.clear()  # those of building the network

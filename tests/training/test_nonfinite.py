@@ -296,7 +296,7 @@ def test_memory_that_runs_out_in_a_step(tmp_path: Path) -> None:
         "out of memory with micro-batch 8; continuing with 4, same batch size",
     ]
     (tmp_path / "b").mkdir()
-    named, _ = fit(tmp_path / "b", lambda made: setattr(made.step, "micro_batch", 4))
+    named, _ = fit(tmp_path / "b", lambda made: made.step.use_micro_batch(4))
     assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in named.model.state_dict().items())
     state = checkpoint.load(checkpoint.steps(tmp_path / "a" / "checkpoints")[-1]).state
     assert state["counters"]["step"] == 0  # only the trial save: nothing else was due
@@ -331,7 +331,7 @@ def test_memory_that_runs_out_in_the_middle_of_an_update(tmp_path: Path) -> None
         "out of memory in the middle of an update; back to step-0",
     ]
     (tmp_path / "b").mkdir()
-    named, _ = fit(tmp_path / "b", lambda made: setattr(made.step, "micro_batch", 8))
+    named, _ = fit(tmp_path / "b", lambda made: made.step.use_micro_batch(8))
     assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in named.model.state_dict().items())
     assert rows(tmp_path / "a", "metrics.jsonl") == rows(tmp_path / "b", "metrics.jsonl")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from runtime.plan import plan
 from runtime.system import torch_compat
 from runtime.training import losses
 from runtime.training.step import Step
+from runtime.training.step_options import StepOptions
 from tests.supervisor.test_supervisor import train
 from tests.tiny import assembled, job, machine
 from tests.trained import CASES
@@ -135,8 +138,8 @@ def gradient(name: str, dtype: torch.dtype, size: int, micro: int | None, soft: 
     objective = losses.Objective(
         heads, {n: losses.HeadLoss(terms, WEIGHTS[h.outputs] if h.classes else None) for n, h in heads.items()}
     )
-    step = Step(network, optimizer, objective, None, torch.device("cpu"))
-    step.micro_batch = micro
+    step = Step(network, optimizer, objective, None, torch.device("cpu"), StepOptions(network))
+    step.use_micro_batch(micro)
     passes: list[int] = []
     network.register_forward_pre_hook(lambda _, given: passes.append(len(given[0])))
     outcome = step(batch(inputs(size), heads, dtype, soft), seed=0)
@@ -180,7 +183,7 @@ def test_micro_batches_share_weights_cast_by_autocast(monkeypatch: pytest.Monkey
     kept = int(torch_compat.casts_keep_gradients())
     real = Step._cast
     monkeypatch.setattr(Step, "_cast", lambda self: casts.append(1) or real(self))
-    monkeypatch.setattr(Step, "__init__", _in_bf16(Step.__init__))
+    monkeypatch.setattr(StepOptions, "__init__", partialmethod(StepOptions.__init__, dtype=torch.bfloat16))
     shared = gradient("again", torch.float32, 16, 4, False)
     entered = len(casts)
     monkeypatch.setattr(torch_compat, "casts_keep_gradients", lambda: False)
@@ -190,14 +193,6 @@ def test_micro_batches_share_weights_cast_by_autocast(monkeypatch: pytest.Monkey
     assert entered == len(casts) - entered + kept, "one around all parts"
 
 
-def _in_bf16(begin: Any) -> Any:
-    def started(self: Step, *given: Any) -> None:
-        begin(self, *given)
-        self.autocast(torch.bfloat16)
-
-    return started
-
-
 def test_with_batchnorm_parts_are_another_training(tmp_path: Path) -> None:
     """Which is why the plan calls the split `training` there, and does it only when asked."""
     made = [assembled(tmp_path, job(optimize=f"micro_batch: {n}"), plain=False) for n in (16, 4)]
@@ -205,9 +200,10 @@ def test_with_batchnorm_parts_are_another_training(tmp_path: Path) -> None:
     for one in made:
         ids = np.arange(16)
         (inputs,) = one.dataset.train.gather(ids)
-        one.step.optimizer = Recorder(one.model.parameters(), lr=1.0)
+        recorder = Recorder(one.model.parameters(), lr=1.0)
+        one.step = replace(one.step, optimizer=recorder)
         one.step(Batch(ids, (inputs,), {"": one.dataset.train.targets[""][:16]}), seed=0)
-        seen.append(one.step.optimizer.seen)
+        seen.append(recorder.seen)
     assert float((seen[0] - seen[1]).norm() / seen[0].norm()) > 1e-2
 
 
@@ -244,6 +240,21 @@ def test_a_step_seeds_the_device_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext(at.append(device)))
     monkeypatch.setattr(torch.cuda, "manual_seed", seeded.append)
     step = Step.__new__(Step)
-    step.device = torch.device("cuda:1")
+    object.__setattr__(step, "device", torch.device("cuda:1"))
     step._seed(7)
     assert (at, seeded) == ([torch.device("cuda:1")], [7])
+
+
+def test_nothing_pokes_a_step(tmp_path: Path) -> None:
+    """Its options are fixed when a run is assembled; a step with others is another step, with the same state."""
+    made = assembled(tmp_path, job())
+    for holder, name in ((made.step, "device"), (made.step, "scaler"), (made.step.options, "forward")):
+        with pytest.raises(AttributeError):
+            setattr(holder, name, None)
+    with pytest.raises(TypeError, match="no_such_option"):
+        made.configure_step(no_such_option=1)
+    first = made.step
+    made.step.use_micro_batch(2)
+    made.configure_step(dtype=torch.bfloat16)
+    assert (first.dtype, made.step.dtype) == (None, torch.bfloat16)
+    assert (made.step.micro_batch, made.step.optimizer) == (2, first.optimizer)

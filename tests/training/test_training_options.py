@@ -191,7 +191,7 @@ def test_mixing_does_not_depend_on_the_micro_batch(tmp_path: Path, monkeypatch: 
     seen = []
     for micro in (16, 4):
         made = tiny.assembled(tmp_path / str(micro), mixing(cutmix=Cutmix(alpha=1.0, probability=1.0)))
-        made.step.micro_batch = micro
+        made.step.use_micro_batch(micro)
         (tmp_path / str(micro)).mkdir()
         seen.append([batch.inputs[0] for batch in batches_of(made, monkeypatch)])
         monkeypatch.undo()
@@ -273,14 +273,14 @@ def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> No
 
 def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, asked("max_time: 1h"))
-    step = made.step._gradients
+    forward = made.step.options.forward
 
-    def slow(batch: Batch, over: dict[str, Tensor]) -> Tensor:
+    def slow(*inputs: Tensor) -> Any:
         if made.counters.step == 2:
             made.clock.start -= 3601
-        return step(batch, over)
+        return forward(*inputs)
 
-    made.step._gradients = slow  # type: ignore[method-assign]
+    made.configure_step(forward=slow)
     with pytest.raises(Stopped) as stop:
         fitted(made)
     assert "max_time of 1h has passed" in str(stop.value)

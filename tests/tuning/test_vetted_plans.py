@@ -53,7 +53,7 @@ def wrong_where(monkeypatch: pytest.MonkeyPatch, bad: object) -> None:
         found = real(self, made)
         if bad(self, made):  # type: ignore[operator]
             step = found.run.step
-            step.forward = lambda *inputs: step.model(*inputs) * 1.01
+            found.run.configure_step(forward=lambda *inputs: step.model(*inputs) * 1.01)
         return found
 
     monkeypatch.setattr(tune.Tuner, "arm", arm)

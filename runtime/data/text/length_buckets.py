@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +16,19 @@ PASS = 64
 """Cost of one more forward pass, in tokens."""
 
 Lengths = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TokenSplitter:
+    """Splits batches into micro-batches of at most so many tokens."""
+
+    tokens: int
+    in_order: bool = False
+    """Whether texts keep their order, to go through the network without padding; else similar lengths go together."""
+
+    def __call__(self, batch: Batch, most: int) -> Iterator[Batch]:
+        """The micro-batches of a batch, of at most `most` samples."""
+        return (rows if self.in_order else cut)(batch, most, self.tokens)
 
 
 def cut(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:

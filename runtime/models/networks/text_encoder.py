@@ -68,10 +68,12 @@ class TextNetwork(nn.Module):
         count = encoder_tail.untrained(encoder, layers, ids, mask) if isinstance(layers, nn.ModuleList) else 0
         if not count or not isinstance(layers, nn.ModuleList) or count == len(layers):
             return None
+        upper = UpperLayers(self, encoder_tail.tail(encoder, embeddings, layers, count))
         return FrozenSplit(
             f"the embeddings and {count} of {len(layers)} layers",
             lambda ids, mask: (encoder_tail.entering(encoder, layers[count], ids, mask), mask),
-            UpperLayers(self, encoder_tail.tail(encoder, embeddings, layers, count)).padded,
+            upper.padded,
+            upper.packed,
         )
 
     @property

@@ -61,7 +61,9 @@ def _fitting(run: Run) -> MetricAccumulator:
                 raise
             if size == 1:
                 raise torch_errors.out_of_memory_error(error) from None
-        run.step.tell(f"out of memory in the evaluation with batches of {size}; retrying with {size // 2}")
+        run.step.options.report_memory(
+            f"out of memory in the evaluation with batches of {size}; retrying with {size // 2}"
+        )
         size //= 2
 
 

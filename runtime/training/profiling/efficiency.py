@@ -44,7 +44,7 @@ def _forward(run: Run) -> float:
     batch = next(iter(in_order(run.dataset.validation, min(SAMPLES, run.job.train.batch))))
     run.model.eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        run.step.plain(*run.prepared(batch, None).inputs)
+        run.step.options.forward(*run.prepared(batch, None).inputs)
     return float(counter.get_total_flops() / len(batch.ids))
 
 

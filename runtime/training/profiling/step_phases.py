@@ -5,8 +5,7 @@ On a GPU calls return before the computation ends, so there the phase `train` is
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
 
 from runtime.training.run import Run
 
@@ -18,28 +17,21 @@ def install(run: Run) -> None:
     """Make the timer of a run split the time of its steps."""
     if run.device.type != "cpu":
         return
-    timed = _Timed(run)
-    run.step.outputs = timed.of("forward", run.step.outputs)  # type: ignore[method-assign]
-    run.optimizer.step = timed.of("optimizer", run.optimizer.step)  # type: ignore[method-assign]
+    run.configure_step(phase=StepPhases(run).phase)
 
 
-class _Timed:
-    """Wraps functions as a phase of their own during training; an evaluation stays one phase."""
+class StepPhases:
+    """Counts parts of a step as phases of their own during training; an evaluation stays one phase."""
 
     def __init__(self, run: Run) -> None:
         self.clock = run.clock
         self.compiles = run.plan.value("compile") is True
 
-    def of(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, timed."""
-
-        def call(*arguments: object, **named: object) -> object:
-            if self.clock.open[-1:] != ["train"]:
-                return function(*arguments, **named)
-            with self.clock.phase(self._name(name)):
-                return function(*arguments, **named)
-
-        return call
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """The context of a part of a step, by its name."""
+        if self.clock.open[-1:] != ["train"]:
+            return contextlib.nullcontext()
+        return self.clock.phase(self._name(name))
 
     def _name(self, name: str) -> str:
         """The phase to count; the first forward pass counts as compilation."""

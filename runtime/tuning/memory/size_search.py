@@ -86,7 +86,8 @@ class SizeSearch:
 
     def __init__(self, run: Run, least: int = 1) -> None:
         self.run, self.least, self.gauge = run, least, meter.of(run.device)
-        run.step.tell = run.batches.tell = lambda text: None
+        run.configure_step(report_memory=lambda text: None)
+        run.batches.tell = lambda text: None
         self.batch_size = min(run.job.train.batch, len(run.dataset.train))
         self.sized(self.batch_size)
         self.trained = int(sum(p.numel() * p.element_size() for p in run.step.parameters))
@@ -130,7 +131,7 @@ class SizeSearch:
         seconds.
         """
         step, seconds = self.run.step, 0.0
-        step.micro_batch = count
+        step.use_micro_batch(count)
         try:
             # Optimizer state exists only from the second step on, while activations are at their peak.
             for _ in range(1 if self.warm else 2):
@@ -189,7 +190,7 @@ class SizeSearch:
         found = dict.fromkeys(sizes, 0.0)
         for _ in range(ROUNDS):
             for size in sizes:
-                self.run.step.micro_batch = size
+                self.run.step.use_micro_batch(size)
                 found[size] = max(found[size], self.batch_size / self._step(self._batch(), self.batch_size))
         return found
 

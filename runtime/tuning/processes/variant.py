@@ -83,7 +83,7 @@ def serve(arm: Variant, answer: Callable[[dict[str, Any]], None], quiet: bool = 
 
     run = arm.run
     notes: list[str] = []
-    run.step.tell = notes.append
+    run.configure_step(report_memory=notes.append)
     with guarded(run.job):
         start = time.perf_counter()
         if quiet:

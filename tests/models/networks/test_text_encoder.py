@@ -84,7 +84,7 @@ def test_each_head_has_its_own_weights_and_smoothing(tmp_path: Path) -> None:
 
 
 def gradient(made: run.Run, batch: Batch, micro_batch: int | None) -> torch.Tensor:
-    made.step.micro_batch = micro_batch
+    made.step.use_micro_batch(micro_batch)
     made.step._gradients(batch, made.step._denominators(batch))
     found = torch.cat([p.grad.flatten() for p in made.step.parameters if p.grad is not None])
     made.model.zero_grad()

@@ -40,30 +40,33 @@ def test_an_evaluation_stays_one_phase(tmp_path: Path) -> None:
 
 def test_the_first_forward_pass_compiles(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
-    watch = step_phases._Timed(made)
+    watch = step_phases.StepPhases(made)
     watch.compiles = True
-    forward, update = watch.of("forward", lambda: None), watch.of("optimizer", lambda: None)
     with made.clock.phase("train"):
-        update()
-        forward()
+        with watch.phase("optimizer"):
+            pass
+        with watch.phase("forward"):
+            pass
         assert set(made.clock.phases) == {"train", "optimizer", "compile"}
-        forward()
+        with watch.phase("forward"):
+            pass
     assert "forward" in made.clock.phases
 
 
 def test_a_gpu_is_not_timed(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     made.device = torch.device("cuda")
-    before = made.step.outputs
+    before = made.step
     step_phases.install(made)
-    assert made.step.outputs == before
+    assert made.step is before
 
 
 def test_operations_are_those_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of 64 x 5 and 5 x 3: a multiplication and an addition each, three times for a training step."""
     monkeypatch.setattr(efficiency, "SHORT", 0.0)
     made = tiny.assembled(tmp_path, tiny.job())
-    made.model = made.step.plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 3))
+    made.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 3))
+    made.configure_step(forward=made.model)
     found = efficiency.measured(made)
     assert found is not None
     assert found["operations"] == 3 * 2 * (64 * 5 + 5 * 3)
@@ -81,7 +84,8 @@ def test_a_network_that_cannot_be_counted_is_an_event(
 
     monkeypatch.setattr(efficiency, "SHORT", 0.0)
     made = tiny.assembled(tmp_path, tiny.job())
-    made.model = made.step.plain = Broken()
+    made.model = Broken()
+    made.configure_step(forward=made.model)
     assert efficiency.measured(made) is None
     assert "the efficiency could not be measured: not like this" in capsys.readouterr().out
 

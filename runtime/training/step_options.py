@@ -1,0 +1,61 @@
+"""The options of a training step, fixed while a run is assembled, and the little that changes while it trains."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from runtime.data.dataset import Batch
+from runtime.distributed.ranks import ALONE, Ranks
+from runtime.training.compiled_forward import CompiledForward
+from runtime.training.grad_scaler import Scaler
+
+
+def untimed(phase: str) -> AbstractContextManager[None]:
+    """Count no phase of a step apart."""
+    return contextlib.nullcontext()
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How a step computes. To change an option, build another step: `Step.configured`."""
+
+    forward: Callable[..., Any]
+    """What is computed of the network: all of it, or what follows a prefix whose outputs are cached."""
+    packed_forward: Callable[..., Any] | None = None
+    """The same without padding, if the network can compute that."""
+    packed: bool = False
+    """Whether `forward` is the one without padding."""
+    compiled: CompiledForward | None = None
+    """`forward`, compiled."""
+    dtype: torch.dtype | None = None
+    """Of autocast in the forward pass; None for fp32."""
+    scaler: Scaler = field(default_factory=Scaler)
+    memory_format: torch.memory_format = torch.contiguous_format
+    """Of images before the forward pass, however they were read: rounding depends on the memory format."""
+    splitter: Callable[[Batch, int], Iterable[Batch]] = Batch.split
+    """Splits a batch into micro-batches of at most so many samples."""
+    ranks: Ranks = ALONE
+    interruptible: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    """Context in which a signal may interrupt: compilation takes longer than a user would wait."""
+    phase: Callable[[str], AbstractContextManager[None]] = untimed
+    """Context around the forward pass and the update, by their names."""
+    report_memory: Callable[[str], None] = print
+    """Reports that memory ran out, and what follows."""
+    report_compile: Callable[[str], None] = print
+    """Reports, once, that compilation failed."""
+
+
+@dataclass
+class StepState:
+    """What changes in a step while it trains."""
+
+    micro_batch: int | None = None
+    """Samples at a time; None for the whole batch."""
+    fallen_back: bool = False
+    """Whether it computes in fp32, whatever its options say."""
