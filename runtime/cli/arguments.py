@@ -11,7 +11,7 @@ from runtime.supervisor import named_run
 from runtime.system.version import VERSION
 
 TASKS = tuple(task for task in JOBS if task != "custom")
-"""Tasks whose data can be looked at; the data of the other one are a program of the user's."""
+"""Tasks whose data `init` can inspect; data of the remaining one comes from user code."""
 Add = Callable[[str, str], argparse.ArgumentParser]
 
 

@@ -1,4 +1,4 @@
-"""`drivetrain init`: a first job spec from a look at the data, commented, never over another file."""
+"""`drivetrain init`: drafts a commented job spec from the data; never overwrites a file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from runtime.system.files import storage_error
 
 
 def init(given: argparse.Namespace) -> int:
-    """Look at the data, write the spec, and say what follows.
+    """Inspect the data, write the spec, and print the next steps.
 
     Raises:
         DataError: if no task fits the data.
-        SpecError: if the file is there, or what the user said does not fit the data.
+        SpecError: if the file exists, or an option does not fit the data.
         StorageError: if the file cannot be written.
     """
     from runtime.data.survey.look import look
@@ -50,7 +50,7 @@ def _heading(data: Path, output: Path) -> list[str]:
 
 
 def _write(output: Path, text: str) -> None:
-    """Write the file, and take it away again if it were no valid spec."""
+    """Write the file; remove it again if it is no valid spec."""
     from runtime.job_spec import load as job_spec
 
     try:

@@ -1,4 +1,4 @@
-"""The options of `docker run` for what compose/base.yaml says of the trainer's container: it alone says it."""
+"""Options of `docker run` derived from compose/base.yaml, which alone defines the hardening of a container."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def flags(variables: Mapping[str, str]) -> list[str]:
     """Hardening and limits of the service `trainer`.
 
     Args:
-        variables: values for the variables of the file; what is not given keeps its default.
+        variables: values for the file's variables; the others keep their defaults.
     """
     trainer = _trainer(variables)
     limits = trainer["deploy"]["resources"]["limits"]

@@ -27,7 +27,7 @@ WITH_JOB = ("find-lr", "memory", "bench")
 COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "sample", "convert", "init")
 """Commands that compute, draw or decode, except training."""
 READERS = ("numpy", "pyarrow", "PIL")
-"""The libraries that `init` reads data with; it needs no torch."""
+"""The libraries with which `init` reads data; it needs no torch."""
 
 
 def wanted(command: str) -> bool:

@@ -1,4 +1,4 @@
-"""Finds out by a trial whether an encoder computes the same with packed texts, and what a packed token takes of memory."""
+"""Tries whether an encoder computes the same with packed texts, and counts the memory of a packed token."""
 
 from __future__ import annotations
 

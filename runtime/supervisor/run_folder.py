@@ -178,12 +178,12 @@ def _filled(text: str, job: Job) -> Mapping[str, object]:
 
 
 def _read_back(spec: Mapping[str, object]) -> Mapping[str, object]:
-    """The spec as a file of it is read: both sides of a comparison have been through YAML."""
+    """The spec after a round trip through YAML, so that two specs can be compared."""
     return parse(dump(spec), "job.yaml").data
 
 
 def _fixed_part(spec: Mapping[str, object]) -> dict[str, object]:
-    """What of a spec must not change."""
+    """The part of a spec that must not change."""
     kept: dict[str, object] = {}
     for key, value in spec.items():
         if key not in FREE:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 Block = TypeVar("Block")
-"""What a variant tells of a block of steps: its seconds, or more."""
+"""The result of a block of steps: its seconds, or more."""
 BLOCK = 0.12
 """Seconds of a block of steps: short enough to fit between the activities of others."""
 ROUNDS = 20

@@ -25,7 +25,7 @@ BATCHES, FETCHING = 8, 2.0
 
 
 class VariantBuilder:
-    """Builds variants of one run, and knows the numbers that theirs must agree with.
+    """Builds variants of one run, and the reference for their numbers.
 
     Args:
         made: the run, assembled under the plan so far; it is never changed.

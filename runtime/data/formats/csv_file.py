@@ -13,7 +13,7 @@ from runtime.job.formatting import printable
 
 SIGNS = {"semicolons": ";", "tabs": "\t", "bars": "|"}
 BLOCK = 1 << 22
-"""Bytes of which the first rows are taken."""
+"""Bytes from which the first rows are read."""
 SHOWN = 5
 """Largest number of rows of wrong length in a message."""
 
@@ -59,7 +59,7 @@ def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> A
 
 
 def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
-    """The first rows, and about how many there are.
+    """The first rows, and the approximate number of all rows.
 
     Raises:
         DataError: if rows have different numbers of cells; names `key`.

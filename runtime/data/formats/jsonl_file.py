@@ -35,7 +35,7 @@ def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> A
 
 
 def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
-    """The first rows, and about how many there are."""
+    """The first rows, and the approximate number of all rows."""
     from pyarrow import json as reader
 
     with path.open("rb") as file:

@@ -26,11 +26,11 @@ def member(file: Any, name: str) -> npt.NDArray[Any]:
 
 
 def shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Shape and type of every array of a file, from the headers alone.
+    """Shape and dtype of every array of a file, read from the headers only.
 
     Raises:
         ValueError: if a member is no array.
-        OSError, zipfile.BadZipFile: if it cannot be read.
+        OSError, zipfile.BadZipFile: if the file cannot be read.
     """
     found = {}
     with zipfile.ZipFile(path) as archive:

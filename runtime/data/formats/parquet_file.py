@@ -33,7 +33,7 @@ def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> A
 
 
 def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
-    """Read the first rows; also the number of all rows."""
+    """The first rows, and the number of all rows."""
     from pyarrow import Table, parquet
 
     with parquet.ParquetFile(path) as file:

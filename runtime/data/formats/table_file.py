@@ -74,10 +74,10 @@ def read(
 
 
 def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
-    """The first rows of a large table, and about how many it has; columns and types as `read` gives them.
+    """The first rows of a large table, and the approximate number of all rows; columns and types as from `read`.
 
     Raises:
-        DataError: as `read` does, for what can be seen in the first rows.
+        DataError: as from `read`, for problems in the first rows.
     """
     kind = _kind(path, key)
     try:
@@ -95,7 +95,7 @@ def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
 
 
 def _unreadable(kind: ModuleType, path: Path, key: str, error: Exception) -> DataError:
-    """The error for a file that its reader refused; another one for text that is not UTF-8."""
+    """The error for a file that its reader refused; a separate one for text that is not UTF-8."""
     if kind is not parquet_file:
         text_encoding.check(path, key)
     return DataError(f"{key}: {path} cannot be read: {_reason(error)}", POSSIBLE, "write the file again")

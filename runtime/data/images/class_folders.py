@@ -61,7 +61,7 @@ def read(folder: Path, key: str) -> FolderListing:
 
 
 def subfolders(folder: Path, key: str) -> list[str]:
-    """The names of the folders in a folder, hidden ones left out, in order.
+    """Names of the subfolders of a folder, sorted, without hidden ones.
 
     Raises:
         DataError: if it cannot be listed; names `key`.
@@ -70,7 +70,7 @@ def subfolders(folder: Path, key: str) -> list[str]:
 
 
 def parts(names: Sequence[str]) -> tuple[str, str | None] | None:
-    """Which of these folders is for training and which for validation, if all of them are parts of a data set."""
+    """The training and the validation folder among these, if all of them are splits of a data set."""
     if not all(name.lower() in _PARTS for name in names):
         return None
     train, held = ([name for name in names if name.lower() in words] for words in (_TRAIN, _VALIDATION))

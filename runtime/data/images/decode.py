@@ -116,7 +116,7 @@ def look(path: str) -> ImageHeader:
 
 def every(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Apply `function` to every item, in order, on as many threads as torch may use; decoding releases the GIL."""
-    # Reading a few image headers (`drivetrain init`) needs no torch.
+    # `drivetrain init`, which reads a few image headers, needs no torch.
     import torch
 
     threads = torch.get_num_threads()

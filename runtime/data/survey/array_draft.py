@@ -1,4 +1,4 @@
-"""The first spec for an .npz file, by the names and shapes of its arrays."""
+"""Drafts a spec for an .npz file, from the names and shapes of its arrays."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ POSSIBLE = (
 )
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 FEW = 50
-"""Up to so many different whole numbers are classes."""
+"""Up to this many distinct integers are classes."""
 
 
 def array_draft(request: SurveyRequest, path: Path) -> Draft:
-    """The draft for images or windows in arrays.
+    """The draft for arrays of images or windows.
 
     Raises:
         DataError: if the arrays are neither.
@@ -127,7 +127,7 @@ def _windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
 
 
 def network(window: int) -> str:
-    """The network for windows of so many rows; pooling halves them with each convolution."""
+    """The network for windows of this many rows; pooling halves them after each convolution."""
     pool = "" if window >= 4 else ", pool: 1"
     return f"{{name: cnn-lstm, cnn_channels: [32, 64], kernel: 5, lstm_hidden: 64{pool}}}"
 
@@ -150,7 +150,7 @@ def _classes(path: Path, labels: npt.NDArray[Any], samples: int) -> Counter[str]
 
 
 def _column(path: Path, name: str, shapes: Shapes, kinds: str) -> npt.NDArray[Any]:
-    """One label for each sample."""
+    """One label per sample."""
     values = _member(path, name)
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]

@@ -1,4 +1,4 @@
-"""First values of a training, from the number of samples: sensible ones, to be changed after the first run."""
+"""Sensible initial settings of a training, derived from the number of samples."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from runtime.data.labels import class_names, listed
 from runtime.job.draft import Entry
 
 MANY_ROWS = 20_000
-"""From so many samples on, a tenth of them is enough for validation."""
+"""From this many samples on, a tenth of them is enough for validation."""
 USUAL_LOSS = 0.045
-"""A share of unusable samples that training accepts by itself, with a margin."""
+"""Share of unusable samples that the default of `bad_samples` accepts, with a margin."""
 UNEVEN = (3.0, 30.0)
-"""The largest class over the smallest one, where weights help; beyond, single samples would decide."""
+"""Ratio of largest to smallest class for which class weights help; above, single samples would dominate."""
 
 
 def validation(samples: int, what: str) -> Entry:
-    """The share that is kept for validation."""
+    """The fraction of the samples for validation."""
     fraction, word = (0.1, "a tenth") if samples >= MANY_ROWS else (0.2, "a fifth")
     return Entry("validation", str(fraction), f"{word} of the {what} is kept to validate")
 
 
 def epochs(samples: int, seen: int, least: int, most: int, what: str) -> Entry:
-    """As many epochs as show the network about `seen` samples."""
+    """The number of epochs in which the network sees about `seen` samples."""
     count = min(most, max(least, round(seen / max(1, samples))))
     return Entry("epochs", str(count), f"{count} passes over {samples:,} {what}; more if validation still improves")
 
 
 def batch_size(samples: int, most: int) -> Entry:
-    """A power of two that leaves at least some forty steps in an epoch."""
+    """A power of two that gives at least about forty steps per epoch."""
     size = 16
     while size * 2 <= most and size * 80 <= samples:
         size *= 2
@@ -37,7 +37,7 @@ def batch_size(samples: int, most: int) -> Entry:
 
 
 def optimizer(rate: str, network: str) -> list[Entry]:
-    """AdamW at a rate that suits the network, once up and down."""
+    """AdamW with a learning rate that suits the network, and a one-cycle schedule."""
     return [
         Entry("optimizer", f"{{name: adamw, lr: {rate}}}", f"suits {network}; `drivetrain find-lr` tests others"),
         Entry("schedule", "one-cycle", "the rate climbs, then falls to almost nothing"),
@@ -45,7 +45,7 @@ def optimizer(rate: str, network: str) -> list[Entry]:
 
 
 def class_weights(counts: Mapping[str, int]) -> list[Entry]:
-    """Balanced weights where classes are uneven."""
+    """Balanced class weights if the classes are uneven."""
     most, least = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
     times = counts[most] / max(1, counts[least])
     if not UNEVEN[0] <= times <= UNEVEN[1]:
@@ -54,7 +54,7 @@ def class_weights(counts: Mapping[str, int]) -> list[Entry]:
 
 
 def counted(counts: Mapping[str, int], most: int = 8) -> str:
-    """`6 classes: dots 200, rings 180, ...`, the largest first; equal ones are counted once."""
+    """Such as `6 classes: dots 200, rings 180, ...`, largest first; equal ones are grouped."""
     if len(set(counts.values())) == 1 and len(counts) > 1:
         return f"{len(counts):,} classes of {next(iter(counts.values())):,} each: {listed(class_names(counts), most)}"
     order = sorted(counts, key=lambda name: (-counts[name], name))
@@ -62,13 +62,13 @@ def counted(counts: Mapping[str, int], most: int = 8) -> str:
 
 
 def single(counts: Mapping[str, int]) -> list[str]:
-    """A line on classes with one sample, which cannot be in training and validation both."""
+    """A line about classes with one sample, which cannot be in both training and validation."""
     alone = sorted(name for name, count in counts.items() if count == 1)
     return [f"classes with one sample, which stays in training: {listed(alone)}"] * bool(alone)
 
 
 def bad_samples(lost: float, why: str) -> list[Entry]:
-    """The budget of unusable samples, where the default would end the training."""
+    """The limit for unusable samples, if the default would end the training."""
     if lost <= USUAL_LOSS:
         return []
     return [Entry("bad_samples", f"{min(0.99, lost * 1.1 + 0.01):.2f}", f"{lost:.0%} of the rows {why}")]

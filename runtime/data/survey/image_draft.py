@@ -1,4 +1,4 @@
-"""The first spec for images: class folders, a data set in parts, or a manifest of paths and labels."""
+"""Drafts a spec for images: class folders, a data set with splits, or a manifest of paths and labels."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from runtime.job.draft import Draft, Entry, scalar
 
 TASK = "image-classification"
 OPENED = 64
-"""Images that are opened; the others are counted."""
+"""Number of images that are opened; the others are only counted."""
 LARGEST = 64
-"""Side of the square of a first training: what is learned shows in minutes, on two cores too."""
+"""Side of the square in the draft, with which a first training shows results in minutes, even on two cores."""
 DEEPEST = 3
-"""Folders around the class folders that are passed through."""
+"""Levels of folders above the class folders that are searched."""
 
 
 @dataclass
 class ImageSurvey:
-    """Listed images, of which some were opened."""
+    """Images, of which some were opened."""
 
     names: list[str]
-    """Whole paths."""
+    """Full paths."""
     labels: list[str]
     sides: list[int] = field(default_factory=list)
-    """Short sides of those that were opened."""
+    """Shorter sides of the opened images."""
     grey: bool = True
     oblong: int = 0
     unreadable: list[str] = field(default_factory=list)
 
     def open_some(self) -> ImageSurvey:
-        """Open images at even distances in the list.
+        """Open images that are evenly spaced in the list.
 
         Raises:
             DataError: if none of them can be decoded.
@@ -95,15 +95,15 @@ def manifest_draft(
     """The draft for a table of paths and labels.
 
     Args:
-        request: what was asked for.
+        request: data and options.
         path: the table.
-        columns: that of the paths and that of the labels.
+        columns: names of the path column and of the label column.
         names: paths in the rows that were read, relative to the table.
         labels: the label of each.
-        rows: how many rows the table has.
+        rows: number of rows of the table.
 
     Raises:
-        DataError: if no image is where a path leads to.
+        DataError: if none of the paths leads to an image.
     """
     counts = _classes(path, labels)
     there = [os.path.join(path.parent, name) for name in names]
@@ -120,7 +120,7 @@ def manifest_draft(
 
 
 def _root(folder: Path) -> tuple[Path, Path | None, list[str]]:
-    """The folder of the class folders, that of validation if there is one, and what was chosen."""
+    """The folder with the class folders, the one for validation if there is one, and notes on the choice."""
     choices: list[str] = []
     inner, below = folder, class_folders.subfolders(folder, KEY)
     for _ in range(DEEPEST):

@@ -1,4 +1,4 @@
-"""A first look at data: what they are, and the first spec for them. No torch; large data are not read to their end."""
+"""Inspects data and drafts a spec for it; without torch, and without reading large files to their end."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ POSSIBLE = "a folder with one folder of images for each class, a .csv, .tsv, .js
 
 
 def look(request: SurveyRequest) -> Draft:
-    """The first spec for a folder or a file.
+    """The draft for a folder or a file.
 
     Raises:
-        DataError: if no task fits the data, or they cannot be read.
-        SpecError: if what the user said does not fit the data.
+        DataError: if no task fits the data, or it cannot be read.
+        SpecError: if an option does not fit the data.
     """
     path = request.path
     try:
@@ -63,7 +63,7 @@ def _folder(request: SurveyRequest, folder: Path) -> Draft:
 
 
 def _one(folder: Path, tables: Sequence[Path]) -> Path:
-    """The table of a folder that is meant: the only one, or the one for training."""
+    """The table of a folder to use: the only one, or the one for training."""
     train = [path for path in tables if path.stem.casefold() in ("train", "training")]
     if len(tables) > 1 and len(train) != 1:
         raise DataError(
@@ -86,7 +86,7 @@ def _file(request: SurveyRequest, path: Path) -> Draft:
 
 
 def _table(request: SurveyRequest, sample: TableSample) -> Draft:
-    """The draft for a table: paths of images, readings over time, texts, or rows by themselves."""
+    """The draft for a table: image paths, readings over time, texts, or independent rows."""
     if request.task in (None, image_draft.TASK) and (found := _manifest(request, sample)):
         return found
     if not request.text and (found := series_draft.series_draft(request, sample)):
@@ -119,7 +119,7 @@ def _misfit(request: SurveyRequest, sample: TableSample) -> SpecError:
 
 
 def _manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
-    """The draft for a table with a column of paths of images; None if it has none, or no labels."""
+    """The draft for a table with a column of image paths; None if it has no such column, or no labels."""
     for column in sample.columns.values():
         if column.kind != "text" or column.words > 2 or not column.filled:
             continue

@@ -1,4 +1,4 @@
-"""What a first spec is asked for: the data, and what the user already knows about them."""
+"""The request for a draft: the data, and what the user already specified."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from runtime.errors import SpecError
 
 KEY = "init"
-"""Stands where messages about data name the key of a spec: there is none yet."""
+"""Stands for the spec key in messages about the data, since there is no spec yet."""
 
 
 @dataclass(frozen=True)
 class SurveyRequest:
-    """Data, and answers to what cannot be seen in them."""
+    """The data, and options that it does not reveal."""
 
     path: Path
     base: Path
@@ -24,7 +24,7 @@ class SurveyRequest:
     text: str | None = None
 
     def written(self, path: Path) -> str:
-        """A path of the data as the spec names it: relative to the spec if both lie in the working folder."""
+        """A path as it is written in the spec: relative to the spec if both are in the working folder."""
         whole, here = os.path.abspath(path), os.getcwd()
         if Path(whole).is_relative_to(here) and Path(os.path.abspath(self.base)).is_relative_to(here):
             whole = os.path.relpath(whole, self.base)
@@ -39,7 +39,7 @@ class SurveyRequest:
         return f"./{whole}" if whole.startswith("~") else whole
 
     def check_task(self, possible: tuple[str, ...], what: str) -> None:
-        """Check that the task that was asked for, if one was, fits the data.
+        """Check that the requested task, if any, fits the data.
 
         Raises:
             SpecError: if it does not.
@@ -48,7 +48,7 @@ class SurveyRequest:
             raise SpecError(f"--task {self.task}: {what}", f"for these data: {', '.join(possible)}", "leave --task out")
 
     def check_no_columns(self, what: str) -> None:
-        """Check that no columns are named where there are none.
+        """Check that no columns are named for data without columns.
 
         Raises:
             SpecError: if some are.

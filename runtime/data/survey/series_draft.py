@@ -1,4 +1,4 @@
-"""The first spec for a long table of readings over time, cut into windows."""
+"""Drafts a spec for a long table of readings over time, which are cut into windows."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from runtime.job.draft import Draft, Entry, flow, scalar
 
 CLASSIFICATION, REGRESSION = "series-classification", "series-regression"
 LEAST_ROWS = 40
-"""Fewer rows are no readings over time, unless the user says so."""
+"""Fewer rows are not taken for readings over time, unless the user says so."""
 WINDOWS = (64, 32, 16, 8, 4)
-"""Rows of a window, the first that fits well into the series."""
+"""Possible window lengths in rows; the first that fits well into the series is used."""
 FIT = 4
-"""Windows that fit into the longest stretch of either part."""
+"""Number of windows that must fit into the longest contiguous stretch of each split."""
 MOST = 20_000
-"""Windows of a first training."""
+"""Largest number of windows in a first training."""
 REGULAR, STEADY = 0.5, 0.5
-"""Share of time steps that are equal, and how far labels stay beyond chance, in readings over time."""
+"""For readings over time: share of equal time steps, and how often labels persist beyond chance."""
 
 
 @dataclass(frozen=True)
 class TimedRows:
-    """A table in the order of its time."""
+    """A table sorted by time."""
 
     time: str
     group: str | None
     order: SeriesOrder
     others: tuple[str, ...]
-    """Other columns that could tell series apart."""
+    """Other columns that could identify the series."""
 
     @property
     def regular(self) -> bool:
-        """Whether the steps of time are mostly the same."""
+        """Whether most time steps are equal."""
         steps = np.diff(self.order.times)[~self.order.breaks(None)[1:]]
         return len(steps) > 0 and float((steps == np.median(steps)).mean()) >= REGULAR
 
     def steady(self, labels: npt.NDArray[np.int64]) -> bool:
-        """Whether labels stay from row to row more than chance would have it."""
+        """Whether labels persist from row to row more often than by chance."""
         here = labels[self.order.rows]
         inside = ~self.order.breaks(None)[1:]
         same = float((here[1:] == here[:-1])[inside].mean()) if inside.any() else 0.0
@@ -58,7 +58,7 @@ class TimedRows:
         return same >= chance + STEADY * (1 - chance)
 
     def longest(self, share: float) -> int:
-        """Rows of the longest stretch in training or in validation, whichever is shorter."""
+        """Rows in the longest stretch of training or of validation, whichever is shorter."""
         times = self.order.times
         after = times >= np.sort(times)[min(len(times) - 1, int(len(times) * (1 - share)))]
         breaks = self.order.breaks(None)
@@ -69,10 +69,10 @@ class TimedRows:
 
 
 def series_draft(request: SurveyRequest, sample: TableSample) -> Draft | None:
-    """The draft for windows of a table; None if it holds no readings over time.
+    """The draft for windows of a table; None if it contains no readings over time.
 
     Raises:
-        DataError: if the user says that it does, and it does not.
+        DataError: if the user says that it does, but it does not.
     """
     sure = request.task in (CLASSIFICATION, REGRESSION)
     if not sure and (request.task or len(sample.table) < LEAST_ROWS):
@@ -146,7 +146,7 @@ def _draft(
 
 
 def timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | None:
-    """The table in the order of the first column that is a time of its rows."""
+    """The table sorted by its first column that is a time of the rows."""
     for time in _times(sample):
         able = list(_groups(request, sample, time))
         for index, group in enumerate(able):
@@ -168,7 +168,7 @@ def _once(sample: TableSample, time: str, group: str) -> bool:
 
 
 def _times(sample: TableSample) -> Iterator[str]:
-    """Columns of dates, and columns of numbers with the name of a time; telling names first."""
+    """Date columns, and numeric columns named like a time; typical names first."""
     able = [c for c in sample.columns.values() if c.refused == DATE or c.kind == "number"]
     telling = [c.name for c in able if c.name.strip().casefold() in target_guess.TIME_NAMES]
     yield from sorted(telling, key=lambda name: target_guess.TIME_NAMES.index(name.strip().casefold()))
@@ -176,7 +176,7 @@ def _times(sample: TableSample) -> Iterator[str]:
 
 
 def _groups(request: SurveyRequest, sample: TableSample, time: str) -> Iterator[str | None]:
-    """Columns that may tell series apart: telling names, none, then any with values that come back."""
+    """Columns that may identify the series: typical names, none, then any column with repeated values."""
     columns = [c for c in sample.columns.values() if c.name != time and c.name not in request.targets]
     able = [c for c in columns if c.counts and c.different <= max(1, c.filled // 8) and c.filled == c.rows]
     telling = target_guess.by_name(able, target_guess.GROUP_NAMES)
@@ -192,7 +192,7 @@ def _of_classes(column: ColumnProfile) -> bool:
 
 
 def _target(request: SurveyRequest, sample: TableSample, timed: TimedRows, sure: bool) -> TargetGuess | None:
-    """The state or the number of each time; None if it is no reading over time."""
+    """The class or number at each time to predict; None if the table contains no readings over time."""
     columns = [c for c in sample.columns.values() if c.name not in (timed.time, timed.group)]
     guess = target_guess.named(request, sample)
     if request.task != REGRESSION and guess is None:

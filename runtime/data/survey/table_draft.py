@@ -1,4 +1,4 @@
-"""The first spec for a table: one column predicted from the others."""
+"""Drafts a spec for a table, in which one column is predicted from the others."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from runtime.job.draft import Draft, Entry, flow, scalar
 
 CLASSIFICATION, REGRESSION = "tabular-classification", "tabular-regression"
 SHOWN = 4
-"""Ignored columns whose reason is told."""
+"""Number of ignored columns whose reason is listed."""
 
 
 def table_draft(request: SurveyRequest, sample: TableSample) -> Draft:
     """The draft for the rows of a table.
 
     Raises:
-        DataError: if there is nothing to predict, or nothing to predict it from.
+        DataError: if there is no target, or no feature.
         SpecError: if the named target does not fit the named task.
     """
     guess, task = _target(request, sample)
@@ -85,7 +85,7 @@ def _target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, s
 
 
 def _task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
-    """What the named columns allow: the task that was asked for, else classes before numbers."""
+    """The task for the target columns: the requested one, else classes rather than numbers."""
     one = targets[0] if len(targets) == 1 else None
     labels = all(c.counts and set(c.counts) <= {"0", "1", "true", "false"} for c in targets)
     numbers = all(c.kind == "number" for c in targets)

@@ -1,4 +1,4 @@
-"""A table as far as a first look needs it: all of a small file, the first rows of a large one, and what its columns hold."""
+"""Reads a table for a draft: all of a small file, the first rows of a large one, with a profile of each column."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from runtime.errors import DataError
 from runtime.job.tables import TableData
 
 WHOLE = 32 << 20
-"""Bytes up to which all of a file is read."""
+"""Bytes; smaller files are read completely."""
 ROWS = 5_000
-"""Rows that are read of a larger one."""
+"""Rows that are read of a larger file."""
 FEW, MANY = 20, 50
-"""Up to so many different whole numbers, or texts, a column is taken for classes."""
+"""Up to this many distinct integers, or texts, a column is taken for classes."""
 DATE = "a date"
 """Why a column of times is no feature."""
 _DECIMAL_COMMA = r"^[-+]?\d+,\d+$"
 MOST_SPOILT = 0.04
-"""Share of rows with text or infinity among the numbers of a column, which training leaves out."""
+"""Share of rows with text or infinity in a numeric column, which training drops."""
 WORDS = 4
-"""Words of a text that is more than a name."""
+"""Words per text from which on it is more than a name."""
 
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """What one column holds in the rows that were read."""
+    """The content of a column in the rows that were read."""
 
     name: str
     kind: str
-    """As `column_values.kind` says: number, text, nothing, time, or another type."""
+    """The result of `column_values.kind`: number, text, nothing, time, or another type."""
     whole: bool
-    """Whether numbers have no fractions; true for truth values."""
+    """Whether all numbers are integers; true for booleans."""
     rows: int
     filled: int
-    """Rows with a value that can be used."""
+    """Rows with a usable value."""
     different: int
     words: float
-    """Words of a text in the median; 0 for what is no text."""
+    """Median number of words per text; 0 for other kinds."""
     counts: Mapping[str, int]
-    """Rows of each value, if they are few enough to be classes."""
+    """Rows of each value, if there are few enough for classes."""
     refused: str
-    """Why a table job does not take the column as it is; empty if it does."""
+    """Why a table job does not accept the column as it is; empty if it does."""
     numeric: bool
-    """Text that is to be read as numbers."""
+    """Whether it is text to be read as numbers."""
     complete: bool
     """Whether all rows of the file were read."""
 
     @property
     def classes(self) -> bool:
-        """Whether its values come back often enough to be taken for classes."""
+        """Whether its values repeat often enough for classes."""
         most = MANY if self.kind == "text" else FEW
         return (
             bool(self.counts)
@@ -67,30 +67,30 @@ class ColumnProfile:
 
     @property
     def trainable(self) -> bool:
-        """Whether training would take it as classes, if the user says so."""
+        """Whether training would accept it as classes, if the user says so."""
         if not self.counts or self.different > max(10, self.filled / 2):
             return False
         return not self.complete or (self.different > 1 and self.different < self.filled)
 
     @property
     def unique(self) -> bool:
-        """Whether no value comes twice."""
+        """Whether no value occurs twice."""
         return self.different == self.filled
 
     @property
     def long_text(self) -> bool:
-        """Whether it holds texts of several words that hardly come back."""
+        """Whether it contains texts of several words that rarely repeat."""
         return self.kind == "text" and self.words >= WORDS and self.different > self.filled / 2
 
 
 @dataclass(frozen=True)
 class TableSample:
-    """Rows and columns of a file."""
+    """The rows that were read, and profiles of the columns."""
 
     path: Path
     table: Any
     rows: int
-    """Of the file; about so many if it was not read to its end."""
+    """Rows of the file; approximate if it was not read completely."""
     columns: dict[str, ColumnProfile]
 
     @property
@@ -100,7 +100,7 @@ class TableSample:
 
     @property
     def size(self) -> str:
-        """How many rows and columns, for a comment."""
+        """The number of rows and columns, for a comment."""
         rows = (
             f"{self.rows:,} rows"
             if self.complete
@@ -109,7 +109,7 @@ class TableSample:
         return f"{rows}, {len(self.columns):,} columns"
 
     def lost(self, names: Sequence[str]) -> float:
-        """The share of rows in which one of these columns has no value that can be used."""
+        """The share of rows in which one of these columns has no usable value."""
         good = np.ones(len(self.table), np.bool_)
         for name in names:
             good &= _usable(self.table[name])
@@ -117,10 +117,10 @@ class TableSample:
 
 
 def read(path: Path) -> TableSample:
-    """Read a table, or the beginning of a large one.
+    """Read a table, or the start of a large one.
 
     Raises:
-        DataError: as `table_file.read` does.
+        DataError: as from `table_file.read`.
     """
     if path.exists() and path.stat().st_size > WHOLE:
         table, rows = table_file.head(path, KEY, ROWS)
@@ -154,7 +154,7 @@ def _profile(table: Any, name: str, complete: bool) -> ColumnProfile:
 
 
 def _usable(column: Any) -> column_values.Mask:
-    """Cells with a text, or with a number that is finite; all that is there, for other types."""
+    """A mask of cells with text or a finite number; for other types of all cells with a value."""
     if column_values.kind(column) == "number":
         return np.asarray(np.isfinite(column_values.numbers(column)[0]))
     texts = column_values.texts(column) if column_values.kind(column) == "text" else column
@@ -180,7 +180,7 @@ def _refused(table: Any, name: str, different: int, filled: int) -> tuple[str, b
     if (number and spoilt > MOST_SPOILT) or not filled:
         return "infinite in many rows" if filled else "empty", False
     try:
-        # The name of the target matters not, as long as it is another one.
+        # Any other name does for the target.
         column_roles.roles(table.select([name]), TableData(train="x", target=(f"not {name}",)), name)
     except DataError:
         pass

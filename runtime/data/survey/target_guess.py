@@ -1,4 +1,4 @@
-"""Which column is to be predicted: the one that was named, one with a telling name, or the last with few values."""
+"""Chooses the column to predict: the named one, one with a typical name, or the last one with few values."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class TargetGuess:
     names: tuple[str, ...]
     reason: str
     others: tuple[str, ...] = ()
-    """Columns that could have been meant as well."""
+    """Other candidates."""
 
     @property
     def choice(self) -> list[str]:
-        """A line on the other candidates."""
+        """A line about the other candidates."""
         if not self.others:
             return []
         taken = "is" if len(self.names) == 1 else "are"
@@ -50,7 +50,7 @@ class TargetGuess:
 
 
 def identifier(column: ColumnProfile) -> bool:
-    """Whether a column names the row."""
+    """Whether a column identifies the row."""
     if column.kind == "text" and not column.numeric and column.unique and column.filled >= 8:
         return True
     return bool(_ID.search(column.name)) and column.different > column.filled / 2
@@ -60,7 +60,7 @@ def named(request: SurveyRequest, sample: TableSample) -> TargetGuess | None:
     """The target that the user named.
 
     Raises:
-        DataError: if the table does not have it, or it has one value alone.
+        DataError: if the table does not have it, or its value is constant.
     """
     if not request.targets:
         return None
@@ -78,7 +78,7 @@ def named(request: SurveyRequest, sample: TableSample) -> TargetGuess | None:
 
 
 def classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
-    """The column of classes among these."""
+    """The column with classes among these."""
     columns = list(columns)
     telling = by_name([column for column in columns if column.trainable], CLASS_NAMES)
     able = [column for column in columns if column.classes and not identifier(column)]
@@ -93,7 +93,7 @@ def classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
 
 
 def number(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
-    """The column of numbers to predict among these."""
+    """The column with numbers to predict among these."""
     able = [c for c in columns if c.kind == "number" and c.different > 1 and not identifier(c) and not c.refused]
     telling = telling_number(able)
     name = telling or (able[-1].name if able else "")
@@ -109,13 +109,13 @@ def telling_number(columns: Sequence[ColumnProfile]) -> str:
 
 
 def by_name(columns: Iterable[ColumnProfile], names: Sequence[str]) -> str:
-    """The first column whose name is one of these, in their order; empty if none is."""
+    """The first column with one of these names, in the order of the names; empty if there is none."""
     found = {column.name.strip().casefold(): column.name for column in columns}
     return next((found[name] for name in names if name in found), "")
 
 
 def check_count(guess: TargetGuess, task: str) -> None:
-    """Check that a task with one target has one.
+    """Check that a task with one target has only one.
 
     Raises:
         SpecError: if it has several.

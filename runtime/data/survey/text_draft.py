@@ -1,4 +1,4 @@
-"""The first spec for a table of texts with their labels."""
+"""Drafts a spec for a table of texts with labels."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MOST_HEADS = 4
 
 
 def text_column(request: SurveyRequest, sample: TableSample) -> ColumnProfile | None:
-    """The column of the texts: that of --text, else the one whose texts are longest.
+    """The text column: that of --text, else the one with the longest texts.
 
     Raises:
-        DataError: if the named one holds no texts.
+        DataError: if the named column contains no texts.
     """
     if request.text:
         column = sample.columns.get(request.text)
@@ -37,7 +37,7 @@ def text_column(request: SurveyRequest, sample: TableSample) -> ColumnProfile | 
 
 
 def text_draft(request: SurveyRequest, sample: TableSample, text: ColumnProfile) -> Draft | None:
-    """The draft for texts of a column; None if no column holds labels."""
+    """The draft for the texts of a column; None if no column has labels."""
     guess = target_guess.named(request, sample) or _labels(sample, text)
     if guess is None or text.name in guess.names:
         return None
@@ -86,7 +86,7 @@ def _text(column: ColumnProfile, request: SurveyRequest) -> bool:
 
 
 def _labels(sample: TableSample, text: ColumnProfile) -> target_guess.TargetGuess | None:
-    """A column with a telling name alone, else every column with few values."""
+    """A single column with a typical name, else every column with few values."""
     columns = [c for c in sample.columns.values() if c.name != text.name]
     telling = target_guess.by_name([c for c in columns if c.trainable], target_guess.CLASS_NAMES)
     able = [c for c in columns if c.classes and not target_guess.identifier(c)]
