@@ -69,17 +69,11 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
 
 def apply(run: AssembledRun, value: Value) -> None:
     """Compile the forward pass; the network and its saved weights stay the same."""
-    import torch
+    from runtime.system import torch_settings
 
     # In a trial by the tuner the plan of the process had not requested compilation, so the variable is not set.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", run.hardware.storage.cache)
-    # The compiler reads this setting, too: it then does not choose kernels by benchmarking.
-    torch.use_deterministic_algorithms(run.job.train.deterministic, warn_only=True)
-    if run.device.type == "cpu":
-        from torch._inductor import config
-
-        # The compiler's own generator is scalar code on CPUs; torch's also keeps dropout's random numbers the same.
-        config.fallback_random = True
+    torch_settings.compile_for(run.device, deterministic=run.job.train.deterministic)
     run.compile_step()
 
 

@@ -6,12 +6,10 @@ import contextlib
 import os
 import random
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from types import FrameType
-from typing import Any
 
 import numpy as np
 import torch
@@ -55,16 +53,11 @@ def listening() -> Iterator[HostSignals]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
-def _compiler() -> Any:
-    """Settings of torch's compiler, if it was imported; importing it takes as long as importing torch."""
-    return sys.modules.get("torch._inductor.config")
-
-
 @contextlib.contextmanager
 def as_found() -> Iterator[None]:
     """Restore torch's settings and random state afterwards."""
     drawn = random.getstate(), np.random.get_state()
-    threads, compiler = torch.get_num_threads(), getattr(_compiler(), "deterministic", False)
+    threads = torch.get_num_threads()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices), torch_settings.kept():
         try:
@@ -74,8 +67,6 @@ def as_found() -> Iterator[None]:
             np.random.set_state(drawn[1])
             torch.set_num_threads(threads)
             compiled_forward.undo()
-            if hasattr(_compiler(), "deterministic"):
-                _compiler().deterministic = compiler
 
 
 def machine(here: Hardware, job: Job) -> Hardware:

@@ -7,6 +7,7 @@ and a host program gets its own values back with `kept`.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +29,14 @@ class Switch:
     read: Callable[[], Any]
     write: Callable[[Any], Any]
     plain: Any
+    """None where a run leaves it as it is."""
 
 
 def reset() -> None:
     """Set all switches for the start of a run: true fp32, no cuDNN benchmarking, all attention kernels allowed."""
     for switch in _SWITCHES:
-        switch.write(switch.plain)
+        if switch.plain is not None:
+            switch.write(switch.plain)
     set_tf32(False)
 
 
@@ -78,6 +81,17 @@ def attention_kernels() -> tuple[bool, bool, bool]:
 def flushes_denormals() -> bool:
     """Whether a denormal number times one is zero."""
     return bool((torch.full((1,), 1e-40, dtype=torch.float32) * 1.0).item() == 0.0)
+
+
+def compile_for(device: torch.device, *, deterministic: bool) -> None:
+    """Settings of torch's compiler before anything is compiled; imports the compiler."""
+    # Also tells the compiler, which then does not select kernels by timing.
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    if device.type == "cpu":
+        from torch._inductor import config
+
+        # On a CPU the compiler's own generator is scalar code; with torch's, dropout samples as torch's layers do.
+        config.fallback_random = True
 
 
 def state() -> dict[str, Any]:
@@ -161,7 +175,25 @@ def _reduction(name: str) -> Switch:
     return Switch(f"matmul {name}", read, write, (True,))
 
 
+def _of_compiler(name: str) -> Switch:
+    """A switch of torch's compiler, which is not imported for it: that takes as long as importing torch.
+
+    A new run leaves it: what an earlier one has compiled may be compiled anew for another shape, and must be the same.
+    """
+
+    def config() -> Any:
+        return sys.modules.get("torch._inductor.config")
+
+    def write(value: bool) -> None:
+        if hasattr(config(), name):
+            setattr(config(), name, value)
+
+    return Switch(f"compiler {name}", lambda: bool(getattr(config(), name, False)), write, None)
+
+
 _SWITCHES: tuple[Switch, ...] = (
+    _of_compiler("deterministic"),
+    _of_compiler("fallback_random"),
     Switch("default_dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     # The same as torch.use_deterministic_algorithms, which also imports the compiler and so takes as long as torch
     # itself.

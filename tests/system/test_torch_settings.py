@@ -150,3 +150,17 @@ def test_what_torch_is_set_to_is_in_the_record(tmp_path: Path) -> None:
     effective_settings.record(made, lambda line: None)
     written = json.loads((tmp_path / "plan.json").read_text())["seen"]["libraries"]["torch settings"]
     assert {"float32_matmul_precision: highest", "cudnn allow_tf32: False"} <= set(written.split("; "))
+
+
+def test_what_compiling_sets_is_taken_back() -> None:
+    """In a process that is not ours the compiler keeps its own way of drawing and of choosing kernels."""
+    from torch._inductor import config
+
+    before = config.fallback_random, config.deterministic
+    with torch_settings.kept():
+        torch_settings.compile_for(torch.device("cpu"), deterministic=True)
+        assert (config.fallback_random, config.deterministic) == (True, True)
+        torch_settings.reset()  # another run begins, as the tuner's do: what is compiled already stays as it is
+        assert (config.fallback_random, config.deterministic) == (True, True)
+    assert (config.fallback_random, config.deterministic) == before
+    assert not torch.are_deterministic_algorithms_enabled()
