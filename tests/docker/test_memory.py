@@ -109,3 +109,31 @@ def test_memory_too_small_for_one_sample(container: Run, job: Path) -> None:
     assert "raise limits.memory" in log
     code, log = train(container, job, None)
     assert code == 0, log
+
+
+STAND_IN = """
+import json, subprocess, sys
+from pathlib import Path
+from runtime.supervisor import supervisor
+
+def train(request, count, environment, forward, run, words=()):
+    plan = json.loads((run.path / "plan.json").read_text())
+    whole = next(row["value"] for row in plan["decisions"] if row["name"] == "micro_batch") == "off"
+    taken = f"taken = b'x' * ({600 if whole else 6} << 20)"
+    return abs(subprocess.run([sys.executable, "-S", "-c", taken]).returncode) and 137
+
+supervisor._trainers = train
+sets = ("train.epochs=1", "optimize.measure=off")
+sys.exit(supervisor.train(supervisor.TrainRequest(Path("jobs/digits.yaml"), sets, Path("/job/runs"))))
+"""
+"""The supervisor over a trainer without torch, that takes more than there is unless the micro-batch is small."""
+
+
+def test_a_trainer_without_torch(container: Run, job: Path) -> None:
+    """The same in seconds, for emulated hosts: who was killed, at which limit, and what is tried instead."""
+    options = ("--memory=300m", "--memory-swap=300m", "-v", f"{job}:/job", "-v", f"{ROOT}/jobs:/workspace/jobs:ro")
+    code = ("-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro")
+    done = container("-c", STAND_IN, options=(*options, *code), entrypoint="python")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the trainer was killed at the memory limit of 300.0 MiB (peak " in done.stdout
+    assert value(job / "runs" / "digits-001", "micro_batch") == 16
