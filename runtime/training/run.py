@@ -32,7 +32,7 @@ from runtime.tracking.event_log import EventLog
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import identical_ranks, losses, optimizer, torch_setup
 from runtime.training.best_metric import BestMetric
-from runtime.training.checkpoints import checkpoint, resume
+from runtime.training.checkpoints import checkpoint, optimizer_state, resume
 from runtime.training.ema import Ema
 from runtime.training.nonfinite import NonfiniteGuard
 from runtime.training.phase_timer import PhaseTimer
@@ -185,7 +185,7 @@ class Run:
             self.events.add("resume", line, loaded.state["counters"]["step"])
         self.model.load_state_dict(loaded.tensors["model"])
         self.optimizer.state.clear()
-        checkpoint.load_optimizer(self.model, self.optimizer, loaded.tensors["optimizer"])
+        optimizer_state.load_optimizer(self.model, self.optimizer, loaded.tensors["optimizer"])
         state = loaded.state
         self.counters = Counters(**state["counters"])
         self.samples_before = self.counters.samples

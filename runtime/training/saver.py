@@ -22,7 +22,7 @@ from runtime.hardware import cgroup
 from runtime.job.train import Adam, Sgd
 from runtime.job.values import interval
 from runtime.system.units import format_bytes
-from runtime.training.checkpoints import checkpoint
+from runtime.training.checkpoints import checkpoint, optimizer_state, retention
 from runtime.training.nonfinite import NotFinite, not_finite
 from runtime.training.run import Run
 
@@ -140,7 +140,9 @@ class Saver:
 
     def _step_snapshot(self) -> PendingCheckpoint:
         run = self.run
-        return self._snapshot(f"step-{run.counters.step}", {}, checkpoint.optimizer_tensors(run.model, run.optimizer))
+        return self._snapshot(
+            f"step-{run.counters.step}", {}, optimizer_state.optimizer_tensors(run.model, run.optimizer)
+        )
 
     def _snapshot(
         self, name: str, notes: Mapping[str, object], optimizer: Mapping[str, torch.Tensor] | None = None
@@ -204,7 +206,7 @@ class Saver:
             )
         path = checkpoint.save(self.run.checkpoints, snapshot.name, snapshot.tensors, snapshot.state)
         if snapshot.name.startswith("step-"):
-            checkpoint.prune(self.run.checkpoints, self.run.job.checkpoint.keep, snapshot.best, checkpoint.number(path))
+            retention.prune(self.run.checkpoints, self.run.job.checkpoint.keep, snapshot.best, checkpoint.number(path))
         return path
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.training.checkpoints import checkpoint
+from runtime.training.checkpoints import checkpoint, manifest
 from tests.docker.conftest import Run
 from tests.faults import trained
 from tests.paths import ROOT
@@ -82,7 +82,7 @@ def test_disk_with_64_mb_for_runs(container: Run, job: Path, small: Path) -> Non
     assert "epoch 3/3" in log
     assert "free some space" in log
     for path in checkpoint.steps(small / "middle-001" / "checkpoints"):
-        assert checkpoint.verify(path) is None
+        assert manifest.verify(path) is None
     assert checkpoint.latest(small / "middle-001" / "checkpoints")[0] is not None
     assert trained.leftovers(small / "middle-001") == []
     code, log = train(container, job, settings=("model.width=128", "name=large"))

@@ -30,6 +30,7 @@ from runtime.errors import CheckpointError, DataError, DrivetrainError
 from runtime.models import saved_model
 from runtime.system.files import read_json, sha256, write_json
 from runtime.training.checkpoints import checkpoint
+from runtime.training.checkpoints.manifest import MANIFEST
 from tests import tiny
 
 MOST = 500 << 20
@@ -169,9 +170,9 @@ def damaged(whole: Path, folder: Path, name: str, content: bytes) -> Path:
     """The checkpoint with one file replaced, and a manifest that says so."""
     path = shutil.copytree(whole, folder / "checkpoints" / "step-0")
     (path / name).write_bytes(content)
-    manifest = read_json(path / checkpoint.MANIFEST)
+    manifest = read_json(path / MANIFEST)
     manifest["files"][name] = {"bytes": len(content), "sha256": sha256(path / name)}
-    write_json(path / checkpoint.MANIFEST, manifest)
+    write_json(path / MANIFEST, manifest)
     return path
 
 
@@ -212,8 +213,8 @@ def test_the_state_of_a_checkpoint(whole: Path, tmp_path: Path, watched: Watcher
 @pytest.mark.parametrize("case", MANIFESTS)
 def test_the_manifest_of_a_checkpoint(whole: Path, tmp_path: Path, watched: Watcher, case: str) -> None:
     path = shutil.copytree(whole, tmp_path / "checkpoints" / "step-0")
-    manifest = read_json(path / checkpoint.MANIFEST)
-    (path / checkpoint.MANIFEST).write_text(json.dumps(MANIFESTS[case](manifest)))
+    manifest = read_json(path / MANIFEST)
+    (path / MANIFEST).write_text(json.dumps(MANIFESTS[case](manifest)))
     refused(tmp_path, watched)
 
 

@@ -22,7 +22,7 @@ from runtime.errors import CheckpointError, NumericsError
 from runtime.job.train import Fp16
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import loop, run
-from runtime.training.checkpoints import checkpoint
+from runtime.training.checkpoints import checkpoint, optimizer_state
 from runtime.training.grad_scaler import Scaler
 from runtime.training.saver import Saver
 from tests import tiny
@@ -123,7 +123,7 @@ def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
 def _tensors(made: run.Run) -> dict[str, dict[str, torch.Tensor]]:
     found = {
         "model": dict(made.model.state_dict()),
-        "optimizer": checkpoint.optimizer_tensors(made.model, made.optimizer),
+        "optimizer": optimizer_state.optimizer_tensors(made.model, made.optimizer),
     }
     return found | ({"ema": dict(made.ema.average)} if made.ema else {})
 

@@ -15,7 +15,7 @@ from runtime.plan import plan
 from runtime.supervisor import preemption
 from runtime.system import files
 from runtime.tracking.live import run_reader
-from runtime.training.checkpoints import checkpoint
+from runtime.training.checkpoints import manifest
 
 DEEP = "[" * 200_000 + "]" * 200_000
 
@@ -40,8 +40,8 @@ def test_a_row_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_manifest_is_not_whole(tmp_path: Path) -> None:
-    (tmp_path / checkpoint.MANIFEST).write_text(DEEP)
-    assert checkpoint.verify(tmp_path) == f"{checkpoint.MANIFEST} is missing or incomplete"
+    (tmp_path / manifest.MANIFEST).write_text(DEEP)
+    assert manifest.verify(tmp_path) == f"{manifest.MANIFEST} is missing or incomplete"
 
 
 @pytest.mark.parametrize("load", [plan.load, facts.load])

@@ -21,7 +21,7 @@ from runtime.errors import StorageError
 from runtime.models import safetensors_file
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import saver as saving
-from runtime.training.checkpoints import checkpoint
+from runtime.training.checkpoints import checkpoint, manifest, retention
 from runtime.training.nonfinite import NotFinite
 from tests import tiny
 from tests.paths import ROOT
@@ -137,7 +137,7 @@ while folder := os.read(0, 4096).decode():
         signal.sigwait({signal.SIGUSR1})
         try:
             checkpoint.save(Path(folder), "step-2", tensors, {"watch": {"best": {"best": None}}})
-            checkpoint.prune(Path(folder), 1, None)
+            retention.prune(Path(folder), 1, None)
         except Exception as error:
             os._exit(7 if type(error).__name__ == "StorageError" else 8)
         os._exit(0)
@@ -260,7 +260,7 @@ def test_power_loss_at_any_moment_of_a_save(
             disk.watch(patch)
             try:
                 checkpoint.save(folder, "step-2", tensors, state)
-                checkpoint.prune(folder, 1, None)
+                retention.prune(folder, 1, None)
             except Off:
                 disk.lose(folder, renames_last)
         loaded, _ = checkpoint.latest(folder)
@@ -328,7 +328,7 @@ def test_a_run_that_rolled_back_past_a_damaged_checkpoint_keeps_new_ones(tmp_pat
         kept.final()
     (tmp_path / "checkpoints" / "step-40" / "model.safetensors").write_bytes(b"")
     made.counters.step = 30
-    assert checkpoint.verify(kept.final()) is None
+    assert manifest.verify(kept.final()) is None
     assert [path.name for path in checkpoint.steps(tmp_path / "checkpoints")] == ["step-30"]
     made.metrics.close()
 

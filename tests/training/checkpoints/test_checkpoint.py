@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runtime.errors import CheckpointError, StorageError
-from runtime.training.checkpoints import checkpoint
+from runtime.training.checkpoints import checkpoint, optimizer_state, retention
 
 TENSORS = {"model": {"weight": torch.arange(6.0).view(2, 3), "count": torch.tensor(3)}}
 
@@ -82,13 +82,13 @@ def test_prune_keeps_the_last_and_every_best_they_name(tmp_path: Path) -> None:
     save(tmp_path, 20, best=2)
     save(tmp_path, 30, best=2)
     (tmp_path / ".tmp-step-40-1").mkdir()
-    checkpoint.prune(tmp_path, keep=2, best=3)
+    retention.prune(tmp_path, keep=2, best=3)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best-2", "best-3", "step-20", "step-30"]
 
 
 def test_keep_nothing_still_keeps_one(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    checkpoint.prune(tmp_path, keep=0, best=None)
+    retention.prune(tmp_path, keep=0, best=None)
     assert [p.name for p in checkpoint.steps(tmp_path)] == ["step-1"]
 
 
@@ -99,7 +99,7 @@ def test_a_damaged_later_checkpoint_does_not_count(tmp_path: Path, keep: int) ->
         save(tmp_path, step)
     flip(save(tmp_path, 40) / "model.safetensors")
     save(tmp_path, 30)
-    checkpoint.prune(tmp_path, keep=keep, best=None, newest=30)
+    retention.prune(tmp_path, keep=keep, best=None, newest=30)
     assert [checkpoint.number(path) for path in checkpoint.steps(tmp_path)] == [10, 20, 30][-keep:]
 
 
@@ -124,7 +124,7 @@ def test_optimizer_state_goes_by_name(kind: type[torch.optim.Optimizer]) -> None
     twin = torch.nn.Linear(3, 2)
     twin.load_state_dict(model.state_dict())
     second = kind(reversed(list(twin.parameters())), lr=0.1, **extra)
-    checkpoint.load_optimizer(twin, second, checkpoint.optimizer_tensors(model, first))
+    optimizer_state.load_optimizer(twin, second, optimizer_state.optimizer_tensors(model, first))
     step(model, first)
     step(twin, second)
     assert all(a.equal(b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
@@ -134,4 +134,4 @@ def test_unknown_parameter_in_optimizer_state() -> None:
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(CheckpointError, match="names 'lost', which does not exist in the network"):
-        checkpoint.load_optimizer(model, optimizer, {"lost/exp_avg": torch.zeros(1)})
+        optimizer_state.load_optimizer(model, optimizer, {"lost/exp_avg": torch.zeros(1)})

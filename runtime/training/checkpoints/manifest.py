@@ -1,0 +1,56 @@
+"""The manifest of a checkpoint: its files with their sizes and SHA-256, written last, and what does not match it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from runtime.system.files import read_json, sha256
+
+FORMAT = 1
+MANIFEST = "MANIFEST.json"
+MOST_BYTES = 1 << 20
+"""A manifest takes a few hundred bytes; a longer file is not a manifest."""
+
+
+def verify(path: Path) -> str | None:
+    """What is wrong with a checkpoint, naming the file; None if it matches its manifest."""
+    try:
+        files = listed(path)
+        for name, entry in files.items():
+            file = path / name
+            if file.is_symlink() or not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != entry["bytes"]:
+                return f"{name} has {file.stat().st_size} bytes, expected {entry['bytes']}"
+            if (digest := sha256(file)) != entry["sha256"]:
+                return f"{name} has SHA-256 {digest[:12]}..., expected {entry['sha256'][:12]}..."
+    except ValueError as wrong:
+        return str(wrong)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    return None
+
+
+def listed(path: Path) -> dict[str, dict[str, Any]]:
+    """The files listed in a manifest; refuses paths outside of the folder.
+
+    Raises:
+        ValueError: with what is wrong with the manifest.
+    """
+    file = path / MANIFEST
+    manifest = read_json(file) if file.is_file() and file.stat().st_size <= MOST_BYTES else None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise ValueError(f"{MANIFEST} is missing or incomplete")
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"format {manifest.get('format')}, this version reads {FORMAT}")
+    files: dict[str, dict[str, Any]] = manifest["files"]
+    for name, entry in files.items():
+        if not re.fullmatch(r"[a-z]+\.(safetensors|json)", name):
+            raise ValueError(f"{MANIFEST} lists {name!r}, which is not a checkpoint file")
+        if not isinstance(entry, dict) or (type(entry.get("bytes")), type(entry.get("sha256"))) != (int, str):
+            raise ValueError(f"{MANIFEST} has no size or SHA-256 for {name}")
+    if not {"model.safetensors", "state.json"} <= set(files):
+        raise ValueError(f"{MANIFEST} lists no model.safetensors or no state.json")
+    return files
