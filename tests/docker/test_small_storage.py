@@ -80,7 +80,7 @@ def test_disk_with_64_mb_for_runs(container: Run, job: Path, small: Path) -> Non
     assert code == 7, log
     assert "storage: checkpoint not saved, training continues" in log
     assert "epoch 3/3" in log
-    assert "free some space" in log
+    assert "free disk space" in log
     for path in checkpoint.steps(small / "middle-001" / "checkpoints"):
         assert manifest.verify(path) is None
     assert checkpoint.latest(small / "middle-001" / "checkpoints")[0] is not None
