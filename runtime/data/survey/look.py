@@ -103,7 +103,7 @@ def _table(request: SurveyRequest, sample: TableSample) -> Draft:
 
 
 def _others(sample: TableSample) -> int:
-    """Columns beside a text that a table job would predict from."""
+    """Number of columns beside a text that a table job would use as features."""
     columns = [c for c in sample.columns.values() if not c.refused and not target_guess.identifier(c)]
     return sum(c.kind == "number" or c.classes for c in columns)
 

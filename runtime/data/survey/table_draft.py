@@ -143,7 +143,7 @@ def _long_texts(sample: TableSample, guess: TargetGuess) -> list[str]:
 
 
 def _over_time(request: SurveyRequest, sample: TableSample) -> list[str]:
-    """A line on the other way to see rows that have dates."""
+    """A line on the alternative for rows with dates: a series task."""
     if request.task or not any(c.refused == DATE for c in sample.columns.values()):
         return []
     timed = series_draft.timed_rows(request, sample)

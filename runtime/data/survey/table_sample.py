@@ -125,7 +125,7 @@ def read(path: Path) -> TableSample:
     if path.exists() and path.stat().st_size > WHOLE:
         table, rows = table_file.head(path, KEY, ROWS)
         if path.suffix.lower() != ".parquet":
-            # Estimated from the bytes: two digits are all that is known.
+            # Estimated from the file size, so rounded to two digits.
             rows = max(len(table), round(rows, 2 - len(str(rows))))
     else:
         table = table_file.read(path, KEY)
@@ -194,7 +194,7 @@ def _refused(table: Any, name: str, different: int, filled: int) -> tuple[str, b
 
 
 def _decimal_commas(column: Any) -> int:
-    """How many cells are numbers such as `0,5`, which are read as text."""
+    """The number of cells such as `0,5`, which are numbers but read as text."""
     from pyarrow import compute
 
     found = compute.match_substring_regex(column_values.texts(column), _DECIMAL_COMMA)

@@ -103,7 +103,7 @@ def number(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
 
 
 def telling_number(columns: Sequence[ColumnProfile]) -> str:
-    """The column of numbers whose name says that it is to be predicted; empty if none does."""
+    """The numeric column with a typical name of a target; empty if there is none."""
     ends = [column.name for column in columns if re.split(r"[\W_]+", column.name.casefold())[-1] in NUMBER_ENDS]
     return by_name(columns, NUMBER_NAMES) or (ends[-1] if ends else "")
 

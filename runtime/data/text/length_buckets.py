@@ -24,7 +24,7 @@ class TokenSplitter:
 
     tokens: int
     in_order: bool = False
-    """Whether texts keep their order, to go through the network without padding; else similar lengths go together."""
+    """Whether texts keep their order, for packed batches; else texts of similar length are grouped."""
 
     def __call__(self, batch: Batch, most: int) -> Iterator[Batch]:
         """The micro-batches of a batch, of at most `most` samples."""
