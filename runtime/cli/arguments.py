@@ -149,7 +149,7 @@ def _add_data(add: Add) -> None:
     made.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
     made.add_argument("--size", type=int, default=1200, help="number of images, texts or rows (default: 1200)")
     made.add_argument("--seed", type=int, default=0, help="random seed; the same seed gives the same data (default: 0)")
-    made = add("init", "write a first job spec by looking at your data")
+    made = add("init", "look at your data and write a first job file")
     made.add_argument("data", type=Path, metavar="DATA", help="folder of images, table (CSV, JSONL, Parquet) or .npz")
     made.add_argument("--task", choices=TASKS, help="task of the job, if the guess is wrong")
     made.add_argument(
@@ -161,7 +161,7 @@ def _add_data(add: Add) -> None:
     )
     made.add_argument("--text", metavar="COLUMN", help="column that holds the texts")
     made.add_argument(
-        "--output", type=Path, metavar="FILE", help="job spec to write (default: NAME.yaml, named after the data)"
+        "--output", type=Path, metavar="FILE", help="job file to write (default: NAME.yaml, named after the data)"
     )
     made = add("convert", "convert a pickle checkpoint to safetensors, in an isolated process")
     made.add_argument(

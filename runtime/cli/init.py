@@ -43,9 +43,9 @@ def _check_free(output: Path) -> None:
 
 def _heading(data: Path, output: Path) -> list[str]:
     return [
-        f"A first job spec, written by `drivetrain init {shlex.quote(str(data))}` after a look at the data.",
+        f"A first job file, written by `drivetrain init {shlex.quote(str(data))}` .",
         f"Try it: drivetrain train {shlex.quote(str(output))} --set train.epochs=1",
-        "Every value can be changed; `drivetrain validate` checks the file. docs/spec.md lists all keys.",
+        "Change any value; `drivetrain validate` checks the file. docs/spec.md lists all keys.",
     ]
 
 

@@ -80,9 +80,7 @@ def _images(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
         Entry("train", scalar(request.written(path)), f"`images` {shape} and `labels` ({len(labels):,},)"),
         first_values.validation(len(labels), "images"),
     ]
-    draft.model = Entry(
-        "model", "small-cnn", "a small network for a first result; resnet18 learns more from more images"
-    )
+    draft.model = Entry("model", "small-cnn", "a small network for a first result; try resnet18 with many images")
     draft.train = [
         first_values.epochs(len(labels), 36_000, 5, 30, "images"),
         first_values.batch_size(len(labels), 32),

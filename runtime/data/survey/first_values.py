@@ -18,13 +18,15 @@ UNEVEN = (3.0, 30.0)
 def validation(samples: int, what: str) -> Entry:
     """The fraction of the samples for validation."""
     fraction, word = (0.1, "a tenth") if samples >= MANY_ROWS else (0.2, "a fifth")
-    return Entry("validation", str(fraction), f"{word} of the {what} is kept to validate")
+    return Entry("validation", str(fraction), f"{word} of the {what} is for validation")
 
 
 def epochs(samples: int, seen: int, least: int, most: int, what: str) -> Entry:
     """The number of epochs in which the network sees about `seen` samples."""
     count = min(most, max(least, round(seen / max(1, samples))))
-    return Entry("epochs", str(count), f"{count} passes over {samples:,} {what}; more if validation still improves")
+    return Entry(
+        "epochs", str(count), f"{count} passes over {samples:,} {what}; increase it if validation still improves"
+    )
 
 
 def batch_size(samples: int, most: int) -> Entry:
@@ -33,14 +35,18 @@ def batch_size(samples: int, most: int) -> Entry:
     while size * 2 <= most and size * 80 <= samples:
         size *= 2
     steps = max(1, samples // size)
-    return Entry("batch_size", str(size), f"{steps:,} steps an epoch; auto measures which size is fastest")
+    return Entry("batch_size", str(size), f"{steps:,} steps per epoch; auto measures which size is fastest")
 
 
 def optimizer(rate: str, network: str) -> list[Entry]:
     """AdamW with a learning rate that suits the network, and a one-cycle schedule."""
     return [
-        Entry("optimizer", f"{{name: adamw, lr: {rate}}}", f"suits {network}; `drivetrain find-lr` tests others"),
-        Entry("schedule", "one-cycle", "the rate climbs, then falls to almost nothing"),
+        Entry(
+            "optimizer",
+            f"{{name: adamw, lr: {rate}}}",
+            f"a good start for {network}; `drivetrain find-lr` tests others",
+        ),
+        Entry("schedule", "one-cycle", "the learning rate rises, then falls to almost zero"),
     ]
 
 

@@ -139,7 +139,7 @@ def _root(folder: Path) -> tuple[Path, Path | None, list[str]]:
     train, held = found
     others = [name for name in below if name not in found]
     if others:
-        unused = f"{listed(others)} is not trained on: `drivetrain evaluate RUN --data {folder / others[0]}`"
+        unused = f"{listed(others)} is not used for training: `drivetrain evaluate RUN --data {folder / others[0]}`"
         choices.append(unused)
     return folder / train, folder / held if held else None, choices
 
@@ -175,7 +175,7 @@ def _validation(request: SurveyRequest, held: Path | None, counts: Counter[str])
         entry = first_values.validation(counts.total(), "images")
         return Entry(entry.key, entry.value, f"{entry.reason}, of each class")
     images = len(class_folders.read(held, KEY).names)
-    return Entry("validation", scalar(request.written(held)), f"{images:,} images that were set aside already")
+    return Entry("validation", scalar(request.written(held)), f"{images:,} images in a folder of their own")
 
 
 def _draft(found: ImageSurvey, counts: Counter[str], reason: str) -> Draft:
@@ -183,7 +183,7 @@ def _draft(found: ImageSurvey, counts: Counter[str], reason: str) -> Draft:
     middle = float(np.median(sides))
     fitting, _ = input_shape.choose_size("auto", sides, exact=False)
     size = min(fitting, LARGEST)
-    more = f"; up to {fitting} may learn more, and takes longer" if fitting > size else ""
+    more = f"; up to {fitting} may be more accurate, and is slower" if fitting > size else ""
     kind = "all grey" if found.grey else "in color"
     draft = Draft(TASK, reason)
     draft.found = [
@@ -193,15 +193,15 @@ def _draft(found: ImageSurvey, counts: Counter[str], reason: str) -> Draft:
     ]
     if found.unreadable:
         draft.found.append(f"{len(found.unreadable):,} of those opened cannot be decoded: {found.unreadable[0]}")
-    draft.data = [Entry("image_size", str(size), f"the short side is {middle:.0f} px in the median{more}")]
+    draft.data = [Entry("image_size", str(size), f"median short side {middle:.0f} px{more}")]
     if found.oblong:
         part = f"{found.oblong / len(sides):.0%} are not square"
-        draft.data.append(Entry("fit", "crop", f"{part}: the center is taken; pad or squash keep the ends"))
+        draft.data.append(Entry("fit", "crop", f"{part}: crop takes the center; pad and squash keep all of it"))
     if not found.grey and size >= 32:
-        reason = "photos mean the same mirrored; without flip for text, digits or left and right"
+        reason = "mirrored photos keep their class; remove flip for text, digits, or left and right"
         draft.data.append(Entry("augment", "{flip: true, crop_padding: 4}", reason))
     network = "small-cnn" if size <= 32 else "{name: small-cnn, width: 16}"
-    draft.model = Entry("model", network, "a small network for a first result; resnet18 learns more from more images")
+    draft.model = Entry("model", network, "a small network for a first result; try resnet18 with many images")
     draft.train = [
         first_values.epochs(total, 36_000, 5, 30, "images"),
         first_values.batch_size(total, 32),

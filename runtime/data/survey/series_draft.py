@@ -108,27 +108,27 @@ def _draft(
     series = int(timed.order.series.max()) + 1
     stride = max(1, window // 8, min(window, sample.rows // MOST))
     count = sample.rows // stride
-    kept = "state that stays from row to row" if task == CLASSIFICATION else "number of each time"
+    kept = "label that rarely changes from row to row" if task == CLASSIFICATION else "number at each time"
     draft = Draft(task, f"{timed.time} is the time, {goal.name} a {kept}")
     draft.found = [sample.size, f"{series:,} series by {timed.group}" if timed.group else "one series"]
     draft.choices = list(guess.choice)
     if timed.others:
-        draft.choices.append(f"{timed.group} tells the series apart; others that could: {listed(timed.others)}")
+        draft.choices.append(f"group {timed.group} separates the series; other candidates: {listed(timed.others)}")
     if request.task is None:
-        draft.choices.append(f"rows are taken for readings over time; rows by themselves: --task tabular-{task[7:]}")
-    grouped = (
-        [Entry("group", scalar(timed.group), f"{series:,} series; a window stays inside of one")] if timed.group else []
-    )
+        draft.choices.append(
+            f"the rows are read as a time series; to treat each row as a sample: --task tabular-{task[7:]}"
+        )
+    grouped = [Entry("group", scalar(timed.group), f"{series:,} series; no window spans two")] if timed.group else []
     wanted = [timed.time, *([timed.group] if timed.group else []), *features]
     draft.data = [
         Entry("train", scalar(request.written(sample.path)), sample.size),
-        Entry("time", scalar(timed.time), f"{'equal' if timed.regular else 'uneven'} steps of time"),
+        Entry("time", scalar(timed.time), f"{'equal' if timed.regular else 'unequal'} time steps"),
         *grouped,
         Entry("features", flow(features), f"{len(features)} columns of numbers"),
         Entry("label", scalar(guess.names[0]) if len(guess.names) == 1 else flow(guess.names), guess.reason),
-        Entry("window", str(window), "rows that the network sees; the label is that of the last of them"),
-        Entry("stride", str(stride), f"a window every {stride} rows: about {count:,} of them"),
-        Entry("validation", "0.2", "the last fifth of the time; no window crosses into it"),
+        Entry("window", str(window), "rows per window; its label is that of its last row"),
+        Entry("stride", str(stride), f"a window starts every {stride} rows: about {count:,} windows"),
+        Entry("validation", "0.2", "the last fifth of the time; no window crosses the boundary"),
         *first_values.bad_samples(max(sample.lost(wanted), sample.lost(guess.names)), "have an empty cell"),
     ]
     draft.model = Entry("model", network(window), "convolutions for short patterns, then an LSTM for their order")

@@ -41,7 +41,7 @@ def table_draft(request: SurveyRequest, sample: TableSample) -> Draft:
         Entry("target", _names(guess.names), guess.reason),
         *([Entry("ignore", flow(ignored), _reasons(ignored))] if ignored else []),
         *(
-            [Entry("numeric", flow(numeric), "numbers with a few other texts; those rows are left out")]
+            [Entry("numeric", flow(numeric), "numbers, but a few cells are text; those rows are left out")]
             if numeric
             else []
         ),
@@ -69,7 +69,7 @@ def _target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, s
     classes = target_guess.classes(columns) if request.task != REGRESSION else None
     numbers = target_guess.number(columns) if request.task != CLASSIFICATION else None
     telling = numbers is not None and bool(target_guess.telling_number([sample.columns[numbers.names[0]]]))
-    if classes and not (telling and classes.reason != "its name says so"):
+    if classes and not (telling and classes.reason != "by its name"):
         if numbers:
             more = tuple(name for name in numbers.names if name not in classes.others and name not in classes.names)
             classes = TargetGuess(classes.names, classes.reason, (*more, *classes.others))
@@ -139,7 +139,7 @@ def _long_texts(sample: TableSample, guess: TargetGuess) -> list[str]:
     names = [c.name for c in sample.columns.values() if c.long_text and c.name not in guess.names]
     if not names:
         return []
-    return [f"the texts of {names[0]} are not read here: --task text-classification learns from them alone"]
+    return [f"the texts in {names[0]} are not used; to train on them: --task text-classification"]
 
 
 def _over_time(request: SurveyRequest, sample: TableSample) -> list[str]:
@@ -150,5 +150,5 @@ def _over_time(request: SurveyRequest, sample: TableSample) -> list[str]:
     if timed is None:
         return []
     return [
-        f"each row is taken by itself; as windows over {timed.time}: --task {series_draft.REGRESSION} --target COLUMN"
+        f"each row is a sample; to train on windows over {timed.time}: --task {series_draft.REGRESSION} --target COLUMN"
     ]

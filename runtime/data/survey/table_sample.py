@@ -176,7 +176,7 @@ def _refused(table: Any, name: str, different: int, filled: int) -> tuple[str, b
         spoilt = float((strange | (np.abs(values) > column_values.LARGEST)).mean())
     number = column_values.kind(table[name]) == "number"
     if not number and _decimal_commas(table[name]) >= column_roles.MOSTLY * filled > 0:
-        return "numbers with decimal commas: write points", False
+        return "numbers with decimal commas; use decimal points", False
     if (number and spoilt > MOST_SPOILT) or not filled:
         return "infinite in many rows" if filled else "empty", False
     try:
@@ -187,7 +187,7 @@ def _refused(table: Any, name: str, different: int, filled: int) -> tuple[str, b
     else:
         return "", False
     if number:
-        return "it counts the rows", False
+        return "a row counter", False
     if (~np.isnan(values)).sum() < column_roles.MOSTLY * filled:
         return f"{different:,} different texts in {filled:,} rows", False
     return ("", True) if spoilt <= MOST_SPOILT else ("numbers with text in many rows", False)

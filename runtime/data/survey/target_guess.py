@@ -42,10 +42,8 @@ class TargetGuess:
         """A line about the other candidates."""
         if not self.others:
             return []
-        taken = "is" if len(self.names) == 1 else "are"
         return [
-            f"{listed(self.names)} {taken} predicted: {self.reason}; others that could be: {listed(self.others, 8)} "
-            f"(--target {'...' if len(self.others) > 1 else self.others[0]})"
+            f"target {listed(self.names)}: {self.reason}; other candidates: {listed(self.others, 8)} (choose with --target)"
         ]
 
 
@@ -84,11 +82,11 @@ def classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
     able = [column for column in columns if column.classes and not identifier(column)]
     if telling:
         others = [column.name for column in able if column.name != telling]
-        return TargetGuess((telling,), "its name says so", tuple(others))
+        return TargetGuess((telling,), "by its name", tuple(others))
     if not able:
         return None
     last = able[-1]
-    reason = f"the last column with few values, {last.different}"
+    reason = f"the last column with few values ({last.different})"
     return TargetGuess((last.name,), reason, tuple(column.name for column in able[:-1]))
 
 
@@ -98,7 +96,7 @@ def number(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
     telling = telling_number(able)
     name = telling or (able[-1].name if able else "")
     others = tuple(column.name for column in able if column.name != name)
-    reason = "its name says so" if telling else "the last column of numbers"
+    reason = "by its name" if telling else "the last column of numbers"
     return TargetGuess((name,), reason, others) if name else None
 
 

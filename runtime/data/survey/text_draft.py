@@ -52,7 +52,7 @@ def text_draft(request: SurveyRequest, sample: TableSample, text: ColumnProfile)
             "labels that come back: classes",
             "name a column of labels with --target",
         )
-    draft = Draft(TASK, f"{text.name} holds texts of {text.words:g} words in the median")
+    draft = Draft(TASK, f"column {text.name} holds texts, median {text.words:g} words")
     draft.found = [sample.size]
     for column in columns:
         draft.found.append(f"{column.name} has {first_values.counted(column.counts)}")
@@ -61,24 +61,24 @@ def text_draft(request: SurveyRequest, sample: TableSample, text: ColumnProfile)
     labels = flow(guess.names) if len(guess.names) > 1 else scalar(guess.names[0])
     draft.data = [
         Entry("train", scalar(request.written(sample.path)), sample.size),
-        Entry("text", scalar(text.name), f"{text.words:g} words in the median, {text.different:,} different texts"),
+        Entry("text", scalar(text.name), f"median {text.words:g} words, {text.different:,} different texts"),
         Entry("labels", labels, guess.reason),
         first_values.validation(sample.rows, "texts"),
-        Entry("max_length", "auto", "tokens; almost all texts fit, by their 99th percentile"),
-        *first_values.bad_samples(sample.lost([text.name, *guess.names]), "lack a text or a label, and are left out"),
+        Entry("max_length", "auto", "tokens, chosen from the texts: 99% of them fit"),
+        *first_values.bad_samples(sample.lost([text.name, *guess.names]), "lack a text or a label and are left out"),
     ]
     draft.model = Entry("model", "{name: encoder, layers: 1, width: 64}", _NETWORK)
     weights = first_values.class_weights(columns[0].counts) if len(columns) == 1 and columns[0].counts else []
     draft.train = [
         first_values.epochs(sample.rows, 36_000, 3, 20, "texts"),
         first_values.batch_size(sample.rows, 32),
-        *first_values.optimizer("4e-3", "so small an encoder"),
+        *first_values.optimizer("4e-3", "a small encoder"),
         *weights,
     ]
     return draft
 
 
-_NETWORK = "trained on these texts alone; a pretrained one: {source: transformers, name: FOLDER}"
+_NETWORK = "trained from scratch on these texts; pretrained: {source: transformers, name: FOLDER}"
 
 
 def _text(column: ColumnProfile, request: SurveyRequest) -> bool:
@@ -91,9 +91,7 @@ def _labels(sample: TableSample, text: ColumnProfile) -> target_guess.TargetGues
     telling = target_guess.by_name([c for c in columns if c.trainable], target_guess.CLASS_NAMES)
     able = [c for c in columns if c.classes and not target_guess.identifier(c)]
     if telling:
-        return target_guess.TargetGuess(
-            (telling,), "its name says so", tuple(c.name for c in able if c.name != telling)
-        )
+        return target_guess.TargetGuess((telling,), "by its name", tuple(c.name for c in able if c.name != telling))
     if not able:
         return None
     counts = np.array([c.different for c in able])
@@ -104,6 +102,4 @@ def _labels(sample: TableSample, text: ColumnProfile) -> target_guess.TargetGues
 def _several(names: tuple[str, ...]) -> list[str]:
     if len(names) == 1:
         return []
-    return [
-        f"{len(names)} outputs, one for each of {listed(names)}: take out what is no label, or name them (--target)"
-    ]
+    return [f"one output for each of {listed(names)}; remove columns that are not labels, or choose with --target"]
