@@ -1,4 +1,4 @@
-"""Training from Python: a network and a dataset of one's own, no job spec. Run it with `python library.py`."""
+"""Training from Python: a network and a dataset of one's own, no job file. Run it with `python library.py`."""
 
 import torch
 from torch import nn

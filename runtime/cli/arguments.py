@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
         return made
 
     def with_job(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        made.add_argument("job", type=Path, help="YAML file of the job")
+        made.add_argument("job", type=Path, help="the job file (YAML)")
         made.add_argument(
             "--set",
             action="append",
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         )
         return made
 
-    with_job(add("validate", "check a job file for mistakes; needs neither torch nor network"))
+    with_job(add("validate", "check a job file for mistakes; needs neither torch nor internet access"))
     made = add("facts", "show this machine's hardware and how much of it this process may use")
     made.add_argument("--json", action="store_true", help="print JSON, which `plan --hardware` reads")
     made = with_job(add("plan", "show the settings chosen for this machine and job, with reasons"))
@@ -61,7 +61,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--trace", action="store_true", help="profile a few steps: slowest operators, and a trace for Perfetto"
     )
-    made = with_job(add("launch", "train in a Docker container with the job's resource limits; run it on the host"))
+    made = with_job(
+        add(
+            "launch",
+            "train in a Docker container under the job's resource limits (use this on the host, not inside a container)",
+        )
+    )
     made.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="use a CPU or a GPU image (default: cpu)")
     made.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
     made.add_argument("--new", action="store_true", help="start a new run, even if an earlier one is unfinished")
@@ -76,7 +81,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--steps", type=int, default=100, help="number of mini-batches (default: 100)")
     made = with_job(add("memory", "predict and measure peak memory for each micro-batch size"))
     made.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/memory-<name>)")
-    made = with_job(add("bench", "measure the speedup of each optimization: alone, together, and left out"))
+    made = with_job(
+        add("bench", "measure the speedup of each optimization: added one by one, and removed from the full plan")
+    )
     made.add_argument(
         "--against", action="append", default=[], metavar="KEY=VALUE", help="also compare with a variant of the job"
     )
@@ -94,7 +101,7 @@ def _add_look(add: Add) -> None:
     """Commands that show runs and the machine."""
     made = add("watch", "show the live progress of a run, or the last state of a finished one")
     made.add_argument("run", type=named_run.parse, nargs="?", help="run folder or its name (default: the newest run)")
-    made = add("report", "write the report of a run again")
+    made = add("report", "regenerate the report of a run")
     made.add_argument("run", type=named_run.parse, help="run folder, or its name in runs/")
     made = add("compare", "compare runs side by side: job files, plans, results and curves")
     made.add_argument("runs", type=named_run.parse, nargs="+", metavar="RUN", help="two or more run folders")
@@ -149,7 +156,7 @@ def _add_data(add: Add) -> None:
     made.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
     made.add_argument("--size", type=int, default=1200, help="number of images, texts or rows (default: 1200)")
     made.add_argument("--seed", type=int, default=0, help="random seed; the same seed gives the same data (default: 0)")
-    made = add("init", "look at your data and write a first job file")
+    made = add("init", "draft a job file from your data")
     made.add_argument("data", type=Path, metavar="DATA", help="folder of images, table (CSV, JSONL, Parquet) or .npz")
     made.add_argument("--task", choices=TASKS, help="task of the job, if the guess is wrong")
     made.add_argument(

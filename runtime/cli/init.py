@@ -1,4 +1,4 @@
-"""`drivetrain init`: drafts a commented job spec from the data; never overwrites a file."""
+"""`drivetrain init`: drafts a commented job file from the data; never overwrites a file."""
 
 from __future__ import annotations
 

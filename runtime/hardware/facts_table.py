@@ -31,8 +31,8 @@ def render(hardware: Hardware) -> RenderableType:
 
 def _rows(hardware: Hardware) -> Iterator[_Row]:
     cpu = hardware.cpu
-    yield "place", "place", hardware.place, _groups(hardware.cgroup)
-    yield "image", "image", "", hardware.image or "none of ours"
+    yield "place", "environment", hardware.place, _groups(hardware.cgroup)
+    yield "image", "image", "", hardware.image or "not a Drivetrain image"
     yield "cpu", "CPU", f"{cpu.model} ({cpu.vendor}, {cpu.architecture})", _flags(cpu)
     yield "cpu", "logical CPUs", str(cpu.host), _budget(cpu)
     yield "cpu", "physical cores", "", _cores(cpu)
@@ -41,7 +41,7 @@ def _rows(hardware: Hardware) -> Iterator[_Row]:
     yield "compiler", "C++ compiler", "", hardware.compiler or "none (g++ and Python.h are both needed)"
     yield "torch", "torch", "", _torch(hardware.torch)
     libraries = [path for path in asdict(hardware.libraries).values() if path]
-    yield "libraries", "for preloading", "", "\n".join(libraries) or "nothing"
+    yield "libraries", "preloadable libraries", "", "\n".join(libraries) or "none"
     if not hardware.gpus:
         yield "gpus", "GPU", "", "none"
     for gpu in hardware.gpus:
@@ -58,7 +58,7 @@ def _storage(storage: Storage) -> Iterator[_Row]:
 
 
 def _groups(version: int) -> str:
-    return f"control groups, version {version}" if version else "no control groups"
+    return f"cgroup v{version}" if version else "no cgroups"
 
 
 def _flags(cpu: Cpu) -> str:

@@ -44,7 +44,7 @@ def choose_image(hardware: Hardware) -> Image:
     chip = f"{gpu.name}, capability {gpu.capability[0]}.{gpu.capability[1]}, driver {gpu.driver}"
     driver = driver_major(gpu)
     if gpu.capability >= (8, 0) and driver >= AMPERE_DRIVER:
-        return Image("ampere", f"{chip}: CUDA 13 needs 8.0 here and driver {AMPERE_DRIVER}")
+        return Image("ampere", f"{chip}: the image's CUDA 13 build needs capability 8.0 and driver {AMPERE_DRIVER}")
     if gpu.capability < (5, 0):
         return Image(None, f"{chip}: no image has code below 5.0")
     if gpu.capability > (9, 0):

@@ -1,4 +1,4 @@
-"""Loads a job spec: from a YAML file and `--set` values to a checked Job, or to a list of all problems."""
+"""Loads a job file: from a YAML file and `--set` values to a checked Job, or to a list of all problems."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SpecSource:
 
 
 def load(path: Path | str, assignments: Sequence[str] = (), *, folder: Path | None = None) -> Job:
-    """Read and check a job spec.
+    """Read and check a job file.
 
     Args:
         path: the YAML file.
@@ -50,7 +50,7 @@ def load(path: Path | str, assignments: Sequence[str] = (), *, folder: Path | No
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise SpecError(
-            f"{path}: {error.strerror or error}", "a job spec in YAML", "see the examples in jobs/"
+            f"{path}: {error.strerror or error}", "a job file in YAML", "see the examples in jobs/"
         ) from None
     return _load(content, path, assignments, folder)
 

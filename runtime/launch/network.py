@@ -16,7 +16,7 @@ def need(job: Job) -> str | None:
         if not os.path.exists(job.resolve(given)):
             return f"model.name: {given} is not a local folder, so it is looked up on the Hugging Face hub"
     if job.checkpoint.notice:
-        return f"checkpoint.notice: {job.checkpoint.notice} is asked"
+        return f"checkpoint.notice: {job.checkpoint.notice} is polled"
     return None
 
 

@@ -25,7 +25,7 @@ def note(network: Model) -> str | None:
     if not isinstance(module, cnn.SmallCnn | cnn.ResNet):
         return None
     side = given["image_size"]
-    ours = f"{format_flop(3 * forward(module, side))} a sample in training"
+    ours = f"{format_flop(3 * forward(module, side))} per training sample"
     if isinstance(module, cnn.SmallCnn):
         return f"{given['name']}, {ours}"
     small = isinstance(module.stem[-1], nn.ReLU)

@@ -197,6 +197,6 @@ def _heads(folder: Path, rows: list[Any]) -> dict[str, Head]:
 def _refuse(folder: Path, wrong: str) -> NoReturn:
     raise CheckpointError(
         f"{folder}: {wrong}",
-        "a model folder as written at the end of a training",
+        "a model folder as written at the end of training",
         "copy the folder again, or use the version of drivetrain that wrote it",
     )

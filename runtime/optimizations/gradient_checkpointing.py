@@ -28,7 +28,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Off, since it takes time, unless a single sample does not fit without it."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle or workload is None or not workload.activations:
-        return Choice(OFF, obstacle or "it costs time and is only needed when memory is short")
+        return Choice(OFF, obstacle or "slower; only needed when memory is short")
     fixed, most = _fixed(job, workload), room(job, hardware)
     plain, saving = needed(job, workload), fixed + workload.recomputed
     figures = f"{format_bytes(plain)} with micro-batch 1, {format_bytes(most)} available"

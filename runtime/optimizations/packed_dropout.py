@@ -28,7 +28,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
-    return Choice(True, "generates random bits for four elements at a time; same distribution, other random numbers")
+    return Choice(
+        True, "generates random bits for four elements at a time; same distribution, different random numbers"
+    )
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:

@@ -31,7 +31,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """bf16 from capability 8.0 on, fp16 on the first tensor cores, fp32 elsewhere and on CPUs."""
     gpu = hardware.gpu
     if gpu is None:
-        return Choice("fp32", "on CPUs lower precision is often slower; used only if measured faster or requested")
+        return Choice("fp32", "often slower on CPUs; lower precision is used only if measured faster or requested")
     chip = f"{gpu.name} ({gpu.capability[0]}.{gpu.capability[1]})"
     if gpu.capability >= (8, 0):
         return Choice("bf16", f"{chip} has bf16 tensor cores; TF32 for operations that stay in fp32")

@@ -2,7 +2,7 @@
 
 `packed` puts the real tokens of a batch in one row for all layers; only attention works text by text. A number splits
 the batch by length into micro-batches of so many tokens, which contain little padding. The loss is that of the whole
-batch. With dropout both use other random numbers than the whole batch would, from the same distribution.
+batch. With dropout both use different random numbers than the whole batch would, from the same distribution.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Pretrained:
         return made.float()  # type: ignore[no-any-return]
 
     def refuse(self, given: str, possible: str, action: str) -> NoReturn:
-        """Raise an error about the network's name in the job spec.
+        """Raise an error about the network's name in the job file.
 
         Raises:
             SpecError: always.

@@ -16,7 +16,7 @@ from runtime.report.log_series import Series, collect
 from runtime.system.files import parse_json, parse_row
 
 _AT_THE_END = "result.json"
-"""Written at the end of a training; in a stopped or running run it does not count as missing."""
+"""Written at the end of training; in a stopped or running run it does not count as missing."""
 _LOST = {
     "job.yaml": "the job file cannot be shown",
     "hardware.json": "the machine cannot be shown",

@@ -62,7 +62,8 @@ def _fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) 
             with run.signals.held():
                 _go_back(run, saver, "memory", str(why))
         reason = _ended(run)
-    return reason or f"all {run.job.train.epochs} epochs trained"
+    epochs = run.job.train.epochs
+    return reason or ("1 epoch trained" if epochs == 1 else f"all {epochs} epochs trained")
 
 
 def _ended(run: Run) -> str | None:

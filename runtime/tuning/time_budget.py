@@ -65,7 +65,7 @@ def planned(
     start, short = time.monotonic(), "of training is too short to measure optimizations"
     if seconds is None and SHARE * count < FEWEST:
         # However long its steps are, the share would be used up before anything is compared.
-        say(f"tune: skipped, {count:,} steps {short}")
+        say(f"tune: skipped, {count:,} training steps are too few to measure optimizations")
         return None
     arm = begin()
     if seconds is None:

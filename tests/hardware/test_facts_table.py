@@ -45,7 +45,7 @@ def test_a_log_gets_plain_lines_of_100_columns(path: Path) -> None:
             "codespace-2core-cgroup2",
             [
                 "facts of codespace-2core-cgroup2",
-                "place docker control groups, version 2",
+                "environment docker cgroup v2",
                 "image* cpu",
                 "logical CPUs* 2 2 (affinity 2, cpuset 2, quota 2)",
                 "physical cores* 1, shared by hyperthreads",
@@ -56,7 +56,7 @@ def test_a_log_gets_plain_lines_of_100_columns(path: Path) -> None:
                 "GPU none",
             ],
         ),
-        ("vm-2core-cgroup1", ["(affinity 2, cpuset 2, no quota)", "no limit", "for preloading nothing"]),
+        ("vm-2core-cgroup1", ["(affinity 2, cpuset 2, no quota)", "no limit", "preloadable libraries none"]),
         (
             "l4",
             [
@@ -90,7 +90,7 @@ def test_missing_facts_are_shown_as_missing() -> None:
     storage = replace(laptop.storage, shm=None, runs_free=None, cache_writable=False, cache_exec=False)
     bare = replace(laptop, storage=storage, compiler=None, cgroup=0, torch=Torch(version="2.7.1", cuda="12.6"))
     text = printed(bare)
-    parts = ["/dev/shm* not there", "unknown free", "not writable, noexec", "no control groups", "2.7.1 (CUDA 12.6)"]
+    parts = ["/dev/shm* not there", "unknown free", "not writable, noexec", "no cgroups", "2.7.1 (CUDA 12.6)"]
     assert all(part in text for part in [*parts, "none (g++ and Python.h are both needed)"]), text
 
 

@@ -287,11 +287,11 @@ def test_files_that_this_user_may_not_read(folder: Path, capsys: pytest.CaptureF
     Path("job.yaml").write_text(SPEC)
     assert "data.train: 'data' cannot be read: Permission denied" in said(capsys, 3)
     Path("job.yaml").chmod(0)
-    assert said(capsys, 2).startswith("job.yaml: Permission denied\n  possible: a job spec in YAML\n")
+    assert said(capsys, 2).startswith("job.yaml: Permission denied\n  possible: a job file in YAML\n")
 
 
 def test_no_file_and_no_file_but_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    rest = "\n  possible: a job spec in YAML\n  do:       see the examples in jobs/\n"
+    rest = "\n  possible: a job file in YAML\n  do:       see the examples in jobs/\n"
     assert said(capsys, 2) == f"job.yaml: No such file or directory{rest}"
     Path("job.yaml").mkdir()
     assert said(capsys, 2) == f"job.yaml: Is a directory{rest}"

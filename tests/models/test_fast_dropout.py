@@ -101,7 +101,7 @@ def test_small_and_compiled_calls_use_torchs_dropout(layer: nn.Dropout, x: torch
 @pytest.mark.parametrize(
     ("machine", "facts", "value", "reason"),
     [
-        ("laptop", Workload(layers={"Dropout": 2}), True, "same distribution, other random numbers"),
+        ("laptop", Workload(layers={"Dropout": 2}), True, "same distribution, different random numbers"),
         ("laptop", None, True, "same distribution"),
         ("laptop", Workload(layers={"Linear": 2}), False, "the network has no dropout layer"),
         ("laptop", Workload(layers={"Dropout2d": 2}), False, "the network has no dropout layer"),

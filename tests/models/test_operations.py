@@ -52,7 +52,7 @@ def test_operations_are_those_that_torch_counts(name: str, side: int, stem: str)
 def test_an_automatic_stem_is_noted_with_its_cost() -> None:
     text = operations.note(network("resnet18"))
     assert text == (
-        "resnet18 with the small stem, as image_size 64 is at most 96, 13.33 GFLOP a sample in training; "
+        "resnet18 with the small stem, as image_size 64 is at most 96, 13.33 GFLOP per training sample; "
         "888.3 MFLOP with model: {name: resnet18, stem: large}, which learns otherwise"
     )
     costs = operations.stem_costs(network("resnet18"))
@@ -69,10 +69,10 @@ def test_an_automatic_stem_is_noted_with_its_cost() -> None:
     [
         (
             {"image_size": 224},
-            "resnet18 with the large stem, as image_size 224 is more than 96, 10.88 GFLOP a sample in training",
+            "resnet18 with the large stem, as image_size 224 is more than 96, 10.88 GFLOP per training sample",
         ),
-        ({"stem": "small"}, "resnet18 with the small stem, as set in the job, 13.33 GFLOP a sample in training"),
-        ({"stem": "large"}, "resnet18 with the large stem, as set in the job, 888.3 MFLOP a sample in training"),
+        ({"stem": "small"}, "resnet18 with the small stem, as set in the job, 13.33 GFLOP per training sample"),
+        ({"stem": "large"}, "resnet18 with the large stem, as set in the job, 888.3 MFLOP per training sample"),
     ],
 )
 def test_a_large_stem_or_one_that_was_asked_for(more: dict[str, Any], told: str) -> None:
@@ -81,7 +81,7 @@ def test_a_large_stem_or_one_that_was_asked_for(more: dict[str, Any], told: str)
 
 
 def test_other_networks() -> None:
-    assert re.fullmatch(r"small-cnn, [\d.]+ MFLOP a sample in training", operations.note(network("small-cnn")) or "")
+    assert re.fullmatch(r"small-cnn, [\d.]+ MFLOP per training sample", operations.note(network("small-cnn")) or "")
     assert operations.note(Model(torch.nn.Linear(2, 2), "own", {}, Freeze())) is None
 
 

@@ -174,7 +174,7 @@ def test_training_in_a_thread_hears_no_signals_and_works(tmp_path: Path) -> None
     thread = threading.Thread(target=lambda: found.append(train(tmp_path, epochs=1)))
     thread.start()
     thread.join()
-    assert found[0].stopped == "all 1 epochs trained"
+    assert found[0].stopped == "1 epoch trained"
 
 
 def test_a_part_that_was_frozen_by_hand_does_not_move(tmp_path: Path) -> None:

@@ -57,5 +57,9 @@ def render(found: list[Finding]) -> RenderableType:
             text.append(f"\n-> {finding.mend}", style="bold")
         table.add_row(Text(finding.level, style=_STYLES[finding.level]), finding.name, text)
     bad = {level: sum(f.level == level for f in found) for level in Level}
-    sums = f"{bad[Level.OK]} ok, {bad[Level.WARN]} warnings, {bad[Level.FAIL]} failures"
+    warnings, failures = (
+        f"{bad[level]} {word}{'' if bad[level] == 1 else 's'}"
+        for level, word in ((Level.WARN, "warning"), (Level.FAIL, "failure"))
+    )
+    sums = f"{bad[Level.OK]} ok, {warnings}, {failures}"
     return Group(table, Text(f"\n{sums}", style="dim"))

@@ -101,4 +101,4 @@ def check(scene: Snapshot) -> Iterator[Finding]:
         found.append(fail("TMPDIR", f"{folder} does not exist", f"mkdir -p {folder}"))
         yield found[-1]
     if not found:
-        yield ok("environment", "no useless or harmful settings")
+        yield ok("environment", "no environment variable that is ignored or harmful")

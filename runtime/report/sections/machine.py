@@ -34,7 +34,7 @@ def _facts(hardware: Hardware) -> list[tuple[str, str, str]]:
     bounds += [f"cpuset {cpu.cpuset}"] if cpu.cpuset is not None else []
     bounds += [f"quota {cpu.quota:g}"] if cpu.quota is not None else []
     cores = f"{cpu.cores} physical {'core' if cpu.cores == 1 else 'cores'}"
-    group = f"control groups v{hardware.cgroup}" if hardware.cgroup else "no control groups"
+    group = f"cgroup v{hardware.cgroup}" if hardware.cgroup else "no cgroups"
     rows = [
         ("processor", shown(cpu.model), f"{cpu.architecture}: {', '.join(cpu.flags) or 'no extensions'}"),
         ("logical CPUs", str(cpu.host), f"{cpu.budget} ({', '.join(bounds) or 'no limit'}); {cores}"),
@@ -55,7 +55,7 @@ def _facts(hardware: Hardware) -> list[tuple[str, str, str]]:
         *rows,
         ("/dev/shm", "", f"{format_bytes(storage.shm)}{'' if storage.shm_exec else ', noexec'}"),
         ("free space for runs", "", format_bytes(storage.runs_free)),
-        ("place", shown(hardware.place), f"{group}, image {shown(hardware.image or 'none')}"),
+        ("environment", shown(hardware.place), f"{group}, image {shown(hardware.image or 'none')}"),
         ("torch", "", f"{torch.version}, {build}" if torch else "not installed"),
         ("compiler", "", shown(hardware.compiler or "none")),
     ]

@@ -387,7 +387,7 @@ def test_the_table_shows_every_line_with_its_command(tmp_path: Path, capsys: pyt
     shown = capsys.readouterr().out
     assert "warn  compiler" in shown
     assert "-> sudo apt-get install g++ python3-dev" in shown
-    assert "1 warnings, 0 failures" in shown
+    assert "1 warning, 0 failures" in shown
     assert "\x1b" not in shown
 
 
