@@ -150,10 +150,10 @@ def test_new_samples_of_an_own_task(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_training_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call that docs/library.md begins with."""
     import runtime
-    from runtime.supervisor import embedded
+    from runtime.supervisor.run_lifecycle import RunLifecycle
 
     call, used = re.findall(r"^    (result\b.*)$", PAGES["library.md"], re.MULTILINE)
-    monkeypatch.setattr(embedded, "_report", lambda run: None)
+    monkeypatch.setattr(RunLifecycle, "report", lambda run, output: None)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {
         "runtime": runtime,

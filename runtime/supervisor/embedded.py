@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from runtime.data.custom import load as custom
 from runtime.data.custom.user_loss import CustomTerms
 from runtime.data.dataset import Dataset
 from runtime.data.load import check_loss
-from runtime.errors import CheckpointError, Problem, SpecError, Stopped
+from runtime.errors import CheckpointError, DrivetrainError, Problem, SpecError, Stopped
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
@@ -35,9 +34,9 @@ from runtime.models import buffers, dry_run, fast_dropout, inspection, strided_c
 from runtime.models.build import Model
 from runtime.plan import effective_plan, show_plan
 from runtime.plan import plan as plans
-from runtime.supervisor import embedded_call, host_process, run_folder
+from runtime.supervisor import embedded_call, host_process, run_folder, run_lifecycle
 from runtime.system.console import say
-from runtime.system.files import read_json, write_json
+from runtime.system.files import read_json
 from runtime.system.signals import Interrupted, Signals, stopping
 from runtime.training import effective_settings
 from runtime.training import run as runs
@@ -191,32 +190,21 @@ def _trained(
     """Train in the job's run folder, with the records that a supervisor keeps."""
     machine = host_process.machine(detect(runs), job)
     place = _opened(runs, job, new)
-    state: dict[str, Any] = {
-        "status": "running",
-        "exit_code": None,
-        "source": source,
-        "set": [],
-        "started": place.state().get("started") or _now(),
-        "ended": None,
-        "attempts": place.state().get("attempts", 0) + 1,
-    }
+    lifecycle, code = run_lifecycle.RunLifecycle(place, source), 0
     try:
-        write_json(place.path / "hardware.json", machine.to_json())
-        write_json(place.path / "state.json", state)
-        say(f"run {place.path} {'resumes' if place.resumes else 'starts'}")
+        lifecycle.begin(machine)
         reason = train_run(_assembled(job, machine, place, dataset, network, signals))
-        state |= {"status": "done", "exit_code": 0}
     except (Stopped, Interrupted):
-        state |= {"status": "stopped", "exit_code": Stopped.exit_code}
+        code = Stopped.exit_code
         raise
     except BaseException as error:
-        state |= {"status": "failed", "exit_code": getattr(error, "exit_code", 1)}
+        code = error.exit_code if isinstance(error, DrivetrainError) else 1
         raise
     finally:
-        write_json(place.path / "state.json", state | {"ended": _now()})
+        lifecycle.end(code)
         os.close(place.lock)
-        if state["status"] != "failed" and (place.path / "metrics.jsonl").exists():
-            _report(place.path)
+        if code in run_lifecycle.STATUS:
+            lifecycle.report(output=subprocess.DEVNULL)
     return _result(place.path, network.module, reason)
 
 
@@ -253,16 +241,3 @@ def _result(folder: Path, model: nn.Module, reason: str) -> Result:
     best = read_json(folder / "result.json")["best"]
     model.load_state_dict(safetensors.torch.load_file(folder / "model" / "model.safetensors"))
     return Result(folder, best["metric"], best["value"], best["metrics"], model.eval(), reason)
-
-
-def _report(run: Path) -> None:
-    """Write the report in a separate process, because it imports large libraries."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-m", "runtime.report", str(run)], env=environment, check=False, stdout=subprocess.DEVNULL
-    )
-    say(f"report {run}/report.html" if done.returncode == 0 else "warning: the report could not be written")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

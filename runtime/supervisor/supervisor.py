@@ -13,9 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from runtime.distributed import local_processes, world
 from runtime.errors import OutOfMemory, PeerError, Replanned, Stopped
@@ -28,6 +26,7 @@ from runtime.job_spec import load as spec
 from runtime.plan import effective_plan, evidence, show_plan
 from runtime.plan import plan as plans
 from runtime.supervisor import run_folder
+from runtime.supervisor.run_lifecycle import RunLifecycle
 from runtime.system import exit_codes, signals
 from runtime.system.exit_codes import KILLED
 from runtime.system.files import read_json, write_json
@@ -35,7 +34,6 @@ from runtime.system.units import format_bytes
 from runtime.tracking.event_log import EventLog
 from runtime.tuning import batch_size, child_process, kernel_crash
 
-STATUS = {0: "done", 75: "stopped"}
 STOPPED_REPORT = 4.0
 """Seconds for the report of a stopped run: container engines wait ten in all before they kill."""
 
@@ -119,28 +117,17 @@ def _run(
     run: run_folder.RunFolder,
     asked: effective_plan.PlanRequest,
 ) -> int:
-    state: dict[str, Any] = {
-        "status": "running",
-        "exit_code": None,
-        "source": str(request.spec),
-        "set": list(request.assignments),
-        "started": run.state().get("started") or _now(),
-        "ended": None,
-        "attempts": run.state().get("attempts", 0) + 1,
-        "plain": asked.plain,
-        "plan": asked.plan,
-    }
-    write_json(run.path / "hardware.json", machine.to_json())
-    write_json(run.path / "state.json", state)
-    print(f"run {run.path} {'resumes' if run.resumes else 'starts'}", flush=True)
+    requested = {"plain": asked.plain, "plan": asked.plan}
+    lifecycle = RunLifecycle(run, str(request.spec), request.assignments, requested)
+    lifecycle.begin(machine)
     if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
         EventLog(run.path).add("memory", KILLED_AS_ONE)
     code = _attempts(request, job, machine, plan, run)
     kernel_crash.tidy(run.path)
-    state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
-    write_json(run.path / "state.json", state)
-    if (run.path / "metrics.jsonl").exists() and code not in signals.AT_ONCE:
-        _report(run.path, STOPPED_REPORT if code == Stopped.exit_code else None)
+    lifecycle.end(code)
+    if code not in signals.AT_ONCE:
+        seconds = STOPPED_REPORT if code == Stopped.exit_code else None
+        lifecycle.report(seconds, begin=functools.partial(signals.die_with, os.getpid()))
     return code
 
 
@@ -232,18 +219,3 @@ def _command(request: TrainRequest, folder: Path) -> list[str]:
     for assignment in request.assignments:
         command += ["--set", assignment]
     return [*command, "--trace"] if request.trace else command
-
-
-def _report(run: Path, seconds: float | None) -> None:
-    """Write the report in a separate process, because it imports libraries as large as the trainer's."""
-    command = [sys.executable, "-m", "runtime.report", str(run)]
-    try:
-        bound = functools.partial(signals.die_with, os.getpid())
-        written = subprocess.run(command, check=False, timeout=seconds, preexec_fn=bound).returncode == 0
-    except subprocess.TimeoutExpired:
-        written = False
-    print(f"report: {run}/report.html" if written else "warning: the report could not be written", flush=True)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -12,7 +12,7 @@ from torch import nn
 
 import runtime
 from runtime.models import strided_convolution
-from runtime.supervisor import embedded
+from runtime.supervisor.run_lifecycle import RunLifecycle
 from tests import heap
 from tests.convolutions import answers, cases
 
@@ -139,7 +139,7 @@ def test_a_narrow_resnet_trains_and_notes_the_rewritten_convolutions(tmp_path: P
 
 
 def test_a_programs_network_is_returned_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_report", lambda run: None)
+    monkeypatch.setattr(RunLifecycle, "report", lambda run, output: None)
     network = nn.Sequential(nn.Conv2d(3, 4, 1, 2), nn.Flatten(), nn.Linear(64, 2))
     data = torch.randn(32, 3, 8, 8), torch.arange(32) % 2
     runtime.train(network, data, data, epochs=1, batch_size=8, runs=tmp_path, optimize={"measure": "off"})

@@ -26,6 +26,7 @@ from runtime.hardware.facts import Libraries
 from runtime.models import saved_model
 from runtime.plan.plan import load
 from runtime.supervisor import embedded
+from runtime.supervisor.run_lifecycle import RunLifecycle
 from tests.paths import ROOT
 
 torch.set_num_threads(1)
@@ -34,7 +35,7 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report takes a process of its own; the script at the end writes one."""
-    monkeypatch.setattr(embedded, "_report", lambda run: None)
+    monkeypatch.setattr(RunLifecycle, "report", lambda run, output: None)
 
 
 def circle(samples: int, seed: int = 0) -> TensorDataset:

@@ -1,0 +1,89 @@
+"""Records the lifecycle of a run in its folder: hardware and state when it starts, state and report when it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from runtime.errors import Stopped
+from runtime.hardware.facts import Hardware
+from runtime.supervisor.run_folder import RunFolder
+from runtime.system.console import say
+from runtime.system.files import write_json
+
+STATUS = {0: "done", Stopped.exit_code: "stopped"}
+"""By exit code; every other one has failed."""
+
+
+class RunLifecycle:
+    """The only writer of a run's state.json."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        source: str,
+        assignments: Sequence[str] = (),
+        requested: Mapping[str, object] | None = None,
+    ) -> None:
+        """
+        Args:
+            run: the run folder.
+            source: the spec, or the program that trains.
+            assignments: values that override the spec.
+            requested: what a resumed run must request again, for state.json.
+        """
+        before = run.state()
+        self.run = run
+        self.state: dict[str, Any] = {
+            "status": "running",
+            "exit_code": None,
+            "source": source,
+            "set": list(assignments),
+            "started": before.get("started") or _now(),
+            "ended": None,
+            "attempts": before.get("attempts", 0) + 1,
+            **(requested or {}),
+        }
+
+    def begin(self, machine: Hardware) -> None:
+        """Record that an attempt starts on this machine."""
+        write_json(self.run.path / "hardware.json", machine.to_json())
+        write_json(self.run.path / "state.json", self.state)
+        say(f"run {self.run.path} {'resumes' if self.run.resumes else 'starts'}")
+
+    def end(self, code: int) -> None:
+        """Record that the attempt has ended with this exit code."""
+        self.state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
+        write_json(self.run.path / "state.json", self.state)
+
+    def report(
+        self, seconds: float | None = None, *, output: int | None = None, begin: Callable[[], None] | None = None
+    ) -> None:
+        """Write the report if anything was trained; in a separate process, because it imports large libraries.
+
+        Args:
+            seconds: at most so long; None for no limit.
+            output: what the process prints goes to this file; None for ours.
+            begin: called in the new process before anything else.
+        """
+        run = self.run.path
+        if not (run / "metrics.jsonl").exists():
+            return
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-m", "runtime.report", str(run)]
+        try:
+            done = subprocess.run(
+                command, env=environment, check=False, timeout=seconds, stdout=output, preexec_fn=begin
+            )
+            written = done.returncode == 0
+        except subprocess.TimeoutExpired:
+            written = False
+        say(f"report: {run}/report.html" if written else "warning: the report could not be written")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
