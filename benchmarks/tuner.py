@@ -101,6 +101,7 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
     from runtime.data.load import load
     from runtime.hardware.detect import detect
     from runtime.job_spec import load as job_spec
+    from runtime.job_spec.spec_source import SpecSource
     from runtime.models import inspection
     from runtime.models.build import build
     from runtime.plan import plan as plans
@@ -120,7 +121,7 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
         network = build(job, dataset)
         plan = plans.resolve(job, here, inspection.inspect_workload(dataset, network.module))
         run = runs.assemble(job, here, plan, scratch, dataset, network, signals, PhaseTimer())
-        return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), job_spec.SpecSource(path))
+        return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), SpecSource(path))
 
     first = made(1)
     _, total = time_budget.predicted(first.arm(first.made.plan), first.made.total_steps)

@@ -27,7 +27,7 @@ from runtime.plan import plan as plans
 from runtime.plan.plan_table import machine as machine_line
 from runtime.system.files import write_json
 from runtime.system.signals import die_with
-from runtime.tuning import child_process
+from runtime.system import child_process
 
 PLAIN = "drivetrain --plain"
 FORMS = {"tutorial loop": ("tutorial", "default"), "Lightning": ("lightning", "default"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -24,21 +23,20 @@ from runtime.job_spec.yaml_file import read, set_value
 from runtime.job_spec.yaml_syntax import MAX_BYTES
 
 
-@dataclass(frozen=True)
-class SpecSource:
-    """Where a spec comes from, so that a child process can load it again."""
-
-    spec: Path
-    assignments: Sequence[str] = ()
-
-
-def load(path: Path | str, assignments: Sequence[str] = (), *, folder: Path | None = None) -> Job:
+def load(
+    path: Path | str,
+    assignments: Sequence[str] = (),
+    *,
+    folder: Path | None = None,
+    batch_size: int | None = None,
+) -> Job:
     """Read and check a job file.
 
     Args:
         path: the YAML file.
         assignments: `key.path=value` texts, applied over the file.
         folder: where relative paths start; the file's own folder if None.
+        batch_size: the measured number in place of `train.batch_size: auto`.
 
     Raises:
         SpecError: with all problems, each with file:line:column and key.
@@ -52,16 +50,15 @@ def load(path: Path | str, assignments: Sequence[str] = (), *, folder: Path | No
         raise SpecError(
             f"{path}: {error.strerror or error}", "a job file in YAML", "see the examples in jobs/"
         ) from None
-    return _load(content, path, assignments, folder)
-
-
-def _load(content: bytes, path: Path, assignments: Sequence[str], folder: Path | None) -> Job:
     document = read(content, str(path))
     for assignment in assignments:
         try:
             set_value(document, assignment)
         except SpecError as error:
             document.problems += error.problems
+    if batch_size is not None and isinstance(train := document.data.get("train"), dict):
+        # The position of the key stays, since the user wrote the `auto` there.
+        document.data["train"] = {**train, "batch_size": batch_size}
     job = check(document)
     job._folder = folder or path.parent
     _check_paths(job)

@@ -10,7 +10,6 @@ import functools
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,17 +21,17 @@ from runtime.hardware.cgroup_usage import is_killed_as_one
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
-from runtime.job_spec import load as spec
+from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import effective_plan, evidence, show_plan
 from runtime.plan import plan as plans
 from runtime.supervisor import run_folder
 from runtime.supervisor.run_lifecycle import RunLifecycle
-from runtime.system import exit_codes, signals
+from runtime.system import child_process, exit_codes, signals
 from runtime.system.exit_codes import KILLED
-from runtime.system.files import read_json, write_json
+from runtime.system.files import write_json
 from runtime.system.units import format_bytes
 from runtime.tracking.event_log import EventLog
-from runtime.tuning import batch_size, child_process, kernel_crash
+from runtime.tuning import batch_size, kernel_crash
 
 STOPPED_REPORT = 4.0
 """Seconds for the report of a stopped run: container engines wait ten in all before they kill."""
@@ -55,6 +54,12 @@ class TrainRequest:
     new: bool = False
     trace: bool = False
     """Whether a few steps are profiled."""
+    batch_size: int | None = None
+    """The measured number in place of `train.batch_size: auto`; None until it has been measured."""
+
+    def source(self) -> SpecSource:
+        """The spec, for this process and its children."""
+        return SpecSource(self.spec, self.assignments, self.batch_size)
 
 
 def train(request: TrainRequest) -> int:
@@ -64,16 +69,17 @@ def train(request: TrainRequest) -> int:
         DrivetrainError: for every problem found before the trainer starts.
     """
     signals.stop_early()
-    job = spec.load(request.spec, request.assignments)
+    job = request.source().load()
     machine = device_check.select_devices(detect(request.runs), job.limits.gpus)
     world.check_world_size(job, machine)
     asked = effective_plan.PlanRequest(request.plain, plans.load(request.plan).values() if request.plan else None)
     run = run_folder.open_run(request.runs, job, new=request.new)
     if job.train.batch_size == "auto":
-        code, request = _sized(request, job, machine, run)
-        if code:
+        code, size = batch_size.measured(request.source(), job, machine, run.path, plain=request.plain)
+        if size is None:
             return code
-        job = spec.load(request.spec, request.assignments)
+        request = replace(request, batch_size=size)
+        job = request.source().load()
     stored = effective_plan.plan_of(run.path) if run.resumes and effective_plan.begun(run.path) else None
     if stored:
         asked = asked.resumed(run.path, run.state(), stored)
@@ -86,29 +92,6 @@ def train(request: TrainRequest) -> int:
     return _run(request, job, machine, plan, run, asked)
 
 
-def _sized(request: TrainRequest, job: Job, machine: Hardware, run: run_folder.RunFolder) -> tuple[int, TrainRequest]:
-    """The request with a number for `train.batch_size: auto`, measured once per run; and an exit code."""
-    path = run.path / batch_size.FILE
-    found = read_json(path)
-    if found is None:
-        if world.world_size(job, machine) > 1:
-            batch_size.fixed(job, "a run of several processes")
-        plan = plans.resolve(job, machine, plain=request.plain)
-        print("batch_size: measured, since train.batch_size is auto", flush=True)
-        with tempfile.TemporaryDirectory(prefix="batch-") as scratch:
-            sets = [*request.assignments, f"train.batch_size={batch_size.FIRST}"]
-            code = child_process.measure(
-                "runtime.tuning.processes.batch_size", Path(scratch), request.spec, sets, plan, machine, [str(path)]
-            )
-        signals.stop_early()
-        if code:
-            return code, request
-        found = read_json(path)
-        assert found is not None, "the child has just written it"
-        EventLog(run.path).add("batch_size", f"{found['text']}. {batch_size.consequence(job, found['batch_size'])}")
-    return 0, replace(request, assignments=[*request.assignments, f"train.batch_size={found['batch_size']}"])
-
-
 def _run(
     request: TrainRequest,
     job: Job,
@@ -118,7 +101,8 @@ def _run(
     asked: effective_plan.PlanRequest,
 ) -> int:
     requested = {"plain": asked.plain, "plan": asked.plan}
-    lifecycle = RunLifecycle(run, str(request.spec), request.assignments, requested)
+    size = [] if request.batch_size is None else [f"train.batch_size={request.batch_size}"]
+    lifecycle = RunLifecycle(run, str(request.spec), [*request.assignments, *size], requested)
     lifecycle.begin(machine)
     if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
         EventLog(run.path).add("memory", KILLED_AS_ONE)
@@ -210,12 +194,16 @@ def _trainers(
 
     with local_processes.start_followers(count, run.path, start) as (more, others):
         return child_process.child(
-            [*_command(request, run.path), *words], environment | more, forward, [run.lock], others
+            [*_command(request, run.path), *words],
+            environment | more,
+            forward,
+            [run.lock],
+            others,
+            functools.partial(local_processes.wait, others=others),
         )
 
 
 def _command(request: TrainRequest, folder: Path) -> list[str]:
     command = [sys.executable, "-m", "runtime.supervisor.trainer_process", str(folder), str(request.spec)]
-    for assignment in request.assignments:
-        command += ["--set", assignment]
+    command += request.source().options()
     return [*command, "--trace"] if request.trace else command

@@ -1,6 +1,6 @@
 """The trainer: the supervisor's child that imports torch, assembles the run and trains it.
 
-python -m runtime.supervisor.trainer_process RUN SPEC [--set key=value ...] [--trace] [--measured]
+python -m runtime.supervisor.trainer_process RUN SPEC [--set key=value ...] [--batch-size N] [--trace] [--measured]
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from runtime.distributed import world
 from runtime.errors import DrivetrainError, Replanned
 from runtime.job import Job
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.load import SpecSource
+from runtime.job_spec import spec_source
+from runtime.job_spec.spec_source import SpecSource
 from runtime.supervisor import preemption
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import PhaseTimer, since_start
@@ -25,18 +25,17 @@ def main() -> int:
     """Train; returns the exit code."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("run", type=Path)
-    arguments.add_argument("spec", type=Path)
-    arguments.add_argument("--set", action="append", default=[])
+    spec_source.add_options(arguments)
     arguments.add_argument("--trace", action="store_true")
     arguments.add_argument("--measured", action="store_true")
     given = arguments.parse_args()
     kernel_crash.listen(given.run)
     try:
         with stopping(), ending():
-            signals, source = Signals(), SpecSource(given.spec, given.set)
+            signals, source = Signals(), SpecSource.from_arguments(given)
             return train(
                 given.run,
-                job_spec.load(given.spec, given.set),
+                source.load(),
                 signals,
                 source,
                 trace=given.trace,

@@ -1,12 +1,23 @@
-"""Chooses the batch size for `train.batch_size: auto`, and advises on the learning rate; without torch."""
+"""Measures and chooses the batch size for `train.batch_size: auto`, and advises on the learning rate; without torch."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
+from runtime.distributed import world
 from runtime.errors import SpecError
+from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job.train import USUAL_BATCH
+from runtime.job_spec.spec_source import SpecSource
+from runtime.plan import plan as plans
+from runtime.system import signals
+from runtime.system.files import read_json
+from runtime.tracking.event_log import EventLog
+from runtime.tuning import measuring_child
 
 FILE = "batch_size.json"
 """In the run folder: the batch size, the reason, and samples per second of every size."""
@@ -35,6 +46,42 @@ def fixed(job: Job, who: str) -> None:
                 )
             ]
         )
+
+
+def measured(
+    source: SpecSource, job: Job, machine: Hardware, folder: Path, *, plain: bool = False
+) -> tuple[int, int | None]:
+    """The exit code of the measurement, and the size unless it failed; measured once per run.
+
+    Args:
+        source: the spec with `auto`.
+        job: the same, loaded.
+        machine: the hardware.
+        folder: of the run, which keeps the result.
+        plain: whether the run has all optimizations off.
+
+    Raises:
+        SpecError: if the run has several processes.
+        Stopped: if a signal came meanwhile.
+    """
+    path = folder / FILE
+    found = read_json(path)
+    if found is None:
+        if world.world_size(job, machine) > 1:
+            fixed(job, "a run of several processes")
+        plan = plans.resolve(job, machine, plain=plain)
+        print("batch_size: measured, since train.batch_size is auto", flush=True)
+        with tempfile.TemporaryDirectory(prefix="batch-") as scratch:
+            first = replace(source, batch_size=FIRST)
+            module = "runtime.tuning.processes.batch_size"
+            code = measuring_child.measure(module, Path(scratch), first, plan, machine, [str(path)])
+        signals.stop_early()
+        if code:
+            return code, None
+        found = read_json(path)
+        assert found is not None, "the child has just written it"
+        EventLog(folder).add("batch_size", f"{found['text']}. {consequence(job, found['batch_size'])}")
+    return 0, int(found["batch_size"])
 
 
 def most(samples: int) -> int:

@@ -8,14 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runtime.errors import DrivetrainError
+from runtime.job_spec import spec_source
 
 
 def arguments(*paths: str) -> argparse.ArgumentParser:
     """The parser: FOLDER, further paths, SPEC, then what the program adds, and values that override the spec."""
     made = argparse.ArgumentParser()
-    for name in ("folder", *paths, "spec"):
+    for name in ("folder", *paths):
         made.add_argument(name, type=Path)
-    made.add_argument("--set", action="append", default=[])
+    spec_source.add_options(made)
     return made
 
 

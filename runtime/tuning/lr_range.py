@@ -13,12 +13,13 @@ from runtime.errors import SpecError
 from runtime.hardware import device_check
 from runtime.hardware.detect import detect
 from runtime.job_spec import load as spec
+from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import plan as plans
 from runtime.plan.plan_table import render
 from runtime.system import signals
 from runtime.system.console import console
 from runtime.system.files import make_folder
-from runtime.tuning import batch_size, child_process
+from runtime.tuning import batch_size, measuring_child
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,5 @@ def find_lr(request: LrRangeRequest) -> int:
     plan = plans.resolve(job, machine)
     console().print(render(plan, job, machine))
     words = (repr(request.lowest), repr(request.highest), str(request.steps))
-    return child_process.measure(
-        "runtime.tuning.processes.lr_range", output, request.spec, request.assignments, plan, machine, words
-    )
+    source = SpecSource(request.spec, request.assignments)
+    return measuring_child.measure("runtime.tuning.processes.lr_range", output, source, plan, machine, words)

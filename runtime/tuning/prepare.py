@@ -10,7 +10,7 @@ from runtime.errors import Replanned
 from runtime.hardware import device_check
 from runtime.hardware import facts as hardware
 from runtime.job import Job
-from runtime.job_spec.load import SpecSource
+from runtime.job_spec.spec_source import SpecSource
 from runtime.models import inspection, operations
 from runtime.models.build import build
 from runtime.optimizations import gradient_checkpointing

@@ -19,7 +19,7 @@ from runtime.hardware import cgroup
 from runtime.hardware.detect import read_memory
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
-from runtime.job_spec.load import SpecSource
+from runtime.job_spec.spec_source import SpecSource
 from runtime.optimizations import Effect, Optimization, Stage, Value
 from runtime.plan import evidence
 from runtime.plan.evidence import Measurement
@@ -90,7 +90,7 @@ def measured(
         return found
     with tempfile.TemporaryDirectory(prefix="tune-") as scratch:
         write_json(Path(scratch) / "hardware.json", hardware.to_json())
-        with VariantPool(hardware, Path(scratch), source.spec, source.assignments, keep=True) as shop:
+        with VariantPool(hardware, Path(scratch), source, keep=True) as shop:
             try:
                 _all(shop, plan, rivals, total, end, say, found)
             except Failed as error:

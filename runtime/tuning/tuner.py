@@ -22,7 +22,7 @@ from runtime import optimizations
 from runtime.data.dataset import Dataset
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
-from runtime.job_spec.load import SpecSource
+from runtime.job_spec.spec_source import SpecSource
 from runtime.models.build import Model
 from runtime.optimizations import Effect, Optimization, Stage, Value
 from runtime.plan import evidence

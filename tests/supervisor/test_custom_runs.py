@@ -18,7 +18,7 @@ from runtime.errors import CheckpointError, DataError, SpecError
 from runtime.inference import dummy_inputs, forward, predictions
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
-from runtime.job_spec.load import SpecSource
+from runtime.job_spec.spec_source import SpecSource
 from runtime.models import code_consent, saved_model
 from runtime.plan import plan
 from runtime.supervisor import run_folder, trainer_process

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from runtime.optimizations import allocator_segments
-from runtime.system import library_variables
+from runtime.system import child_process, library_variables
 from runtime.training import effective_settings
-from runtime.tuning import child_process
 
 OURS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 

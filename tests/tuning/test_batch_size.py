@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,13 @@ import pytest
 
 import runtime
 from runtime.errors import OutOfMemory, SpecError
-from runtime.tuning import batch_size
+from runtime.job_spec import spec_source
+from runtime.job_spec.spec_source import SpecSource
+from runtime.supervisor import supervisor
+from runtime.supervisor.run_folder import spec_text
+from runtime.system import signals
+from runtime.system.files import write_json
+from runtime.tuning import batch_size, measuring_child
 from runtime.tuning.processes import batch_size as batch_size_test
 from tests import tiny
 from tests.paths import ROOT
@@ -68,6 +77,66 @@ def test_the_same_bits_as_naming_the_number(tmp_path: Path) -> None:
     assert drivetrain(tmp_path, "train", spec, "--set", f"train.batch_size={number}", "--new").returncode == 0
     weights = [next((tmp_path / "runs" / name / "model").glob("*.safetensors")) for name in ("tiny-001", "tiny-002")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """A supervisor ignores signals once its run is over; this process has more to do."""
+    before = {number: signal.getsignal(number) for number in signals.WATCHED}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(
+    ("text", "sets"),
+    [
+        ("batch_size: auto", ()),
+        ("batch_size: 'auto'  # measured", ()),
+        ("batch_size: 32", ("train.batch_size=auto",)),
+        ("batch_size: 32", ("train={epochs: 2, batch_size: auto, optimizer: {name: adamw, lr: 0.01}}",)),
+    ],
+)
+def test_the_measured_number_travels_as_a_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, sets: tuple[str, ...]
+) -> None:
+    """However auto was written: the trainer gets the number, the run folder records the same."""
+    given: list[SpecSource] = []
+
+    def measure(module: str, folder: Path, source: SpecSource, plan: object, machine: object, words: list[str]) -> int:
+        given.append(source)
+        write_json(Path(words[0]), {"batch_size": 64, "text": "64, the fastest"})
+        return 0
+
+    def trainers(request: supervisor.TrainRequest, *rest: object) -> int:
+        given.append(request.source())
+        return 0
+
+    monkeypatch.setattr(measuring_child, "measure", measure)
+    monkeypatch.setattr(supervisor, "_trainers", trainers)
+    path = written(tmp_path)
+    before = "{epochs: 2, batch_size: auto, optimizer: {name: adamw, lr: 0.01}}"
+    assert before in path.read_text()
+    block = f"{{\n  epochs: 2,\n  optimizer: {{name: adamw, lr: 0.01}},\n  {text}\n}}"
+    path.write_text(path.read_text().replace(before, block))
+    assert supervisor.train(supervisor.TrainRequest(path, sets, tmp_path / "runs")) == 0
+    assert [source.batch_size for source in given] == [batch_size.FIRST, 64]
+    trainer = argparse.ArgumentParser()
+    spec_source.add_options(trainer)
+    passed = SpecSource.from_arguments(trainer.parse_args([str(path), *given[1].options()]))
+    assert (passed.spec, tuple(passed.assignments), passed.batch_size) == (path, sets, 64)
+    assert passed.load().train.batch_size == 64
+    run = tmp_path / "runs" / "tiny-001"
+    assert (run / "job.yaml").read_text() == spec_text(SpecSource(path, sets).load())
+    assert "batch_size: auto" in (run / "job.yaml").read_text()
+    assert json.loads((run / "state.json").read_text())["set"] == [*sets, "train.batch_size=64"]
+
+
+def test_problems_after_the_measurement_point_to_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with pytest.raises(SpecError, match=r"tiny\.yaml:6:20: train.batch_size: is 0"):
+        SpecSource(path, batch_size=0).load()
 
 
 @pytest.mark.parametrize("words", [["find-lr"], ["memory"], ["bench"]])

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from runtime.distributed import local_processes
+from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import plan
-from runtime.tuning import child_process, kernel_crash
+from runtime.system import child_process
+from runtime.tuning import kernel_crash, measuring_child
 from runtime.tuning.bench.variant import Failed, RunningVariant
 from tests import tiny
 from tests.own_job import write
@@ -173,7 +175,9 @@ def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     job, machine = tiny.job(optimize="channels_last: true"), tiny.machine()
     first = plan.resolve(job, machine)
     assert (
-        child_process.measure("runtime.tuning.processes.memory_profile", tmp_path, Path("x.yaml"), [], first, machine)
+        measuring_child.measure(
+            "runtime.tuning.processes.memory_profile", tmp_path, SpecSource(Path("x.yaml")), first, machine
+        )
         == 0
     )
     assert (
@@ -182,7 +186,9 @@ def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     )
     assert plan.load(tmp_path / "plan.json").value("channels_last") is False
     assert (
-        child_process.measure("runtime.tuning.processes.memory_profile", tmp_path, Path("x.yaml"), [], first, machine)
+        measuring_child.measure(
+            "runtime.tuning.processes.memory_profile", tmp_path, SpecSource(Path("x.yaml")), first, machine
+        )
         == 9
     )
     assert "with every optimization off" in capsys.readouterr().err

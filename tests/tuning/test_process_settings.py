@@ -21,7 +21,7 @@ from runtime.data.load import load
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware, Libraries
 from runtime.job_spec import load as job_spec
-from runtime.job_spec.load import SpecSource
+from runtime.job_spec.spec_source import SpecSource
 from runtime.models.build import build
 from runtime.plan import effective_plan, evidence, plan
 from runtime.tuning import evidence_keys, process_settings

@@ -179,6 +179,7 @@ from runtime.tuning import prepare, process_settings, tuner
 from runtime.system import timeout
 from runtime.plan import plan
 from runtime.job_spec import load as spec
+from runtime.job_spec.spec_source import SpecSource
 from runtime.training.phase_timer import PhaseTimer
 from runtime.errors import Replanned
 from runtime.system.files import write_json
@@ -194,7 +195,7 @@ here = machine(folder)
 write_json(folder / "hardware.json", here.to_json())
 write_json(folder / "plan.json", plan.resolve(asked, here).to_json())
 try:
-    prepare.assemble_run(folder, asked, tiny.Quiet(), PhaseTimer(), process_settings.SpecSource(path))
+    prepare.assemble_run(folder, asked, tiny.Quiet(), PhaseTimer(), SpecSource(path))
 except Replanned:
     print("another process", timeout.has_timed_out(), plan.load(folder / "plan.json").value("compile"))
 """

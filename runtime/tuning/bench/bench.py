@@ -21,10 +21,11 @@ from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.job_spec import load as spec
+from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import plan as plans
 from runtime.system import signals
 from runtime.system.files import make_folder
-from runtime.tuning import batch_size, child_process
+from runtime.tuning import batch_size, measuring_child
 from runtime.tuning.bench import results
 from runtime.tuning.bench.ablation import climb
 from runtime.tuning.bench.variant import VariantPool
@@ -71,7 +72,7 @@ def _measured(request: BenchRequest, job: Job, machine: Hardware, output: Path, 
     if plan is None:
         return code
     tell = _told_aside if request.json else _told
-    with VariantPool(machine, scratch, request.spec, request.assignments) as shop:
+    with VariantPool(machine, scratch, SpecSource(request.spec, request.assignments)) as shop:
         shop.quiet = _redrawn(plan)
         ladder = climb(plan, shop.side, request.rounds, tell, request.against)
     results.write(ladder, plan, job, machine, request, output)
@@ -90,9 +91,8 @@ def _redrawn(plan: plans.Plan) -> bool:
 def _settled(request: BenchRequest, job: Job, machine: Hardware, scratch: Path) -> tuple[int, plans.Plan | None]:
     """The plan that `train` would use, finalized by a child that loads model and data; None if the child fails."""
     first = plans.resolve(job, machine)
-    code = child_process.measure(
-        "runtime.tuning.processes.final_plan", scratch, request.spec, request.assignments, first, machine
-    )
+    source = SpecSource(request.spec, request.assignments)
+    code = measuring_child.measure("runtime.tuning.processes.final_plan", scratch, source, first, machine)
     signals.stop_early()
     return code, plans.load(scratch / "plan.json") if code == 0 else None
 

@@ -11,16 +11,16 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from runtime.hardware.facts import Hardware
+from runtime.job_spec.spec_source import SpecSource
 from runtime.plan.plan import Plan
-from runtime.system import signals
+from runtime.system import child_process, signals
 from runtime.system.files import write_json
-from runtime.tuning import child_process
 from runtime.tuning.bench.block_timing import Block
 
 
@@ -98,16 +98,13 @@ class VariantPool:
     Args:
         machine: the hardware.
         scratch: a folder with hardware.json, for plans and logs.
-        spec: the job.
-        assignments: values that override it.
+        source: the spec.
         keep: whether variants use the compile cache of all runs, and not an empty one.
     """
 
-    def __init__(
-        self, machine: Hardware, scratch: Path, spec: Path, assignments: Sequence[str], *, keep: bool = False
-    ) -> None:
+    def __init__(self, machine: Hardware, scratch: Path, source: SpecSource, *, keep: bool = False) -> None:
         self.keep = keep
-        self.machine, self.scratch, self.spec, self.assignments = machine, scratch, spec, assignments
+        self.machine, self.scratch, self.source = machine, scratch, source
         self.sides: list[RunningVariant] = []
         self.compiled: str | None = None
         self.quiet = False
@@ -138,10 +135,9 @@ class VariantPool:
             "runtime.tuning.processes.variant",
             str(self.scratch),
             str(self.scratch / f"{name}.json"),
-            str(self.spec),
+            str(self.source.spec),
+            *replace(self.source, assignments=[*self.source.assignments, *assignments]).options(),
         ]
-        for assignment in [*self.assignments, *assignments]:
-            command += ["--set", assignment]
         command += ["--quiet"] * self.quiet
         log = self.scratch / f"{name}.log"
         with log.open("wb") as file:

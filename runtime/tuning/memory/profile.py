@@ -12,10 +12,11 @@ from pathlib import Path
 from runtime.hardware import device_check
 from runtime.hardware.detect import detect
 from runtime.job_spec import load as spec
+from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import plan as plans
 from runtime.system import signals
 from runtime.system.files import make_folder
-from runtime.tuning import batch_size, child_process
+from runtime.tuning import batch_size, measuring_child
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,5 @@ def memory(request: MemoryRequest) -> int:
     make_folder(output)
     machine = device_check.select_devices(detect(output), job.limits.gpus)
     plan = plans.resolve(job, machine)
-    return child_process.measure(
-        "runtime.tuning.processes.memory_profile", output, request.spec, request.assignments, plan, machine
-    )
+    source = SpecSource(request.spec, request.assignments)
+    return measuring_child.measure("runtime.tuning.processes.memory_profile", output, source, plan, machine)

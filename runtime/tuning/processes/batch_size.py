@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.errors import OutOfMemory
-from runtime.job_spec import load as job_spec
+from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import evidence
 from runtime.system.files import write_json
 from runtime.system.signals import Signals, ending, stopping
@@ -35,7 +35,7 @@ def main() -> int:
         with stopping(), ending():
             from runtime.tuning import prepare
 
-            job = job_spec.load(given.spec, given.set)
+            job = SpecSource.from_arguments(given).load()
             fitting = prepare.prepare(given.folder, job, Signals(), PhaseTimer())
             search = fitting.search(fitting.plan.value("gradient_checkpointing") is True)
             speeds, ceiling = measured(search, batch_size.most(len(fitting.dataset.train)))

@@ -10,8 +10,7 @@ import os
 import sys
 
 from runtime.errors import Replanned
-from runtime.job_spec import load as job_spec
-from runtime.job_spec.load import SpecSource
+from runtime.job_spec.spec_source import SpecSource
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import PhaseTimer
 from runtime.tuning import child_main
@@ -28,8 +27,8 @@ def main() -> int:
         with contextlib.suppress(Replanned), stopping(), ending():
             from runtime.tuning import prepare
 
-            source = SpecSource(given.spec, given.set)
-            prepare.assemble_run(given.folder, job_spec.load(given.spec, given.set), Signals(), PhaseTimer(), source)
+            source = SpecSource.from_arguments(given)
+            prepare.assemble_run(given.folder, source.load(), Signals(), PhaseTimer(), source)
 
     return child_main.exit_code(finalize)
 

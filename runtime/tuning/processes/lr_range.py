@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import NumericsError
-from runtime.job_spec import load as job_spec
+from runtime.job_spec.spec_source import SpecSource
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.training.phase_timer import PhaseTimer
@@ -64,7 +64,7 @@ def main() -> int:
             from runtime.tuning import prepare
 
             signals = Signals()
-            run = prepare.assemble_run(given.folder, job_spec.load(given.spec, given.set), signals, PhaseTimer())
+            run = prepare.assemble_run(given.folder, SpecSource.from_arguments(given).load(), signals, PhaseTimer())
             rates, losses = sweep(run, given.lowest, given.highest, given.steps)
         report(run, judged(rates, losses, given.steps), given.folder)
 

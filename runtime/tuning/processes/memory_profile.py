@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.job_spec import load as job_spec
+from runtime.job_spec.spec_source import SpecSource
 from runtime.system.files import storage_error, write_json
 from runtime.system.signals import Signals, ending, stopping
 from runtime.system.units import format_bytes
@@ -49,7 +49,7 @@ def main() -> int:
         with stopping(), ending():
             from runtime.tuning import prepare
 
-            fitting = prepare.prepare(given.folder, job_spec.load(given.spec, given.set), Signals(), PhaseTimer())
+            fitting = prepare.prepare(given.folder, SpecSource.from_arguments(given).load(), Signals(), PhaseTimer())
             ceiling, found = climbed(fitting)
         report(found, ceiling, given.folder)
 

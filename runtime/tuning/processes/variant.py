@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.hardware import facts
-from runtime.job_spec import load as job_spec
+from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import plan as plans
 from runtime.system import cpu_starvation
 from runtime.system.files import read_json
@@ -51,7 +51,7 @@ def main() -> int:
         with stopping(), ending():
             signals = Signals()
             serve(
-                stand(given.folder, plans.load(given.plan), job_spec.load(given.spec, given.set), signals),
+                stand(given.folder, plans.load(given.plan), SpecSource.from_arguments(given).load(), signals),
                 answer,
                 given.quiet,
             )

@@ -1,0 +1,48 @@
+"""Where a spec comes from, so that a child process can load the same job again."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.job import Job
+from runtime.job_spec.load import load
+
+
+@dataclass(frozen=True)
+class SpecSource:
+    """A job file, and what goes over it."""
+
+    spec: Path
+    assignments: Sequence[str] = ()
+    """`key.path=value`, as for `--set`."""
+    batch_size: int | None = None
+    """The measured number in place of `train.batch_size: auto`; None if there is none."""
+
+    def load(self) -> Job:
+        """Read and check the spec.
+
+        Raises:
+            SpecError: with all problems.
+            DataError: if a path in the spec does not exist.
+        """
+        return load(self.spec, self.assignments, batch_size=self.batch_size)
+
+    def options(self) -> list[str]:
+        """The options that a child process reads with `add_options`; the path of the spec is an argument before."""
+        words = [word for assignment in self.assignments for word in ("--set", assignment)]
+        return words if self.batch_size is None else [*words, "--batch-size", str(self.batch_size)]
+
+    @classmethod
+    def from_arguments(cls, given: argparse.Namespace) -> SpecSource:
+        """The source that the parent of this process has passed on."""
+        return cls(given.spec, given.set, given.batch_size)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Let a program take the spec and what `SpecSource.options` adds."""
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--batch-size", type=int, default=None)

@@ -1,0 +1,52 @@
+"""Runs a measuring program in a child process, under a plan as a trainer would run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime.hardware.facts import Hardware
+from runtime.job_spec.spec_source import SpecSource
+from runtime.plan.plan import Plan
+from runtime.system import child_process, signals
+from runtime.system.files import write_json
+from runtime.tuning import kernel_crash
+
+
+def measure(
+    module: str,
+    folder: Path,
+    source: SpecSource,
+    plan: Plan,
+    machine: Hardware,
+    words: Sequence[str] = (),
+) -> int:
+    """Run a measuring module; returns its exit code.
+
+    Args:
+        module: called with the folder, the spec and `words`.
+        folder: holds hardware and plan, and gets the results.
+        source: the spec.
+        plan: sets threads, OpenMP runtime and allocator.
+        machine: the hardware.
+        words: more arguments.
+    """
+    write_json(folder / "hardware.json", machine.to_json())
+    write_json(folder / "plan.json", plan.to_json())
+    command = [sys.executable, "-m", module, str(folder), str(source.spec), *words, *source.options()]
+    with signals.forwarding() as forward:
+        code = child_process.child(command, plan.environment(machine), forward)
+        if code not in signals.CRASHES or forward.sent:
+            return code
+        why = kernel_crash.told(folder, code, module)
+        again = kernel_crash.without(plan, why)
+        if again:
+            print(f"crash: {why}; {kernel_crash.consequence(plan, 'measured again')}", flush=True)
+            write_json(folder / "plan.json", again.to_json())
+            code = child_process.child(command, again.environment(machine), forward)
+    if code not in signals.CRASHES:
+        return code
+    error = kernel_crash.hopeless(why)
+    print(error, file=sys.stderr)
+    return error.exit_code
