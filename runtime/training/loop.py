@@ -18,6 +18,7 @@ from runtime.errors import Stopped
 from runtime.tracking import tensorboard_images
 from runtime.training import agreement
 from runtime.training.agreement import HalfUpdated
+from runtime.training.checkpoints import run_state
 from runtime.training.evaluation.validation import evaluate
 from runtime.training.nonfinite import Fp16Collapse, NotFinite
 from runtime.training.profiling.profiler import Profiler
@@ -161,7 +162,7 @@ def _go_back(run: Run, saver: Saver, kind: str, why: str, rest: str = "") -> Non
     assert loaded is not None, "a checkpoint is written before the first step"
     for line in passed:
         run.events.add("storage", line)
-    run.restore(loaded)
+    run_state.restore(run, loaded)
     assert run.metrics is not None
     run.metrics.cut(run.counters.step, run.counters.epoch)
     run.events.add(kind, f"{why}; back to {loaded.path.name}{rest}", run.counters.step)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from runtime.tracking.event_log import EventLog
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import identical_ranks, losses, optimizer, torch_setup
 from runtime.training.best_metric import BestMetric
-from runtime.training.checkpoints import checkpoint, optimizer_state, resume
+from runtime.training.checkpoints import resume
 from runtime.training.ema import Ema
 from runtime.training.nonfinite import NonfiniteGuard
 from runtime.training.phase_timer import PhaseTimer
@@ -158,49 +157,6 @@ class Run:
         """The seed of this step's dropout: a function of (seed, step), so there is no generator state to save."""
         where = (self.counters.step, self.ranks.number) if self.ranks.number else (self.counters.step,)
         return stateless_random.key(self.job.train.seed, "step", *where)
-
-    def state(self) -> dict[str, Any]:
-        """Everything needed to resume, except tensors."""
-        return {
-            "counters": {**asdict(self.counters), "seconds": self.counters.seconds + self.clock.seconds},
-            "watch": self.watch.state(),
-            "scaler": self.step.scaler.state(),
-            "ema_updates": self.ema.updates if self.ema else None,
-            "last": self.last,
-            "numerics": self.numerics.state(),
-            "micro_batch": self.step.micro_batch,
-            "identity": self.identity,
-            "moments": sum(v is not None for entry in self.optimizer.state.values() for v in entry.values()),
-        }
-
-    def restore(self, loaded: checkpoint.Loaded) -> None:
-        """Resume from a verified checkpoint.
-
-        Raises:
-            CheckpointError: if it does not contain what this run needs.
-        """
-        tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": self.model.state_dict()}
-        resume.check_fit(loaded, self.state(), tensors | ({"ema": self.ema.average} if self.ema else {}))
-        for line in resume.changes(loaded.state["identity"], self.identity):
-            self.events.add("resume", line, loaded.state["counters"]["step"])
-        self.model.load_state_dict(loaded.tensors["model"])
-        self.optimizer.state.clear()
-        optimizer_state.load_optimizer(self.model, self.optimizer, loaded.tensors["optimizer"])
-        state = loaded.state
-        self.counters = Counters(**state["counters"])
-        self.samples_before = self.counters.samples
-        self.watch.load(state["watch"])
-        self.step.scaler.load(state["scaler"])
-        if self.step.scaler.fallen:
-            self.step.fall_back()
-        if self.ema:
-            self.ema.average = {name: value.to(self.device) for name, value in loaded.tensors["ema"].items()}
-            self.ema.updates = state["ema_updates"]
-        self.last = state["last"]
-        self.numerics.load(state["numerics"])
-        if state["micro_batch"] is not None:
-            # Memory ran out with a larger micro-batch; the plan may have a smaller one by now.
-            self.step.use_micro_batch(min(state["micro_batch"], self.step.micro_batch or state["micro_batch"]))
 
     def time_left(self) -> float:
         """Seconds until `max_time` of this attempt; infinite without one."""

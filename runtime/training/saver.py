@@ -22,7 +22,7 @@ from runtime.hardware import cgroup
 from runtime.job.train import Adam, Sgd
 from runtime.job.values import interval
 from runtime.system.units import format_bytes
-from runtime.training.checkpoints import checkpoint, optimizer_state, retention
+from runtime.training.checkpoints import checkpoint, optimizer_state, retention, run_state
 from runtime.training.nonfinite import NotFinite, not_finite
 from runtime.training.run import Run
 
@@ -158,7 +158,7 @@ class Saver:
             run.metrics.flush(sync=True)
         best = run.watch.best.step if run.watch.best.best is not None else None
         return PendingCheckpoint(
-            name, tensors, {**run.state(), **notes}, best, run.metrics.trouble if run.metrics else None
+            name, tensors, {**run_state.collect_state(run), **notes}, best, run.metrics.trouble if run.metrics else None
         )
 
     def _has_room(self, snapshot: PendingCheckpoint) -> bool:

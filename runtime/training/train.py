@@ -11,7 +11,7 @@ from runtime.system.signals import stopping
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.tracking.monitor import Monitor
 from runtime.training import agreement, effective_settings, loop, recorded_inputs, tensorboard_overview
-from runtime.training.checkpoints import final_weights, resume
+from runtime.training.checkpoints import final_weights, resume, run_state
 from runtime.training.checkpoints.final_weights import FinalWeights
 from runtime.training.evaluation import worst_mistakes
 from runtime.training.nonfinite import NotFinite
@@ -108,7 +108,7 @@ def _begun(run: Run) -> Saver:
     if run.ranks.leads:
         recorded_inputs.begin(run, say, resumes=loaded is not None)
     if loaded:
-        run.restore(loaded)
+        run_state.restore(run, loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
     say(resume.PROMISE)
     run.metrics = MetricsLog(

@@ -29,7 +29,7 @@ from runtime.data.images import npz_images
 from runtime.errors import CheckpointError, DataError, DrivetrainError
 from runtime.models import saved_model
 from runtime.system.files import read_json, sha256, write_json
-from runtime.training.checkpoints import checkpoint
+from runtime.training.checkpoints import checkpoint, run_state
 from runtime.training.checkpoints.manifest import MANIFEST
 from tests import tiny
 
@@ -163,7 +163,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     made = tiny.assembled(folder, tiny.job())
     groups = {"model": made.model.state_dict(), "optimizer": {}}
-    return checkpoint.save(folder / "checkpoints", "step-0", groups, made.state())
+    return checkpoint.save(folder / "checkpoints", "step-0", groups, run_state.collect_state(made))
 
 
 def damaged(whole: Path, folder: Path, name: str, content: bytes) -> Path:
@@ -184,7 +184,7 @@ def refused(folder: Path, watched: Watcher) -> None:
     def go_on() -> None:
         loaded, _ = checkpoint.latest(folder / "checkpoints")
         assert loaded is not None
-        made.restore(loaded)
+        run_state.restore(made, loaded)
 
     with watched(folder), pytest.raises(CheckpointError) as caught:
         go_on()

@@ -22,7 +22,7 @@ from runtime.errors import CheckpointError, NumericsError
 from runtime.job.train import Fp16
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import loop, run
-from runtime.training.checkpoints import checkpoint, optimizer_state
+from runtime.training.checkpoints import checkpoint, optimizer_state, run_state
 from runtime.training.grad_scaler import Scaler
 from runtime.training.saver import Saver
 from tests import tiny
@@ -99,7 +99,7 @@ def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
     loaded, _ = checkpoint.latest(made.checkpoints)
     scenario.spoil(made)
     if loaded:
-        made.restore(loaded)
+        run_state.restore(made, loaded)
     made.metrics = MetricsLog(folder, after=made.counters.step, epoch=made.counters.epoch)
     saver = Saver(made)
     saver.kind, saver.every = "steps", 1 if keep else 10**9
@@ -129,7 +129,7 @@ def _tensors(made: run.Run) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _plain(made: run.Run, reason: str) -> dict[str, Any]:
-    state = json.loads(json.dumps(made.state()))
+    state = json.loads(json.dumps(run_state.collect_state(made)))
     del state["counters"]["seconds"]
     events = made.folder / "events.jsonl"
     texts = [json.loads(line)["text"] for line in events.read_text().splitlines()] if events.exists() else []

@@ -14,7 +14,7 @@ import torch
 from runtime.errors import NumericsError, Stopped
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import loop, run
-from runtime.training.checkpoints import checkpoint
+from runtime.training.checkpoints import checkpoint, run_state
 from runtime.training.nonfinite import NonfiniteGuard, NotFinite
 from runtime.training.saver import Saver
 from tests import tiny
@@ -239,7 +239,7 @@ def test_a_spike_is_detected_after_a_resume(tmp_path: Path) -> None:
     loaded, _ = checkpoint.latest(tmp_path / "b" / "checkpoints")
     assert loaded is not None
     assert loaded.path.name == "step-62"
-    made.restore(loaded)
+    run_state.restore(made, loaded)
     made.metrics = MetricsLog(tmp_path / "b", after=62, epoch=15)
     loop.fit(made, Saver(made), Still())  # type: ignore[arg-type]
     made.metrics.close()

@@ -1,0 +1,57 @@
+"""The state of a run in a checkpoint: collected when it is saved, put back when the run resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from runtime.training.checkpoints import checkpoint, optimizer_state, resume
+from runtime.training.run import Counters, Run
+
+
+def collect_state(run: Run) -> dict[str, Any]:
+    """Everything needed to resume, except tensors."""
+    return {
+        "counters": {**asdict(run.counters), "seconds": run.counters.seconds + run.clock.seconds},
+        "watch": run.watch.state(),
+        "scaler": run.step.scaler.state(),
+        "ema_updates": run.ema.updates if run.ema else None,
+        "last": run.last,
+        "numerics": run.numerics.state(),
+        "micro_batch": run.step.micro_batch,
+        "identity": run.identity,
+        "moments": sum(v is not None for entry in run.optimizer.state.values() for v in entry.values()),
+    }
+
+
+def restore(run: Run, loaded: checkpoint.Loaded) -> None:
+    """Resume a run from a verified checkpoint.
+
+    Raises:
+        CheckpointError: if it does not contain what this run needs.
+    """
+    tensors: dict[str, Mapping[str, torch.Tensor]] = {"model": run.model.state_dict()}
+    resume.check_fit(loaded, collect_state(run), tensors | ({"ema": run.ema.average} if run.ema else {}))
+    for line in resume.changes(loaded.state["identity"], run.identity):
+        run.events.add("resume", line, loaded.state["counters"]["step"])
+    run.model.load_state_dict(loaded.tensors["model"])
+    run.optimizer.state.clear()
+    optimizer_state.load_optimizer(run.model, run.optimizer, loaded.tensors["optimizer"])
+    state = loaded.state
+    run.counters = Counters(**state["counters"])
+    run.samples_before = run.counters.samples
+    run.watch.load(state["watch"])
+    run.step.scaler.load(state["scaler"])
+    if run.step.scaler.fallen:
+        run.step.fall_back()
+    if run.ema:
+        run.ema.average = {name: value.to(run.device) for name, value in loaded.tensors["ema"].items()}
+        run.ema.updates = state["ema_updates"]
+    run.last = state["last"]
+    run.numerics.load(state["numerics"])
+    if state["micro_batch"] is not None:
+        # Memory ran out with a larger micro-batch; the plan may have a smaller one by now.
+        run.step.use_micro_batch(min(state["micro_batch"], run.step.micro_batch or state["micro_batch"]))
