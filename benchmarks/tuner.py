@@ -191,7 +191,7 @@ def combinations(tuner: Any) -> Iterator[dict[str, Any]]:
 
 def warm(tuner: Any, plan: Any) -> Any:
     """An arm that has seen every batch once, so that whatever is compiled is compiled."""
-    from runtime.tuning.tuner import BATCHES
+    from runtime.tuning.variant_builder import BATCHES
 
     arm = tuner.arm(plan)
     arm.steps(BATCHES)

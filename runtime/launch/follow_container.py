@@ -15,7 +15,8 @@ from runtime.launch.project import PROJECT
 from runtime.system.exit_codes import KILLED, explain_kill
 from runtime.system.units import format_bytes
 
-_RUN = re.compile(rb"^run (runs/\S+) (?:starts|goes on)$", re.MULTILINE)
+_RUN = re.compile(rb"^run (runs/\S+) (?:starts|resumes|goes on)$", re.MULTILINE)
+"""The last form is that of an older image."""
 
 
 def follow(container: Any) -> int:

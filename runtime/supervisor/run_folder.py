@@ -162,8 +162,8 @@ def _difference(path: Path, job: Job) -> list[str]:
     except OSError as error:
         raise storage_error(path / "job.yaml", error) from None
     before, now = (_fixed_part(_read_back(spec)) for spec in (_filled(stored, job), job.dumped()))
-    if before == now:
-        return []
+    # As text, since for Python 1 equals True and 16 equals 16.0, and mappings in another order are equal: arguments of a
+    # user's function and the order of label columns are neither.
     lines = dump(before).splitlines(), dump(now).splitlines()
     return list(difflib.unified_diff(*lines, "the unfinished run", "this spec", lineterm="", n=1))
 

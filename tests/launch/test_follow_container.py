@@ -57,6 +57,11 @@ def test_from_elsewhere_the_run_is_named_so_that_watch_finds_it(
     assert len(lines) == 5, "once"
 
 
+@pytest.mark.parametrize("word", ["starts", "resumes", "goes on"])
+def test_a_run_is_found_in_the_log_however_it_begins(word: str) -> None:
+    assert follow_container._RUN.search(f"run runs/digits-001 {word}\n".encode())
+
+
 def test_below_the_project_the_path_counts_from_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

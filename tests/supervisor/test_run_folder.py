@@ -105,6 +105,19 @@ def test_a_stored_spec_that_is_written_otherwise_is_the_same_spec(tmp_path: Path
     assert [line.split(":")[0].strip() for line in changed] == ["-  seed", "+  seed"]
 
 
+@pytest.mark.parametrize(
+    ("before", "now"), [({"a": 1}, {"a": True}), ({"a": 16}, {"a": 16.0}), ({"a": 1, "b": 2}, {"b": 2, "a": 1})]
+)
+def test_another_type_or_order_is_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: dict[str, object], now: dict[str, object]
+) -> None:
+    asked = job(tmp_path)
+    (tmp_path / "job.yaml").write_text("name: a")
+    monkeypatch.setattr(run_folder, "_filled", lambda text, job: {"data": {"arguments": before}})
+    monkeypatch.setattr(type(asked), "dumped", lambda self: {"data": {"arguments": now}})
+    assert run_folder._difference(tmp_path, asked)
+
+
 def test_files_of_the_user_stay(tmp_path: Path) -> None:
     run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "notes.txt").write_text("learning rate too high")

@@ -12,23 +12,23 @@ from runtime.system.files import storage_error
 KINDS = {"images": "images", "texts": "text", "series": "series", "table": "tables"}
 """Kinds of data sets, and the module that writes each. None of them imports torch."""
 EXAMPLES = {
-    "data/patterns": ("images", 1200),
-    "data/reports": ("texts", 6000),
-    "data/series": ("series", 64000),
-    "data/table": ("table", 40000),
+    "data/patterns": ("images", "data/patterns", 1200),
+    "data/reports/reports.csv": ("texts", "data/reports", 6000),
+    "data/series/train.csv": ("series", "data/series", 64000),
+    "data/table/train.parquet": ("table", "data/table", 40000),
 }
-"""Folders of the example jobs, with the kind and size of their sample data."""
+"""By the path that an example job names: kind, folder and size of its sample data."""
 LEAST = 20
 """Fewest samples with which every class occurs, in validation too."""
 Write = Callable[[Path, int, int], list[Path]]
 
 
 def command(path: str) -> str | None:
-    """The command that writes the sample data of an example job; None if the path is not in one of its folders."""
-    for folder, (kind, size) in EXAMPLES.items():
-        if path == folder or path.startswith(f"{folder}/"):
-            return f"drivetrain sample {kind} {folder} --size {size}"
-    return None
+    """The command that writes the sample data that an example job names by `path`; None for any other path."""
+    if path not in EXAMPLES:
+        return None
+    kind, folder, size = EXAMPLES[path]
+    return f"drivetrain sample {kind} {folder} --size {size}"
 
 
 def write(kind: str, folder: Path, size: int, seed: int) -> list[Path]:

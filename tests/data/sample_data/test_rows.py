@@ -11,7 +11,7 @@ import torch
 from pyarrow import csv, parquet
 
 from runtime.data.load import load
-from runtime.data.sample_data import series, tables
+from runtime.data.sample_data import series, tables, write
 from runtime.errors import DataError
 from runtime.job_spec import load as job_spec
 from tests.paths import ROOT
@@ -48,3 +48,8 @@ def test_an_example_without_its_data_says_how_to_make_it(tmp_path: Path, name: s
     copy.write_text("\n".join(line for line in lines if not line.startswith("#")), encoding="utf-8")
     with pytest.raises(DataError, match=rf"make the data: drivetrain sample {name} data/{name} --size \d+"):
         job_spec.load(copy)
+
+
+@pytest.mark.parametrize("path", ["data/table/orders.csv", "data/tables/train.parquet", "data"])
+def test_another_path_gets_no_recipe_for_sample_data(path: str) -> None:
+    assert write.command(path) is None
