@@ -1,6 +1,4 @@
-"""Preloads Intel's or LLVM's OpenMP runtime with a short spin time, so that waiting threads do not use up the CPU
-quota.
-"""
+"""Preloads Intel's or LLVM's OpenMP runtime with a short spin time: waiting threads do not use up the CPU quota."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ TOGETHER = ("--set", "limits.processes=2")
 def test_a_lost_process_ends_the_run_and_a_resume_gives_the_same_bits(job: Path) -> None:  # noqa: F811
     whole = train(job, *TOGETHER, "--set", "name=whole")
     assert whole.returncode == 0, whole.stderr
-    assert "processes: 2 train together" in whole.stdout
+    assert "processes: 2, each trains on its share of every batch" in whole.stdout
     assert "BatchNorm uses the statistics of that share" in whole.stdout
     broken = ("--set", "name=broken", "--set", "train.epochs=40")
     running = subprocess.Popen(command(job, *TOGETHER, *broken), cwd=ROOT, stderr=subprocess.PIPE, text=True)
@@ -149,7 +149,7 @@ def test_processes_share_cpus_and_memory_and_a_program_trains_alone() -> None:
     together = tiny.job()
     assert cpu_threads.choose(together, four, None).value == 6 // 4
     workers = loader_workers.choose(together, four, None)
-    assert (workers.value, "12, shared by 4 processes," in workers.reason) == (2, True)
+    assert (workers.value, "12 available CPUs, shared by 4 processes," in workers.reason) == (2, True)
     program = together.model_copy(update={"task": "python"})
     assert world.world_size(program, four) == 1
     assert cpu_threads.choose(program, four, None).value == 6

@@ -252,4 +252,4 @@ def test_a_comparison_without_dropout_still_recomputes() -> None:
     blocks.recompute(network)
     variants.hush(types.SimpleNamespace(model=network))  # type: ignore[arg-type]
     training = {type(module).__mro__[1].__name__ for module in network.modules() if module.training}
-    assert training == {"Recomputed"}
+    assert training == {"RecomputedBlock"}

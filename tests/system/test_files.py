@@ -14,7 +14,6 @@ from runtime.hardware import facts
 from runtime.plan import plan
 from runtime.supervisor import preemption
 from runtime.system import files
-from runtime.tracking.live import run_reader
 from runtime.training.checkpoints import manifest
 
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -36,7 +35,7 @@ def test_a_file_is_not_whole(deep: Path) -> None:
 def test_a_row_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"a": 1}}\n{DEEP}\n{{"a": 2}}\n')
     assert list(files.read_lines(tmp_path / "a.jsonl")) == [{"a": 1}, {"a": 2}]
-    assert run_reader._row(DEEP.encode()) is None
+    assert files.parse_row(DEEP.encode()) is None
 
 
 def test_a_manifest_is_not_whole(tmp_path: Path) -> None:

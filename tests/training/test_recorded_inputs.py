@@ -354,7 +354,7 @@ def test_the_same_result_or_refused(started: Callable[[str], Path], way: str, jo
 
 
 FITTED = {
-    "image folders": ("runtime.data.images.load._statistics", lambda raw, low, high: ([0.3] * 3, [0.1] * 3)),
+    "image folders": ("runtime.data.images.load.channel_statistics", lambda raw, low, high: ([0.3] * 3, [0.1] * 3)),
     "texts": ("runtime.data.text.tokenizer.learn", None),
     "series": ("runtime.data.series.windows.fit", lambda values: (windows.Scale((0.5, 0.5), (2.0, 2.0)), [])),
     "table numbers": ("runtime.data.target_columns.head", lambda *given: None),

@@ -125,7 +125,7 @@ def test_rows_wait_for_disk_space_and_are_never_truncated(tmp_path: Path, monkey
 SERVER = """
 import os, signal, torch
 from pathlib import Path
-from runtime.training.checkpoints import checkpoint
+from runtime.training.checkpoints import checkpoint, retention
 
 torch.set_num_threads(1)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})

@@ -222,5 +222,5 @@ def test_nothing_beyond_the_ceiling_is_tried() -> None:
 
 
 def test_nothing_fits_is_reported() -> None:
-    with pytest.raises(OutOfMemory, match=r"train.batch_size: auto: 8 samples do not fit"):
+    with pytest.raises(OutOfMemory, match=r"train.batch_size: auto: even 8 samples do not fit"):
         batch_size_test.measured(Narrow(5), 4096)  # type: ignore[arg-type]

@@ -124,7 +124,7 @@ def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pyte
         arm = real(self, made)
         if made.value("channels_last") != self.made.plan.value("channels_last"):
             step = arm.run.step
-            found.run.configure_step(forward=lambda *inputs: step.model(*inputs) * 1.01)
+            arm.run.configure_step(forward=lambda *inputs: step.model(*inputs) * 1.01)
         return arm
 
     monkeypatch.setattr(tune.Tuner, "arm", wrong)

@@ -44,7 +44,9 @@ def test_it_is_reported_once_for_each_size(room: SimpleNamespace) -> None:
     made.workers, made.tell = 4, told.append
     assert [made.workers_for(made.split, 128) for _ in range(3)] == [1, 1, 1]
     assert made.workers_for(made.split, 32) == 4
-    assert told == ["/dev/shm has 64 MiB free: batches of 128 samples, 18 MiB each, come from 1 of 4 loader workers"]
+    assert told == [
+        "/dev/shm has 64 MiB free: batches of 128 samples, 18 MiB each, are prepared by 1 instead of 4 loader workers"
+    ]
 
 
 def test_processes_share_shared_memory(room: SimpleNamespace) -> None:

@@ -101,8 +101,8 @@ def test_no_torch_is_needed() -> None:
 @pytest.mark.parametrize(
     ("before", "size", "code", "parts"),
     [
-        ("a file in it", 40, 2, ["is not empty", "a new or an empty folder"]),
-        ("a file", 40, 2, ["is a file", "a new or an empty folder"]),
+        ("a file in it", 40, 2, ["is not empty", "a new or empty folder"]),
+        ("a file", 40, 2, ["is a file", "a new or empty folder"]),
         ("nothing", 3, 2, ["--size 3", "20 samples or more"]),
     ],
 )

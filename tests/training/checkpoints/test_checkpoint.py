@@ -67,7 +67,7 @@ def test_damage_is_named_and_the_older_one_is_used(tmp_path: Path, damage: objec
 
 def test_all_damaged_is_never_a_silent_start(tmp_path: Path) -> None:
     flip(save(tmp_path, 1) / "model.safetensors")
-    with pytest.raises(CheckpointError, match="no checkpoint verifies"):
+    with pytest.raises(CheckpointError, match="all checkpoints are damaged"):
         checkpoint.latest(tmp_path)
 
 
