@@ -1,4 +1,4 @@
-"""Drivetrain: fits a training job to the machine it lands on, and proves it.
+"""Drivetrain: adapts a training job to the machine, and reports what was applied.
 
 From Python: `runtime.train`, `runtime.facts_here`, `runtime.plan_for`, `runtime.memory_for`, `runtime.Monitor`; each is
 loaded when it is first used.

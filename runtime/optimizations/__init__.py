@@ -126,7 +126,7 @@ class AssembledStep(Protocol):
 
     @property
     def micro_batch(self) -> int | None:
-        """Samples at a time; None for the whole batch."""
+        """The micro-batch size; None for the whole batch."""
         ...
 
     @property

@@ -14,7 +14,7 @@ from types import FrameType
 import psutil
 
 SWEEPS, POLITE = 30, 10
-"""How often new children are searched for, every tenth of a second; and how many times of these are SIGTERM."""
+"""Number of 0.1 s rounds that look for new children; how many of them send SIGTERM (rather than SIGKILL)."""
 
 
 AGAIN = 30.0

@@ -1,4 +1,4 @@
-"""Writes the `model/` folder at the end of a training: the weights of its best checkpoint and its configuration."""
+"""Writes the `model/` folder at the end of training: the weights of its best checkpoint and its configuration."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Step:
         return self.configured(compiled=made)
 
     def use_micro_batch(self, samples: int | None) -> None:
-        """Compute so many samples at a time from now on; None for the whole batch."""
+        """Set the micro-batch size; None for the whole batch."""
         self.state.micro_batch = samples
 
     def fall_back(self) -> None:
@@ -73,7 +73,7 @@ class Step:
 
     @property
     def micro_batch(self) -> int | None:
-        """Samples at a time; None for the whole batch."""
+        """The micro-batch size; None for the whole batch."""
         return self.state.micro_batch
 
     @property

@@ -16,7 +16,7 @@ from runtime.tuning.variant_builder import VariantBuilder
 
 
 def again(builder: VariantBuilder, known: Mapping[str, Measurement]) -> dict[str, Measurement]:
-    """Results from other data or settings, if the numbers are right with the present ones, too; else none."""
+    """Results from other data or settings, if their losses also match under the current settings; else none."""
     before = f"tune: measured before, on {next(iter(known.values())).date}, with other data or settings"
     vetoed = [name for name, row in known.items() if row.vetoed]
     if vetoed:

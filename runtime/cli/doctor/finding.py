@@ -36,7 +36,7 @@ Check = Callable[[Snapshot], Iterator[Finding]]
 
 
 def ok(name: str, text: str) -> Finding:
-    """All is well."""
+    """A passed check."""
     return Finding(name, Level.OK, text)
 
 

@@ -1,4 +1,4 @@
-"""Sensible initial settings of a training, derived from the number of samples."""
+"""Sensible initial settings, derived from the number of samples."""
 
 from __future__ import annotations
 

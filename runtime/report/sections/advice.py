@@ -34,7 +34,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Advice:
-    """One change."""
+    """One recommended change."""
 
     change: str
     why: str

@@ -67,7 +67,7 @@ class SizeSearchResult:
         return next((t.peak for t in self.tries if t.size == size and t.peak is not None), self.base)
 
     def tried_in_vain(self) -> str:
-        """A message that nothing fits."""
+        """Error message: no micro-batch size fits."""
         least = self.tries[0].size if self.tries else 1
         return f"a micro-batch of {least} does not fit into {units.format_bytes(self.ceiling)}"
 
