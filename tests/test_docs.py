@@ -28,7 +28,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "docker" / "README.md",
 ]
-TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 SPAN = re.compile(r"`((?:drivetrain|make) [^`]+)`")
 
 

@@ -73,7 +73,8 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         if online:
             print("network: on, the job needs a download")
         docker_engine.build_if_missing(client, "cpu")
-        owner = container_limits.owner(PROJECT) if given.command != "sample" else {}
+        # What writes new files of the user's, and runs none of their code, runs as the user who called it.
+        owner = container_limits.owner(PROJECT) if given.command not in ("sample", "init") else {}
     user = owner.get("DRIVETRAIN_UID", str(os.getuid())), owner.get("DRIVETRAIN_GID", str(os.getgid()))
     _check_output(getattr(given, "output", None), int(user[0]))
     return _wait(line(arguments, workdir, user, limits, mounts.together(iter(seen)), network=online))

@@ -183,6 +183,19 @@ def test_no_engine_either(monkeypatch: pytest.MonkeyPatch, no_torch: None, capsy
     assert "`make setup`, or `make engine`" in told
 
 
+def test_what_writes_files_of_the_user_runs_as_the_user_who_called_it(
+    ran: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
+    monkeypatch.setattr(
+        container_limits, "owner", lambda project: {"DRIVETRAIN_UID": "54321", "DRIVETRAIN_GID": "54321"}
+    )
+    main.main(["init", str(tmp_path), "--output", str(HERE / "photos.yaml")])
+    main.main(["report", "runs/parts-001"])
+    users = [line[line.index("--user") + 1] for line in ran]
+    assert users == [f"{os.getuid()}:{os.getgid()}", "54321:54321"]
+
+
 def test_an_output_that_the_container_cannot_write(
     ran: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,9 +24,7 @@ def validation(samples: int, what: str) -> Entry:
 def epochs(samples: int, seen: int, least: int, most: int, what: str) -> Entry:
     """The number of epochs in which the network sees about `seen` samples."""
     count = min(most, max(least, round(seen / max(1, samples))))
-    return Entry(
-        "epochs", str(count), f"{count} passes over {samples:,} {what}; increase it if validation still improves"
-    )
+    return Entry("epochs", str(count), f"passes over the training {what}; increase it if validation still improves")
 
 
 def batch_size(samples: int, most: int) -> Entry:
@@ -35,7 +33,7 @@ def batch_size(samples: int, most: int) -> Entry:
     while size * 2 <= most and size * 80 <= samples:
         size *= 2
     steps = max(1, samples // size)
-    return Entry("batch_size", str(size), f"{steps:,} steps per epoch; auto measures which size is fastest")
+    return Entry("batch_size", str(size), f"at most {steps:,} steps per epoch; auto measures which size is fastest")
 
 
 def optimizer(rate: str, network: str) -> list[Entry]:

@@ -188,7 +188,7 @@ def _draft(found: ImageSurvey, counts: Counter[str], reason: str) -> Draft:
     draft = Draft(TASK, reason)
     draft.found = [
         f"{total:,} images, {first_values.counted(counts)}",
-        f"{len(sides):,} of them opened: short side {sides.min()} to {sides.max()} px, median {middle:.0f}; {kind}",
+        f"sizes from a sample of {len(sides):,}: short side {sides.min()} to {sides.max()} px, median {middle:.0f}; {kind}",
         *first_values.single(counts),
     ]
     if found.unreadable:

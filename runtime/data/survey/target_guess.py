@@ -72,7 +72,7 @@ def named(request: SurveyRequest, sample: TableSample) -> TargetGuess | None:
                 "a column of classes or numbers that differ between rows",
                 "name another column",
             )
-    return TargetGuess(tuple(dict.fromkeys(request.targets)), "as --target says")
+    return TargetGuess(tuple(dict.fromkeys(request.targets)), "as requested")
 
 
 def classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:

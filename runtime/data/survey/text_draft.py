@@ -95,7 +95,7 @@ def _labels(sample: TableSample, text: ColumnProfile) -> target_guess.TargetGues
     if not able:
         return None
     counts = np.array([c.different for c in able])
-    values = f"{counts[0]}" if len(able) == 1 else f"{counts.min()} to {counts.max()}"
+    values = f"{counts[0]}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
     return target_guess.TargetGuess(tuple(c.name for c in able), f"columns with few different values: {values}")
 
 
