@@ -135,5 +135,5 @@ def test_a_trainer_without_torch(container: Run, job: Path) -> None:
     code = ("-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro")
     done = container("-c", STAND_IN, options=(*options, *code), entrypoint="python")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the trainer was killed at the memory limit of 300.0 MiB (peak " in done.stdout
+    assert "the trainer was killed at the memory limit of 300 MiB (peak " in done.stdout
     assert value(job / "runs" / "digits-001", "micro_batch") == 16

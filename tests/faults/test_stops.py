@@ -32,7 +32,7 @@ PHASES = {
     "evaluation recorded": "runtime.training.loop:_record_evaluation:3",
     "last save": "runtime.training.saver:Saver.final:2",
     "artifact": "runtime.models.saved_model:commit:1",
-    "report": "runtime.supervisor.supervisor:_report:1",
+    "report": "runtime.supervisor.supervisor:RunLifecycle.report:1",
 }
 SHORT = {"epochs": "4"}
 

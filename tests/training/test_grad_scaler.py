@@ -12,7 +12,7 @@ from runtime.errors import NumericsError, SpecError
 from runtime.job.train import Fp16
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import loop, run
-from runtime.training.checkpoints import checkpoint
+from runtime.training.checkpoints import checkpoint, run_state
 from runtime.training.grad_scaler import Scaler
 from runtime.training.saver import Saver
 from tests import tiny
@@ -156,7 +156,7 @@ def test_a_checkpoint_saved_after_a_fallback_resumes_in_fp32(tmp_path: Path, fal
     (tmp_path / "again").mkdir()
     again = tiny.assembled(tmp_path / "again", fallen.job)
     half(again)
-    again.restore(checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1]))
+    run_state.restore(again, checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1]))
     assert (again.step.dtype, again.step.scaler.active, again.counters.step) == (None, False, 12)
 
 
@@ -164,6 +164,6 @@ def test_a_run_resumed_without_fp16_after_a_crash_drops_the_scaler(tmp_path: Pat
     made, _ = fit(tmp_path, "fp16: {growth_interval: 4}", range(0))
     (tmp_path / "again").mkdir()
     again = tiny.assembled(tmp_path / "again", made.job)
-    again.restore(checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1]))
+    run_state.restore(again, checkpoint.load(checkpoint.steps(tmp_path / "checkpoints")[-1]))
     assert not again.step.scaler.active
-    assert again.state()["scaler"] == {}
+    assert run_state.collect_state(again)["scaler"] == {}
