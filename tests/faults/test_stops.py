@@ -27,7 +27,7 @@ PHASES = {
     "update": "runtime.training.step:Step._update:20",
     "middle of a save": "runtime.models.safetensors_file:write:8",
     "rename of a save": "runtime.training.checkpoints.checkpoint:_put:4",
-    "removal of a save": "runtime.training.checkpoints.checkpoint:prune:4",
+    "removal of a save": "runtime.training.checkpoints.retention:prune:4",
     "evaluation": "runtime.training.evaluation.metrics:MetricAccumulator.add:3",
     "evaluation recorded": "runtime.training.loop:_record_evaluation:3",
     "last save": "runtime.training.saver:Saver.final:2",
