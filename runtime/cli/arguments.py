@@ -28,28 +28,45 @@ def parser() -> argparse.ArgumentParser:
         made.set_defaults(command=name)
         return made
 
-    def with_job(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        made.add_argument("job", type=Path, help="the job file (YAML)")
-        made.add_argument(
-            "--set",
-            action="append",
-            default=[],
-            metavar="KEY=VALUE",
-            help="override one value of the job, e.g. train.epochs=3; repeatable",
-        )
-        return made
+    _add_plan(add)
+    _add_training(add)
+    _add_measuring(add)
+    _add_look(add)
+    _add_use(add)
+    _add_data(add)
+    add("schema", "print the JSON schema of the job file")
+    return whole
 
-    with_job(add("validate", "check a job file for mistakes; needs neither torch nor internet access"))
+
+def _with_job(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    made.add_argument("job", type=Path, help="the job file (YAML)")
+    made.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one value of the job, e.g. train.epochs=3; repeatable",
+    )
+    return made
+
+
+def _add_plan(add: Add) -> None:
+    """Commands that decide and train nothing."""
+    _with_job(add("validate", "check a job file for mistakes; needs neither torch nor internet access"))
     made = add("facts", "show this machine's hardware and how much of it this process may use")
     made.add_argument("--json", action="store_true", help="print JSON, which `plan --hardware` reads")
-    made = with_job(add("plan", "show the settings chosen for this machine and job, with reasons"))
+    made = _with_job(add("plan", "show the settings chosen for this machine and job, with reasons"))
     made.add_argument(
         "--hardware", type=Path, metavar="FILE", help="plan for another machine: the output of `facts --json` there"
     )
     made.add_argument("--plain", action="store_true", help="turn all optimizations off")
     made.add_argument("--all", action="store_true", help="include settings that do not apply to this machine and job")
     made.add_argument("--json", action="store_true", help="print JSON, which `train --plan` reads")
-    made = with_job(add("train", "train a job, or resume its unfinished run"))
+
+
+def _add_training(add: Add) -> None:
+    """Commands that train."""
+    made = _with_job(add("train", "train a job, or resume its unfinished run"))
     made.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
     made.add_argument(
         "--plan", type=Path, metavar="FILE", help="use the settings of a stored plan instead of choosing them"
@@ -61,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--trace", action="store_true", help="profile a few steps: slowest operators, and a trace for Perfetto"
     )
-    made = with_job(
+    made = _with_job(
         add(
             "launch",
             "train in a Docker container under the job's resource limits (use this on the host, not inside a container)",
@@ -74,14 +91,18 @@ def parser() -> argparse.ArgumentParser:
         "--trace", action="store_true", help="profile a few steps: slowest operators, and a trace for Perfetto"
     )
     made.add_argument("--network", action="store_true", help="give the container network access, for your own code")
-    made = with_job(add("find-lr", "run a learning-rate range test: plot the loss and suggest a rate"))
+
+
+def _add_measuring(add: Add) -> None:
+    """Commands that measure a job without training it."""
+    made = _with_job(add("find-lr", "run a learning-rate range test: plot the loss and suggest a rate"))
     made.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/find-lr-<name>)")
     made.add_argument("--lowest", type=float, default=1e-6, help="first learning rate (default: 1e-6)")
     made.add_argument("--highest", type=float, default=10.0, help="last learning rate (default: 10)")
     made.add_argument("--steps", type=int, default=100, help="number of mini-batches (default: 100)")
-    made = with_job(add("memory", "predict and measure peak memory for each micro-batch size"))
+    made = _with_job(add("memory", "predict and measure peak memory for each micro-batch size"))
     made.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/memory-<name>)")
-    made = with_job(
+    made = _with_job(
         add("bench", "measure the speedup of each optimization: added one by one, and removed from the full plan")
     )
     made.add_argument(
@@ -90,11 +111,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/bench-<name>)")
     made.add_argument("--rounds", type=int, default=8, help="number of paired measurements per comparison (default: 8)")
     made.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    _add_look(add)
-    _add_use(add)
-    _add_data(add)
-    add("schema", "print the JSON schema of the job file")
-    return whole
 
 
 def _add_look(add: Add) -> None:

@@ -149,7 +149,7 @@ def bench(given: argparse.Namespace) -> int:
     from runtime.tuning.bench import bench as benching
 
     return benching.bench(
-        benching.BenchRequest(given.job, tuple(given.set), tuple(given.against), given.output, given.rounds, given.json)
+        benching.BenchRequest(given.job, tuple(given.set), given.output, tuple(given.against), given.rounds, given.json)
     )
 
 

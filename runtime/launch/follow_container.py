@@ -34,9 +34,11 @@ def follow(container: Any) -> int:
     for chunk in container.logs(stream=True, follow=True):
         sys.stdout.write(chunk.decode(errors="replace"))
         line = b"" if told else line + chunk
-        if not told and (found := _RUN.search(line)) and line.endswith(b"\n"):
-            sys.stdout.write(f"from this folder: drivetrain watch {_from_here(found[1].decode())}\n")
-            told = True
+        if line.endswith(b"\n"):
+            if found := _RUN.search(line):
+                sys.stdout.write(f"from this folder: drivetrain watch {_from_here(found[1].decode())}\n")
+                told = True
+            line = b""
         sys.stdout.flush()
     code = int(container.wait()["StatusCode"])
     container.reload()

@@ -161,7 +161,7 @@ def _difference(path: Path, job: Job) -> list[str]:
         return []
     except OSError as error:
         raise storage_error(path / "job.yaml", error) from None
-    before, now = (_fixed_part(_read_back(spec)) for spec in (_filled(stored, job), job.dumped()))
+    before, now = (_fixed_part(spec) for spec in (_filled(stored, job), job.dumped()))
     # As text, since for Python 1 equals True and 16 equals 16.0, and mappings in another order are equal: arguments of a
     # user's function and the order of label columns are neither.
     lines = dump(before).splitlines(), dump(now).splitlines()
@@ -175,11 +175,6 @@ def _filled(text: str, job: Job) -> Mapping[str, object]:
         return type(job).model_validate(stored).dumped()
     except ValidationError:
         return stored
-
-
-def _read_back(spec: Mapping[str, object]) -> Mapping[str, object]:
-    """The spec after a round trip through YAML, so that two specs can be compared."""
-    return parse(dump(spec), "job.yaml").data
 
 
 def _fixed_part(spec: Mapping[str, object]) -> dict[str, object]:

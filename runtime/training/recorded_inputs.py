@@ -90,7 +90,7 @@ def stored(folder: Path) -> InputRecord | None:
         {**record["files"], **record["arrays"]}
         name = SETTLED
         found = read_json(folder / SETTLED)
-        if record.get("preprocessing", sha256(folder / SETTLED)) != sha256(folder / SETTLED):
+        if "preprocessing" in record and record["preprocessing"] != sha256(folder / SETTLED):
             raise ValueError(SETTLED)
         return InputRecord({**found["preprocessing"]}, {row["name"]: head(row) for row in found["heads"]})
     except (FileNotFoundError, LookupError, TypeError, ValueError):

@@ -16,33 +16,27 @@ from pathlib import Path
 
 from runtime import optimizations
 from runtime.errors import SpecError
-from runtime.hardware import device_check
-from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
-from runtime.job_spec import load as spec
 from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import plan as plans
 from runtime.system import signals
-from runtime.system.files import make_folder
-from runtime.tuning import batch_size, measuring_child
+from runtime.tuning import measuring_child
 from runtime.tuning.bench import results
 from runtime.tuning.bench.ablation import climb
 from runtime.tuning.bench.variant import VariantPool
+from runtime.tuning.measuring_request import MeasuringRequest
 
 __all__ = ["BenchRequest", "bench"]
 
 
 @dataclass(frozen=True)
-class BenchRequest:
+class BenchRequest(MeasuringRequest):
     """The options of `drivetrain bench`."""
 
-    spec: Path
-    assignments: Sequence[str] = ()
+    command = "bench"
     against: Sequence[str] = ()
     """Settings of a variant of the job that is compared at the end."""
-    output: Path | None = None
-    """Folder for picture and numbers; runs/bench-<name> if None."""
     rounds: int = 8
     json: bool = False
 
@@ -55,14 +49,9 @@ def bench(request: BenchRequest) -> int:
     """
     if request.rounds < 3:
         raise SpecError(f"--rounds {request.rounds}", "3 or more", "8 paired measurements give a usable interval")
-    signals.stop_early()
-    job = spec.load(request.spec, request.assignments)
-    batch_size.fixed(job, "bench")
     if request.against:
-        spec.load(request.spec, [*request.assignments, *request.against])
-    output = request.output or Path("runs") / f"bench-{job.name}"
-    make_folder(output)
-    machine = device_check.select_devices(detect(output), job.limits.gpus)
+        SpecSource(request.spec, [*request.assignments, *request.against]).load()
+    job, machine, output = request.begin()
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         return _measured(request, job, machine, output, Path(scratch))
 
@@ -72,7 +61,7 @@ def _measured(request: BenchRequest, job: Job, machine: Hardware, output: Path, 
     if plan is None:
         return code
     tell = _told_aside if request.json else _told
-    with VariantPool(machine, scratch, SpecSource(request.spec, request.assignments)) as shop:
+    with VariantPool(machine, scratch, request.source) as shop:
         shop.quiet = _redrawn(plan)
         ladder = climb(plan, shop.side, request.rounds, tell, request.against)
     results.write(ladder, plan, job, machine, request, output)
@@ -91,8 +80,7 @@ def _redrawn(plan: plans.Plan) -> bool:
 def _settled(request: BenchRequest, job: Job, machine: Hardware, scratch: Path) -> tuple[int, plans.Plan | None]:
     """The plan that `train` would use, finalized by a child that loads model and data; None if the child fails."""
     first = plans.resolve(job, machine)
-    source = SpecSource(request.spec, request.assignments)
-    code = measuring_child.measure("runtime.tuning.processes.final_plan", scratch, source, first, machine)
+    code = measuring_child.measure("runtime.tuning.processes.final_plan", scratch, request.source, first, machine)
     signals.stop_early()
     return code, plans.load(scratch / "plan.json") if code == 0 else None
 

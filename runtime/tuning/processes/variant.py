@@ -51,7 +51,7 @@ def main() -> int:
         with stopping(), ending():
             signals = Signals()
             serve(
-                stand(given.folder, plans.load(given.plan), SpecSource.from_arguments(given).load(), signals),
+                build_variant(given.folder, plans.load(given.plan), SpecSource.from_arguments(given).load(), signals),
                 answer,
                 given.quiet,
             )
@@ -59,7 +59,7 @@ def main() -> int:
     return child_main.exit_code(respond)
 
 
-def stand(folder: Path, plan: plans.Plan, job: Job, signals: Signals) -> Variant:
+def build_variant(folder: Path, plan: plans.Plan, job: Job, signals: Signals) -> Variant:
     """The job's network under a plan, before its first batch."""
     import itertools
 
