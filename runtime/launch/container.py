@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,15 @@ from runtime.hardware import device_check, gpu_selection, image_selection
 from runtime.hardware.detect import detect
 from runtime.job import Job
 from runtime.job_spec import load as spec
-from runtime.launch import container_limits, docker_engine, follow_container, mounts, network, nvidia_toolkit
+from runtime.launch import (
+    container_limits,
+    container_terminal,
+    docker_engine,
+    follow_container,
+    mounts,
+    network,
+    nvidia_toolkit,
+)
 from runtime.launch import project as checkout
 from runtime.launch.project import PROJECT
 
@@ -68,6 +75,7 @@ def launch(request: LaunchRequest) -> int:
     if word != "cpu":
         variables |= nvidia_toolkit.find(client.info()).variables()
     docker_engine.build_if_missing(client, word)
+    override["services"]["trainer"] |= container_terminal.service(client.info())
     return follow_container.follow(_start(client, override, job, word, variables))
 
 
@@ -113,20 +121,18 @@ def _start(client: Any, override: dict[str, Any], job: Job, word: str, variables
     """Start the compose service under the job's limits; returns the container."""
     project = f"{checkout.name()}-{job.name.lower().replace('.', '-')}"
     _refuse_if_running(client, project)
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(_yaml(override | {"volumes": _caches(client, variables["DRIVETRAIN_UID"])}))
-        file.flush()
-        files = [str(PROJECT / "compose" / name) for name in ("base.yaml", f"{word}.yaml")]
-        options = [part for name in (*files, file.name) for part in ("--file", name)]
-        command = ["docker", "compose", "--project-directory", str(PROJECT), "-p", project, *options]
-        done = subprocess.run(
-            [*command, "up", "--detach", "--force-recreate", "--no-build", "trainer"],
-            env={**os.environ, **variables},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    # Through a pipe: a client installed as a snap does not see the host's /tmp.
+    files = [*(str(PROJECT / "compose" / name) for name in ("base.yaml", f"{word}.yaml")), "-"]
+    options = [part for name in files for part in ("--file", name)]
+    command = ["docker", "compose", "--project-directory", str(PROJECT), "-p", project, *options]
+    done = subprocess.run(
+        [*command, "up", "--detach", "--force-recreate", "--no-build", "trainer"],
+        env={**os.environ, **variables},
+        input=_yaml(override | {"volumes": _caches(client, variables["DRIVETRAIN_UID"])}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     found = _containers(client, project, "trainer")
     if done.returncode or not found:
         for container in _containers(client, project, "prepare"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import re
@@ -11,12 +12,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from runtime.launch import container_terminal
 from runtime.launch.project import PROJECT
 from runtime.system.exit_codes import KILLED, explain_kill
 from runtime.system.units import format_bytes
 
-_RUN = re.compile(rb"^run (runs/\S+) (?:starts|resumes|goes on)$", re.MULTILINE)
-"""The last form is that of an older image."""
+_RUN = re.compile(rb"^run (runs/\S+) (?:starts|resumes|goes on)\r?$", re.MULTILINE)
+"""The last form is that of an older image; a terminal ends its lines with a carriage return."""
 
 
 def follow(container: Any) -> int:
@@ -30,9 +32,11 @@ def follow(container: Any) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
+    container_terminal.follow_size(container)
     told, line = Path.cwd() == PROJECT, b""
-    for chunk in container.logs(stream=True, follow=True):
-        sys.stdout.write(chunk.decode(errors="replace"))
+    text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a piece may end within a character
+    for chunk in container_terminal.output(container):
+        sys.stdout.write(text.decode(chunk))
         line = b"" if told else line + chunk
         if line.endswith(b"\n"):
             if found := _RUN.search(line):
