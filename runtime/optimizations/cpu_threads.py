@@ -22,13 +22,16 @@ Values = Annotated[int, Field(ge=1)] | Literal["off"]
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """The CPU budget, or its physical cores if hyperthreads share them."""
+    """The CPU budget, or its physical cores if hyperthreads share them; long runs then measure both."""
     cpu, threads = hardware.cpu, threads_of(hardware)
     together = world.world_size(job, hardware)
     if together > 1:
         return Choice(max(1, threads // together), f"the {threads} CPUs are shared by {together} processes")
     if threads < cpu.budget:
-        return Choice(threads, f"one thread per physical core: {cpu.cores} for {cpu.budget} logical CPUs")
+        reason = f"one thread per physical core: {cpu.cores} for {cpu.budget} logical CPUs"
+        if job.optimize.get("measure", "auto") == "off":
+            return Choice(threads, reason)
+        return Choice(threads, f"{reason}; long runs measure {cpu.budget}, too", provisional=True)
     if cpu.quota is not None and cpu.quota < min(cpu.affinity, cpu.cpuset or cpu.affinity):
         return Choice(
             threads, f"the CPU quota of {cpu.quota:g}, rounded down, at least 1; the host has {cpu.host} CPUs"
@@ -49,9 +52,10 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """One thread against the choice, because two threads can be slower on small work."""
-    best = int(choose(job, hardware, workload).value)
-    return [best] if best == 1 else [best, 1] if best == 2 else [best, best // 2]
+    """The choice; all logical CPUs, as hyperthreads help some networks; and fewer threads, which suit small work."""
+    best, budget = int(choose(job, hardware, workload).value), hardware.cpu.budget
+    shared = threads_of(hardware) < budget and world.world_size(job, hardware) == 1
+    return [best, *([budget] if shared else []), *([best // 2] if best > 1 else [])]
 
 
 def environment(hardware: Hardware, value: Value) -> dict[str, str]:

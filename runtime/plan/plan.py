@@ -42,7 +42,7 @@ class Decision:
     effect: str
     evidence: str | None = None
     provisional: bool = False
-    """True until model and data are known."""
+    """True until model and data are known, and what depends on them is measured."""
 
     def learned(self, value: Value, source: str, reason: str) -> Decision:
         """The decision with a value learned from a failure; evidence for the old value is dropped."""
@@ -153,9 +153,12 @@ def _decide(
     measured: Mapping[str, Measurement],
     asked: Value,
 ) -> Decision:
-    def decision(value: Value, source: str, reason: str, evidence: str | None = None) -> Decision:
-        # Fixed values and process settings do not depend on the workload.
-        open_ = workload is None and source == "choice" and optimization.stage > optimizations.Stage.PROCESS
+    def decision(
+        value: Value, source: str, reason: str, evidence: str | None = None, measurable: bool = False
+    ) -> Decision:
+        # Fixed values and most process settings do not depend on the workload.
+        depends = measurable or optimization.stage > optimizations.Stage.PROCESS
+        open_ = workload is None and source == "choice" and depends
         effect = optimizations.Effect.EXACT if value == optimization.off else optimization.effect(workload)
         return Decision(optimization.name, value, source, reason, str(effect), evidence, open_)
 
@@ -177,7 +180,7 @@ def _decide(
     if preference and optimization.refuse(job, hardware, workload, preference.value) is None:
         return decision(preference.value, "profile", "measured earlier on this kind of chip", preference.evidence)
     choice = optimization.choose(job, hardware, workload)
-    return decision(choice.value, "choice", choice.reason)
+    return decision(choice.value, "choice", choice.reason, measurable=choice.provisional)
 
 
 def _refusal(

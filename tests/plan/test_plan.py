@@ -154,6 +154,20 @@ def test_threads_follow_the_quota(quota: float | None, threads: int) -> None:
     assert made.value("cpu_threads") == threads
 
 
+def test_threads_on_hyperthreads_of_one_core_are_provisional_where_they_can_be_measured() -> None:
+    here = machine("codespace-2core-cgroup2")
+    row = plan.resolve(job(), here).row("cpu_threads")
+    assert (row.value, row.provisional) == (1, True)
+    assert row.reason.endswith("; long runs measure 2, too")
+    final = final_plan.refined(plan.resolve(job(), here), job(), here, Workload(layers={"Conv2d": 3})).row(
+        "cpu_threads"
+    )
+    assert (final.value, final.source, final.provisional) == (1, "choice", False)
+    for asked in ("optimize: {measure: off}", "optimize: {cpu_threads: 1}"):
+        assert not plan.resolve(job(asked), here).row("cpu_threads").provisional
+    assert not plan.resolve(job(), machine()).row("cpu_threads").provisional
+
+
 def test_preloads_are_joined() -> None:
     libraries = replace(machine().libraries, iomp5="/lib/libiomp5.so", tcmalloc="/lib/libtcmalloc.so")
     here = replace(machine(), libraries=libraries)

@@ -52,6 +52,30 @@ def test_promising_candidates_come_first_and_requested_values_are_not_measured()
     assert [(o.name, value) for o, value in found] == [("openmp_runtime", "off")]
 
 
+def hyperthreads(cores: int, budget: int) -> Hardware:
+    here = machine()
+    return replace(here, cpu=replace(here.cpu, host=budget, affinity=budget, cores=cores, budget=budget))
+
+
+@pytest.mark.parametrize(("cores", "budget", "measured"), [(1, 2, [2]), (2, 2, [1]), (4, 8, [8, 2]), (4, 4, [2])])
+def test_hyperthreads_are_measured_beside_their_cores(cores: int, budget: int, measured: list[int]) -> None:
+    here = hyperthreads(cores, budget)
+    made = plan.resolve(tiny.job(), here)
+    assert made.value("cpu_threads") == cores
+    found = process_settings.contested(tiny.job(), here, made)
+    assert [value for o, value in found if o.name == "cpu_threads"] == measured
+
+
+def test_two_hyperthreads_are_used_where_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = hyperthreads(1, 2)
+    monkeypatch.setattr(process_settings, "VariantPool", Shop({"cpu_threads 2": 0.8}))
+    made = plan.resolve(tiny.job(), here)
+    rivals = process_settings.contested(tiny.job(), here, made)
+    found = process_settings.measured(SpecSource(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, print)
+    assert found["cpu_threads"].value == 2
+    assert plan.resolve(tiny.job(), here, measured=found).value("cpu_threads") == 2
+
+
 @dataclass
 class Sided:
     """A child of known speed and numbers."""

@@ -1,0 +1,101 @@
+"""One thread against two on a machine with two logical CPUs: do they share a core, and which count trains faster?
+
+    python benchmarks/threads.py [JOB ...] [--seconds 120] [--threads 1 2]
+
+First, matrix products in one process pinned to the first CPU, alone and beside a second process pinned to the other, in
+turn: hyperthreads of one core slow each other down, separate cores do not. Products are counted per second of CPU time, so
+that a busy neighbor hardly matters. Then, for each job, the comparison that a long run makes by itself: child processes
+with either count, steps in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from runtime import optimizations
+from runtime.hardware.detect import detect
+from runtime.job_spec.spec_source import SpecSource
+from runtime.plan import plan
+from runtime.tuning import process_settings
+
+ROOT = Path(__file__).resolve().parent.parent
+JOBS = ("digits", "series", "reports")
+PRODUCTS = """
+import os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+import torch
+torch.set_num_threads(1)
+a, b = torch.randn(512, 512), torch.randn(512, 512)
+for _ in range(20): a @ b
+for line in sys.stdin:
+    end, begun, count = time.perf_counter() + 0.5, time.process_time(), 0
+    while time.perf_counter() < end:
+        a @ b
+        count += 1
+    print(count / (time.process_time() - begun), flush=True)
+"""
+
+
+def main() -> None:
+    """Measure, print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("jobs", nargs="*", default=[str(ROOT / f"jobs/{name}.yaml") for name in JOBS])
+    parser.add_argument("--seconds", type=float, default=120.0, help="limit for each job")
+    parser.add_argument("--threads", type=int, nargs=2, default=(1, 2))
+    parser.add_argument("--pairs", type=int, default=20)
+    given = parser.parse_args()
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    ratios = shared(first, second, given.pairs)
+    hardware = detect(Path("runs"))
+    print(f"{hardware.cpu.model}: {hardware.cpu.affinity} logical CPUs, {hardware.cpu.cores} cores as the system tells")
+    print(f"products of CPU {first} beside CPU {second}, over alone: {spread(ratios)} of {len(ratios)} pairs", flush=True)
+    for job in given.jobs:
+        compare(Path(job), *given.threads, given.seconds)
+
+
+def shared(first: int, second: int, pairs: int) -> list[float]:
+    """Products per second on the first CPU while the second is busy, relative to those while it is not."""
+    sides = [
+        subprocess.Popen([sys.executable, "-c", PRODUCTS, str(cpu)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for cpu in (first, second)
+    ]
+
+    def rates(asked: list[subprocess.Popen[str]]) -> list[float]:
+        for side in asked:
+            side.stdin.write("go\n")
+            side.stdin.flush()
+        return [float(side.stdout.readline()) for side in asked]
+
+    rates(sides)
+    found = []
+    for _ in range(pairs):
+        alone = rates(sides[:1])[0]
+        found.append(rates(sides)[0] / alone)
+    for side in sides:
+        side.stdin.close()
+        side.wait()
+    return found
+
+
+def compare(job: Path, threads: int, other: int, seconds: float) -> None:
+    """Steps of one job with either number of threads, in turn, as the tuner compares them."""
+    source, hardware = SpecSource(job), detect(Path("runs"))
+    name = "cpu_threads"
+    made = plan.resolve(source.load(), hardware).with_values({name: threads})
+    rival = next(o for o in optimizations.every() if o.name == name), other
+    found = process_settings.measured(source, hardware, made, [rival], 3600.0, seconds, lambda text: None)
+    print(f"{job.stem}: {other} threads against {threads}: {found[name].text if found else 'not measured'}", flush=True)
+
+
+def spread(ratios: list[float]) -> str:
+    """The median and the range."""
+    return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}-{max(ratios):.2f}]"
+
+
+if __name__ == "__main__":
+    main()
