@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,28 +34,13 @@ from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import identical_ranks, losses, optimizer, torch_setup
 from runtime.training.best_metric import BestMetric
 from runtime.training.checkpoints import resume
+from runtime.training.counters import Counters
 from runtime.training.ema import Ema
 from runtime.training.nonfinite import NonfiniteGuard
 from runtime.training.phase_timer import PhaseTimer
 from runtime.training.schedules import Schedule, schedule
 from runtime.training.step import Step
 from runtime.training.step_options import StepOptions
-
-
-@dataclass
-class Counters:
-    """The position of the run."""
-
-    epoch: int = 0
-    """The current epoch, from 0."""
-    batch: int = 0
-    """Batches of this epoch that are done."""
-    step: int = 0
-    """Optimizer steps that are done."""
-    samples: int = 0
-    """Samples processed."""
-    seconds: float = 0.0
-    """Training time of earlier attempts."""
 
 
 @dataclass
@@ -176,6 +163,7 @@ def assemble(
     clock: PhaseTimer,
 ) -> Run:
     """Assemble a run and apply the plan to it."""
+    events, counters = EventLog(folder), Counters()
     device = torch.device(f"cuda:{os.environ.get(RANK, 0)}" if hardware.gpu else "cpu")
     ranks = join_ranks(device)
     torch_setup.begin(job, hardware, device)
@@ -207,26 +195,13 @@ def assemble(
         batches=batches,
         signals=signals,
         clock=clock,
-        step=Step(
-            model,
-            made,
-            goal,
-            job.train.clip_norm,
-            device,
-            StepOptions(
-                forward=model,
-                packed_forward=getattr(model, "packed", None),
-                ranks=ranks,
-                interruptible=signals.released,
-                report_memory=lambda text: run.events.add("memory", text, run.counters.step),
-                report_compile=lambda text: run.events.add("compile", text, run.counters.step),
-            ),
-        ),
+        step=_step(model, made, goal, job.train.clip_norm, device, ranks, signals, partial(_report, events, counters)),
         schedule=schedule(job.train.schedule, min(total, job.train.steps or total), batches.per_epoch),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
         watch=BestMetric(job.best(), job.train.early_stopping, job.train.schedule),
         numerics=NonfiniteGuard(job.train.loss_spike, job.train.fp16),
-        events=EventLog(folder),
+        events=events,
+        counters=counters,
         ranks=ranks,
     )
     for optimization in optimizations.every():
@@ -236,5 +211,32 @@ def assemble(
             optimization.apply(run, value)
     run.identity = identity | {"processes": str(ranks.count), "threads": str(torch.get_num_threads())}
     run.batches.handover.processes = ranks.count
-    run.batches.tell = lambda text: run.events.add("loader", text, run.counters.step)
+    batches.tell = partial(_report, events, counters, "loader")
     return run
+
+
+def _report(events: EventLog, counters: Counters, kind: str, text: str) -> None:
+    """Record an event at the current step."""
+    events.add(kind, text, counters.step)
+
+
+def _step(
+    model: nn.Module,
+    made: torch.optim.Optimizer,
+    goal: losses.Objective,
+    clip_norm: float | None,
+    device: torch.device,
+    ranks: Ranks,
+    signals: Signals,
+    report: Callable[[str, str], None],
+) -> Step:
+    """The plain step; the optimizations of the plan change its options. `report` takes a kind and a text."""
+    options = StepOptions(
+        forward=model,
+        packed_forward=getattr(model, "packed", None),
+        ranks=ranks,
+        interruptible=signals.released,
+        report_memory=partial(report, "memory"),
+        report_compile=partial(report, "compile"),
+    )
+    return Step(model, made, goal, clip_norm, device, options)

@@ -19,8 +19,9 @@ from runtime.job import Job
 from runtime.job.data import Cutmix, ImageAugment, Mixup
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.training import loop, train
+from runtime.training.counters import Counters
 from runtime.training.ema import Ema
-from runtime.training.run import Counters, Run
+from runtime.training.run import Run
 from runtime.training.saver import Saver
 from tests import tiny
 from tests.training.test_nonfinite import Still

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from runtime.training.checkpoints import checkpoint, optimizer_state, resume
-from runtime.training.run import Counters, Run
+from runtime.training.run import Run
 
 
 def collect_state(run: Run) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     run.optimizer.state.clear()
     optimizer_state.load_optimizer(run.model, run.optimizer, loaded.tensors["optimizer"])
     state = loaded.state
-    run.counters = Counters(**state["counters"])
+    run.counters.restore(state["counters"])
     run.samples_before = run.counters.samples
     run.watch.load(state["watch"])
     run.step.scaler.load(state["scaler"])

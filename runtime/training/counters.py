@@ -1,0 +1,27 @@
+"""The position of a run: what its checkpoints store and its events are dated with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Counters:
+    """The position of the run."""
+
+    epoch: int = 0
+    """The current epoch, from 0."""
+    batch: int = 0
+    """Batches of this epoch that are done."""
+    step: int = 0
+    """Optimizer steps that are done."""
+    samples: int = 0
+    """Samples processed."""
+    seconds: float = 0.0
+    """Training time of earlier attempts."""
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take the values of a checkpoint; this object stays the one that the step and the batches report with."""
+        vars(self).update(vars(Counters(**saved)))
