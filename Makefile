@@ -62,7 +62,7 @@ logs: ## follow the log of the newest container of this checkout
 stop: ## stop your training containers of this checkout; each saves a checkpoint first
 	@scripts/containers stop
 
-prune: ## remove finished containers of this checkout and your cache volumes; keeps runs/
+prune: ## remove finished containers and outdated images of this checkout, and your cache volumes; keeps runs/
 	@scripts/containers prune
 
 rebuild: image-cpu ## build the CPU image again and train JOB in it
@@ -86,12 +86,12 @@ engine: ## install a Docker engine on this Debian or Ubuntu host
 	@scripts/engine
 
 sizes: ## show the size of the built images and of their parts
-	@for word in cpu ampere legacy; do docker image inspect localhost/drivetrain/$$word >/dev/null 2>&1 && scripts/sizes $$word; done; true
+	@for word in cpu ampere legacy; do docker image inspect "$$(scripts/image-name $$word)" >/dev/null 2>&1 && scripts/sizes $$word; done; true
 
 sbom: ## list the parts of the built images in build/sbom-WORD.json (CycloneDX)
 	@mkdir -p build && for word in cpu ampere legacy; do \
-	    ! docker image inspect localhost/drivetrain/$$word >/dev/null 2>&1 || \
-	    docker run --rm --network none --entrypoint cat localhost/drivetrain/$$word /opt/drivetrain/sbom.json > build/sbom-$$word.json || exit; done
+	    ! docker image inspect "$$(scripts/image-name $$word)" >/dev/null 2>&1 || \
+	    docker run --rm --network none --entrypoint cat "$$(scripts/image-name $$word)" /opt/drivetrain/sbom.json > build/sbom-$$word.json || exit; done
 
 lock: ## lock the requirements of the images again
 	@for word in cpu ampere legacy; do scripts/lock $$word || exit; done

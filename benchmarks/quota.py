@@ -13,6 +13,8 @@ import statistics
 import subprocess
 from pathlib import Path
 
+from runtime.launch.project import image
+
 ROOT = Path(__file__).resolve().parent.parent
 READ = "cat /workspace/runs/*/result.json"
 
@@ -24,7 +26,7 @@ def rate(cpus: str, threads: str, epochs: int) -> float:
         "--set model.name=small-cnn >/dev/null 2>&1"
     )
     line = ["docker", "run", "--rm", "--init", f"--cpus={cpus}", "-v", f"{ROOT}/jobs:/workspace/jobs:ro",
-            "--tmpfs", "/workspace/runs:mode=1777", "--entrypoint", "sh", "localhost/drivetrain/cpu", "-c", f"{train}; {READ}"]
+            "--tmpfs", "/workspace/runs:mode=1777", "--entrypoint", "sh", image("cpu"), "-c", f"{train}; {READ}"]
     out = subprocess.run(line, capture_output=True, text=True, check=True).stdout
     return float(json.loads(out)["samples_per_second"])
 

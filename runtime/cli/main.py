@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from runtime.cli.arguments import parser
 from runtime.cli.init import init
 from runtime.errors import DeviceError, DrivetrainError, SpecError
-from runtime.launch import project, run_in_image
+from runtime.launch import image_contents, project, run_in_image
 from runtime.supervisor import named_run
 
 Command = Callable[[argparse.Namespace], int]
@@ -94,6 +95,8 @@ def train(given: argparse.Namespace) -> int:
 
     if given.plain and given.plan:
         raise SpecError("--plain and --plan together", "one of them", "remove one")
+    if word := os.environ.get("DRIVETRAIN_IMAGE"):
+        image_contents.check_in_container(word)
     if run_in_image.missing() and (project.PROJECT / "compose").is_dir():
         return _train_contained(given)
     return supervisor.train(

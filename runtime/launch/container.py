@@ -72,9 +72,10 @@ def launch(request: LaunchRequest) -> int:
         PROJECT, tell=True
     )
     variables["DRIVETRAIN_NETWORK"] = "bridge" if online else "none"
+    variables[checkout.TAG] = checkout.tag()
     if word != "cpu":
         variables |= nvidia_toolkit.find(client.info()).variables()
-    docker_engine.build_if_missing(client, word)
+    docker_engine.provide_image(client, word)
     override["services"]["trainer"] |= container_terminal.service(client.info())
     return follow_container.follow(_start(client, override, job, word, variables))
 

@@ -1,14 +1,15 @@
-"""The Docker engine of this host, or why none can be used; builds images that are missing and reports outdated ones."""
+"""The Docker engine of this host, or why none can be used; builds images that are missing or hold other code."""
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Mapping
+import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from runtime.errors import DeviceError
+from runtime.launch import image_contents
 from runtime.launch.project import PROJECT, image
 
 TIMEOUT = 5
@@ -51,8 +52,8 @@ def absent(words: str) -> EngineMissing:
     return EngineMissing(words.splitlines()[0][:120])
 
 
-def build_if_missing(engine: Any, word: str) -> None:
-    """Build an image if it is missing; report if it is older than the checkout.
+def provide_image(engine: Any, word: str) -> None:
+    """Build an image if it is missing, or if it was built from other code than that of the checkout.
 
     Raises:
         DeviceError: if it cannot be built.
@@ -60,24 +61,14 @@ def build_if_missing(engine: Any, word: str) -> None:
     import docker
 
     try:
-        _tell_age(engine.images.get(image(word)).labels, word)
+        if not image_contents.differs(engine.images.get(image(word)).labels, word):
+            return
+        print(f"image {word} was built from other code than that of this checkout; updating it", flush=True)
     except docker.errors.ImageNotFound:
         print(f"image {image(word)} does not exist yet; building it (only the first time)", flush=True)
-        done = subprocess.run([str(PROJECT / "scripts" / "image"), word], check=False)
-        if done.returncode:
-            raise DeviceError(
-                f"building the image {word} failed", "see the output above", f"fix it, then run `make image-{word}`"
-            ) from None
-
-
-def _tell_age(labels: Mapping[str, str], word: str, project: Path = PROJECT) -> None:
-    """Report if the checkout has changed since the image, which contains the code, was built."""
-    built = labels.get("org.opencontainers.image.revision", "unknown")
-    head = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=project, capture_output=True, text=True, check=False
-    )
-    if head.returncode == 0 and built not in ("unknown", head.stdout.strip()):
-        print(
-            f"image {image(word)} was built from revision {built}, the checkout is at {head.stdout.strip()}: "
-            "`make rebuild` updates it"
+    script = str(PROJECT / "scripts" / "image")
+    done = subprocess.run([script, word], env={**os.environ, "PYTHON": sys.executable}, check=False)
+    if done.returncode:
+        raise DeviceError(
+            f"building the image {word} failed", "see the output above", f"fix it, then run `make image-{word}`"
         )

@@ -72,7 +72,7 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
                 limits = limits or container_limits.variables(client.info(), job)
         if online:
             print("network: on, the job needs a download")
-        docker_engine.build_if_missing(client, "cpu")
+        docker_engine.provide_image(client, "cpu")
         # What writes new files of the user's, and runs none of their code, runs as the user who called it.
         owner = container_limits.owner(PROJECT) if given.command not in ("sample", "init") else {}
     user = owner.get("DRIVETRAIN_UID", str(os.getuid())), owner.get("DRIVETRAIN_GID", str(os.getgid()))

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.docker.conftest import SLOWER, Run, inspect
+from tests.docker.conftest import SLOWER, TAG, Run, inspect
 from tests.paths import ROOT
 
 STATUS = (
@@ -93,7 +93,9 @@ def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
     """A fresh copy of the project as a clone has it."""
     folder = tmp_path / "project"
     copied(folder)
-    (folder / ".env").write_text(f"COMPOSE_PROJECT_NAME=drivetrain-test-{os.getpid()}\n")  # scripts/env writes it
+    (folder / ".env").write_text(
+        f"COMPOSE_PROJECT_NAME=drivetrain-test-{os.getpid()}\nDRIVETRAIN_TAG={TAG}\n"
+    )  # scripts/env writes it
     tmp_path.chmod(0o755)
     yield folder
     subprocess.run(["docker", "compose", "down", "--timeout", "5"], cwd=folder, capture_output=True, check=False)

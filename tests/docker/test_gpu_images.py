@@ -10,6 +10,7 @@ import pytest
 
 from runtime.hardware.device_check import covers
 from runtime.hardware.image_selection import BUILDS
+from runtime.launch import project
 from tests.docker.conftest import has_client, missing
 from tests.paths import ROOT
 
@@ -49,7 +50,7 @@ def inside(word: str, *command: str, entrypoint: str | None = None, options: tup
         f"{ROOT}/jobs:/workspace/jobs:ro",
     ]
     entry = ["--entrypoint", entrypoint] if entrypoint else []
-    line = ["docker", "run", "--rm", *hardened, *options, *entry, f"localhost/drivetrain/{word}:latest", *command]
+    line = ["docker", "run", "--rm", *hardened, *options, *entry, project.image(word), *command]
     return subprocess.run(line, capture_output=True, text=True, check=False, timeout=600)
 
 
@@ -71,9 +72,7 @@ def test_facts_and_the_variables_of_the_toolkit(word: str) -> None:
     facts = json.loads(inside(word, "facts", "--json").stdout)
     assert (facts["image"], facts["gpus"]) == (word, [])
     assert facts["compiler"] == "/usr/bin/g++"
-    shown = subprocess.run(
-        ["docker", "image", "inspect", f"localhost/drivetrain/{word}:latest"], capture_output=True, check=True
-    )
+    shown = subprocess.run(["docker", "image", "inspect", project.image(word)], capture_output=True, check=True)
     config = json.loads(shown.stdout)[0]["Config"]
     assert {"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"} <= set(config["Env"])
     assert config["User"] == "1000:1000"

@@ -181,7 +181,7 @@ def test_users_of_one_checkout_have_separate_names() -> None:
 
 def test_a_missing_image_is_not_pulled(project: Path) -> None:
     overlay = project / "compose" / "cpu.yaml"
-    overlay.write_text(overlay.read_text().replace("/cpu:latest", "/absent:latest"))
+    overlay.write_text(overlay.read_text().replace("/drivetrain/cpu:", "/drivetrain/absent:"))
     subprocess.run([project / "scripts" / "env"], capture_output=True, check=True)
     done = subprocess.run(
         ["docker", "compose", "up", "--no-build", "trainer"],

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.docker.conftest import TAG
 from tests.docker.test_cpu import project
 from tests.paths import ROOT
 
@@ -70,10 +69,6 @@ def test_every_service_is_looked_at(project: Path) -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_container_hardening_inside(project: Path, service: str) -> None:
-    overlay = project / "compose" / "cpu.yaml"
-    overlay.write_text(
-        overlay.read_text().replace("localhost/drivetrain/cpu:latest", f"localhost/drivetrain/cpu:{TAG}")
-    )
     (project / "runs").chmod(0o777)
     clean = {name: "" for name in os.environ if name.startswith("DRIVETRAIN_") and name != "DRIVETRAIN_TAG"}
     out = compose(

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.docker.conftest import TAG, has_client, missing
+from runtime.launch import project
+from tests.docker.conftest import has_client, missing
 
 PARTS = """
 import json, re, subprocess
@@ -24,8 +25,7 @@ def image(request: pytest.FixtureRequest) -> str:
     why = missing(request.param) if has_client() else "no docker client is installed: `make engine`"
     if why:
         pytest.skip(why)
-    tag = TAG if request.param == "cpu" else "latest"
-    return f"localhost/drivetrain/{request.param}:{tag}"
+    return project.image(request.param)
 
 
 def inside(image: str, *command: str) -> str:

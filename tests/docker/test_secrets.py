@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.conftest import TAG
 from tests.docker.test_cpu import project
 from tests.paths import ROOT
 
@@ -107,10 +106,6 @@ def test_compose_hands_no_variable_over_that_it_does_not_name(project: Path) -> 
     environment = {**os.environ, "HF_TOKEN": CANARY.decode(), "AWS_SECRET_ACCESS_KEY": CANARY.decode()}
     with (project / ".env").open("a") as file:
         file.write(f"DATABASE_PASSWORD={CANARY.decode()}\n")
-    overlay = project / "compose" / "cpu.yaml"
-    overlay.write_text(
-        overlay.read_text().replace("localhost/drivetrain/cpu:latest", f"localhost/drivetrain/cpu:{TAG}")
-    )
     told = subprocess.run(
         ["docker", "compose", "config", "--format", "json"],
         cwd=project,

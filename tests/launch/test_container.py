@@ -324,6 +324,7 @@ def test_an_overlay_holds_only_the_difference(word: str) -> None:
     gpu = {
         "DRIVETRAIN_GPU_CPUS": "15",
         "DRIVETRAIN_GPU_MEMORY": "8g",
+        "DRIVETRAIN_TAG": "mine",
         "HOME": "/tmp",
         "PATH": "/usr/bin:/bin:/usr/local/bin",
     }
@@ -350,7 +351,7 @@ def test_an_overlay_holds_only_the_difference(word: str) -> None:
     assert done.returncode == 0, done.stderr
     services = json.loads(done.stdout)["services"]
     trainer, resources = services["trainer"], services["trainer"]["deploy"]["resources"]
-    assert {service["image"] for service in services.values()} == {f"localhost/drivetrain/{word}:latest"}
+    assert {service["image"] for service in services.values()} == {f"localhost/drivetrain/{word}:mine"}
     assert (trainer["cap_drop"], trainer["read_only"], trainer["init"]) == (["ALL"], True, True)
     devices = resources["reservations"].get("devices", [])
     if word == "cpu":
@@ -397,7 +398,7 @@ def configured(environment: dict[str, str]) -> tuple[dict[str, Any], dict[str, A
             "json",
         ],
         cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "HOME": "/tmp", **environment},
+        env={"PATH": os.environ["PATH"], "HOME": "/tmp", "DRIVETRAIN_TAG": "mine", **environment},
         capture_output=True,
         text=True,
         check=True,
@@ -410,7 +411,7 @@ def configured(environment: dict[str, str]) -> tuple[dict[str, Any], dict[str, A
 def test_no_registry_is_asked_for_our_images(word: str) -> None:
     """`drivetrain/cpu` belongs to whoever registers that name; `localhost/` is this machine, and nothing is pulled."""
     text = (ROOT / "compose" / f"{word}.yaml").read_text()
-    assert f"image: {project.image(word)}" in text
+    assert f'image: "localhost/drivetrain/{word}:' in text
     assert project.image(word).startswith("localhost/")
     assert "pull_policy: never" in text
     if not (ROOT / ".git").exists():
@@ -437,6 +438,18 @@ def test_containers_are_named_by_user_and_checkout(tmp_path: Path) -> None:
     assert all(re.fullmatch(r"drivetrain-[0-9a-f]{8}", name) for name in names)
     done = subprocess.run([ROOT / "scripts" / "project-name"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == project.name()
+
+
+def test_images_are_tagged_by_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All checkouts shared `latest`: each trained with the code of the image that was built last."""
+    monkeypatch.delenv(project.TAG, raising=False)
+    assert project.tag(tmp_path / "a") != project.tag(tmp_path / "b")
+    line = [ROOT / "scripts" / "image-name", "ampere"]
+    for given in ("", "mine"):
+        monkeypatch.setenv(project.TAG, given)
+        done = subprocess.run(line, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == project.image("ampere")
+    assert project.image("cpu") == "localhost/drivetrain/cpu:mine"
 
 
 def test_a_job_in_training_is_no_storage_error() -> None:

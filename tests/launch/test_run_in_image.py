@@ -41,7 +41,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> list[list[str]]:
         return subprocess.CompletedProcess(line, 3)
 
     monkeypatch.setattr(docker_engine, "connect", Engine)
-    monkeypatch.setattr(docker_engine, "build_if_missing", lambda client, word: None)
+    monkeypatch.setattr(docker_engine, "provide_image", lambda client, word: None)
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.chdir(HERE)
     return found

@@ -9,6 +9,8 @@ from datetime import datetime
 
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
 from runtime.cli.doctor.snapshot import Snapshot
+from runtime.launch import image_contents
+from runtime.launch.project import image
 
 ENGINE, COMPOSE = (20, 10), (2, 20)
 """Versions required by the Dockerfile (`RUN --mount`) and compose.yaml (`include`)."""
@@ -83,19 +85,18 @@ def _plugins(scene: Snapshot) -> Iterator[Finding]:
 
 def _image(scene: Snapshot, word: str) -> Iterator[Finding]:
     name = f"image {word}"
-    answer = scene.run(["docker", "image", "inspect", f"localhost/drivetrain/{word}:latest"])
+    answer = scene.run(["docker", "image", "inspect", image(word)])
     if answer is None:
         return
     data = json.loads(answer)[0]
     labels = (data.get("Config") or {}).get("Labels") or {}
     built = labels.get("org.opencontainers.image.revision", "unknown")
     age = scene.now - datetime.fromisoformat(re.sub(r"\.\d+", "", data["Created"])).timestamp()
-    head = scene.run(["git", "-C", str(scene.project), "rev-parse", "--short", "HEAD"]) if scene.project else None
     if word != "cpu" and scene.hardware.gpu is None:
         yield ok(name, f"revision {built}; not used on this host, which has no GPU")
     elif age > OLD:
         yield warn(name, f"built {age / 86400:.0f} days ago: it lacks recent security fixes", f"make image-{word}")
-    elif head and built not in ("unknown", head):
-        yield warn(name, f"built from revision {built}, the checkout is at {head}", f"make image-{word}")
+    elif scene.project and image_contents.differs(labels, word, scene.project):
+        yield ok(name, f"revision {built}, of other code than this checkout: the next start updates it")
     else:
         yield ok(name, f"revision {built}, {age / 86400:.0f} days old")
