@@ -14,6 +14,7 @@ from runtime.cli.init import init
 from runtime.errors import DeviceError, DrivetrainError, SpecError
 from runtime.launch import image_contents, project, run_in_image
 from runtime.supervisor import named_run
+from runtime.system import secrets
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -21,6 +22,7 @@ Command = Callable[[argparse.Namespace], int]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     given = parser().parse_args(arguments)
+    secrets.take()
     try:
         _find_runs(given)
         if run_in_image.wanted(given.command):

@@ -15,7 +15,19 @@ from runtime.job.document import Document
 from runtime.job.formatting import dotted
 from runtime.job.model import ImageModel, ImageNetwork
 from runtime.job.train import Train
-from runtime.job.values import Address, Count, Duration, GpuMemory, Gpus, Interval, Name, Positive, Size, Spec
+from runtime.job.values import (
+    Address,
+    Count,
+    Duration,
+    GpuMemory,
+    Gpus,
+    Interval,
+    Name,
+    Positive,
+    Size,
+    Spec,
+    VariableName,
+)
 
 Setting = bool | int | float | str
 
@@ -67,6 +79,12 @@ class Job(Spec):
     limits: Limits = Field(Limits(), description="resource limits of the container")
     checkpoint: Checkpoint = Field(Checkpoint(), description="when to save checkpoints and which to keep")
     monitor: Monitoring = Field(Monitoring(), description="how often memory, CPU and GPU are measured")
+
+    environment: tuple[VariableName, ...] = Field(
+        (),
+        strict=False,
+        description="names of environment variables that the run gets from the caller; their values are stored nowhere",
+    )
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("job"))
     _folder: Path = PrivateAttr(default_factory=Path)

@@ -30,6 +30,7 @@ from runtime.launch import (
     mounts,
     network,
     nvidia_toolkit,
+    run_secrets,
 )
 from runtime.launch import project as checkout
 from runtime.launch.project import PROJECT
@@ -67,7 +68,8 @@ def launch(request: LaunchRequest) -> int:
         return _native(request, job, word)
     override = _override(request, job)
     online, line = network.told(job, asked=request.network)
-    print(line, flush=True)
+    values, lines = run_secrets.collect(job, online)
+    print(line, *lines, sep="\n", flush=True)
     variables = container_limits.variables(client.info(), job, gpu=word != "cpu") | container_limits.owner(
         PROJECT, tell=True
     )
@@ -77,7 +79,9 @@ def launch(request: LaunchRequest) -> int:
         variables |= nvidia_toolkit.find(client.info()).variables()
     docker_engine.provide_image(client, word)
     override["services"]["trainer"] |= container_terminal.service(client.info())
-    return follow_container.follow(_start(client, override, job, word, variables))
+    with run_secrets.written(values, client.info(), int(variables["DRIVETRAIN_UID"])) as secrets:
+        override["services"]["trainer"]["volumes"] += _literal(secrets.volumes())
+        return follow_container.follow(_start(client, override, job, word, variables), secrets.remove)
 
 
 def _word(request: LaunchRequest, job: Job) -> str:

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,8 +22,13 @@ _RUN = re.compile(rb"^run (runs/\S+) (?:starts|resumes|goes on)\r?$", re.MULTILI
 """The last form is that of an older image; a terminal ends its lines with a carriage return."""
 
 
-def follow(container: Any) -> int:
-    """Print the container's log until it ends; a signal stops it gracefully. Returns its exit code."""
+def follow(container: Any, begun: Callable[[], None] = lambda: None) -> int:
+    """Print the container's log until it ends; a signal stops it gracefully. Returns its exit code.
+
+    Args:
+        container: as the engine's client gives it.
+        begun: called when the container prints for the first time.
+    """
 
     import docker
 
@@ -33,9 +39,12 @@ def follow(container: Any) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
     container_terminal.follow_size(container)
-    told, line = Path.cwd() == PROJECT, b""
+    told, line, silent = Path.cwd() == PROJECT, b"", True
     text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a piece may end within a character
     for chunk in container_terminal.output(container):
+        if silent:
+            begun()
+            silent = False
         sys.stdout.write(text.decode(chunk))
         line = b"" if told else line + chunk
         if line.endswith(b"\n"):

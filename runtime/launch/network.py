@@ -8,13 +8,18 @@ from runtime.job import Job
 from runtime.job import custom as custom_job
 
 
+def of_hub(job: Job) -> str | None:
+    """The name of the job's model on the Hugging Face hub; None if it is not from there."""
+    model = getattr(job, "model", None)
+    given = str(getattr(model, "name", ""))
+    hub = getattr(model, "source", None) == "transformers" and not os.path.exists(job.resolve(given))
+    return given if hub else None
+
+
 def need(job: Job) -> str | None:
     """What in the job needs a network; None if nothing does."""
-    model = getattr(job, "model", None)
-    if getattr(model, "source", None) == "transformers":
-        given = str(getattr(model, "name", ""))
-        if not os.path.exists(job.resolve(given)):
-            return f"model.name: {given} is not a local folder, so it is looked up on the Hugging Face hub"
+    if (given := of_hub(job)) is not None:
+        return f"model.name: {given} is not a local folder, so it is looked up on the Hugging Face hub"
     if job.checkpoint.notice:
         return f"checkpoint.notice: {job.checkpoint.notice} is polled"
     return None

@@ -53,7 +53,7 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         DeviceError: if no engine answers, or the image cannot be built.
         SpecError: if the spec is invalid, or names something that may not be mounted.
     """
-    from runtime.launch import container_limits, docker_engine, network
+    from runtime.launch import container_limits, docker_engine, network, run_secrets
 
     client = docker_engine.connect()
     if isinstance(client, docker_engine.EngineMissing):
@@ -63,12 +63,16 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
             f"`make setup`, or {client.cure}",
         )
     workdir, limits, online = _workdir(Path.cwd()), dict[str, str](), False
+    values = dict[str, bytes]()
     with contextlib.redirect_stdout(sys.stderr):  # stdout is reserved for the command's output
         seen = [mount for path in _named(given) for mount in mounts.of_path("the command line", path, PROJECT)]
         for path, job in _jobs(given):
             seen += mounts.of_job(path, job, PROJECT)
             if given.command in WITH_JOB:
                 online |= network.told(job)[0]
+                found, lines = run_secrets.collect(job, online)
+                values |= found
+                print(*lines, sep="\n", end="\n" if lines else "")
                 limits = limits or container_limits.variables(client.info(), job)
         if online:
             print("network: on, the job needs a download")
@@ -77,7 +81,9 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         owner = container_limits.owner(PROJECT) if given.command not in ("sample", "init") else {}
     user = owner.get("DRIVETRAIN_UID", str(os.getuid())), owner.get("DRIVETRAIN_GID", str(os.getgid()))
     _check_output(getattr(given, "output", None), int(user[0]))
-    return _wait(line(arguments, workdir, user, limits, mounts.together(iter(seen)), network=online))
+    with run_secrets.written(values, client.info(), int(user[0])) as secrets:
+        seen += [mounts.Mount(Path(source), Path(target)) for target, source in secrets.mounts().items()]
+        return _wait(line(arguments, workdir, user, limits, mounts.together(iter(seen)), network=online))
 
 
 def line(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from runtime.errors import SpecError
 from runtime.job import Job
+from runtime.system.secrets import masked
 
 if TYPE_CHECKING:
     from torch import nn
@@ -122,7 +123,7 @@ def _fetched(job: Job, name: str) -> Path:
         )
         _refuse(
             job,
-            f"{name!r} is not a local folder, not in the Hugging Face cache, and cannot be downloaded: {_first_line(error)}",
+            f"{name!r} is not a local folder, not in the Hugging Face cache, and cannot be downloaded: {masked(_first_line(error))}",
             _POSSIBLE,
             f"use a local folder, or check the name and the network connection{by_hand}",
         )

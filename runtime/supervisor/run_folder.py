@@ -30,6 +30,7 @@ FREE = (
     "checkpoint.notice",
     "train.max_time",
     "optimize.loader_workers",
+    "environment",
 )
 BEGUN = (
     "job.yaml",

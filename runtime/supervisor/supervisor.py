@@ -21,6 +21,7 @@ from runtime.hardware.cgroup_usage import is_killed_as_one
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
+from runtime.job.environment import check_environment
 from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import effective_plan, evidence, show_plan
 from runtime.plan import plan as plans
@@ -70,6 +71,7 @@ def train(request: TrainRequest) -> int:
     """
     signals.stop_early()
     job = request.source().load()
+    check_environment(job, os.environ)
     machine = device_check.select_devices(detect(request.runs), job.limits.gpus)
     world.check_world_size(job, machine)
     asked = effective_plan.PlanRequest(request.plain, plans.load(request.plan).values() if request.plan else None)

@@ -1,0 +1,169 @@
+"""What a run gets from the environment of its starter: variables that the job names, proxies, the hub's token, certificates.
+
+They reach the container as files in a private folder, which are removed as soon as the run has read them. So no value is
+in an image, in the settings of a container, in a log or in a run folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from runtime.errors import SpecError
+from runtime.job import Job
+from runtime.job.environment import check_environment
+from runtime.launch import network
+from runtime.system.secrets import AUTHORITY, FOLDER
+
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+PROXIES = (*_PROXIES, *map(str.lower, _PROXIES))
+HUB = ("HF_TOKEN", "HF_ENDPOINT")
+"""Read by the hub's client: the token, and the address of a mirror."""
+AUTHORITIES = ("PIP_CERT", "SSL_CERT_FILE")
+"""In the order of scripts/image, which hands the file on to the build."""
+_PREFIX = "drivetrain-secrets-"
+_SNAP = "/var/snap/"
+
+
+@dataclass
+class RunSecrets:
+    """The values of one start, and the folder in which they lie until the run has read them."""
+
+    values: Mapping[str, bytes]
+    folder: Path
+    lines: list[str] = field(default_factory=list)
+    """What the user is told: names, never values."""
+
+    def mounts(self) -> dict[str, str]:
+        """File on the host, by its path in the container."""
+        return {f"{FOLDER}/{name}": str(self.folder / name) for name in self.values}
+
+    def volumes(self) -> list[dict[str, Any]]:
+        """Mounts of the compose service."""
+        return [
+            {"type": "bind", "source": source, "target": target, "read_only": True, "bind": {"create_host_path": False}}
+            for target, source in self.mounts().items()
+        ]
+
+    def remove(self) -> None:
+        """Remove the files; a container that has started keeps what is mounted."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> tuple[dict[str, bytes], list[str]]:
+    """What a run of this job gets, by name, and the lines that tell the user.
+
+    Args:
+        job: the checked spec.
+        online: whether the run has a network; else it gets only what the job names.
+        environ: the variables of this process.
+
+    Raises:
+        SpecError: if a variable that the job names is not set, or the certificates cannot be read.
+    """
+    check_environment(job, environ)
+    names = [*job.environment]
+    values = {name: environ[name] for name in names}
+    if online:
+        values |= {name: environ[name] for name in PROXIES if environ.get(name)}
+    if online and network.of_hub(job) is not None:
+        values |= {name: environ[name] for name in HUB if environ.get(name)}
+        if "HF_TOKEN" not in values and (token := _logged_in(environ)):
+            values["HF_TOKEN"] = token
+    found = {name: os.fsencode(value) for name, value in values.items()}
+    lines = [f"environment: {', '.join(values)} (handed to the run as secrets)"] if values else []
+    lines += [
+        f"{name} names this host by {host}, which in a container is the container itself"
+        for name in PROXIES
+        if not name.lower().startswith("no_") and (host := _loopback(values.get(name, "")))
+    ]
+    if online and (where := next(((name, environ[name]) for name in AUTHORITIES if environ.get(name)), None)):
+        found[AUTHORITY] = _certificates(*where)
+        lines.append(f"certificates: those of {where[0]}, {where[1]}")
+    return found, lines
+
+
+@contextmanager
+def written(
+    values: Mapping[str, bytes], info: Mapping[str, Any], uid: int, environ: Mapping[str, str] = os.environ
+) -> Iterator[RunSecrets]:
+    """The values as private files, for the time of the block at most.
+
+    Args:
+        values: as collected.
+        info: information from the engine (`docker info`), which decides which folders it sees.
+        uid: the user of the container, who must be able to read them.
+        environ: the variables of this process.
+    """
+    place = engine_folder(info, environ)
+    secrets = RunSecrets(values, place / f"{_PREFIX}{os.getpid()}")
+    try:
+        if values:
+            place.mkdir(parents=True, exist_ok=True)
+            _sweep(place)
+            secrets.folder.mkdir(mode=0o700)
+        for name, value in values.items():
+            handle = os.open(secrets.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+            with os.fdopen(handle, "wb") as file:
+                file.write(value)
+            if os.getuid() == 0 and uid:
+                os.chown(secrets.folder / name, uid, -1)
+        yield secrets
+    finally:
+        secrets.remove()
+
+
+def engine_folder(info: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
+    """A folder of this user that the engine sees: in memory if possible, never /tmp."""
+    home = Path(environ.get("HOME") or os.path.expanduser("~"))
+    if str(info.get("DockerRootDir", "")).startswith(_SNAP):
+        return home / "snap" / "docker" / "common"  # a snap sees no hidden folders, and neither /tmp nor /run/user
+    memory = environ.get("XDG_RUNTIME_DIR")
+    # The machine of Docker Desktop sees the home folders of its host.
+    if memory and Path(memory).is_dir() and info.get("OperatingSystem") != "Docker Desktop":
+        return Path(memory)
+    return home / ".cache" / "drivetrain"
+
+
+def _sweep(place: Path) -> None:
+    """Remove what a killed starter has left."""
+    for folder in place.glob(f"{_PREFIX}*"):
+        try:
+            os.kill(int(folder.name.removeprefix(_PREFIX)), 0)
+        except ProcessLookupError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except (ValueError, OSError):
+            continue  # not ours, or a process of another user
+
+
+def _logged_in(environ: Mapping[str, str]) -> str:
+    """The token that `hf auth login` has stored; empty if there is none."""
+    cache = Path(environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "huggingface"
+    path = environ.get("HF_TOKEN_PATH") or Path(environ.get("HF_HOME") or cache) / "token"
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _loopback(url: str) -> str:
+    try:
+        host = urlsplit(url if "://" in url else f"http://{url}").hostname or ""
+    except ValueError:
+        return ""
+    return host if host == "localhost" or host.startswith("127.") or host == "::1" else ""
+
+
+def _certificates(name: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise SpecError(
+            f"{name}: {path} cannot be read: {error.strerror}", "a file of certificates", f"correct it, or unset {name}"
+        ) from None

@@ -1,0 +1,54 @@
+"""Secrets of a container: files that its starter mounts, taken into the environment of this process and its children.
+
+A variable of the container itself could be read by everybody who may ask the engine about it (`docker inspect`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+
+FOLDER = Path("/run/secrets")
+"""Where compose mounts secrets too."""
+AUTHORITY = "ca"
+"""A file of certificates, those that the build of the image is given; the others are called like their variable."""
+CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+"""What Python itself, requests and curl read."""
+SHORT = 5
+"""Values of so few characters, such as `1`, are words and no secrets."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def take(environ: MutableMapping[str, str] = os.environ, folder: Path = FOLDER) -> None:
+    """Take every secret into the environment; what is set already stays.
+
+    Only in an image of ours: on other systems the folder belongs to the system.
+    """
+    if not environ.get("DRIVETRAIN_IMAGE") or not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        if not _NAME.fullmatch(path.name) or not path.is_file() or not path.stat().st_size:
+            continue  # compose mounts an empty device for a secret that was not given
+        if path.name == AUTHORITY:
+            for name in CERTIFICATES:
+                environ.setdefault(name, str(path))
+            continue
+        try:
+            value = path.read_text(encoding="utf-8", errors="surrogateescape").removesuffix("\n")
+        except OSError as error:
+            print(f"environment: the secret {path.name} cannot be read: {error.strerror}", file=sys.stderr, flush=True)
+        else:
+            environ.setdefault(path.name, value)
+
+
+def masked(text: str, environ: Mapping[str, str] = os.environ, folder: Path = FOLDER) -> str:
+    """A text without the values of the secrets, for messages of libraries."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    values = {environ[name] for name in (*names, "HF_TOKEN") if environ.get(name)}
+    for value in sorted(values, key=len, reverse=True):
+        if len(value) > SHORT:
+            text = text.replace(value, "***")
+    return text

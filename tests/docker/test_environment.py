@@ -1,0 +1,108 @@
+"""A private model of the hub, behind a proxy with a password and certificates of its own: fetched by the run in a container,
+and neither token nor password is in any file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import hub_double, reports
+from tests.docker.conftest import TAG
+from tests.docker.test_launch import checkout, command, remove, trainer
+
+TOKEN, PASSWORD, OWN = (f"canary-{word}-7d20c5e1f9" for word in ("token", "password", "own"))
+NAME = f"drivetrain-test/net-{os.getpid()}"
+JOB = """
+name: private
+task: text-classification
+data: {{train: {data}, text: descripcion, labels: {{modo: 1.0}}}}
+model: {{source: transformers, name: {name}}}
+train: {{epochs: 1, batch_size: 16}}
+optimize: {{measure: off}}
+environment: [MY_API_KEY]
+"""
+
+
+@pytest.fixture
+def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed")
+    folder = checkout(tmp_path / "drivetrain")
+    if TAG != "latest":
+        for path in (folder / "compose" / "cpu.yaml", folder / "runtime" / "launch" / "project.py"):
+            path.write_text(path.read_text().replace(":latest", f":{TAG}"))
+    yield folder
+    _in_cache(cpu_image, "rm", "-rf", f"/cache/huggingface/hub/models--{NAME.replace('/', '--')}")
+    remove(folder)
+
+
+def _in_cache(image: str, *words: str) -> str:
+    """A command on the volume of the hub's files."""
+    volume = f"drivetrain_huggingface_{os.getuid() or 1000}"
+    line = ["docker", "run", "--rm", "--network", "none", "--user", "0", "-v", f"{volume}:/cache/huggingface"]
+    line += ["--entrypoint", words[0], image, *words[1:]]
+    return subprocess.run(line, capture_output=True, text=True, check=False).stdout
+
+
+def _gateway() -> str:
+    """The address of this host as containers see it."""
+    line = ["docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}"]
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _leaks(text: bytes) -> list[str]:
+    return [value for value in (TOKEN, PASSWORD, OWN) if value.encode() in text]
+
+
+def test_a_private_model_behind_a_proxy_with_its_own_certificates(
+    project: Path, cpu_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, rooms = reports.write(project / "mine"), tmp_path / "rooms"
+    rooms.mkdir(mode=0o700)
+    (project / "mine" / "job.yaml").write_text(JOB.format(data=data.name, name=NAME))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(rooms))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("MY_API_KEY", OWN)
+    with hub_double.running(tmp_path / "hub", NAME, reports.pretrained(tmp_path), TOKEN, PASSWORD) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("PIP_CERT", str(hub.authority))
+        monkeypatch.setenv("https_proxy", f"http://someone:{PASSWORD}@{_gateway()}:{hub.port}")
+        done = command(project, "launch", "mine/job.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"GET /{NAME}/resolve/{hub_double.COMMIT}/config.json" in hub.asked
+    assert "environment: MY_API_KEY, https_proxy, HF_TOKEN, HF_ENDPOINT (handed to the run as secrets)" in done.stdout
+    assert f"certificates: those of PIP_CERT, {hub.authority}" in done.stdout
+    assert list(rooms.iterdir()) == [], "removed once the run has read them"
+
+    settings = trainer(project, "private")
+    exported = subprocess.run(["docker", "export", settings["Id"]], capture_output=True, check=True).stdout
+    log = subprocess.run(["docker", "logs", settings["Id"]], capture_output=True, check=True)
+    files = [path for path in (project / "runs").rglob("*") if path.is_file()]
+    assert len(files) > 10
+    for where, text in {
+        "output": (done.stdout + done.stderr).encode(),
+        "log": log.stdout + log.stderr,
+        "settings": json.dumps(settings).encode(),
+        "container": exported,
+        "image": subprocess.run(["docker", "inspect", cpu_image], capture_output=True, check=True).stdout,
+        **{str(path): path.read_bytes() for path in files},
+    }.items():
+        assert _leaks(text) == [], where
+    assert _in_cache(cpu_image, "grep", "-rlE", f"{TOKEN}|{PASSWORD}|{OWN}", "/cache/huggingface") == ""
+    # The run had all of it: without the variable that it names it does not begin.
+    monkeypatch.delenv("MY_API_KEY")
+    refused = command(project, "launch", "mine/job.yaml", "--new")
+    assert refused.returncode == 2
+    assert "job.yaml:8:1: environment: MY_API_KEY is not set here" in refused.stderr
+
+
+def test_the_search_would_find_it(cpu_image: str) -> None:
+    assert _leaks(f"x{TOKEN}y".encode()) == [TOKEN]
+    assert _in_cache(cpu_image, "echo", TOKEN).strip() == TOKEN

@@ -1,0 +1,125 @@
+"""What a run gets from the environment of its starter, as which files, and what it makes of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import SpecError
+from runtime.job_spec import load as job_spec
+from runtime.job_spec.yaml_file import parse
+from runtime.launch import run_secrets
+from runtime.supervisor import supervisor
+from runtime.system import secrets
+from tests.paths import ROOT
+
+IMAGES = "name: a\ntask: image-classification\ndata: {train: x}\n"
+HUB = "model: {source: transformers, name: some/net}\n"
+PROXY = {"https_proxy": "http://me:word@proxy:3128", "NO_PROXY": "localhost", "HTTP_PROXY": ""}
+
+
+def collected(text: str, online: bool, **environ: str) -> tuple[dict[str, bytes], list[str]]:
+    return run_secrets.collect(job_spec.check(parse(IMAGES + text, "job.yaml")), online, {"HOME": "/nowhere"} | environ)
+
+
+def test_without_a_network_a_run_gets_what_its_job_names_and_no_more() -> None:
+    values, lines = collected("environment: [MY_KEY]\n" + HUB, False, MY_KEY="k", HF_TOKEN="t", PIP_CERT="/x", **PROXY)
+    assert values == {"MY_KEY": b"k"}
+    assert lines == ["environment: MY_KEY (handed to the run as secrets)"]
+
+
+def test_with_a_network_proxies_and_certificates_follow(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("certificates")
+    given = {"HF_TOKEN": "t", "SSL_CERT_FILE": str(tmp_path / "ca.pem"), "OTHER": "x", **PROXY}
+    values, lines = collected("", True, **given)
+    proxies = {"https_proxy": b"http://me:word@proxy:3128", "NO_PROXY": b"localhost"}
+    assert values == proxies | {"ca": b"certificates"}, "no token for a job that is not from the hub"
+    assert lines[1] == f"certificates: those of SSL_CERT_FILE, {tmp_path}/ca.pem"
+    assert "word" not in "".join(lines)
+    assert collected(HUB, True, **given, HF_ENDPOINT="https://mirror")[0] == values | {
+        "HF_TOKEN": b"t",
+        "HF_ENDPOINT": b"https://mirror",
+    }
+
+
+def test_the_token_of_a_login_is_found(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("stored\n")
+    assert collected(HUB, True, HF_HOME=str(tmp_path))[0] == {"HF_TOKEN": b"stored"}
+    assert collected(HUB, True, HF_HOME=str(tmp_path), HF_TOKEN="given")[0] == {"HF_TOKEN": b"given"}
+    assert collected(HUB, True, HF_HOME=str(tmp_path / "none"))[0] == {}
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:3128", "localhost:3128", "http://[::1]:1"])
+def test_a_proxy_of_this_host_is_out_of_reach(url: str) -> None:
+    assert "which in a container is the container itself" in collected("", True, HTTPS_PROXY=url)[1][-1]
+    assert "no_proxy names" not in "".join(collected("", True, no_proxy="localhost")[1])
+
+
+def test_certificates_that_cannot_be_read() -> None:
+    with pytest.raises(SpecError, match="PIP_CERT: /none cannot be read: No such file or directory"):
+        collected("", True, PIP_CERT="/none")
+
+
+def test_a_missing_variable_is_refused_where_it_stands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        collected("environment: [MY_KEY, B]\n", False)
+    assert str(caught.value) == (
+        "job.yaml:4:1: environment: MY_KEY, B are not set here\n"
+        "  possible: names of variables that are set where the command is called\n"
+        "  do:       export MY_KEY=..., or remove the name from the job"
+    )
+    monkeypatch.delenv("MY_KEY", raising=False)
+    request = supervisor.TrainRequest(ROOT / "jobs" / "digits.yaml", ("environment=[MY_KEY]",), tmp_path)
+    with pytest.raises(SpecError, match="environment: MY_KEY is not set here"):
+        supervisor.train(request)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_private_and_gone_afterwards(tmp_path: Path) -> None:
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": "/nowhere"}
+    (tmp_path / "drivetrain-secrets-4194999").mkdir()  # larger than any number of a process
+    with run_secrets.written({"A": b"1", "ca": b"2"}, {}, 1000, environ) as written:
+        assert written.folder.parent == tmp_path
+        assert stat.S_IMODE(written.folder.stat().st_mode) == 0o700
+        for target, source in written.mounts().items():
+            found = Path(source).stat()
+            assert target == f"/run/secrets/{Path(source).name}"
+            assert stat.S_IMODE(found.st_mode) == 0o400
+            assert found.st_uid == (os.getuid() or 1000)
+        assert [path.name for path in tmp_path.iterdir()] == [written.folder.name], "what a killed starter left is gone"
+    assert list(tmp_path.iterdir()) == []
+    with run_secrets.written({}, {}, 1000, environ) as written:
+        assert written.volumes() == []
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("info", "memory", "expected"),
+    [
+        ({"DockerRootDir": "/var/lib/docker"}, True, "run"),
+        ({"DockerRootDir": "/var/lib/docker"}, False, "home/.cache/drivetrain"),
+        ({"DockerRootDir": "/var/snap/docker/common/var-lib-docker"}, True, "home/snap/docker/common"),
+        ({"OperatingSystem": "Docker Desktop"}, True, "home/.cache/drivetrain"),
+    ],
+)
+def test_the_engine_sees_the_folder(tmp_path: Path, info: dict[str, str], memory: bool, expected: str) -> None:
+    (tmp_path / "run").mkdir()
+    environ = {"HOME": str(tmp_path / "home")} | ({"XDG_RUNTIME_DIR": str(tmp_path / "run")} if memory else {})
+    assert run_secrets.engine_folder(info, environ) == tmp_path / expected
+
+
+def test_an_image_takes_its_secrets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in {"HF_TOKEN": "t0ken123\n", "SET": "other", "EMPTY": "", "not-a-name": "x", "ca": "c"}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "folder").mkdir()
+    outside: dict[str, str] = {}
+    secrets.take(outside, tmp_path)
+    assert outside == {}
+    environ = {"DRIVETRAIN_IMAGE": "cpu", "SET": "mine"}
+    secrets.take(environ, tmp_path)
+    ca = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"), str(tmp_path / "ca"))
+    assert environ == {"DRIVETRAIN_IMAGE": "cpu", "SET": "mine", "HF_TOKEN": "t0ken123", **ca}
+    assert secrets.masked("401 for t0ken123", environ, tmp_path) == "401 for ***"
