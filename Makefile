@@ -24,10 +24,12 @@ $(error $(refusal))
 endif
 
 help: ## show this list
-	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  JOB=jobs/x.yaml selects the job, ARGS='--set train.epochs=3' passes options to the command"
 
-train-cpu train-gpu: override export JOB := $(value JOB)
+# One modifier a line: make 3.81, which macOS has, reads a second one as a target.
+train-cpu train-gpu: override JOB := $(value JOB)
+export JOB
 train-cpu: .venv/host ## train JOB on the CPU in a container; without a container if no Docker engine answers
 	@$(python) -m runtime launch "$$JOB" $(ARGS)
 

@@ -21,8 +21,14 @@ RECORD = Path("/opt/drivetrain/contents.json")
 """Written by the build of the image."""
 CHECKOUT = Path("/workspace")
 """Where compose mounts the checkout."""
-PACKAGES = ("docker/Dockerfile", "docker/unused", "docker/requirements-{}.txt", "docker/openmp-{}.txt")
-"""What the layers below the project's code are made of."""
+PACKAGES = (
+    "docker/Dockerfile",
+    "docker/unused",
+    "docker/requirements-{}.txt",
+    "docker/requirements-{}-arm64.txt",
+    "docker/openmp-{}.txt",
+)
+"""What the layers below the project's code are made of, for all architectures."""
 CODE = ("docker/sbom.py", "runtime", "scripts/own-runs", "LICENSE")
 SHOWN = 3
 
