@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from runtime.hardware import cgroup
+from runtime.hardware.cgroup_tree import CgroupController, groups_of
+from runtime.hardware.kernel_file import read_text
 
 
 class ProcessCgroup:
     """The cgroups of this process below `root`: those with the lowest CPU quota and the lowest memory limit at the start."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        groups = cgroup.groups_of(root)
+        groups = groups_of(root)
         self.cpu, self.tightest = cgroup.tightest_quota(groups["cpu"]), _tightest(groups["memory"])
 
     def memory(self) -> tuple[int | None, int | None]:
@@ -24,7 +26,7 @@ class ProcessCgroup:
         return cgroup.throttled_seconds(self.cpu)
 
 
-def _tightest(group: cgroup.CgroupController) -> cgroup.CgroupController:
+def _tightest(group: CgroupController) -> CgroupController:
     """The level with the lowest limit, else the innermost; reading one level is cheaper than reading all."""
     alone = [replace(group, folders=(folder,)) for folder in group.folders]
     limits = [
@@ -37,7 +39,5 @@ def _tightest(group: cgroup.CgroupController) -> cgroup.CgroupController:
 
 def is_killed_as_one(root: Path = Path("/")) -> bool:
     """Whether the kernel, at the memory limit, kills every process of our group instead of the largest alone."""
-    memory = cgroup.groups_of(root)["memory"]
-    return memory.version == 2 and any(
-        cgroup.read_text(folder / "memory.oom.group") == "1" for folder in memory.folders
-    )
+    memory = groups_of(root)["memory"]
+    return memory.version == 2 and any(read_text(folder / "memory.oom.group") == "1" for folder in memory.folders)

@@ -7,8 +7,9 @@ import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from runtime.hardware.cgroup import CgroupLimits, parse_cpu_list, read_text
+from runtime.hardware.cgroup import CgroupLimits
 from runtime.hardware.facts import Cpu
+from runtime.hardware.kernel_file import parse_cpu_list, read_text
 
 # Only flags that decisions and reports use; the full list has a hundred entries.
 _FLAGS = (

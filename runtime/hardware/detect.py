@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from runtime.hardware.cgroup import CgroupLimits, parse_number, read_limits, read_text
+from runtime.hardware.cgroup import CgroupLimits, read_limits
 from runtime.hardware.cpu import read_cpu
 from runtime.hardware.disk_space import read_storage
 from runtime.hardware.facts import Cpu, Gpu, Hardware, Memory
+from runtime.hardware.kernel_file import parse_number, read_text
 from runtime.hardware.nvidia import read_gpus
 from runtime.hardware.software import read_compiler, read_libraries, read_torch
 

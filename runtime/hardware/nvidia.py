@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.hardware.cgroup import read_text
 from runtime.hardware.facts import Gpu
+from runtime.hardware.kernel_file import read_text
 
 _LIBRARY = "libnvidia-ml.so.1"
 _FOLDERS = ("usr/lib64", "usr/lib", "usr/local/nvidia/lib64", "usr/lib/wsl/lib", "run/opengl-driver/lib")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.hardware.cgroup import CgroupLimits, oom_kills, parse_cpu_list, parse_number, peak_memory, read_limits
+from runtime.hardware.cgroup import CgroupLimits, oom_kills, peak_memory, read_limits
 from runtime.hardware.cgroup_usage import ProcessCgroup, is_killed_as_one
+from runtime.hardware.kernel_file import parse_cpu_list, parse_number
 from tests.recorded import plant, write
 
 MIB = 2**20

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from runtime.cli import main
+from runtime.cli.commands import COMMANDS
 from runtime.errors import DeviceError, SpecError, StorageError
 from runtime.launch import compose_flags, container, container_limits, docker_engine, run_in_image
 from runtime.supervisor import named_run
@@ -52,7 +53,7 @@ def after(line: list[str], option: str) -> list[str]:
 
 
 def test_only_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> None:
-    assert {command for command in main.COMMANDS if run_in_image.wanted(command)} == set(run_in_image.COMMANDS)
+    assert {command for command in COMMANDS if run_in_image.wanted(command)} == set(run_in_image.COMMANDS)
     monkeypatch.setenv("DRIVETRAIN_IMAGE", "cpu")
     assert not run_in_image.wanted("predict")
     monkeypatch.delenv("DRIVETRAIN_IMAGE")

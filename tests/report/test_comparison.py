@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime.cli.main import main
-from runtime.report.comparison import differences, flat
+from runtime.report.sections.compared_runs import differences, flat
 from tests.report_folder import change, make, rows
 from tests.report_page import page_of
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from runtime.hardware import cgroup
+from runtime.hardware.kernel_file import read_text
 
 HEADROOM = 0.1
 """Share of the limit that stays free."""
@@ -51,7 +52,7 @@ class HostMeter:
     def peak(self) -> int:
         """Peak since `begin`: from the kernel, or the highest `used` if the kernel cannot reset its counter."""
         self.used()
-        rows = cgroup.read_text(self.root / "proc/self/status").splitlines()
+        rows = read_text(self.root / "proc/self/status").splitlines()
         known = next((int(row.split()[1]) << 10 for row in rows if row.startswith("VmHWM:")), 0)
         return max(self.most, known if self.exact else 0)
 

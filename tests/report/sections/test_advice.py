@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from runtime.data.text.max_length import padding
+from runtime.report.advice.recommendation import Advice
 from runtime.report.record import read
-from runtime.report.sections.advice import MOST, Advice, advice
+from runtime.report.sections.advice import MOST, advice
 from runtime.report.summary import summarize
 from runtime.report.write import write
 from tests.report_folder import change, make, rows, telemetry

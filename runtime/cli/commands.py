@@ -1,0 +1,232 @@
+"""The commands: one small function each, which hands its arguments to the package that does the work."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from runtime.cli.init import init
+from runtime.errors import DeviceError, SpecError
+from runtime.launch import image_contents, project, run_in_image
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def validate(given: argparse.Namespace) -> int:
+    """Check a job spec."""
+    from runtime.job_spec import load as job_spec
+
+    job = job_spec.load(given.job, given.set)
+    print(f"{given.job}: valid ({job.name}, {job.task})")
+    return 0
+
+
+def facts(given: argparse.Namespace) -> int:
+    """Show what this container may use."""
+    from runtime.hardware.detect import detect
+    from runtime.hardware.facts_table import render
+    from runtime.system.console import console
+
+    machine = detect(Path("runs"))
+    if given.json:
+        print(json.dumps(machine.to_json(), indent=1))
+    else:
+        console().print(render(machine))
+    return 0
+
+
+def plan(given: argparse.Namespace) -> int:
+    """Show every decision."""
+    from runtime.hardware import facts, gpu_selection
+    from runtime.hardware.detect import detect
+    from runtime.job_spec import load as job_spec
+    from runtime.plan import evidence
+    from runtime.plan import plan as plans
+    from runtime.plan.plan_table import render
+    from runtime.system.console import console
+
+    job = job_spec.load(given.job, given.set)
+    machine = gpu_selection.select_gpus(
+        facts.load(given.hardware) if given.hardware else detect(Path("runs")), job.limits.gpus
+    )
+    known = {} if given.hardware else evidence.started(machine, job)
+    made = plans.resolve(job, machine, plain=given.plain, measured=known)
+    if given.json:
+        print(json.dumps(made.to_json(), indent=1))
+    else:
+        console().print(render(made, job, machine, whole=given.all))
+    return 0
+
+
+def train(given: argparse.Namespace) -> int:
+    """Train or resume."""
+    from runtime.supervisor import supervisor
+
+    if given.plain and given.plan:
+        raise SpecError("--plain and --plan together", "one of them", "remove one")
+    if word := os.environ.get("DRIVETRAIN_IMAGE"):
+        image_contents.check_in_container(word)
+    if run_in_image.missing() and (project.PROJECT / "compose").is_dir():
+        return _train_contained(given)
+    return supervisor.train(
+        supervisor.TrainRequest(
+            given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new, given.trace
+        )
+    )
+
+
+def _train_contained(given: argparse.Namespace) -> int:
+    """Train like `launch`, if torch exists in the image only."""
+    if given.plan or given.runs != Path("runs") or Path.cwd() != project.PROJECT:
+        raise DeviceError(
+            "torch is not installed here, and training in the container supports neither --plan nor --runs; it "
+            "writes to runs/ in the project",
+            f"the other options, run in {project.PROJECT}",
+            "remove these options, or run `make setup` to install torch here",
+        )
+    print(
+        "torch is not installed here: training in a container, like `drivetrain launch`; `make setup` installs torch here"
+    )
+    return launch(argparse.Namespace(**vars(given), device="cpu", network=False))
+
+
+def launch(given: argparse.Namespace) -> int:
+    """Train in a container."""
+    from runtime.launch import container
+
+    flags = tuple(f"--{name}" for name in ("plain", "new", "trace") if getattr(given, name))
+    return container.launch(
+        container.LaunchRequest(given.job, tuple(given.set), given.device, flags, network=given.network)
+    )
+
+
+def find_lr(given: argparse.Namespace) -> int:
+    """Test learning rates."""
+    from runtime.tuning import lr_range
+
+    return lr_range.find_lr(
+        lr_range.LrRangeRequest(given.job, tuple(given.set), given.output, given.lowest, given.highest, given.steps)
+    )
+
+
+def memory(given: argparse.Namespace) -> int:
+    """Measure memory."""
+    from runtime.tuning.memory import profile
+
+    return profile.memory(profile.MemoryRequest(given.job, tuple(given.set), given.output))
+
+
+def bench(given: argparse.Namespace) -> int:
+    """Measure what each optimization gains."""
+    from runtime.tuning.bench import bench as benching
+
+    return benching.bench(
+        benching.BenchRequest(given.job, tuple(given.set), given.output, tuple(given.against), given.rounds, given.json)
+    )
+
+
+def watch(given: argparse.Namespace) -> int:
+    """Show a run live."""
+    from runtime.tracking.live import watch as watching
+
+    return watching.watch(given.run)
+
+
+def report(given: argparse.Namespace) -> int:
+    """Write a report again."""
+    from runtime.report import write as reports
+
+    reports.write(given.run)
+    print(f"report {given.run}/report.html")
+    return 0
+
+
+def compare(given: argparse.Namespace) -> int:
+    """Compare runs."""
+    from runtime.report.comparison import CompareRequest, compare
+
+    return compare(CompareRequest(given.runs, given.output, given.json))
+
+
+def doctor(given: argparse.Namespace) -> int:
+    """Examine this machine."""
+    from runtime.cli.doctor.doctor import examine
+
+    return examine(given.json)
+
+
+def evaluate(given: argparse.Namespace) -> int:
+    """Evaluate a trained model."""
+    from runtime.inference import evaluate as evaluating
+
+    return evaluating.judge(evaluating.EvaluateRequest(given.run, given.data, given.output, given.run_code))
+
+
+def predict(given: argparse.Namespace) -> int:
+    """Predict with a trained model."""
+    from runtime.inference import predict as predicting
+
+    return predicting.predict(
+        predicting.PredictRequest(
+            given.run, given.inputs, given.format, given.output, given.probabilities, given.run_code
+        )
+    )
+
+
+def export(given: argparse.Namespace) -> int:
+    """Export a trained model."""
+    from runtime.inference import export as exporting
+
+    return exporting.export(exporting.ExportRequest(given.run, given.output, given.data, given.run_code))
+
+
+def sample(given: argparse.Namespace) -> int:
+    """Write sample data."""
+    from runtime.data.sample_data import write as sample_data
+
+    paths = sample_data.write(given.kind, given.folder, given.size, given.seed)
+    megabytes = sum(path.stat().st_size for path in paths) / 1e6
+    print(f"{given.folder}: {len(paths):,} file{'s' * (len(paths) > 1)}, {megabytes:.1f} MB")
+    return 0
+
+
+def convert(given: argparse.Namespace) -> int:
+    """Convert a pickle checkpoint."""
+    from runtime.pretrained import convert as converting
+
+    print("\n".join(converting.convert(given.file).lines()))
+    return 0
+
+
+def schema(given: argparse.Namespace) -> int:
+    """Print the JSON schema."""
+    from runtime.job_spec import load as job_spec
+
+    print(json.dumps(job_spec.schema(), indent=1))
+    return 0
+
+
+COMMANDS: dict[str, Command] = {
+    "validate": validate,
+    "facts": facts,
+    "plan": plan,
+    "schema": schema,
+    "train": train,
+    "launch": launch,
+    "find-lr": find_lr,
+    "memory": memory,
+    "bench": bench,
+    "watch": watch,
+    "report": report,
+    "compare": compare,
+    "doctor": doctor,
+    "evaluate": evaluate,
+    "predict": predict,
+    "export": export,
+    "sample": sample,
+    "init": init,
+    "convert": convert,
+}
