@@ -36,21 +36,21 @@ class Ranks:
     device: str = "cpu"
 
     @property
-    def leads(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this process writes records and checkpoints."""
         return self.number == 0
 
-    def part(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def shard(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """This process's shard of a batch; the whole batch if it has fewer samples than there are processes.
 
-        Then all processes compute the whole batch. `total` sums loss and weights over them, so the factor cancels out.
+        Then all processes compute the whole batch. `all_reduce_sum` sums loss and weights over them, so the factor cancels out.
         """
         if len(ids) < self.count:
             return ids
         bounds = [len(ids) * rank // self.count for rank in (self.number, self.number + 1)]
         return ids[bounds[0] : bounds[1]]
 
-    def total(self, values: Sequence[Tensor]) -> list[Tensor]:
+    def all_reduce_sum(self, values: Sequence[Tensor]) -> list[Tensor]:
         """The sum of each tensor over all processes, on this process's devices.
 
         Raises:
@@ -74,7 +74,7 @@ class Ranks:
             for group in _by_type(parameters)
         ]
 
-    def gradients(self, parameters: Sequence[nn.Parameter], packed: Sequence[Tensor]) -> None:
+    def all_reduce_gradients(self, parameters: Sequence[nn.Parameter], packed: Sequence[Tensor]) -> None:
         """Replace each gradient by its sum over all processes; a gradient that no process has stays None.
 
         Args:
@@ -87,7 +87,7 @@ class Ranks:
         if self.count == 1:
             return
         groups = _by_type(parameters)
-        used = iter(map(any, zip(*self.everyone([p.grad is not None for g in groups for p in g]), strict=True)))
+        used = iter(map(any, zip(*self.all_gather([p.grad is not None for g in groups for p in g]), strict=True)))
         for group, flat in zip(groups, packed, strict=True):
             self._sum(flat)
             for p, part in zip(group, torch.split(flat, [p.numel() for p in group]), strict=True):
@@ -96,7 +96,7 @@ class Ranks:
                     p.grad = torch.empty_like(p) if p.grad is None else p.grad
                     p.grad.copy_(part.view_as(p))
 
-    def everyone(self, values: Sequence[float]) -> list[list[float]]:
+    def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """The numbers of each process, by rank: a few Python floats, never sent through a GPU.
 
         Raises:
@@ -109,16 +109,16 @@ class Ranks:
         self._call(torch.distributed.all_gather, found, own)
         return [row.tolist() for row in found]
 
-    def leaders(self, values: Sequence[float]) -> list[float]:
+    def from_rank0(self, values: Sequence[float]) -> list[float]:
         """The numbers of rank 0.
 
         Raises:
             PeerError: if another process is gone.
         """
-        return self.everyone(values)[0]
+        return self.all_gather(values)[0]
 
     @torch.no_grad()
-    def lead(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Copy rank 0's values to every process, in place: initial weights, BatchNorm's statistics.
 
         Raises:
@@ -141,7 +141,7 @@ class Ranks:
         Raises:
             PeerError: if another process is gone.
         """
-        self.everyone([0.0])
+        self.all_gather([0.0])
 
     def leave(self) -> None:
         """Leave the process group once nothing more is exchanged; a process that exits inside a group may abort."""

@@ -42,7 +42,7 @@ def agreed(ranks: Ranks, trouble: BaseException | None = None) -> BaseException 
     if ranks.count == 1:
         return trouble
     own = _gravity(trouble)
-    met = [int(row[0]) for row in ranks.everyone([own])]
+    met = [int(row[0]) for row in ranks.all_gather([own])]
     gravest = max(met)
     if gravest == own:
         return trouble
@@ -71,14 +71,14 @@ def latest(ranks: Ranks, folder: Path) -> tuple[checkpoint.Loaded | None, list[s
     Raises:
         CheckpointError: if there are checkpoints and none verifies, or this process cannot read the chosen one.
     """
-    loaded, passed = checkpoint.latest(folder) if ranks.leads else (None, [])
-    step = int(ranks.leaders([loaded.state["counters"]["step"] if loaded else -1])[0])
-    if not ranks.leads and step >= 0:
+    loaded, passed = checkpoint.latest(folder) if ranks.is_rank0 else (None, [])
+    step = int(ranks.from_rank0([loaded.state["counters"]["step"] if loaded else -1])[0])
+    if not ranks.is_rank0 and step >= 0:
         loaded = checkpoint.load(folder / f"step-{step}")
     return loaded, passed
 
 
 def least(ranks: Ranks, number: int | None) -> int | None:
     """The smallest number among all processes; None if no process has one."""
-    given = [int(row[0]) for row in ranks.everyone([number or 0])]
+    given = [int(row[0]) for row in ranks.all_gather([number or 0])]
     return min(filter(None, given), default=None)

@@ -52,7 +52,7 @@ def _differs(ranks: Ranks, things: Mapping[str, str]) -> str | None:
     """The first of these things in which a process differs from rank 0, and which process."""
     # Six bytes of a digest fit into a float64 exactly.
     own = [float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])) for text in things.values()]
-    first, *others = ranks.everyone(own)
+    first, *others = ranks.all_gather(own)
     for number, row in enumerate(others, 2):
         for name, one, two in zip(things, first, row, strict=True):
             if one != two:

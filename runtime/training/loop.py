@@ -98,7 +98,7 @@ def _fetched(run: Run, batches: Iterator[Batch]) -> tuple[Batch | None, BaseExce
             batch = next(batches, None)
     except KeyboardInterrupt as why:
         return None, why
-    late = batch is not None and run.ranks.leads and run.time_left() <= 0
+    late = batch is not None and run.ranks.is_rank0 and run.time_left() <= 0
     return batch, Stopped(f"max_time of {run.job.train.max_time} has passed") if late else None
 
 

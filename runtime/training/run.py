@@ -131,7 +131,7 @@ class Run:
         if not self.dataset.mixable:
             return batch
         whole = mix(batch, self.dataset.heads, self.job, self.counters.step)
-        return whole.taken(self.ranks.part(np.arange(len(whole)))) if mixes(self.job) else whole
+        return whole.taken(self.ranks.shard(np.arange(len(whole)))) if mixes(self.job) else whole
 
     def set_rate(self) -> float:
         """Set the learning rate of the next step, and return it."""
@@ -171,7 +171,7 @@ def assemble(
     identity = resume.identity(hardware, dataset)
     identical_ranks.check(ranks, job, dataset, model, identity["data"])
     # User code may initialize weights from random numbers that our seed does not control.
-    ranks.lead([*model.parameters(), *model.buffers()])
+    ranks.broadcast([*model.parameters(), *model.buffers()])
     if device.type == "cpu":
         strided_convolution.rewrite(model)
     frozen = freeze(model, network.freeze, job)
@@ -179,7 +179,7 @@ def assemble(
     goal = losses.objective(job.train.loss, dataset.heads, dataset.train.targets, job.train.class_weights, dataset.loss)
     batches = Batches(dataset.train, job.train.batch, job.train.seed)
     if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
-        batches.part = ranks.part
+        batches.shard = ranks.shard
     total = batches.per_epoch * job.train.epochs
     run = Run(
         job=job,

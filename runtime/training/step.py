@@ -124,7 +124,7 @@ class Step:
             self._rewind()
             if not torch_errors.is_out_of_memory(trouble):
                 raise trouble
-            self._halve(int(max(row[0] for row in self.options.ranks.everyone([len(batch)]))), trouble)
+            self._halve(int(max(row[0] for row in self.options.ranks.all_gather([len(batch)]))), trouble)
         try:
             return self._update(self._together(*own))
         except (MemoryError, RuntimeError) as error:
@@ -162,13 +162,13 @@ class Step:
     def _denominators(self, batch: Batch) -> dict[str, Tensor]:
         """Sums of weights for the whole batch, over all processes."""
         own = self.objective.denominators(batch.targets)
-        return dict(zip(own, self.options.ranks.total(list(own.values())), strict=True))
+        return dict(zip(own, self.options.ranks.all_reduce_sum(list(own.values())), strict=True))
 
     def _together(self, loss: Tensor, packed: list[Tensor]) -> Tensor:
         """Sum loss and gradients over all processes; the parameters then have their gradients."""
-        self.options.ranks.gradients(self.parameters, packed)
-        self.options.ranks.lead(self.buffers.now())
-        return self.options.ranks.total([loss])[0]
+        self.options.ranks.all_reduce_gradients(self.parameters, packed)
+        self.options.ranks.broadcast(self.buffers.now())
+        return self.options.ranks.all_reduce_sum([loss])[0]
 
     def _gradients(self, batch: Batch, over: dict[str, Tensor]) -> Tensor:
         """The loss of this process's shard of the batch; gradients are accumulated on the parameters."""

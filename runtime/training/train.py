@@ -39,11 +39,11 @@ def train(run: Run, *, trace: bool = False) -> str:
         raise
     assert run.metrics is not None
     progress = Progress(run.total_steps, run.counters.step)
-    profiler = _profiler(run) if trace and run.ranks.leads else None
+    profiler = _profiler(run) if trace and run.ranks.is_rank0 else None
     with _monitor(run, run.metrics) as monitor:
         try:
             reason = _fitted(run, saver, progress, profiler)
-            if not run.ranks.leads:
+            if not run.ranks.is_rank0:
                 return reason
             try:
                 with stopping():
@@ -105,7 +105,7 @@ def _begun(run: Run) -> Saver:
     loaded, passed = agreement.latest(run.ranks, run.checkpoints)
     for line in passed:
         say(line)
-    if run.ranks.leads:
+    if run.ranks.is_rank0:
         recorded_inputs.begin(run, say, resumes=loaded is not None)
     if loaded:
         run_state.restore(run, loaded)
@@ -117,9 +117,9 @@ def _begun(run: Run) -> Saver:
         epoch=run.counters.epoch,
         tell=lambda text: run.events.add("tensorboard", text, run.counters.step),
     )
-    if run.ranks.leads:
+    if run.ranks.is_rank0:
         tensorboard_overview.show_overview(run)
-    saver = Saver(run) if run.ranks.leads else NonSavingRank(run)
+    saver = Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
     if not loaded:
         # A full or read-only disk is found now, not after an epoch; and there is always a checkpoint to roll back to.
         saver.final()

@@ -77,7 +77,7 @@ def test_every_sample_once_an_epoch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 12])
 def test_shards_make_up_the_batch(size: int) -> None:
     ids = np.arange(size)
-    parts = [Ranks(rank, 4).part(ids) for rank in range(4)]
+    parts = [Ranks(rank, 4).shard(ids) for rank in range(4)]
     if size >= 4:
         assert np.concatenate(parts).tolist() == ids.tolist()
         assert max(map(len, parts)) - min(map(len, parts)) <= 1

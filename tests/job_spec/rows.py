@@ -20,7 +20,7 @@ LISTS = {
     "{metrics}": "validation/loss, validation/accuracy, validation/f1",
     "{name}": "1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first",
     "{yaml}": "YAML: `key: value`, indented by spaces",
-    "{mend}": "fix the line; tabs and unclosed brackets are usual causes",
+    "{fix}": "fix the line; tabs and unclosed brackets are usual causes",
 }
 
 

@@ -13,17 +13,17 @@ PORT = 6006
 DAY = 86400.0
 
 
-def check(scene: Snapshot) -> Iterator[Finding]:
+def check(snapshot: Snapshot) -> Iterator[Finding]:
     """Port and clock."""
-    yield from _port(scene)
-    yield _clock(scene)
+    yield from _port(snapshot)
+    yield _clock(snapshot)
 
 
-def _port(scene: Snapshot) -> Iterator[Finding]:
-    if scene.hardware.place != "host":
+def _port(snapshot: Snapshot) -> Iterator[Finding]:
+    if snapshot.hardware.place != "host":
         return
-    ours = scene.run(["docker", "ps", "-q", "--filter", "label=com.docker.compose.service=tensorboard"])
-    if not scene.port_taken(PORT):
+    ours = snapshot.run(["docker", "ps", "-q", "--filter", "label=com.docker.compose.service=tensorboard"])
+    if not snapshot.port_taken(PORT):
         yield ok(f"port {PORT}", "free for TensorBoard")
     elif ours:
         yield ok(f"port {PORT}", "used by the TensorBoard of this project")
@@ -35,11 +35,11 @@ def _port(scene: Snapshot) -> Iterator[Finding]:
         )
 
 
-def _clock(scene: Snapshot) -> Finding:
+def _clock(snapshot: Snapshot) -> Finding:
     """A clock behind our own files causes wrong logs, wrong image ages and invalid certificates."""
     newest = max(path.stat().st_mtime for path in Path(__file__).parent.glob("*.py"))
-    shown = datetime.fromtimestamp(scene.now, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    if scene.now < newest - DAY:
+    shown = datetime.fromtimestamp(snapshot.now, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    if snapshot.now < newest - DAY:
         return warn(
             "clock",
             f"{shown} is earlier than the date of these files: the clock is wrong, and certificates may be rejected",

@@ -12,39 +12,39 @@ from runtime.system.units import format_bytes
 MIB, GIB = 2**20, 2**30
 
 
-def check(scene: Snapshot) -> Iterator[Finding]:
+def check(snapshot: Snapshot) -> Iterator[Finding]:
     """All checks of this file."""
-    yield _shm(scene)
-    yield _disk(scene)
-    yield _owner(scene)
-    yield from _cache(scene)
+    yield _shm(snapshot)
+    yield _disk(snapshot)
+    yield _owner(snapshot)
+    yield from _cache(snapshot)
 
 
-def _shm(scene: Snapshot) -> Finding:
-    shm = scene.hardware.storage.shm
-    mend = "docker: --shm-size 256m; compose: DRIVETRAIN_SHM=256m in .env; in a job: limits.shm: 256m"
+def _shm(snapshot: Snapshot) -> Finding:
+    shm = snapshot.hardware.storage.shm
+    fix = "docker: --shm-size 256m; compose: DRIVETRAIN_SHM=256m in .env; in a job: limits.shm: 256m"
     if shm is None:
-        return warn("/dev/shm", "does not exist: loader workers cannot pass batches", mend)
+        return warn("/dev/shm", "does not exist: loader workers cannot pass batches", fix)
     if shm <= 64 * MIB:
         return warn(
-            "/dev/shm", f"{format_bytes(shm)}, the Docker default: loader workers may crash with a bus error", mend
+            "/dev/shm", f"{format_bytes(shm)}, the Docker default: loader workers may crash with a bus error", fix
         )
     return ok("/dev/shm", format_bytes(shm))
 
 
-def _disk(scene: Snapshot) -> Finding:
-    total, left = scene.disk(scene.runs)
-    text = f"{format_bytes(left)} of {format_bytes(total)} free for {scene.runs}"
-    mend = f"du -sh {scene.runs}/* shows the size of each run; docker system prune removes old images"
+def _disk(snapshot: Snapshot) -> Finding:
+    total, left = snapshot.disk(snapshot.runs)
+    text = f"{format_bytes(left)} of {format_bytes(total)} free for {snapshot.runs}"
+    fix = f"du -sh {snapshot.runs}/* shows the size of each run; docker system prune removes old images"
     if left < GIB:
-        return fail("disk", f"{text}: not enough for checkpoints", mend)
+        return fail("disk", f"{text}: not enough for checkpoints", fix)
     if left <= total / 20:
-        return warn("disk", f"{text}: it is {1 - left / total:.0%} full", mend)
+        return warn("disk", f"{text}: it is {1 - left / total:.0%} full", fix)
     return ok("disk", text)
 
 
-def _owner(scene: Snapshot) -> Finding:
-    runs, uid = scene.runs, scene.uid
+def _owner(snapshot: Snapshot) -> Finding:
+    runs, uid = snapshot.runs, snapshot.uid
     if not runs.exists():
         return ok("runs", f"{runs} does not exist yet; the first run creates it")
     strange = next((path for path in [runs, *_inside(runs)] if _locked(path, uid)), None)
@@ -64,8 +64,8 @@ def _locked(path: Path, uid: int) -> bool:
     return uid not in (0, found.st_uid) and not found.st_mode & 0o002
 
 
-def _cache(scene: Snapshot) -> Iterator[Finding]:
-    hardware, storage = scene.hardware, scene.hardware.storage
+def _cache(snapshot: Snapshot) -> Iterator[Finding]:
+    hardware, storage = snapshot.hardware, snapshot.hardware.storage
     if not storage.cache_writable:
         yield warn(
             "compile cache",
@@ -95,8 +95,8 @@ def _cache(scene: Snapshot) -> Iterator[Finding]:
     else:
         yield ok("compiler", hardware.compiler)
     if hardware.torch is None:
-        yield _without_torch(scene)
-    elif not scene.loaded:
+        yield _without_torch(snapshot)
+    elif not snapshot.loaded:
         yield fail(
             "torch",
             f"{hardware.torch.version} is installed but cannot be loaded",
@@ -106,8 +106,8 @@ def _cache(scene: Snapshot) -> Iterator[Finding]:
         yield ok("torch", hardware.torch.version)
 
 
-def _without_torch(scene: Snapshot) -> Finding:
+def _without_torch(snapshot: Snapshot) -> Finding:
     """With an engine nothing is missing: containers train, and other commands run in the image."""
-    if scene.run(["docker", "version", "--format", "{{json .}}"]) is None:
+    if snapshot.run(["docker", "version", "--format", "{{json .}}"]) is None:
         return warn("torch", "not installed, and no Docker engine is available: training is not possible", "make setup")
     return ok("torch", "not installed here: commands that need it run in the Docker image")

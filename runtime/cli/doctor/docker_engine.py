@@ -19,23 +19,23 @@ OLD = 90 * 86400
 WORDS = ("cpu", "ampere", "legacy")
 
 
-def check(scene: Snapshot) -> Iterator[Finding]:
+def check(snapshot: Snapshot) -> Iterator[Finding]:
     """Only on a host: in a container the engine is deliberately out of reach."""
-    if scene.hardware.place != "host":
-        yield ok("engine", f"running inside a container ({scene.hardware.place}); run doctor on the host too")
+    if snapshot.hardware.place != "host":
+        yield ok("engine", f"running inside a container ({snapshot.hardware.place}); run doctor on the host too")
         return
-    answer = scene.run(["docker", "version", "--format", "{{json .}}"])
+    answer = snapshot.run(["docker", "version", "--format", "{{json .}}"])
     version = _server(answer)
     if version is None:
-        yield _silent(scene)
+        yield _silent(snapshot)
         return
     if numbers(version) < ENGINE:
         yield fail("engine", f"{version}; the images need 20.10 or newer", "make engine")
     else:
         yield ok("engine", version)
-    yield from _plugins(scene)
+    yield from _plugins(snapshot)
     for word in WORDS:
-        yield from _image(scene, word)
+        yield from _image(snapshot, word)
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -51,16 +51,16 @@ def _server(answer: str | None) -> str | None:
         return None
 
 
-def _silent(scene: Snapshot) -> Finding:
-    if scene.run(["docker", "--version"]) is None:
+def _silent(snapshot: Snapshot) -> Finding:
+    if snapshot.run(["docker", "--version"]) is None:
         return warn(
             "engine", "not installed: jobs train without a container, so their limits are not enforced", "make engine"
         )
-    sock = scene.run(["stat", "-c", "%U %G", "/var/run/docker.sock"])
-    if sock and scene.uid != 0:
+    sock = snapshot.run(["stat", "-c", "%U %G", "/var/run/docker.sock"])
+    if sock and snapshot.uid != 0:
         return warn(
             "engine",
-            f"user {scene.uid} has no permission to use it; its socket belongs to {sock}",
+            f"user {snapshot.uid} has no permission to use it; its socket belongs to {sock}",
             "sudo usermod -aG docker $USER, then log in again",
         )
     return warn(
@@ -68,35 +68,35 @@ def _silent(scene: Snapshot) -> Finding:
     )
 
 
-def _plugins(scene: Snapshot) -> Iterator[Finding]:
-    compose = scene.run(["docker", "compose", "version", "--short"])
+def _plugins(snapshot: Snapshot) -> Iterator[Finding]:
+    compose = snapshot.run(["docker", "compose", "version", "--short"])
     if compose is None:
         yield fail("compose", "docker compose is missing", "make engine")
     elif numbers(compose) < COMPOSE:
         yield fail("compose", f"{compose}; compose.yaml needs 2.20 or newer", "make engine")
     else:
         yield ok("compose", compose)
-    buildx = scene.run(["docker", "buildx", "version"])
+    buildx = snapshot.run(["docker", "buildx", "version"])
     if buildx is None:
         yield warn("buildx", "missing: existing images run, but no image can be built", "make engine")
     else:
         yield ok("buildx", ".".join(map(str, numbers(buildx))))
 
 
-def _image(scene: Snapshot, word: str) -> Iterator[Finding]:
+def _image(snapshot: Snapshot, word: str) -> Iterator[Finding]:
     name = f"image {word}"
-    answer = scene.run(["docker", "image", "inspect", image(word)])
+    answer = snapshot.run(["docker", "image", "inspect", image(word)])
     if answer is None:
         return
     data = json.loads(answer)[0]
     labels = (data.get("Config") or {}).get("Labels") or {}
     built = labels.get("org.opencontainers.image.revision", "unknown")
-    age = scene.now - datetime.fromisoformat(re.sub(r"\.\d+", "", data["Created"])).timestamp()
-    if word != "cpu" and scene.hardware.gpu is None:
+    age = snapshot.now - datetime.fromisoformat(re.sub(r"\.\d+", "", data["Created"])).timestamp()
+    if word != "cpu" and snapshot.hardware.gpu is None:
         yield ok(name, f"revision {built}; not used on this host, which has no GPU")
     elif age > OLD:
         yield warn(name, f"built {age / 86400:.0f} days ago: it lacks recent security fixes", f"make image-{word}")
-    elif scene.project and image_contents.differs(labels, word, scene.project):
+    elif snapshot.project and image_contents.differs(labels, word, snapshot.project):
         yield ok(name, f"revision {built}, of other code than this checkout: the next start updates it")
     else:
         yield ok(name, f"revision {built}, {age / 86400:.0f} days old")

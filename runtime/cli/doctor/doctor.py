@@ -8,7 +8,6 @@ Exit codes: 0 all is well, 1 something should be fixed, 9 something cannot work.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -30,16 +29,16 @@ CHECKS: tuple[Check, ...] = (
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
-def findings(scene: Snapshot) -> list[Finding]:
+def findings(snapshot: Snapshot) -> list[Finding]:
     """All findings."""
-    return [finding for check in CHECKS for finding in check(scene)]
+    return [finding for check in CHECKS for finding in check(snapshot)]
 
 
 def examine(as_json: bool) -> int:
     """Check this machine and print the findings; returns the exit code."""
     found = findings(gather())
     if as_json:
-        print(json.dumps({"worst": worst(found), "findings": [asdict(f) for f in found]}, indent=1))
+        print(json.dumps({"worst": worst(found), "findings": [f.to_json() for f in found]}, indent=1))
     else:
         console().print(render(found))
     return EXIT[worst(found)]
@@ -53,8 +52,8 @@ def render(found: list[Finding]) -> RenderableType:
     table.add_column(overflow="fold")
     for finding in found:
         text = Text(finding.text)
-        if finding.mend:
-            text.append(f"\n-> {finding.mend}", style="bold")
+        if finding.fix:
+            text.append(f"\n-> {finding.fix}", style="bold")
         table.add_row(Text(finding.level, style=_STYLES[finding.level]), finding.name, text)
     bad = {level: sum(f.level == level for f in found) for level in Level}
     warnings, failures = (

@@ -9,39 +9,41 @@ from runtime.cli.doctor.finding import Finding, fail, ok, warn
 from runtime.cli.doctor.snapshot import Snapshot
 
 
-def _always(scene: Snapshot, value: str) -> bool:
+def _always(snapshot: Snapshot, value: str) -> bool:
     return True
 
 
-def _on(scene: Snapshot, value: str) -> bool:
+def _on(snapshot: Snapshot, value: str) -> bool:
     return value.lower() not in ("", "0", "false", "off", "no")
 
 
-def _bound(scene: Snapshot, value: str) -> bool:
+def _bound(snapshot: Snapshot, value: str) -> bool:
     """Whether threads are bound to CPUs under a quota without a cpuset: other containers are bound to the same CPUs."""
-    cpu = scene.hardware.cpu
-    return _on(scene, value) and cpu.quota is not None and (cpu.cpuset or cpu.host) >= cpu.host
+    cpu = snapshot.hardware.cpu
+    return _on(snapshot, value) and cpu.quota is not None and (cpu.cpuset or cpu.host) >= cpu.host
 
 
-def _no_cpuset(scene: Snapshot, value: str) -> bool:
-    cpu = scene.hardware.cpu
+def _no_cpuset(snapshot: Snapshot, value: str) -> bool:
+    cpu = snapshot.hardware.cpu
     return value not in ("", "none", "disabled") and (cpu.cpuset or cpu.host) >= cpu.host
 
 
-def _no_gpu(scene: Snapshot, value: str) -> bool:
-    return scene.hardware.gpu is None
+def _no_gpu(snapshot: Snapshot, value: str) -> bool:
+    return snapshot.hardware.gpu is None
 
 
-def _hidden(scene: Snapshot, value: str) -> bool:
-    return value in ("", "-1", "NoDevFiles") and (scene.hardware.gpu is not None or bool(scene.hardware.gpu_trouble))
+def _hidden(snapshot: Snapshot, value: str) -> bool:
+    return value in ("", "-1", "NoDevFiles") and (
+        snapshot.hardware.gpu is not None or bool(snapshot.hardware.gpu_trouble)
+    )
 
 
-def _spinning(scene: Snapshot, value: str) -> bool:
-    return value.lower() == "active" and scene.hardware.cpu.quota is not None
+def _spinning(snapshot: Snapshot, value: str) -> bool:
+    return value.lower() == "active" and snapshot.hardware.cpu.quota is not None
 
 
-def _lowered(scene: Snapshot, value: str) -> bool:
-    return value.lower() not in ("", "all", "default_isa") and "avx512f" in scene.hardware.cpu.flags
+def _lowered(snapshot: Snapshot, value: str) -> bool:
+    return value.lower() not in ("", "all", "default_isa") and "avx512f" in snapshot.hardware.cpu.flags
 
 
 RULES: dict[str, tuple[Callable[[Snapshot, str], bool], str]] = {
@@ -78,15 +80,15 @@ RULES: dict[str, tuple[Callable[[Snapshot, str], bool], str]] = {
 }
 
 
-def check(scene: Snapshot) -> Iterator[Finding]:
+def check(snapshot: Snapshot) -> Iterator[Finding]:
     """A finding for each variable that should not be set."""
     found = [
-        warn(name, f"={scene.environ[name]} {why}", f"unset {name}")
+        warn(name, f"={snapshot.environ[name]} {why}", f"unset {name}")
         for name, (wrong, why) in RULES.items()
-        if name in scene.environ and wrong(scene, scene.environ[name])
+        if name in snapshot.environ and wrong(snapshot, snapshot.environ[name])
     ]
     yield from found
-    for path in scene.environ.get("LD_PRELOAD", "").replace(":", " ").split():
+    for path in snapshot.environ.get("LD_PRELOAD", "").replace(":", " ").split():
         if "/" in path and not Path(path).exists():
             found.append(
                 fail(
@@ -96,7 +98,7 @@ def check(scene: Snapshot) -> Iterator[Finding]:
                 )
             )
             yield found[-1]
-    folder = scene.environ.get("TMPDIR")
+    folder = snapshot.environ.get("TMPDIR")
     if folder and not Path(folder).is_dir():
         found.append(fail("TMPDIR", f"{folder} does not exist", f"mkdir -p {folder}"))
         yield found[-1]

@@ -28,8 +28,12 @@ class Finding:
     name: str
     level: Level
     text: str
-    mend: str = ""
+    fix: str = ""
     """What to type or to change; empty if nothing is wrong."""
+
+    def to_json(self) -> dict[str, str]:
+        """The finding for `--json`, where the fix has always been called `mend`."""
+        return {"name": self.name, "level": self.level, "text": self.text, "mend": self.fix}
 
 
 Check = Callable[[Snapshot], Iterator[Finding]]
@@ -40,14 +44,14 @@ def ok(name: str, text: str) -> Finding:
     return Finding(name, Level.OK, text)
 
 
-def warn(name: str, text: str, mend: str) -> Finding:
+def warn(name: str, text: str, fix: str) -> Finding:
     """It works, but slower or riskier than it could."""
-    return Finding(name, Level.WARN, text, mend)
+    return Finding(name, Level.WARN, text, fix)
 
 
-def fail(name: str, text: str, mend: str) -> Finding:
+def fail(name: str, text: str, fix: str) -> Finding:
     """Something cannot work."""
-    return Finding(name, Level.FAIL, text, mend)
+    return Finding(name, Level.FAIL, text, fix)
 
 
 def worst(findings: list[Finding]) -> Level:

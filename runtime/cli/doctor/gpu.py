@@ -16,9 +16,9 @@ DRIVERS = {535: (535, 261, 3), 570: (570, 172, 8), 575: (575, 64, 5)}
 """First driver of each branch with the fixes of July 2025 (CVE-2025-23277 and others)."""
 
 
-def check(scene: Snapshot) -> Iterator[Finding]:
+def check(snapshot: Snapshot) -> Iterator[Finding]:
     """No findings without a GPU or any NVIDIA device."""
-    hardware = scene.hardware
+    hardware = snapshot.hardware
     if hardware.gpu_trouble:
         yield fail(
             "gpu", hardware.gpu_trouble, "nvidia-smi shows details; a container needs `gpus: all` (make train-gpu)"
@@ -26,8 +26,8 @@ def check(scene: Snapshot) -> Iterator[Finding]:
     if hardware.gpu is None:
         return
     yield _driver(hardware.gpu)
-    yield from _toolkit(scene)
-    yield from _match(scene)
+    yield from _toolkit(snapshot)
+    yield from _match(snapshot)
 
 
 def _driver(gpu: Gpu) -> Finding:
@@ -54,11 +54,11 @@ def _driver(gpu: Gpu) -> Finding:
     return ok("driver", gpu.driver)
 
 
-def _toolkit(scene: Snapshot) -> Iterator[Finding]:
+def _toolkit(snapshot: Snapshot) -> Iterator[Finding]:
     """Only on a host with an engine, which passes GPUs to containers."""
-    if scene.hardware.place != "host" or scene.run(["docker", "--version"]) is None:
+    if snapshot.hardware.place != "host" or snapshot.run(["docker", "--version"]) is None:
         return
-    answer = scene.run(["nvidia-ctk", "--version"])
+    answer = snapshot.run(["nvidia-ctk", "--version"])
     if answer is None:
         yield fail(
             "container toolkit",
@@ -80,8 +80,8 @@ def _toolkit(scene: Snapshot) -> Iterator[Finding]:
         yield ok("container toolkit", text)
 
 
-def _match(scene: Snapshot) -> Iterator[Finding]:
-    hardware = scene.hardware
+def _match(snapshot: Snapshot) -> Iterator[Finding]:
+    hardware = snapshot.hardware
     wanted = image_selection.choose_image(hardware)
     if wanted.word is None:
         yield fail("gpu and image", wanted.reason, "train on the CPU, or on another machine")
@@ -97,7 +97,7 @@ def _match(scene: Snapshot) -> Iterator[Finding]:
             f"torch {hardware.torch.version} is a CPU build: the GPU is not used",
             "make setup, or train in the image `" + wanted.word + "`",
         )
-    elif hardware.torch and scene.loaded.get("gpus") == 0:
+    elif hardware.torch and snapshot.loaded.get("gpus") == 0:
         yield fail(
             "gpu and image",
             "the driver lists a GPU, but torch finds none",

@@ -12,23 +12,23 @@ GIB = 2**30
 POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-def check(scene: Snapshot) -> Iterator[Finding]:
+def check(snapshot: Snapshot) -> Iterator[Finding]:
     """CPU, memory, threads."""
-    yield _cpu(scene)
-    yield _memory(scene)
-    yield from _oversubscribed(scene)
-    yield from _libraries(scene)
+    yield _cpu(snapshot)
+    yield _memory(snapshot)
+    yield from _oversubscribed(snapshot)
+    yield from _libraries(snapshot)
 
 
-def _cpu(scene: Snapshot) -> Finding:
-    cpu = scene.hardware.cpu
+def _cpu(snapshot: Snapshot) -> Finding:
+    cpu = snapshot.hardware.cpu
     if cpu.quota is not None and cpu.quota < 1:
         return warn(
             "CPU",
             f"the quota is {cpu.quota:g} of a CPU: even a single thread is throttled",
             "raise limits.cpus in the job or DRIVETRAIN_CPUS in .env to 1 or more",
         )
-    believed = scene.loaded.get("cpus")
+    believed = snapshot.loaded.get("cpus")
     if believed and cpu.budget < believed:
         return ok(
             "CPU",
@@ -37,8 +37,8 @@ def _cpu(scene: Snapshot) -> Finding:
     return ok("CPU", f"{cpu.budget} of {cpu.host} available")
 
 
-def _memory(scene: Snapshot) -> Finding:
-    memory = scene.hardware.memory
+def _memory(snapshot: Snapshot) -> Finding:
+    memory = snapshot.hardware.memory
     bound = f"limit {format_bytes(memory.limit)}" if memory.limit else "no limit"
     text = f"{format_bytes(memory.available)} free ({bound}, host {format_bytes(memory.host)})"
     if memory.available < GIB // 2:
@@ -56,10 +56,10 @@ def _memory(scene: Snapshot) -> Finding:
     return ok("memory", text)
 
 
-def _oversubscribed(scene: Snapshot) -> Iterator[Finding]:
-    cpu = scene.hardware.cpu
+def _oversubscribed(snapshot: Snapshot) -> Iterator[Finding]:
+    cpu = snapshot.hardware.cpu
     for name in POOLS:
-        value = scene.environ.get(name, "").split(",")[0]
+        value = snapshot.environ.get(name, "").split(",")[0]
         if value.isdigit() and int(value) > cpu.budget:
             yield warn(
                 name,
@@ -69,10 +69,10 @@ def _oversubscribed(scene: Snapshot) -> Iterator[Finding]:
             )
 
 
-def _libraries(scene: Snapshot) -> Iterator[Finding]:
+def _libraries(snapshot: Snapshot) -> Iterator[Finding]:
     """The libraries that torch has actually loaded."""
-    pools = scene.loaded.get("pools", [])
-    if not scene.loaded:
+    pools = snapshot.loaded.get("pools", [])
+    if not snapshot.loaded:
         return
     openmp = sorted({pool["prefix"] for pool in pools if pool["user_api"] == "openmp"})
     named = [
@@ -85,4 +85,4 @@ def _libraries(scene: Snapshot) -> Iterator[Finding]:
             "load only one: check LD_PRELOAD and installed packages that bundle their own OpenMP runtime",
         )
     else:
-        yield ok("libraries", f"{', '.join(named) or 'none'}; {scene.loaded.get('instructions')}")
+        yield ok("libraries", f"{', '.join(named) or 'none'}; {snapshot.loaded.get('instructions')}")

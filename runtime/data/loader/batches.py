@@ -33,7 +33,7 @@ class Batches:
         self.workers = 0
         self.pin = False
         self.tell: Callable[[str], None] = print
-        self.part: Callable[[Ids], Ids] = lambda ids: ids
+        self.shard: Callable[[Ids], Ids] = lambda ids: ids
         """Selects the ids of a batch that this rank fetches."""
         self.handover = SharedMemory()
 
@@ -53,7 +53,7 @@ class Batches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch, starting at batch `start`."""
-        groups = [self.part(ids) for ids in self.order(epoch, start)]
+        groups = [self.shard(ids) for ids in self.order(epoch, start)]
         workers = self.workers_for(self.split, max(map(len, groups), default=0))
         return fetch(self.split, groups, workers=workers, pin=self.pin, tell=self.tell)
 

@@ -26,10 +26,10 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
     with run.signals.held(), weights, run.step.buffers.unchanged():
         tally = _counted(run)
     with torch.inference_mode():
-        tally.add_up(run.ranks.total, (run.ranks.number, run.ranks.count))
+        tally.add_up(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
     found = tally.metrics()
     # All processes use rank 0's numbers, so that all make the same decisions.
-    return dict(zip(found, run.ranks.leaders(list(found.values())), strict=True)), tally.confusion()
+    return dict(zip(found, run.ranks.from_rank0(list(found.values())), strict=True)), tally.confusion()
 
 
 def usual_size(run: Run) -> int:

@@ -1,4 +1,4 @@
-"""The doctor finds each planted fault, with the command that mends it, and is quiet on a healthy machine."""
+"""The doctor finds each planted fault, with the command that fixes it, and is quiet on a healthy machine."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def image(created: str = "2030-03-01T10:00:00.123456789Z", contents: str = "unkn
     return json.dumps([{"Created": created, "Config": {"Labels": labels}}])
 
 
-def scene(tmp_path: Path, machine: str, changes: dict[str, Any], **others: Any) -> Snapshot:
-    """A healthy machine with some facts (`part.name`), some answers and some of the scene changed."""
+def snapshot(tmp_path: Path, machine: str, changes: dict[str, Any], **others: Any) -> Snapshot:
+    """A healthy machine with some facts (`part.name`), some answers and some of the rest changed."""
     made = hardware.load(ROOT / f"tests/machines/{machine}.json")
     torch = hardware.Torch(version="2.13.0", cuda="13.0" if made.gpus else None)
     made = replace(made, torch=torch, compiler="/usr/bin/g++", place=others.pop("place", "host"))
@@ -79,19 +79,19 @@ def bad(made: Snapshot) -> list[Finding]:
 
 @pytest.mark.parametrize("machine", ["laptop", "h200", "codespace-2core-cgroup2"])
 def test_no_findings_on_a_healthy_machine(tmp_path: Path, machine: str) -> None:
-    healthy = scene(tmp_path, machine, {})
+    healthy = snapshot(tmp_path, machine, {})
     assert bad(healthy) == []
     assert EXIT[worst(findings(healthy))] == 0
 
 
 def test_a_machine_that_trains_in_containers_alone_is_healthy(tmp_path: Path) -> None:
-    assert bad(scene(tmp_path, "laptop", {"torch": None}, loaded={})) == []
+    assert bad(snapshot(tmp_path, "laptop", {"torch": None}, loaded={})) == []
 
 
 def test_images_that_no_job_here_uses_may_be_old(tmp_path: Path) -> None:
     old = {"answers": {"docker image": image("2029-06-01T10:00:00Z")}}
-    assert [finding.name for finding in bad(scene(tmp_path, "laptop", {}, **old))] == ["image cpu"]
-    assert {finding.name for finding in bad(scene(tmp_path, "h200", {}, **old))} == {
+    assert [finding.name for finding in bad(snapshot(tmp_path, "laptop", {}, **old))] == ["image cpu"]
+    assert {finding.name for finding in bad(snapshot(tmp_path, "h200", {}, **old))} == {
         "image cpu",
         "image ampere",
         "image legacy",
@@ -102,7 +102,9 @@ def test_images_that_no_job_here_uses_may_be_old(tmp_path: Path) -> None:
 def test_an_image_of_other_code_than_the_checkout(tmp_path: Path, contents: str) -> None:
     """No fault: the next start updates it."""
     given = {"answers": {"docker image": image(contents=contents)}}
-    (found,) = (finding for finding in findings(scene(tmp_path, "laptop", {}, **given)) if finding.name == "image cpu")
+    (found,) = (
+        finding for finding in findings(snapshot(tmp_path, "laptop", {}, **given)) if finding.name == "image cpu"
+    )
     assert found.level is Level.OK
     assert ("of other code than this checkout: the next start updates it" in found.text) == (contents == "unknown")
 
@@ -114,7 +116,7 @@ def environ(**values: str) -> dict[str, Any]:
 QUOTA = {"cpu.quota": 0.5, "cpu.budget": 1}
 TWO = {"cpu.quota": 2.0, "cpu.budget": 2, "cpu.cpuset": None}
 FAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str, str]] = [
-    # machine, line, changed facts, changed scene, level, what it says, what mends it
+    # machine, line, changed facts, changed snapshot, level, what it says, what fixes it
     ("laptop", "CPU", QUOTA, environ(), "warn", "the quota is 0.5 of a CPU", "DRIVETRAIN_CPUS"),
     (
         "laptop",
@@ -310,7 +312,7 @@ FAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("machine", "line", "facts", "parts", "level", "told", "mend"),
+    ("machine", "line", "facts", "parts", "level", "told", "fix"),
     FAULTS,
     ids=[f"{row[1]}: {row[5]}"[:60] for row in FAULTS],
 )
@@ -322,32 +324,32 @@ def test_each_fault_is_found(
     parts: dict[str, Any],
     level: str,
     told: str,
-    mend: str,
+    fix: str,
 ) -> None:
-    found = [finding for finding in bad(scene(tmp_path, machine, facts, **parts)) if finding.name == line]
+    found = [finding for finding in bad(snapshot(tmp_path, machine, facts, **parts)) if finding.name == line]
     assert len(found) == 1, found
     assert found[0].level == level
     assert told in found[0].text
-    assert mend in found[0].mend
+    assert fix in found[0].fix
     assert EXIT[worst(found)] == {"warn": 1, "fail": 9}[level]
 
 
 def test_harmless_settings_are_left_alone(tmp_path: Path) -> None:
     """Binding inside a cpuset of one's own, GPU settings on a GPU, threads within the budget."""
     own = environ(OMP_PROC_BIND="true", KMP_AFFINITY="granularity=fine", OMP_NUM_THREADS="2", OMP_WAIT_POLICY="PASSIVE")
-    assert bad(scene(tmp_path, "laptop", {"cpu.quota": 2.0, "cpu.budget": 2, "cpu.cpuset": 2}, **own)) == []
+    assert bad(snapshot(tmp_path, "laptop", {"cpu.quota": 2.0, "cpu.budget": 2, "cpu.cpuset": 2}, **own)) == []
     gpu = environ(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", CUDA_VISIBLE_DEVICES="0")
-    assert bad(scene(tmp_path, "h200", {}, **gpu)) == []
+    assert bad(snapshot(tmp_path, "h200", {}, **gpu)) == []
 
 
 def test_our_own_tensorboard_may_hold_the_port(tmp_path: Path) -> None:
-    made = scene(tmp_path, "laptop", {}, port_taken=lambda port: True, answers={"docker ps": "5f2a"})
+    made = snapshot(tmp_path, "laptop", {}, port_taken=lambda port: True, answers={"docker ps": "5f2a"})
     assert bad(made) == []
 
 
 def test_a_run_that_belongs_to_another(tmp_path: Path) -> None:
     """Real folders: runs/ is open to all, one run in it is not."""
-    made = scene(tmp_path, "laptop", {}, uid=4321)
+    made = snapshot(tmp_path, "laptop", {}, uid=4321)
     made.runs.chmod(0o1777)
     (line,) = bad(made)
     assert line.text.startswith(f"{made.runs / 'digits-001'} belongs to uid {os.getuid()}")
@@ -384,7 +386,7 @@ def test_version_numbers(text: str, numbers: tuple[int, ...]) -> None:
 
 
 def test_the_table_shows_every_line_with_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    console().print(render(findings(scene(tmp_path, "laptop", {"compiler": None}))))
+    console().print(render(findings(snapshot(tmp_path, "laptop", {"compiler": None}))))
     shown = capsys.readouterr().out
     assert "warn  compiler" in shown
     assert "-> sudo apt-get install g++ python3-dev" in shown
@@ -406,6 +408,7 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
     data = json.loads(done.stdout)
     assert done.returncode == EXIT[Level(data["worst"])]
     lines = {finding["name"]: finding for finding in data["findings"]}
+    assert lines["TORCH_CPU_BACKEND"].keys() == {"name", "level", "text", "mend"}
     assert lines["TORCH_CPU_BACKEND"]["level"] == "warn"
     assert {"libraries", "memory", "/dev/shm", "clock"} <= lines.keys()
     assert (tmp_path / "runs").exists() is False

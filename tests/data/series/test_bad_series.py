@@ -1,4 +1,4 @@
-"""Bad series: one mistake a row, with the words that a person needs to mend it."""
+"""Bad series: one mistake a row, with the words that a person needs to fix it."""
 
 from __future__ import annotations
 

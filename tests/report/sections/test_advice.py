@@ -22,7 +22,7 @@ GIB = 2**30
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run whose allocator is as asked, and whose limit fits: nothing to mend."""
+    """A run whose allocator is as asked, and whose limit fits: nothing to fix."""
     made = make(tmp_path / "digits-001")
     change(made / "result.json", lambda r: r.update(memory_limit=GIB, peak_memory=700 << 20))
     change(made / "hardware.json", lambda h: h["cpu"].update(host=4))
