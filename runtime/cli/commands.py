@@ -11,6 +11,7 @@ from pathlib import Path
 from runtime.cli.init import init
 from runtime.errors import DeviceError, SpecError
 from runtime.launch import image_contents, project, run_in_image
+from runtime.system.installation import SETUP
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -69,7 +70,7 @@ def train(given: argparse.Namespace) -> int:
         raise SpecError("--plain and --plan together", "one of them", "remove one")
     if word := os.environ.get("DRIVETRAIN_IMAGE"):
         image_contents.check_in_container(word)
-    if run_in_image.missing() and (project.PROJECT / "compose").is_dir():
+    if run_in_image.missing():
         return _train_contained(given)
     return supervisor.train(
         supervisor.TrainRequest(
@@ -85,10 +86,10 @@ def _train_contained(given: argparse.Namespace) -> int:
             "torch is not installed here, and training in the container supports neither --plan nor --runs; it "
             "writes to runs/ in the project",
             f"the other options, run in {project.PROJECT}",
-            "remove these options, or run `make setup` to install torch here",
+            f"remove these options, or run `{SETUP}` to install torch here",
         )
     print(
-        "torch is not installed here: training in a container, like `drivetrain launch`; `make setup` installs torch here"
+        f"torch is not installed here: training in a container, like `drivetrain launch`; `{SETUP}` installs torch here"
     )
     return launch(argparse.Namespace(**vars(given), device="cpu", network=False))
 

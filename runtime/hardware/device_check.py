@@ -14,6 +14,7 @@ from dataclasses import replace
 from runtime.errors import DeviceError
 from runtime.hardware import gpu_selection, image_selection
 from runtime.hardware.facts import Hardware, Torch
+from runtime.system.installation import SETUP, TRAIN_CPU, TRAIN_GPU
 
 _CODE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 _ON_CPU = "`limits: {gpus: none}` trains on the CPU"
@@ -30,14 +31,14 @@ def launchable(hardware: Hardware) -> str:
         raise DeviceError(
             hardware.gpu_trouble or "no NVIDIA GPU found",
             f"a GPU that nvidia-smi lists, with driver {image_selection.LEGACY_DRIVER} or newer",
-            "fix that, or train on the CPU: `make train-cpu`",
+            f"fix that, or train on the CPU: `{TRAIN_CPU}`",
         )
     gpu_selection.refuse_full(gpu)
     chosen = image_selection.choose_image(hardware)
     if chosen.word is None:
         builds = "; ".join(f"the image {word}: {build.covers}" for word, build in image_selection.BUILDS.items())
         way = "no driver helps" if gpu.capability < (5, 0) else "install a newer NVIDIA driver on the host"
-        raise DeviceError(chosen.reason, builds, f"{way}; `make train-cpu` trains on the CPU")
+        raise DeviceError(chosen.reason, builds, f"{way}; `{TRAIN_CPU}` trains on the CPU")
     return chosen.word
 
 
@@ -56,7 +57,7 @@ def select_devices(hardware: Hardware, requested: gpu_selection.GpuRequest) -> H
         raise DeviceError(
             "torch is not installed",
             "training needs torch",
-            "`make train-cpu JOB=...` trains in the image; `make setup` installs torch here",
+            f"`{TRAIN_CPU}` trains in the image; `{SETUP}` installs torch here",
         )
     machine = gpu_selection.select_gpus(hardware, requested)
     if machine.gpu is None and machine.image in image_selection.BUILDS and requested != "none":
@@ -153,7 +154,7 @@ def _other_build(hardware: Hardware, given: str) -> DeviceError:
         return DeviceError(
             given,
             f"the image {chosen.word}, with torch {build.torch} and CUDA {build.cuda}",
-            f"`make train-gpu` picks it; {_ON_CPU}",
+            f"`{TRAIN_GPU}` picks it; {_ON_CPU}",
         )
     return DeviceError(
         given,
@@ -166,7 +167,7 @@ def _nothing_mounted(hardware: Hardware) -> DeviceError:
     why = f": {hardware.gpu_trouble}" if hardware.gpu_trouble else ""
     return DeviceError(
         f"the image {hardware.image} needs a GPU and sees none{why}",
-        f"a container started with GPUs: `make train-gpu`, compose with compose/{hardware.image}.yaml, "
+        f"a container started with GPUs: `{TRAIN_GPU}`, compose with compose/{hardware.image}.yaml, "
         "or `docker run --gpus all`",
         f"start it that way on a host with the NVIDIA driver and container toolkit; {_ON_CPU}, in any image",
     )

@@ -14,6 +14,7 @@ from typing import Literal
 
 from runtime.errors import DeviceError
 from runtime.hardware.facts import Gpu, Hardware
+from runtime.system.installation import TRAIN_GPU
 from runtime.system.units import format_bytes, parse_bytes
 
 GpuRequest = Literal["auto", "all", "none"] | Sequence[int]
@@ -45,7 +46,7 @@ def _chosen(hardware: Hardware, requested: GpuRequest) -> tuple[tuple[Gpu, ...],
     if not here:
         return (), "limits.gpus: all requested, but this machine has no GPU" if requested == "all" else None
     if hardware.image == "cpu":
-        return (), f"this is the CPU image, so {_named(here)} is not used; `make train-gpu` uses it"
+        return (), f"this is the CPU image, so {_named(here)} is not used; `{TRAIN_GPU}` uses it"
     best = max(here, key=lambda gpu: (gpu.free >= CONTEXT, gpu.capability, gpu.memory, -gpu.index))
     if requested == "auto":
         return (best,), _left_over(here, (best,), "`limits: {gpus: all}` uses every GPU of one model")

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from runtime.launch.project import PROJECT
+from runtime.launch.project import COMPOSE
 
-FILE = PROJECT / "compose" / "base.yaml"
+FILE = COMPOSE / "base.yaml"
 _VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
 

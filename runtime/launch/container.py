@@ -31,9 +31,12 @@ from runtime.launch import (
     network,
     nvidia_toolkit,
     run_secrets,
+    work_folder,
 )
 from runtime.launch import project as checkout
-from runtime.launch.project import PROJECT
+from runtime.launch.project import COMPOSE, PROJECT
+from runtime.system import installation
+from runtime.system.child_process import surroundings
 
 VOLUMES = ("compile", "huggingface", "state")
 """Below /cache in every container: compiled code, files from the Hugging Face hub, and records of trained models."""
@@ -66,6 +69,7 @@ def launch(request: LaunchRequest) -> int:
             f"no Docker engine ({client.why}); training without a container, so limits are not enforced. To get an engine: {client.cure}"
         )
         return _native(request, job, word)
+    work_folder.check()
     override = _override(request, job)
     online, line = network.told(job, asked=request.network)
     values, lines = run_secrets.collect(job, online)
@@ -89,7 +93,9 @@ def _word(request: LaunchRequest, job: Job) -> str:
     if request.device == "cpu":
         return "cpu"
     if job.limits.gpus == "none":
-        raise SpecError("--device gpu, and limits.gpus is none in the job", "one of them", "`make train-cpu`")
+        raise SpecError(
+            "--device gpu, and limits.gpus is none in the job", "one of them", f"`{installation.TRAIN_CPU}`"
+        )
     machine = gpu_selection.select_gpus(detect(Path("runs")), job.limits.gpus)
     word = device_check.launchable(machine)
     print(f"image {word}: {image_selection.choose_image(machine).reason}")
@@ -103,18 +109,24 @@ def _native(request: LaunchRequest, job: Job, word: str) -> int:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
+        if not installation.CHECKOUT:
+            raise DeviceError(
+                "torch is not installed here, and no Docker engine answers",
+                "torch in the local environment, or an engine",
+                f"`{installation.SETUP}`, or {installation.ENGINE}",
+            )
         done = subprocess.run([str(PROJECT / "scripts" / "setup"), "native", word], check=False)
         if done.returncode:
             raise DeviceError(
                 "the local Python environment could not be created",
                 "see the output above",
-                "fix it, or run `make engine` and train in a container",
+                f"fix it, or run `{installation.ENGINE}` and train in a container",
             )
     command = [sys.executable, "-m", "runtime", "train", str(request.spec), *_options(request)]
     if word == "cpu" and job.limits.gpus == "auto" and detect(Path("runs")).gpus:
         command += ["--set", "limits.gpus=none"]  # without a container the GPU is visible
     sys.stdout.flush()
-    os.execv(sys.executable, command)
+    os.execve(sys.executable, command, surroundings({}))
 
 
 def _options(request: LaunchRequest) -> list[str]:
@@ -127,9 +139,11 @@ def _start(client: Any, override: dict[str, Any], job: Job, word: str, variables
     project = f"{checkout.name()}-{job.name.lower().replace('.', '-')}"
     _refuse_if_running(client, project)
     # Through a pipe: a client installed as a snap does not see the host's /tmp.
-    files = [*(str(PROJECT / "compose" / name) for name in ("base.yaml", f"{word}.yaml")), "-"]
+    files = [*(str(COMPOSE / name) for name in ("base.yaml", f"{word}.yaml")), "-"]
     options = [part for name in files for part in ("--file", name)]
-    command = ["docker", "compose", "--project-directory", str(PROJECT), "-p", project, *options]
+    # An .env in the folder of an installed program's user is about something else.
+    plain = [] if installation.CHECKOUT else ["--env-file", os.devnull]
+    command = ["docker", "compose", *plain, "--project-directory", str(PROJECT), "-p", project, *options]
     done = subprocess.run(
         [*command, "up", "--detach", "--force-recreate", "--no-build", "trainer"],
         env={**os.environ, **variables},
@@ -172,7 +186,7 @@ def _refuse_if_running(client: Any, project: str) -> None:
             raise Busy(
                 f"{container.name} is already training this job",
                 "one container per job name, user and checkout",
-                f"follow it with `docker logs -f {container.name}`, or stop it with `make stop`",
+                f"follow it with `docker logs -f {container.name}`, or stop it with `{installation.stop(container.name)}`",
             )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.job import Job
+from runtime.system.installation import CHECKOUT
 from runtime.system.units import parse_bytes
 
 SECURE_UID = 1000
@@ -55,7 +56,8 @@ def owner(project: Path, *, tell: bool = False) -> dict[str, str]:
     if uid == 0:
         seen = project.stat()
         uid, gid = (seen.st_uid, seen.st_gid) if seen.st_uid else (SECURE_UID, SECURE_UID)
-        why = "the owner of this checkout" if seen.st_uid else "because root owns the checkout"
+        what = "checkout" if CHECKOUT else "folder"
+        why = f"the owner of this {what}" if seen.st_uid else f"because root owns the {what}"
         if tell and not _has_runs_of(uid, project):
             print(f"started by root: files in runs/ will belong to uid {uid}, {why}")
     return {"DRIVETRAIN_UID": str(uid), "DRIVETRAIN_GID": str(gid)}

@@ -11,6 +11,7 @@ from typing import Any
 from runtime.errors import DeviceError
 from runtime.launch import image_contents
 from runtime.launch.project import PROJECT, image
+from runtime.system.installation import ENGINE, HOST
 
 TIMEOUT = 5
 """Timeout in seconds for answers of a local engine."""
@@ -23,7 +24,7 @@ class EngineMissing:
     """No engine can be used."""
 
     why: str
-    cure: str = "`make engine`"
+    cure: str = f"`{ENGINE}`"
 
 
 def connect() -> Any:
@@ -32,7 +33,7 @@ def connect() -> Any:
         import docker
 
     except ImportError:
-        return EngineMissing("the docker package is not installed here", "`make setup`")
+        return EngineMissing("the docker package is not installed here", f"`{HOST}`")
     try:
         client = docker.from_env(timeout=TIMEOUT)
         client.ping()

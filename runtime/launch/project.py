@@ -1,4 +1,4 @@
-"""The folder of this project on the host, and the names of its images and containers."""
+"""The folder that containers work in, the compose files, and the names of images and containers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,21 @@ import hashlib
 import os
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parents[2]
+from runtime.system.installation import CHECKOUT
+from runtime.system.version import VERSION
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # the folder was removed; what needs it reports that
+        return Path("/")
+
+
+PROJECT = CHECKOUT or _here()
+"""What a container sees as its project: the checkout, or for an installed program the current folder."""
+COMPOSE = CHECKOUT / "compose" if CHECKOUT else Path(__file__).parent / "compose"
+"""The compose files; a wheel carries a copy (setup.py)."""
 TAG = "DRIVETRAIN_TAG"
 """The environment variable with the tag of the images; compose reads it from .env."""
 
@@ -17,15 +31,20 @@ def image(word: str) -> str:
 
 
 def tag(project: Path = PROJECT) -> str:
-    """The tag of a checkout's images: two checkouts never share one; scripts/image-name computes the same."""
-    return os.environ.get(TAG) or f"checkout-{hashlib.sha256(str(project).encode()).hexdigest()[:8]}"
+    """The tag of a checkout's images: two checkouts never share one; scripts/image-name computes the same.
+
+    An installed program uses the image of its version.
+    """
+    if given := os.environ.get(TAG):
+        return given
+    return f"checkout-{hashlib.sha256(str(project).encode()).hexdigest()[:8]}" if CHECKOUT else VERSION
 
 
 def name(project: Path = PROJECT, uid: int | None = None) -> str:
-    """The prefix of this user's container names for this checkout; scripts/project-name computes the same.
+    """The prefix of this user's container names for this project; scripts/project-name computes the same.
 
     Args:
-        project: the checkout.
+        project: the checkout, or the current folder of an installed program.
         uid: the user; the current one if None.
     """
     mark = hashlib.sha256(f"{os.getuid() if uid is None else uid}:{project}".encode()).hexdigest()

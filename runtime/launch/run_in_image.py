@@ -22,6 +22,7 @@ from runtime.job import Job
 from runtime.launch import mounts
 from runtime.launch.project import PROJECT, image
 from runtime.system.files import read_json
+from runtime.system.installation import SETUP
 
 WITH_JOB = ("find-lr", "memory", "bench")
 COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "sample", "convert", "init")
@@ -60,7 +61,7 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         raise DeviceError(
             f"`{given.command}` needs torch, which is not installed here, and no Docker engine answers: {client.why}",
             "torch in the local environment, or an engine",
-            f"`make setup`, or {client.cure}",
+            f"`{SETUP}`, or {client.cure}",
         )
     workdir, limits, online = _workdir(Path.cwd()), dict[str, str](), False
     values = dict[str, bytes]()
@@ -154,7 +155,7 @@ def _check_output(output: Path | None, uid: int) -> None:
             f"--output {output}: {folder} belongs to uid {folder.stat().st_uid}, and for root the container runs as "
             f"uid {uid}",
             "a folder of that user, as runs/ is",
-            f"--output runs/{output.name}, or `make setup`, then no container is needed for this",
+            f"--output runs/{output.name}, or `{SETUP}`, then no container is needed for this",
         )
 
 
@@ -168,7 +169,7 @@ def _workdir(here: Path) -> Path:
         raise DeviceError(
             f"called in {here}, and torch is not installed here",
             f"any folder below {PROJECT}, which is mounted in the container",
-            f"cd {PROJECT}, or `make setup`",
+            f"cd {PROJECT}, or `{SETUP}`",
         )
     return here
 

@@ -82,7 +82,10 @@ def _read_apart(file: Path, out: Path) -> dict[str, Any]:
 
     Its environment contains none of our keys and tokens.
     """
-    command = [sys.executable, "-m", "runtime.pretrained.unpickle_process", str(file.resolve()), str(out.resolve())]
+    command = [
+        *(sys.executable, "-P", "-m", "runtime.pretrained.unpickle_process"),
+        *(str(file.resolve()), str(out.resolve())),
+    ]
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from runtime.errors import SpecError
 from runtime.job import Job
+from runtime.system.installation import SETUP
 from runtime.system.secrets import masked
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _fetched(job: Job, name: str) -> Path:
             job,
             f"{name!r} is not a local folder, and huggingface_hub is not installed",
             "a local folder",
-            "use a local folder, or run `make setup`, or pip install huggingface_hub",
+            f"use a local folder, or run `{SETUP}`, or pip install huggingface_hub",
         )
     with contextlib.suppress(OSError, ValueError):
         return Path(snapshot_download(name, allow_patterns=FILES, local_files_only=True))
@@ -178,7 +179,7 @@ def quiet(job: Job | None = None) -> Iterator[Any]:
         given = "this network needs the package transformers, which is not installed here"
         possible, action = (
             "an environment with transformers",
-            "`make setup` or pip install transformers, or use an image",
+            f"`{SETUP}` or pip install transformers, or use an image",
         )
         problems = [job.problem(("model",), given, possible, action)] if job else given
         raise SpecError(problems, possible, action) from None

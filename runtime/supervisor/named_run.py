@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runtime.errors import CheckpointError, nearest
+from runtime.system.installation import TRAIN_CPU
 
 RUNS = Path("runs")
 
@@ -47,7 +48,7 @@ def newest() -> Path:
         raise CheckpointError(
             f"no run was given, and there is none in {RUNS.resolve()}",
             "a run folder",
-            "pass one, or train first: `make train-cpu`",
+            f"pass one, or train first: `{TRAIN_CPU}`",
         )
     return known[0]
 

@@ -74,7 +74,7 @@ class RunLifecycle:
         if not (run / "metrics.jsonl").exists():
             return
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-m", "runtime.report", str(run)]
+        command = [sys.executable, "-P", "-m", "runtime.report", str(run)]
         try:
             done = subprocess.run(
                 command, env=environment, check=False, timeout=seconds, stdout=output, preexec_fn=begin

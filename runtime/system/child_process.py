@@ -57,6 +57,10 @@ def started(
 
 
 def surroundings(environment: dict[str, str]) -> dict[str, str]:
-    """The environment of a child: ours, the plan's variables unless we have set them, and the path of our packages."""
+    """The environment of a child: ours, the plan's variables unless we have set them, and the path of our packages.
+
+    The working folder is a path of packages only if it is one of ours: a user's types.py must not replace Python's.
+    """
     given = library_variables.merge_variables(os.environ, environment)
-    return {**os.environ, **given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    path = os.pathsep.join(filter(None, sys.path))
+    return {**os.environ, **given, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

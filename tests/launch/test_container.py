@@ -302,7 +302,7 @@ def test_native_training_on_the_cpu_says_so(
     started: list[list[str]] = []
     machine: Hardware = detect.detect(tmp_path, tmp_path, environ={}, mask={0}, nvml=Nvml([RTX]) if here else None)
     monkeypatch.setattr(container, "detect", lambda runs: machine)
-    monkeypatch.setattr(container.os, "execv", lambda program, command: started.append(command))
+    monkeypatch.setattr(container.os, "execve", lambda program, command, environment: started.append(command))
     container._native(
         container.LaunchRequest(Path("job.yaml"), device=device), job(limits), "cpu" if device == "cpu" else "ampere"
     )

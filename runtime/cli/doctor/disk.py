@@ -7,6 +7,7 @@ from pathlib import Path
 
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
 from runtime.cli.doctor.snapshot import Snapshot
+from runtime.system.installation import SETUP
 from runtime.system.units import format_bytes
 
 MIB, GIB = 2**20, 2**30
@@ -100,7 +101,7 @@ def _cache(snapshot: Snapshot) -> Iterator[Finding]:
         yield fail(
             "torch",
             f"{hardware.torch.version} is installed but cannot be loaded",
-            "python -c 'import torch' shows why; make setup installs it again",
+            f"python -c 'import torch' shows why; {SETUP} installs it again",
         )
     else:
         yield ok("torch", hardware.torch.version)
@@ -109,5 +110,5 @@ def _cache(snapshot: Snapshot) -> Iterator[Finding]:
 def _without_torch(snapshot: Snapshot) -> Finding:
     """With an engine nothing is missing: containers train, and other commands run in the image."""
     if snapshot.run(["docker", "version", "--format", "{{json .}}"]) is None:
-        return warn("torch", "not installed, and no Docker engine is available: training is not possible", "make setup")
+        return warn("torch", "not installed, and no Docker engine is available: training is not possible", SETUP)
     return ok("torch", "not installed here: commands that need it run in the Docker image")

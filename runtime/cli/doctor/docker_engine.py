@@ -11,6 +11,7 @@ from runtime.cli.doctor.finding import Finding, fail, ok, warn
 from runtime.cli.doctor.snapshot import Snapshot
 from runtime.launch import image_contents
 from runtime.launch.project import image
+from runtime.system import installation
 
 ENGINE, COMPOSE = (20, 10), (2, 20)
 """Versions required by the Dockerfile (`RUN --mount`) and compose.yaml (`include`)."""
@@ -30,7 +31,7 @@ def check(snapshot: Snapshot) -> Iterator[Finding]:
         yield _silent(snapshot)
         return
     if numbers(version) < ENGINE:
-        yield fail("engine", f"{version}; the images need 20.10 or newer", "make engine")
+        yield fail("engine", f"{version}; the images need 20.10 or newer", installation.ENGINE)
     else:
         yield ok("engine", version)
     yield from _plugins(snapshot)
@@ -54,7 +55,9 @@ def _server(answer: str | None) -> str | None:
 def _silent(snapshot: Snapshot) -> Finding:
     if snapshot.run(["docker", "--version"]) is None:
         return warn(
-            "engine", "not installed: jobs train without a container, so their limits are not enforced", "make engine"
+            "engine",
+            "not installed: jobs train without a container, so their limits are not enforced",
+            installation.ENGINE,
         )
     sock = snapshot.run(["stat", "-c", "%U %G", "/var/run/docker.sock"])
     if sock and snapshot.uid != 0:
@@ -64,21 +67,23 @@ def _silent(snapshot: Snapshot) -> Finding:
             "sudo usermod -aG docker $USER, then log in again",
         )
     return warn(
-        "engine", "the client is installed, but no engine is running: jobs train without a container", "make engine"
+        "engine",
+        "the client is installed, but no engine is running: jobs train without a container",
+        installation.ENGINE,
     )
 
 
 def _plugins(snapshot: Snapshot) -> Iterator[Finding]:
     compose = snapshot.run(["docker", "compose", "version", "--short"])
     if compose is None:
-        yield fail("compose", "docker compose is missing", "make engine")
+        yield fail("compose", "docker compose is missing", installation.ENGINE)
     elif numbers(compose) < COMPOSE:
-        yield fail("compose", f"{compose}; compose.yaml needs 2.20 or newer", "make engine")
+        yield fail("compose", f"{compose}; compose.yaml needs 2.20 or newer", installation.ENGINE)
     else:
         yield ok("compose", compose)
     buildx = snapshot.run(["docker", "buildx", "version"])
     if buildx is None:
-        yield warn("buildx", "missing: existing images run, but no image can be built", "make engine")
+        yield warn("buildx", "missing: existing images run, but no image can be built", installation.ENGINE)
     else:
         yield ok("buildx", ".".join(map(str, numbers(buildx))))
 

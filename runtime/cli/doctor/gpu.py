@@ -9,6 +9,7 @@ from runtime.cli.doctor.finding import Finding, fail, ok, warn
 from runtime.cli.doctor.snapshot import Snapshot
 from runtime.hardware import image_selection
 from runtime.hardware.facts import Gpu
+from runtime.system.installation import SETUP, TRAIN_GPU
 
 TOOLKIT = (((1, 16, 1), "CVE-2024-0132"), ((1, 17, 3), "CVE-2025-23359"), ((1, 17, 7), "CVE-2025-23266"))
 """Last vulnerable versions of the container toolkit; each of these flaws lets an image take over the host."""
@@ -21,7 +22,7 @@ def check(snapshot: Snapshot) -> Iterator[Finding]:
     hardware = snapshot.hardware
     if hardware.gpu_trouble:
         yield fail(
-            "gpu", hardware.gpu_trouble, "nvidia-smi shows details; a container needs `gpus: all` (make train-gpu)"
+            "gpu", hardware.gpu_trouble, f"nvidia-smi shows details; a container needs `gpus: all` ({TRAIN_GPU})"
         )
     if hardware.gpu is None:
         return
@@ -95,7 +96,7 @@ def _match(snapshot: Snapshot) -> Iterator[Finding]:
         yield fail(
             "gpu and image",
             f"torch {hardware.torch.version} is a CPU build: the GPU is not used",
-            "make setup, or train in the image `" + wanted.word + "`",
+            f"{SETUP}, or train in the image `{wanted.word}`",
         )
     elif hardware.torch and snapshot.loaded.get("gpus") == 0:
         yield fail(

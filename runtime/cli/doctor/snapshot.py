@@ -15,8 +15,8 @@ from typing import Any
 
 from runtime.hardware.detect import detect
 from runtime.hardware.facts import Hardware
+from runtime.system.installation import CHECKOUT
 
-PROJECT = Path(__file__).resolve().parents[3]
 PATIENCE, TORCH_PATIENCE = 20, 180
 """Timeouts in seconds for a command, and for importing torch from a slow disk."""
 
@@ -52,7 +52,7 @@ def gather(runs: Path = Path("runs")) -> Snapshot:
         hardware=hardware,
         environ=os.environ,
         runs=runs,
-        project=PROJECT if (PROJECT / "compose.yaml").exists() else None,
+        project=CHECKOUT,
         uid=os.getuid(),
         run=run,
         disk=disk,
@@ -65,7 +65,7 @@ def gather(runs: Path = Path("runs")) -> Snapshot:
 def loaded() -> dict[str, object]:
     """Information from torch, read in a child process; empty if it cannot be imported."""
     found: dict[str, Any] = json.loads(
-        run([sys.executable, "-m", "runtime.cli.doctor.torch_process"], TORCH_PATIENCE) or "{}"
+        run([sys.executable, "-P", "-m", "runtime.cli.doctor.torch_process"], TORCH_PATIENCE) or "{}"
     )
     return found
 

@@ -1,0 +1,29 @@
+"""Whether this program runs from a checkout or was installed, and the commands that messages name in either case."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout, or the folder of installed packages."""
+CHECKOUT = ROOT if all((ROOT / part).is_file() for part in ("scripts/image", "compose/base.yaml")) else None
+"""The checkout that this program runs from; None if it was installed, and in our images."""
+
+# In a container nobody knows what is on its host, and most of our containers are started in a checkout.
+_MAKE = CHECKOUT is not None or "DRIVETRAIN_IMAGE" in os.environ
+SETUP = "make setup" if _MAKE else "pip install 'drivetrain[train,text,tables]'"
+"""Installs torch and all that training needs into the local environment."""
+HOST = "make setup" if _MAKE else "pip install 'drivetrain[host]'"
+"""Installs what starts containers."""
+ENGINE = "make engine" if _MAKE else "install Docker Engine or Docker Desktop (docs.docker.com/get-docker)"
+"""Installs a Docker engine."""
+TRAIN_CPU = "make train-cpu" if _MAKE else "drivetrain launch JOB"
+"""Trains on the CPU in a container."""
+TRAIN_GPU = "make train-gpu" if _MAKE else "drivetrain launch JOB --device gpu"
+"""Trains on the GPU in a container."""
+
+
+def stop(container: str) -> str:
+    """The command that stops a container after it has saved a checkpoint."""
+    return "make stop" if _MAKE else f"docker stop -t 60 {container}"

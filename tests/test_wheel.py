@@ -1,0 +1,99 @@
+"""The wheel in an empty folder, without the checkout beside it: light commands, native training, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests import installed
+from tests.paths import ROOT
+
+NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed.built(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def light(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`pip install drivetrain[host]`: no torch."""
+    return installed.environment(tmp_path_factory.mktemp("light") / "venv", wheel, torch=False)
+
+
+@pytest.fixture(scope="module")
+def full(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with torch."""
+    return installed.environment(tmp_path_factory.mktemp("full") / "venv", wheel, torch=True)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A small table in an otherwise empty folder."""
+    rows = [f"{i % 7},{i % 3},{'yes' if i % 7 > 3 else 'no'}" for i in range(60)]
+    (tmp_path / "visits.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
+    return tmp_path
+
+
+def test_the_compose_files_travel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as file:
+        for path in (ROOT / "compose").glob("*.yaml"):
+            assert file.read(f"runtime/launch/compose/{path.name}") == path.read_bytes()
+        tops = {name.split("/")[0] for name in file.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"runtime"}
+
+
+def test_train_and_predict(full: Path, table: Path) -> None:
+    """From data to predictions; a user's file named as a module of Python's changes nothing."""
+    (table / "types.py").write_text("raise SystemExit('the wrong types')\n")
+    drafted = installed.call(full, "init", "visits.csv", folder=table)
+    assert drafted.returncode == 0, drafted.stderr
+    for words in (["validate"], ["plan"], ["train", "--set", "train.epochs=1", "--set", "optimize.measure=off"]):
+        done = installed.call(full, words[0], "visits.yaml", *words[1:], folder=table)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (table / "runs" / "visits-001" / "report.html").is_file()
+    found = installed.call(full, "predict", "visits-001", "visits.csv", folder=table)
+    assert found.returncode == 0, found.stderr
+    assert len(found.stdout.splitlines()) == 61
+
+
+def test_the_light_commands(light: Path, table: Path) -> None:
+    (table / "job.yaml").write_text(
+        "name: visits\ntask: tabular-classification\ndata: {train: visits.csv, target: label}\n"
+    )
+    assert installed.call(light, "validate", "job.yaml", folder=table).stdout.startswith("job.yaml: valid")
+    assert json.loads(installed.call(light, "facts", "--json", folder=table).stdout)["torch"] is None
+    assert "cpu_threads" in installed.call(light, "plan", "job.yaml", folder=table).stdout
+    doctor = installed.call(light, "doctor", folder=table, **NO_ENGINE)
+    assert doctor.returncode in (0, 1), doctor.stderr
+    assert "make " not in doctor.stdout
+    assert not (table / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["launch", "train"])
+def test_neither_torch_nor_an_engine(light: Path, table: Path, command: str) -> None:
+    """The program cannot install torch by itself, as a checkout does."""
+    (table / "job.yaml").write_text(
+        "name: visits\ntask: tabular-classification\ndata: {train: visits.csv, target: label}\n"
+    )
+    done = installed.call(light, command, "job.yaml", folder=table, **NO_ENGINE)
+    assert done.returncode == 9
+    assert done.stderr.splitlines() == [
+        "torch is not installed here, and no Docker engine answers",
+        "  possible: torch in the local environment, or an engine",
+        "  do:       `pip install 'drivetrain[train,text,tables]'`, or install Docker Engine or Docker Desktop "
+        "(docs.docker.com/get-docker)",
+    ]
+
+
+def test_prediction_without_torch_and_engine(light: Path, table: Path) -> None:
+    shutil.copytree(table, table / "run")
+    done = installed.call(light, "predict", "run", "visits.csv", folder=table, **NO_ENGINE)
+    assert done.returncode == 9
+    assert "pip install" in done.stderr
+    assert "make " not in done.stderr
