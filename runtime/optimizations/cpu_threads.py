@@ -36,7 +36,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(
             threads, f"the CPU quota of {cpu.quota:g}, rounded down, at least 1; the host has {cpu.host} CPUs"
         )
-    return Choice(threads, f"all {threads} CPUs available to this process")
+    reason = "the one CPU" if threads == 1 else f"all {threads} CPUs"
+    return Choice(threads, f"{reason} available to this process")
 
 
 def threads_of(hardware: Hardware) -> int:

@@ -24,4 +24,6 @@ def console(file: IO[str] | None = None) -> Console:
 
 def live_terminal() -> bool:
     """Whether stdout is a terminal that can be painted on."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    # A notebook gives its `!commands` a terminal, and then shows what they print, codes that move the cursor included.
+    notebook = "JPY_PARENT_PID" in os.environ
+    return sys.stdout.isatty() and not (os.environ.get("NO_COLOR") or notebook) and os.environ.get("TERM") != "dumb"

@@ -101,4 +101,5 @@ def first_line(run: Run, hardware: Hardware) -> str:
     limit = f"limit {format_bytes(hardware.memory.limit)}" if hardware.memory.limit else "no memory limit"
     device = hardware.gpu.name if hardware.gpu else "cpu"
     kernels = "cuDNN" if hardware.gpu else f"oneDNN {instructions}"
-    return f"{device}: {values['cpu_threads']} threads, {values['precision']}, {kernels}, {openmp}, {limit}"
+    threads = f"{values['cpu_threads']} thread{'' if values['cpu_threads'] == 1 else 's'}"
+    return f"{device}: {threads}, {values['precision']}, {kernels}, {openmp}, {limit}"

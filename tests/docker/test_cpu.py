@@ -191,7 +191,7 @@ def test_a_quota_gives_one_thread_and_is_recorded(container: Run, tmp_path: Path
     options = ("--cpus=0.5", "-v", f"{ROOT}/jobs:/workspace/jobs:ro", "-v", f"{tmp_path}:/workspace/runs")
     done = container("train", "jobs/digits.yaml", "--set", "train.epochs=1", "--set", "name=quota", options=options)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "cpu: 1 threads, fp32, oneDNN" in done.stdout
+    assert "cpu: 1 thread, fp32, oneDNN" in done.stdout
     assert "libiomp5" in done.stdout
     rows = [json.loads(line) for line in (tmp_path / "quota-001" / "telemetry.jsonl").read_text().splitlines()]
     held = [row["throttled_seconds"] for row in rows]

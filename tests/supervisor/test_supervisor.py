@@ -81,7 +81,7 @@ def test_a_run_folder_is_complete_and_the_next_run_is_numbered(job: Path) -> Non
         "result.json",
         "state.json",
     }
-    assert "cpu: 1 threads, fp32, oneDNN" in done.stdout
+    assert "cpu: 1 thread, fp32, oneDNN" in done.stdout
     assert "\x1b" not in done.stdout
     assert not done.stderr
     seen = json.loads((run / "plan.json").read_text())["seen"]
