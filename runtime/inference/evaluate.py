@@ -194,7 +194,7 @@ def _show(source: str, metrics: Mapping[str, float], counts: list[Confusion]) ->
 
 
 def _write(folder: Path, data: dict[str, object], counts: list[Confusion]) -> None:
-    from runtime.report.render import png
+    from runtime.tracking import confusion_image
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,8 @@ def _write(folder: Path, data: dict[str, object], counts: list[Confusion]) -> No
         for confusion in counts:
             stem = folder / (f"confusion-{_safe(confusion.head)}" if confusion.head else "confusion")
             _table(confusion, stem.with_name(f"{stem.name}.csv"))
-            png.confusion(confusion, stem.with_name(f"{stem.name}.png"))
+            image = confusion_image.draw(confusion.classes, confusion.matrix)
+            stem.with_name(f"{stem.name}.png").write_bytes(image.png)
     except OSError as error:
         raise storage_error(folder, error) from None
 

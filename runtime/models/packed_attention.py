@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from runtime.data.text import length_buckets
 from runtime.data.to_device import onto
+from runtime.system import torch_settings
 
 NAME = "drivetrain_packed"
 """Name of the attention function in transformers' registry."""
@@ -93,7 +94,7 @@ def _attend_by(config: Any) -> None:
 
         AttentionInterface.register(NAME, attend)
         AttentionMaskInterface.register(NAME, sdpa_mask)
-        config._attn_implementation = NAME
+        torch_settings.use_attention_function(config, NAME)
 
 
 def attend(

@@ -20,6 +20,9 @@ NEW = hasattr(torch._C, "_set_fp32_precision_setter")
 _LEVELS = tuple((backend, "all") for backend in ("generic", "cuda", "mkldnn"))
 _KERNELS = tuple((backend, kind) for backend in ("cuda", "mkldnn") for kind in ("matmul", "conv", "rnn"))
 
+_REPLACED: list[tuple[Any, str]] = []
+"""Configurations of transformers with another attention function, and the name of the one before."""
+
 
 @dataclass(frozen=True)
 class Switch:
@@ -78,6 +81,13 @@ def attention_kernels() -> tuple[bool, bool, bool]:
     return flash, efficient, cudnn
 
 
+def use_attention_function(config: Any, name: str) -> None:
+    """Have an encoder of transformers attend by this function of the library's registry; `kept` takes it back."""
+    if config._attn_implementation != name:
+        _REPLACED.append((config, config._attn_implementation))
+        config._attn_implementation = name
+
+
 def flushes_denormals() -> bool:
     """Whether a denormal number times one is zero."""
     return bool((torch.full((1,), 1e-40, dtype=torch.float32) * 1.0).item() == 0.0)
@@ -108,11 +118,14 @@ def state() -> dict[str, Any]:
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
     """Restore all switches afterwards."""
-    before = state()
+    before, replaced = state(), len(_REPLACED)
     try:
         yield
     finally:
         _restore(before)
+        while len(_REPLACED) > replaced:
+            config, name = _REPLACED.pop()
+            config._attn_implementation = name
 
 
 @contextlib.contextmanager

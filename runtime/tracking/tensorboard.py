@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import queue
 import threading
@@ -9,7 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 FLUSH_EVERY = 2.0
 """Seconds until a written event must be on disk."""
@@ -24,6 +28,13 @@ class PngImage:
     png: bytes
     width: int
     height: int
+
+    @classmethod
+    def of(cls, image: Image.Image) -> PngImage:
+        """Encode an image of Pillow."""
+        data = io.BytesIO()
+        image.save(data, "png")
+        return cls(data.getvalue(), *image.size)
 
 
 Shown = float | str | Callable[[], PngImage]

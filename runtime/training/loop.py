@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 from runtime.data.dataset import Batch
 from runtime.errors import Stopped
-from runtime.tracking import tensorboard_images
+from runtime.tracking import confusion_image
 from runtime.training import agreement
 from runtime.training.agreement import HalfUpdated
 from runtime.training.checkpoints import run_state
@@ -179,7 +179,7 @@ def _record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: di
         best = run.watch.update(run.last, counters.step, counters.epoch)
         assert run.metrics is not None
         run.metrics.write(counters.step, counters.epoch, run.last)
-        run.metrics.board.put(counters.step, tensorboard_images.confusions(confusion))
+        run.metrics.board.put(counters.step, confusion_image.pictures(confusion))
         if best:
             saver.best({"metrics": run.last, "confusion": confusion})
         progress.evaluation(run, best)

@@ -12,6 +12,7 @@ from torch.nn import functional
 from runtime.models import packed_attention, packing_trial, recompute
 from runtime.models.fast_dropout import DropoutFromBits
 from runtime.models.networks import text_encoder
+from runtime.system import torch_settings
 from tests import reports
 
 LENGTHS = [3, 40, 7, 7, 1, 25]
@@ -46,6 +47,15 @@ def learned(made: nn.Module, call: Any, given: tuple[Tensor, Tensor]) -> tuple[T
 def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], off: float = 1e-5) -> None:
     for ours, theirs in zip(one, other, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=off, atol=off * float(theirs.abs().max()))
+
+
+def test_a_host_program_gets_the_attention_of_its_encoder_back() -> None:
+    made, given = network(), batch()
+    before = made.encoder.config._attn_implementation
+    with torch_settings.kept():
+        learned(made, made.packed, given)
+        assert made.encoder.config._attn_implementation == packed_attention.NAME != before
+    assert made.encoder.config._attn_implementation == before
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])

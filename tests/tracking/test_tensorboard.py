@@ -15,7 +15,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from runtime.errors import StorageError
-from runtime.tracking import tensorboard_images
+from runtime.tracking import confusion_image, tensorboard_images
 from runtime.tracking.metrics_log import MetricsLog
 from runtime.tracking.monitor import Monitor
 from runtime.tracking.tensorboard import TensorBoardWriter
@@ -150,7 +150,7 @@ def test_images_come_back_in_their_colours(channels: int) -> None:
 def test_a_confusion_is_drawn_for_few_classes_and_many(classes: int) -> None:
     names = [f"a class with a long name {i}" for i in range(classes)]
     matrix = [[9 * (i == j) + (j == 0) for j in range(classes)] for i in range(classes)]
-    drawn = tensorboard_images.confusion(names, matrix)
+    drawn = confusion_image.draw(names, matrix)
     sheet = Image.open(io.BytesIO(drawn.png))
     assert sheet.size == (drawn.width, drawn.height)
     assert max(sheet.size) < 2100

@@ -1,4 +1,4 @@
-"""Draws PNG files: confusion matrix, learning-rate test, memory profile and ablation."""
+"""Draws PNG files: learning-rate test, memory profile and ablation."""
 
 from __future__ import annotations
 
@@ -9,48 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime.report.confusion import Confusion
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _RATIOS = (0.1, 0.2, 0.33, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)
 NEXT = 0.085
 """Share of an axis that a tick label needs, with some space."""
-FEW = 30
-"""Up to this many classes, every cell shows its count and every class its name."""
-
-
-def confusion(counts: Confusion, path: Path) -> None:
-    """Draw a confusion matrix; the color is the share among the row's samples, so rare classes are visible, too.
-
-    Raises:
-        OSError: if the file cannot be written.
-    """
-    size = len(counts.classes)
-    side = min(16.0, 3.2 + 0.45 * size)
-    figure = _figure(side + 0.8, side)
-    axes = figure.add_subplot()
-    shares = [[count / (sum(row) or 1) for count in row] for row in counts.matrix]
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    figure.colorbar(image, ax=axes, fraction=0.046, label="share of the true class")
-    axes.set(xlabel="predicted class", ylabel="true class", title=f"{counts.hits:,} of {counts.total:,} correct")
-    if size <= FEW:
-        axes.set_xticks(range(size), counts.classes, rotation=45, ha="right", parse_math=False)
-        axes.set_yticks(range(size), counts.classes, parse_math=False)
-        for i, row in enumerate(counts.matrix):
-            for j, count in enumerate(row):
-                if count:
-                    axes.text(
-                        j,
-                        i,
-                        f"{count:,}",
-                        ha="center",
-                        va="center",
-                        fontsize=8,
-                        color="white" if shares[i][j] > 0.5 else "black",
-                    )
-    _save(figure, path)
 
 
 def rates(
