@@ -13,6 +13,7 @@ import pytest
 
 from runtime.launch import follow_container
 from runtime.launch.project import PROJECT
+from tests.hardware.test_nvidia import GIB
 
 LOG = [
     b"plan for digits\n",
@@ -124,3 +125,43 @@ def test_a_killed_trainer_is_explained(tmp_path: Path) -> None:
         in done.stderr
     )
     assert "run the same command again; it resumes from the last checkpoint" in done.stderr
+
+
+class Ended:
+    """A container that has ended, as the engine's client shows it."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.attrs = {"State": {"OOMKilled": False}, "HostConfig": {"Memory": GIB}}
+
+    def logs(self, **_: object) -> list[bytes]:
+        return [b"epoch 1\n"]
+
+    def wait(self) -> dict[str, int]:
+        return {"StatusCode": self.code}
+
+    def reload(self) -> None:
+        pass
+
+    def kill(self, signal: str) -> None:
+        raise AssertionError(signal)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_is_forwarded_under_its_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Ctrl-C was told as SIGTERM; a container that has just ended is no error."""
+    import docker
+
+    handlers: dict[int, Any] = {}
+    sent: list[str] = []
+    ended = Ended(0)
+    monkeypatch.setattr(follow_container.signal, "signal", handlers.__setitem__)
+    follow_container.follow(ended)
+
+    def kill(signal: str) -> None:
+        sent.append(signal)
+        raise docker.errors.APIError("it is not running")
+
+    monkeypatch.setattr(ended, "kill", kill)
+    handlers[getattr(signal, name)](getattr(signal, name), None)
+    assert sent == [name]

@@ -1,0 +1,171 @@
+"""The specs that `drivetrain init` drafts for tables, texts and arrays."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from runtime.data.survey import table_sample
+from tests.cli.drafted import beginning, made, refused, table
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def test_a_spanish_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """Semicolons and Latin-1 are refused with the commands that convert them; then it goes on."""
+    rows = [[f"Avería número {i} en el tren de laminación", ("eléctrica", "mecánica")[i % 2]] for i in range(40)]
+    path = table("averías de año.csv", ["descripción", "clase"], rows, encoding="latin-1", delimiter=";")
+    error = refused(capsys, path)
+    assert "iconv -f LATIN1 -t UTF-8" in error
+    path.write_text(path.read_text("latin-1"), "utf-8")
+    error = refused(capsys, path)
+    assert "separated by semicolons" in error
+    subprocess.run(error.split("convert it: ")[1].split("; numbers")[0], shell=True, check=True)
+    job = made("averías de año-commas.csv")
+    assert (job.name, job.task) == ("averias-de-ano-commas", "text-classification")
+    assert (beginning(job)["text"], list(beginning(job)["labels"])) == ("descripción", ["clase"])
+
+
+def test_an_id_and_a_date_are_ignored() -> None:
+    drawn = random.Random(0)
+    rows = [
+        [
+            f"K-{i:04}",
+            f"2026-{drawn.randint(1, 12):02}-{drawn.randint(1, 28):02}",
+            i * 7919 % 10007,
+            drawn.random(),
+            drawn.choice(["Acme", "Bolt"]),
+            drawn.choice(["yes", "no"]),
+        ]
+        for i in range(300)
+    ]
+    job = made(table("customers.csv", ["code", "since", "customer_id", "load", "maker", "left"], rows))
+    assert job.task == "tabular-classification"
+    data = beginning(job)
+    assert (data["ignore"], data["target"]) == (("code", "since", "customer_id"), ("left",))
+    text = Path("customers.yaml").read_text()
+    assert "since (a date), customer_id (an identifier)" in text
+    assert "other candidates: load, maker" in text
+
+
+def test_a_number_to_predict() -> None:
+    rows = [[i % 7, i * 0.37 % 5, 100 + i * 1.13 % 17] for i in range(200)]
+    job = made(table("houses.csv", ["rooms", "age", "price"], rows))
+    assert (job.task, beginning(job)["target"]) == ("tabular-regression", ("price",))
+    assert made("houses.csv", "--target", "age", "--output", "age.yaml").task == "tabular-regression"
+    rooms = made("houses.csv", "--target", "rooms", "--task", "tabular-regression", "--output", "rooms.yaml")
+    assert rooms.task == "tabular-regression"
+    assert made("houses.csv", "--target", "rooms", "--output", "classes.yaml").task == "tabular-classification"
+
+
+def test_several_labels_and_several_numbers() -> None:
+    rows = [[i * 0.37 % 5, i % 2, i // 2 % 2, i * 0.11 % 3] for i in range(100)]
+    table("rows.csv", ["a", "hot", "wet", "b"], rows)
+    labels = made("rows.csv", "--target", "hot", "--target", "wet")
+    assert (labels.task, beginning(labels)["target"]) == ("tabular-classification", ("hot", "wet"))
+    numbers = made("rows.csv", "--target", "a", "--target", "b", "--output", "numbers.yaml")
+    assert numbers.task == "tabular-regression"
+
+
+def test_rows_without_a_target_and_spoilt_numbers() -> None:
+    rows = [["?" if i == 7 else i * 0.5, i * 0.37 % 5, "" if i % 10 == 0 else ("a", "b")[i % 2]] for i in range(200)]
+    data = beginning(made(table("rows.csv", ["size", "age", "target"], rows)))
+    assert data["numeric"] == ("size",)
+    assert 0.1 < data["bad_samples"] < 0.2
+
+
+def test_json_lines_of_texts() -> None:
+    rows = [
+        {"said": f"this is text number {i} of many", "feeling": ("good", "bad")[i % 2], "stars": i % 5}
+        for i in range(60)
+    ]
+    Path("said.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    job = made("said.jsonl")
+    assert (job.task, list(beginning(job)["labels"])) == ("text-classification", ["feeling", "stars"])
+    assert "one output for each of feeling, stars" in Path("said.yaml").read_text()
+    job = made("said.jsonl", "--task", "tabular-classification", "--output", "rows.yaml")
+    assert beginning(job)["ignore"] == ("said",)
+
+
+def test_a_name_is_no_text_to_learn_from() -> None:
+    header = ["PassengerId", "Survived", "Pclass", "Name", "Sex", "Age", "SibSp", "Ticket", "Fare", "Embarked"]
+    drawn = random.Random(0)
+    rows = [
+        [
+            *(i + 1, drawn.randint(0, 1), drawn.randint(1, 3), f"Person, Mr. Nr {i} of Many", drawn.choice("mf")),
+            *(
+                drawn.choice(["", drawn.randint(1, 80)]),
+                drawn.randint(0, 5),
+                f"A{i * 7}",
+                drawn.random(),
+                drawn.choice("SC"),
+            ),
+        ]
+        for i in range(300)
+    ]
+    job = made(table("titanic.csv", header, rows))
+    assert (job.task, beginning(job)["target"]) == ("tabular-classification", ("Survived",))
+    assert beginning(job)["ignore"] == ("PassengerId", "Name", "Ticket")
+    assert "to train on them: --task text-classification" in Path("titanic.yaml").read_text()
+
+
+def test_numbers_with_decimal_commas_are_not_taken_for_categories(capsys: pytest.CaptureFixture[str]) -> None:
+    path = table("rows.csv", ["load", "kind"], [[f"{i % 9},5", "ab"[i % 2]] for i in range(40)])
+    assert "load (numbers with decimal commas; use decimal points)" in refused(capsys, path)
+
+
+def test_rows_with_dates_that_may_be_a_series() -> None:
+    rows = [[f"2026-{1 + i // 28:02}-{1 + i % 28:02}", i * 0.37 % 5, i * 7 % 11 % 2] for i in range(200)]
+    assert made(table("days.csv", ["day", "sales", "promo"], rows)).task == "tabular-classification"
+    assert "to train on windows over day: --task series-regression --target COLUMN" in Path("days.yaml").read_text()
+    job = made("days.csv", "--task", "series-regression", "--target", "sales", "--output", "sales.yaml")
+    assert (beginning(job)["time"], beginning(job)["label"]) == ("day", ("sales",))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "task"),
+    [
+        ({"images": (np.uint8, 20, 12, 12, 3), "labels": 2}, "image-classification"),
+        ({"x": (np.float32, 20, 16, 3), "y": 3}, "series-classification"),
+        ({"x": (np.float64, 20, 2), "y": np.linspace(0, 1, 20)}, "series-regression"),
+        ({"x": (np.float32, 20, 16, 3), "y": np.zeros((20, 2)) + np.arange(20)[:, None]}, "series-regression"),
+        ({"x": (np.float32, 20, 8, 8, 3), "y": 3}, ""),
+        ({"data": (np.float32, 20, 16, 3)}, ""),
+        ({"images": (np.uint8, 20, 12, 12, 3), "labels": 1}, ""),
+    ],
+)
+def test_arrays(arrays: dict[str, Any], task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def array(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return np.zeros(value[1:], value[0])
+        return np.arange(20) % value if isinstance(value, int) else value
+
+    np.savez("arrays.npz", **{name: array(value) for name, value in arrays.items()})
+    if task:
+        assert made("arrays.npz").task == task
+    else:
+        refused(capsys, "arrays.npz")
+
+
+def test_a_large_table_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [[i * 0.37 % 5, "abc"[i // 10_000]] for i in range(30_000)]
+    table("large.csv", ["load", "class"], rows)
+    parquet.write_table(
+        pyarrow.table(dict(zip(("load", "class"), zip(*rows, strict=True), strict=True))), "large.parquet"
+    )
+    Path("large.jsonl").write_text("\n".join(json.dumps({"load": a, "class": b}) for a, b in rows))
+    monkeypatch.setattr(table_sample, "WHOLE", 1000)
+    for kind, least, most in (("csv", 25_000, 35_000), ("parquet", 30_000, 30_000), ("jsonl", 25_000, 35_000)):
+        sample = table_sample.read(Path(f"large.{kind}"))
+        assert (len(sample.table), sample.complete) == (5000, False)
+        assert least <= sample.rows <= most
+        # The first rows are of one class; the name of the column is enough.
+        assert made(f"large.{kind}", "--output", f"{kind}.yaml").task == "tabular-classification"

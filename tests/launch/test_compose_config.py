@@ -1,0 +1,152 @@
+"""What compose makes of our files: overlays, GPUs, networks, names and tags."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.launch import project
+from tests.hardware.test_nvidia import GIB
+from tests.paths import ROOT
+
+
+@pytest.mark.parametrize("word", ["cpu", "ampere", "legacy"])
+def test_an_overlay_holds_only_the_difference(word: str) -> None:
+    if shutil.which("docker") is None:
+        pytest.skip("no docker client is installed: `make engine`")
+    gpu = {
+        "DRIVETRAIN_GPU_CPUS": "15",
+        "DRIVETRAIN_GPU_MEMORY": "8g",
+        "DRIVETRAIN_TAG": "mine",
+        "HOME": "/tmp",
+        "PATH": "/usr/bin:/bin:/usr/local/bin",
+    }
+    files = ["--file", "compose/base.yaml", "--file", f"compose/{word}.yaml"]
+    done = subprocess.run(
+        [
+            "docker",
+            "compose",
+            "--env-file",
+            "/dev/null",
+            "--project-directory",
+            ".",
+            *files,
+            "config",
+            "--format",
+            "json",
+        ],
+        cwd=ROOT,
+        env=gpu,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    services = json.loads(done.stdout)["services"]
+    trainer, resources = services["trainer"], services["trainer"]["deploy"]["resources"]
+    assert {service["image"] for service in services.values()} == {f"localhost/drivetrain/{word}:mine"}
+    assert (trainer["cap_drop"], trainer["read_only"], trainer["init"]) == (["ALL"], True, True)
+    devices = resources["reservations"].get("devices", [])
+    if word == "cpu":
+        assert devices == []
+        return
+    assert devices == [{"capabilities": ["gpu"], "driver": "nvidia", "device_ids": ["all"]}]
+    assert (resources["limits"]["cpus"], resources["limits"]["memory"]) == (15, str(8 * GIB))
+    assert resources["limits"]["pids"] >= 1024
+    assert trainer["memswap_limit"] == str(8 * GIB)
+    assert "deploy" not in services["prepare"]
+
+
+def test_no_gpu_by_default() -> None:
+    text = (ROOT / "compose.yaml").read_text() + (ROOT / "compose/base.yaml").read_text()
+    assert not [word for word in ("ampere", "legacy", "nvidia", "devices") if word in text]
+
+
+def test_no_network_is_made(tmp_path: Path) -> None:
+    """An engine has room for about thirty; a job has none, or the engine's own."""
+    if shutil.which("docker") is None:
+        pytest.skip("no docker client is installed: `make engine`")
+    for given, expected in ((None, "none"), ("bridge", "bridge")):
+        services, networks = configured({"DRIVETRAIN_NETWORK": given} if given else {})
+        assert services["trainer"]["network_mode"] == expected
+        assert networks == {}
+
+
+def configured(environment: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What compose makes of the files of the CPU's image for the trainer."""
+    files = ["--file", "compose/base.yaml", "--file", "compose/cpu.yaml"]
+    done = subprocess.run(
+        [
+            "docker",
+            "compose",
+            "-p",
+            "a",
+            "--env-file",
+            "/dev/null",
+            "--project-directory",
+            ".",
+            *files,
+            "config",
+            "--format",
+            "json",
+        ],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "HOME": "/tmp", "DRIVETRAIN_TAG": "mine", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    return found["services"], {name: value for name, value in found.get("networks", {}).items() if value}
+
+
+@pytest.mark.parametrize("word", ["cpu", "ampere", "legacy"])
+def test_no_registry_is_asked_for_our_images(word: str) -> None:
+    """`drivetrain/cpu` belongs to whoever registers that name; `localhost/` is this machine, and nothing is pulled."""
+    text = (ROOT / "compose" / f"{word}.yaml").read_text()
+    assert f'image: "localhost/drivetrain/{word}:' in text
+    assert project.image(word).startswith("localhost/")
+    assert "pull_policy: never" in text
+    if not (ROOT / ".git").exists():
+        return
+    tracked = subprocess.run(
+        ["git", "grep", "-nE", r"(^|[^a-z./-])drivetrain/(cpu|ampere|legacy|base|\$|\{)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.splitlines()
+    allowed = (
+        "docker/sbom.py",
+        "scripts/env",
+        "tests/launch/test_compose_config.py",
+    )  # no image, what was once, and this line
+    assert [line for line in tracked if not line.startswith(allowed)] == []
+
+
+def test_containers_are_named_by_user_and_checkout(tmp_path: Path) -> None:
+    """Two users in folders of the same name, and two checkouts of one user, took each other's containers."""
+    names = {project.name(tmp_path / folder, uid) for folder in ("a", "b") for uid in (1000, 1001)}
+    assert len(names) == 4
+    assert all(re.fullmatch(r"drivetrain-[0-9a-f]{8}", name) for name in names)
+    done = subprocess.run([ROOT / "scripts" / "project-name"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == project.name()
+
+
+def test_images_are_tagged_by_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All checkouts shared `latest`: each trained with the code of the image that was built last."""
+    monkeypatch.delenv(project.TAG, raising=False)
+    assert project.tag(tmp_path / "a") != project.tag(tmp_path / "b")
+    line = [ROOT / "scripts" / "image-name", "ampere"]
+    for given in ("", "mine"):
+        monkeypatch.setenv(project.TAG, given)
+        done = subprocess.run(line, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == project.image("ampere")
+    assert project.image("cpu") == "localhost/drivetrain/cpu:mine"

@@ -1,0 +1,69 @@
+"""The share of the host that a container gets, and whose files it writes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtime.launch import container_limits
+from tests.hardware.test_nvidia import GIB
+from tests.launch.specs import HOST, job
+
+
+@pytest.mark.parametrize(
+    ("limits", "gpu", "expected"),
+    [
+        ("{}", False, {"DRIVETRAIN_CPUS": "2"}),
+        ("{cpus: 64}", False, {"DRIVETRAIN_CPUS": "16"}),
+        (
+            "{memory: 512m, shm: 1g}",
+            False,
+            {
+                "DRIVETRAIN_CPUS": "2",
+                "DRIVETRAIN_MEMORY": "512m",
+                "DRIVETRAIN_RESERVATION": str(512 << 20),
+                "DRIVETRAIN_SHM": "1g",
+            },
+        ),
+        (
+            "{}",
+            True,
+            {"DRIVETRAIN_GPU_CPUS": "15", "DRIVETRAIN_GPU_MEMORY": f"{62 * 1024}m", "DRIVETRAIN_RESERVATION": str(GIB)},
+        ),
+        (
+            "{cpus: 4, memory: 8g}",
+            True,
+            {"DRIVETRAIN_GPU_CPUS": "4", "DRIVETRAIN_GPU_MEMORY": "8g", "DRIVETRAIN_RESERVATION": str(GIB)},
+        ),
+    ],
+)
+def test_the_share_of_the_host(limits: str, gpu: bool, expected: dict[str, str]) -> None:
+    assert container_limits.variables(HOST, job(limits), gpu=gpu) == expected
+
+
+def test_a_small_host_keeps_half_of_its_memory_and_its_only_cpu_is_shared() -> None:
+    assert container_limits.variables({"NCPU": 1, "MemTotal": 3 * GIB}, job(), gpu=True) == {
+        "DRIVETRAIN_GPU_CPUS": "1",
+        "DRIVETRAIN_GPU_MEMORY": "1536m",
+        "DRIVETRAIN_RESERVATION": str(GIB),
+    }
+
+
+def test_root_is_informed_once_about_the_owner_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(container_limits.os, "getuid", lambda: 0)
+    project: Any = SimpleNamespace(stat=lambda: SimpleNamespace(st_uid=0, st_gid=0))
+    monkeypatch.setattr(container_limits, "_has_runs_of", lambda uid, project: False)
+    container_limits.owner(project, tell=True)
+    assert "started by root" in capsys.readouterr().out
+    container_limits.owner(project)
+    assert capsys.readouterr().out == ""
+    monkeypatch.undo()
+    assert not container_limits._has_runs_of(os.getuid(), tmp_path)
+    (tmp_path / "runs" / "a-001").mkdir(parents=True)
+    assert container_limits._has_runs_of(os.getuid(), tmp_path)

@@ -1,0 +1,50 @@
+"""Why no Docker engine can be used, and what to do about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.cli import main
+from runtime.launch import container, docker_engine
+from tests.paths import ROOT
+
+
+@pytest.mark.parametrize(
+    ("words", "why", "cure"),
+    [
+        (
+            "Error while fetching server API version: ('Connection aborted.', PermissionError(13, 'Permission denied'))",
+            "one is running, but this user has no permission to use it",
+            "sudo usermod -aG docker $USER, then log in again",
+        ),
+        (
+            "('Connection aborted.', FileNotFoundError(2, 'No such file or directory'))",
+            "none is running",
+            "`make engine`",
+        ),
+        (
+            "('Connection aborted.', ConnectionRefusedError(111, 'Connection refused'))",
+            "none is listening",
+            "`make engine`",
+        ),
+    ],
+)
+def test_why_no_engine_can_be_used(words: str, why: str, cure: str) -> None:
+    assert docker_engine.absent(words) == docker_engine.EngineMissing(why, cure)
+
+
+def test_without_permission_the_advice_is_the_docker_group(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        docker_engine, "connect", lambda: docker_engine.absent("PermissionError(13, 'Permission denied')")
+    )
+    monkeypatch.setattr(container, "_native", lambda *_: 0)
+    assert main.main(["launch", str(ROOT / "jobs" / "digits.yaml")]) == 0
+    told = capsys.readouterr().out
+    assert (
+        "no Docker engine (one is running, but this user has no permission to use it); training without a container"
+        in told
+    )
+    assert "sudo usermod -aG docker $USER" in told
+    assert "make engine" not in told

@@ -1,0 +1,86 @@
+"""The NVIDIA container toolkit: what is missing, and the engine's messages about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import DeviceError, DrivetrainError
+from runtime.hardware import detect
+from runtime.launch import container, docker_engine, nvidia_toolkit
+from tests.hardware.test_nvidia import RTX, Nvml
+from tests.launch.specs import HOST
+from tests.paths import ROOT
+
+CONFIGURE = "sudo nvidia-ctk runtime configure --runtime=docker, then sudo systemctl restart docker"
+
+CDI = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]}
+
+
+@pytest.mark.parametrize(
+    ("info", "programs", "expected"),
+    [
+        ({"Runtimes": {"runc": {}, "nvidia": {}}}, (), nvidia_toolkit.Toolkit("nvidia", "all")),
+        ({"Runtimes": {"runc": {}}}, ("nvidia-container-runtime-hook",), nvidia_toolkit.Toolkit("nvidia", "all")),
+        (CDI, ("nvidia-ctk",), nvidia_toolkit.Toolkit("cdi", "nvidia.com/gpu=all")),
+        (
+            {"Runtimes": None, "DiscoveredDevices": None},
+            ("nvidia-ctk",),
+            "the NVIDIA container toolkit is installed, but the engine is not configured for it",
+        ),
+        ({"DiscoveredDevices": [{"ID": "example.com/net=0"}]}, (), "the NVIDIA container toolkit is missing"),
+    ],
+)
+def test_the_container_toolkit(
+    info: dict[str, Any], programs: tuple[str, ...], expected: nvidia_toolkit.Toolkit | str
+) -> None:
+    def which(name: str) -> str | None:
+        return f"/usr/bin/{name}" if name in programs else None
+
+    if isinstance(expected, nvidia_toolkit.Toolkit):
+        assert nvidia_toolkit.find(info, which) == expected
+        return
+    with pytest.raises(DeviceError) as caught:
+        nvidia_toolkit.find(info, which)
+    assert caught.value.given == f"the Docker engine cannot give a container a GPU: {expected}"
+    assert caught.value.action.endswith(CONFIGURE)
+    assert caught.value.exit_code == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (
+            'Error response from daemon: could not select device driver "nvidia" with capabilities: [[gpu]]',
+            "the Docker engine was started before the NVIDIA container toolkit was installed",
+        ),
+        (
+            "nvidia-container-cli: initialization error: nvml error: driver not loaded",
+            "the NVIDIA container toolkit could not provide the GPU:\nnvidia-container-cli: initialization error: nvml error",
+        ),
+    ],
+)
+def test_the_engines_messages_are_explained(words: str, given: str) -> None:
+    found = nvidia_toolkit.refused(words)
+    assert found is not None
+    assert found.given.startswith(given)
+
+
+def test_other_messages_are_left_to_the_engine() -> None:
+    assert nvidia_toolkit.refused("no space left on device") is None
+
+
+def test_a_missing_toolkit_ends_the_launch_with_9(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Engine:
+        def info(self) -> dict[str, Any]:
+            return {**HOST, "Runtimes": {"runc": {}}}
+
+    here = detect.detect(tmp_path, tmp_path, environ={}, mask={0}, nvml=Nvml([RTX], "580.95.05"))
+    monkeypatch.setattr(container, "detect", lambda runs: here)
+    monkeypatch.setattr(docker_engine, "connect", Engine)
+    monkeypatch.setattr(nvidia_toolkit.find, "__defaults__", (lambda name: None,))
+    with pytest.raises(DrivetrainError, match="the NVIDIA container toolkit is missing") as caught:
+        container.launch(container.LaunchRequest(ROOT / "jobs/digits.yaml", device="gpu"))
+    assert caught.value.exit_code == 9

@@ -1,0 +1,274 @@
+"""Jobs of every kind of data, and ways in which their files may change between two attempts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tests import own_job, reports
+from tests.trained import CASES, Case, image_folders, table, texts
+
+ARRAYS = """
+import numpy as np
+
+def load(path, plain=""):
+    found = np.load(path)
+    return (found["x"], found["y"]), (found["x"][:9], found["y"][:9])
+"""
+
+
+def manifest(folder: Path) -> None:
+    """Images that a table lists."""
+    image_folders(folder)
+    for part in ("train", "held"):
+        paths = sorted(path.relative_to(folder) for path in (folder / part).rglob("*.*"))
+        rows = "".join(f"{path},{path.parent.name}\n" for path in paths)
+        (folder / f"{part}.csv").write_text(f"path,label\n{rows}")
+
+
+def lines(folder: Path) -> None:
+    """The texts as JSON lines, with some rows for validation taken from the training file."""
+    texts(folder)
+    with (folder / "train.csv").open(newline="") as file:
+        rows = [json.dumps(row) for row in csv.DictReader(file)]
+    (folder / "train.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def parquet(folder: Path) -> None:
+    """The table as Parquet."""
+    from pyarrow import csv as tables
+    from pyarrow import parquet
+
+    table(folder)
+    parquet.write_table(tables.read_csv(folder / "train.csv"), folder / "train.parquet")
+
+
+def own(folder: Path) -> None:
+    """An .npz that the user's own function reads."""
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    np.savez(folder / "train.npz", x=x, y=(x.sum(1) > 0).astype(np.int64))
+    (folder / "my_data.py").write_text(ARRAYS)
+    (folder / "my_model.py").write_text(own_job.MODEL)
+
+
+TEXT = CASES["one text head"].text
+
+TABLE = CASES["table"].text
+
+JOBS = CASES | {
+    "manifest": Case(
+        manifest,
+        ".csv",
+        CASES["image folders"]
+        .text.replace("train: train", "train: train.csv")
+        .replace("validation: held", "validation: held.csv"),
+    ),
+    "json lines": Case(lines, ".jsonl", TEXT.replace("train.csv", "train.jsonl").replace("held.csv", "0.3")),
+    "parquet": Case(parquet, ".parquet", TABLE.replace("train.csv", "train.parquet").replace("held.csv", "0.3")),
+    "split table": Case(table, ".csv", TABLE.replace("held.csv", "0.3")),
+    "own": Case(
+        own,
+        ".npz",
+        "task: custom\ndata: {file: my_data.py, arguments: {path: PLACE/train.npz, plain: no file}}\n"
+        "model: {file: my_model.py}\n",
+    ),
+}
+
+KEPT = (
+    "run",
+    "train",
+    "held",
+    "job.yaml",
+    *(
+        f"{part}.{kind}"
+        for part in ("train", "held", "my_data", "my_model")
+        for kind in ("csv", "npz", "jsonl", "parquet", "py")
+    ),
+)
+"""All that a job's folder begins with."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to touch the files of a job."""
+
+    jobs: tuple[str, ...]
+    change: Callable[[Path], None]
+    named: str = ""
+    """The file that the refusal names; none if the run has to go on."""
+
+
+def edited(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
+    """Write a text file anew."""
+
+    def apply(folder: Path) -> None:
+        with (folder / name).open(newline="", encoding="utf-8") as file:
+            before = file.read()
+        after = change(before)
+        assert after != before
+        with (folder / name).open("w", newline="", encoding="utf-8") as file:
+            file.write(after)
+
+    return apply
+
+
+def shuffled(text: str) -> str:
+    head, *rows = text.splitlines(keepends=True)
+    return "".join([head, *reversed(rows)])
+
+
+def quoted(text: str) -> str:
+    rows = list(csv.reader(text.splitlines()))
+    return "\n".join(",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows) + "\n"
+
+
+def rearranged(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Callable[[Path], None]:
+    """Write the arrays of train.npz anew."""
+
+    def apply(folder: Path) -> None:
+        with np.load(folder / "train.npz") as file:
+            before = dict(file)
+        np.savez(folder / "train.npz", **change(before))
+
+    return apply
+
+
+def one_number(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    name = next(name for name in arrays if name not in ("y", "labels"))
+    arrays[name][3].flat[0] += 1
+    return arrays
+
+
+def pixels(folder: Path) -> None:
+    """Another picture in the same number of bytes, and with the old time."""
+    path = folder / "train" / "a" / "4.png"
+    before = path.stat()
+    with Image.open(path) as image:
+        size = image.size
+    Image.new("RGB", size, "red").save(path)
+    assert path.stat().st_size < before.st_size
+    with path.open("ab") as file:
+        file.write(b"\0" * (before.st_size - path.stat().st_size))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def swapped(folder: Path) -> None:
+    """Two files change their names, and keep all else."""
+    one, two = folder / "train" / "a" / "4.png", folder / "train" / "b" / "5.png"
+    one.rename(folder / "kept")
+    two.rename(one)
+    (folder / "kept").rename(two)
+
+
+def touched(folder: Path) -> None:
+    for path in folder.rglob("*.*"):
+        os.utime(path, (1, 1))
+
+
+def anew(folder: Path) -> None:
+    """Every file is written again with the same bytes."""
+    for path in folder.rglob("*.*"):
+        if "run" not in path.parts and path.is_file():
+            content = path.read_bytes()
+            path.unlink()
+            path.write_bytes(content)
+
+
+def parquet_edited(folder: Path) -> None:
+    from pyarrow import parquet
+
+    found = parquet.read_table(folder / "train.parquet")
+    kinds = ["p" if kind == "q" else kind for kind in found["kind"].to_pylist()]
+    index = found.column_names.index("kind")
+    parquet.write_table(found.set_column(index, "kind", [kinds]), folder / "train.parquet")
+
+
+CSV = ("texts", "one text head", "series", "table", "table labels", "table numbers", "split table")
+
+NPZ = ("image arrays", "series numbers", "own")
+
+FOLDERS = ("image folders", "manifest")
+
+FIRST = "train/a/0.jpg"
+
+WAYS = {
+    "copied": Way(tuple(JOBS), lambda folder: None),
+    "touched": Way(tuple(JOBS), touched),
+    "written again": Way(("texts", "image folders", "own"), anew),
+    "a cell": Way(
+        ("table", "split table"), edited("train.csv", lambda text: text.replace(",Lima,", ",Quito,", 1)), "train.csv"
+    ),
+    "a number": Way(
+        ("series", "table numbers"), edited("train.csv", lambda text: text.replace("\n2", "\n3", 1)), "train.csv"
+    ),
+    "a word": Way(
+        ("texts", "one text head"), edited("train.csv", lambda text: text.replace("motor", "rotor", 3)), "train.csv"
+    ),
+    "a category": Way(
+        ("table", "table labels", "split table"),
+        edited("train.csv", lambda text: text.replace("Lima", "Cusco")),
+        "train.csv",
+    ),
+    "a label": Way(
+        ("texts", "table", "split table"),
+        edited("train.csv", lambda text: text.replace(",y", ",w").replace(",q,", ",o,")),
+        "train.csv",
+    ),
+    "a row more": Way(CSV, edited("train.csv", lambda text: text + text.splitlines()[-1] + "\n"), "train.csv"),
+    "a row less": Way(CSV, edited("train.csv", lambda text: "".join(text.splitlines(keepends=True)[:-1])), "train.csv"),
+    "another order": Way((*CSV, "manifest"), edited("train.csv", shuffled), "train.csv"),
+    "another order of lines": Way(("json lines",), edited("train.jsonl", shuffled), "train.jsonl"),
+    "a label in a parquet": Way(("parquet",), parquet_edited, "train.parquet"),
+    "line ends": Way(CSV, edited("train.csv", lambda text: text.replace("\n", "\r\n")), "train.csv"),
+    "a mark of the encoding": Way(("texts", "table"), edited("train.csv", lambda text: "\ufeff" + text), "train.csv"),
+    "quotes": Way(("table", "series"), edited("train.csv", quoted), "train.csv"),
+    "validation": Way(
+        CSV[:-1], edited("held.csv", lambda text: "".join(text.splitlines(keepends=True)[:-1])), "held.csv"
+    ),
+    "no validation file": Way(("texts", "table"), lambda folder: (folder / "held.csv").unlink(), "held.csv"),
+    "a number of an array": Way(NPZ, rearranged(one_number), "train.npz"),
+    "arrays in another order": Way(NPZ, rearranged(lambda all: {k: v[::-1] for k, v in all.items()}), "train.npz"),
+    "shorter arrays": Way(NPZ, rearranged(lambda all: {k: v[:-1] for k, v in all.items()}), "train.npz"),
+    "other pixels": Way(FOLDERS, pixels, "train/a/4.png"),
+    "two images swapped": Way(FOLDERS, swapped, "train/a/4.png"),
+    "an image less": Way(FOLDERS, lambda folder: (folder / FIRST).unlink(), FIRST),
+    "an image more": Way(
+        FOLDERS[:1], lambda folder: shutil.copy(folder / FIRST, folder / "train/b/new.jpg"), "train/b/new.jpg"
+    ),
+    "a label of an image": Way(
+        FOLDERS[1:], edited("train.csv", lambda text: text.replace(",b\n", ",a\n", 1)), "train.csv"
+    ),
+    "a class renamed": Way(FOLDERS[:1], lambda folder: (folder / "train/a").rename(folder / "train/c"), "train/a"),
+    "a note among the images": Way(FOLDERS, lambda folder: (folder / "train/a/read.me").write_text("x")),
+}
+
+
+def other_words(path: Path) -> None:
+    """A tokenizer in which two words have changed their numbers."""
+    found = json.loads(path.read_text())
+    words = found["model"]["vocab"]
+    one, two = list(words)[60], list(words)[61]
+    words[one], words[two] = words[two], words[one]
+    path.write_text(json.dumps(found))
+
+
+def other_weights(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+PRETRAINED: dict[str, Callable[[Path], None]] = {
+    "tokenizer.json": other_words,
+    "config.json": lambda path: reports.edit(path, hidden_act="relu"),
+    "model.safetensors": other_weights,
+}
