@@ -104,8 +104,8 @@ schema: .venv/check ## write the JSON schema of the job file
 decisions: .venv/check ## write docs/decisions.md: the settings for all recorded machines
 	@$(python) -m docs.generate.decision_table jobs/digits.yaml tests/machines > docs/decisions.md
 
-readme: .venv/check ## write the plan into README.md
-	@$(python) -m docs.generate.readme_plan README.md
+readme: .venv/check ## write the plan into README.md and README.es.md
+	@for page in README.md README.es.md; do $(python) -m docs.generate.readme_plan $$page || exit; done
 
 reference: .venv/check ## write docs/spec.md and docs/optimizations.md
 	@for page in spec optimizations; do $(python) -m docs.generate.reference $$page > docs/$$page.md || exit; done

@@ -24,6 +24,7 @@ from tests.paths import ROOT
 
 PAGES = [
     ROOT / "README.md",
+    ROOT / "README.es.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "docker" / "README.md",
@@ -42,7 +43,11 @@ def commands() -> list[tuple[str, str]]:
     """(page, command) for everything that starts with `drivetrain` or `make`."""
     found = []
     for page in PAGES:
-        typed = [part.strip() for line in blocks(page) for part in re.split(r"&&|,(?= make)", line)]
+        typed = [
+            part.strip().removeprefix(".venv/bin/")
+            for line in blocks(page)
+            for part in re.split(r"&&|,(?= make)", line)
+        ]
         typed += SPAN.findall(page.read_text())
         found += [
             (page.name, line) for line in typed if line.startswith(("drivetrain ", "make ")) and "..." not in line

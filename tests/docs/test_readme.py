@@ -1,0 +1,87 @@
+"""The two first pages: short, true to pyproject.toml, and the Spanish one says the same as the English one."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from docs.generate import readme_plan
+from tests.paths import ROOT
+
+ENGLISH, SPANISH = ROOT / "README.md", ROOT / "README.es.md"
+PAGES = (ENGLISH, SPANISH)
+LINES = {".md": 140, ".es": 146}  # Spanish takes more words
+
+
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def typed(page: Path) -> list[str]:
+    """Lines to be typed, without their comments."""
+    lines = re.sub(r"```.*?```", "", text(page), flags=re.DOTALL).splitlines()
+    return [re.sub(r"\s+#.*", "", line.strip()) for line in lines if line.startswith("    ")]
+
+
+def rows(page: Path) -> list[list[str]]:
+    """The cells of all tables."""
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text(page).splitlines() if line[:1] == "|"
+    ]
+
+
+def links(page: Path) -> list[str]:
+    """Where its links and pictures lead, in order; each page links to the other one."""
+    found = re.findall(r"\]\(([^)]+)\)|(?:src|srcset)=\"([^\"]+)\"", text(page))
+    return sorted(one or other for one, other in found if not (one or other).startswith("README"))
+
+
+def code(page: Path) -> list[str]:
+    """Commands and names between backquotes."""
+    return sorted(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text(page), flags=re.DOTALL)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_it_is_short_and_shows_the_plan_that_is_printed(page: Path) -> None:
+    """`make readme` writes the plan."""
+    assert len(text(page).splitlines()) <= LINES[page.suffixes[0]]
+    assert readme_plan.renewed(text(page), ROOT) == text(page)
+
+
+def test_both_say_the_same_commands_tables_and_links() -> None:
+    assert typed(SPANISH) == typed(ENGLISH)
+    assert len(typed(ENGLISH)) > 8
+    assert [len(row) for row in rows(SPANISH)] == [len(row) for row in rows(ENGLISH)]
+    commands = [row[0] for row in rows(ENGLISH) if row[0].startswith("`")]
+    assert [row[0] for row in rows(SPANISH) if row[0].startswith("`")] == commands
+    assert links(SPANISH) == links(ENGLISH)
+    assert code(SPANISH) == code(ENGLISH)
+
+
+def test_the_figures_are_the_same_in_both() -> None:
+    """Numbers are written as `1.5` and `1,5`, dates and versions alike."""
+    figures = [
+        re.findall(r"\d+(?:[.,:-]\d+)*", re.sub(r"```.*?```", "", text(page), flags=re.DOTALL)) for page in PAGES
+    ]
+    assert sorted(figure.replace(",", ".") for figure in figures[1]) == sorted(f.replace(",", ".") for f in figures[0])
+
+
+def test_every_command_of_the_program_is_in_the_table() -> None:
+    from runtime.cli.arguments import parser
+
+    (choices,) = [action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    table = " ".join(row[0] for row in rows(ENGLISH))
+    assert choices
+    assert [name for name in choices if not re.search(rf"\b{name}\b", table)] == []
+
+
+def test_the_badges_are_true() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    least = project["requires-python"].removeprefix(">=")
+    for page in PAGES:
+        badges = re.findall(r"img\.shields\.io/badge/([^)]+)\)", text(page))
+        assert badges == [f"python-{least}%2B-blue", f"license-{project['license']}-blue"]
