@@ -9,10 +9,10 @@ from pathlib import Path
 
 from runtime.hardware.cgroup import CgroupLimits
 from runtime.hardware.facts import Cpu
-from runtime.hardware.kernel_file import parse_cpu_list, read_text
+from runtime.hardware.kernel_file import parse_cpu_list, parse_number, read_text
 
 # Only flags that decisions and reports use; the full list has a hundred entries.
-_FLAGS = (
+_X86 = (
     "avx",
     "avx2",
     "fma",
@@ -28,15 +28,20 @@ _FLAGS = (
     "amx_bf16",
     "amx_int8",
     "amx_fp16",
-    "asimd",
-    "asimdhp",
-    "asimddp",
-    "sve",
-    "sve2",
-    "bf16",
-    "svebf16",
-    "i8mm",
 )
+_ARM = ("asimd", "fphp", "asimdhp", "asimddp", "sve", "sve2", "bf16", "svebf16", "i8mm", "sme")
+_ARM_VENDORS = {"0x61": "Apple", "0xc0": "Ampere"}
+_ARM_MODELS = {
+    ("0x41", "0xd08"): "Cortex-A72",
+    ("0x41", "0xd0b"): "Cortex-A76",
+    ("0x41", "0xd0c"): "Neoverse-N1",
+    ("0x41", "0xd40"): "Neoverse-V1",
+    ("0x41", "0xd49"): "Neoverse-N2",
+    ("0x41", "0xd4f"): "Neoverse-V2",
+    ("0x61", "0x000"): "Apple silicon in a virtual machine",
+}
+_NEARLY = 0.75
+"""Cores from this share of the fastest one's capacity count as fast: some chips have one core that is a bit faster."""
 _CPUS = Path("sys/devices/system/cpu")
 _CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 # Flags that each level of oneDNN and torch adds; a cap at a level removes those of all higher levels.
@@ -57,7 +62,11 @@ _ATEN = {"AVX512": "AVX512_CORE_AMX_FP16", "AVX2": "AVX2", "DEFAULT": "SSE41"}
 
 
 def read_cpu(
-    root: Path, mask: Iterable[int] | None, limits: CgroupLimits, environ: Mapping[str, str] | None = None
+    root: Path,
+    mask: Iterable[int] | None,
+    limits: CgroupLimits,
+    environ: Mapping[str, str] | None = None,
+    machine: str | None = None,
 ) -> Cpu:
     """Read the processor below the file-system root `root`.
 
@@ -66,7 +75,9 @@ def read_cpu(
         mask: the CPUs that this process may run on; None asks the kernel.
         limits: the cgroups' limits.
         environ: environment variables, which may cap the instruction set.
+        machine: the architecture of this process; None asks Python.
     """
+    machine = machine or platform.machine()
     allowed = frozenset(os.sched_getaffinity(0) if mask is None else mask)
     first = _first_block(root)
     flags = set((first.get("flags") or first.get("Features") or "").split())
@@ -75,8 +86,8 @@ def read_cpu(
     return Cpu(
         model=_model(first),
         vendor=_vendor(first),
-        architecture=platform.machine(),
-        flags=tuple(flag for flag in _FLAGS if flag in flags - lost),
+        architecture=machine,
+        flags=tuple(flag for flag in (_ARM if machine == "aarch64" else _X86) if flag in flags - lost),
         host=host,
         affinity=len(allowed),
         cpuset=limits.cpuset,
@@ -84,6 +95,8 @@ def read_cpu(
         cores=_cores(root, allowed),
         budget=cpu_budget(len(allowed), limits.cpuset, limits.quota),
         capped=capped,
+        fast_cores=_fast_cores(root, allowed),
+        emulated=_emulated(first, machine),
     )
 
 
@@ -124,12 +137,21 @@ def _model(first: dict[str, str]) -> str:
     if name := first.get("model name"):
         return " ".join(name.split())
     if part := first.get("CPU part"):
-        return f"implementer {first.get('CPU implementer', '?')}, part {part}"
+        maker = first.get("CPU implementer", "?")
+        return _ARM_MODELS.get((maker, part)) or f"implementer {maker}, part {part}"
     return "unknown"
 
 
 def _vendor(first: dict[str, str]) -> str:
-    return first.get("vendor_id") or ("ARM" if "CPU implementer" in first else "unknown")
+    maker = first.get("CPU implementer")
+    return first.get("vendor_id") or (_ARM_VENDORS.get(maker, "ARM") if maker else "unknown")
+
+
+def _emulated(first: dict[str, str], machine: str) -> bool:
+    """qemu shows the file of the machine below; Rosetta, which runs x86 programs on a Mac, names itself."""
+    if first.get("vendor_id") == "VirtualApple":
+        return True
+    return ("vendor_id" in first and machine == "aarch64") or ("CPU implementer" in first and machine == "x86_64")
 
 
 def _cores(root: Path, allowed: frozenset[int]) -> int:
@@ -139,6 +161,13 @@ def _cores(root: Path, allowed: frozenset[int]) -> int:
         known = _cpuinfo_cores(root)
         siblings = {cpu: known.get(cpu, f"cpu {cpu}") for cpu in allowed}
     return len(set(siblings.values()))
+
+
+def _fast_cores(root: Path, allowed: frozenset[int]) -> int | None:
+    """Physical cores of the fastest kind; None if all are alike, or the kernel does not say."""
+    found = {cpu: parse_number(read_text(root / _CPUS / f"cpu{cpu}" / "cpu_capacity")) or 0 for cpu in allowed}
+    fast = frozenset(cpu for cpu, capacity in found.items() if capacity >= _NEARLY * max(found.values()))
+    return None if fast == allowed else _cores(root, fast)
 
 
 def _siblings(root: Path, cpu: int) -> str:

@@ -1,4 +1,4 @@
-"""Detects what this process may use of the machine; without torch, network or subprocesses."""
+"""Detects what this process may use of the machine; without torch or network, and on Linux without subprocesses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from runtime.hardware import macos
 from runtime.hardware.cgroup import CgroupLimits, read_limits
 from runtime.hardware.cpu import read_cpu
 from runtime.hardware.disk_space import read_storage
@@ -24,6 +25,7 @@ def detect(
     environ: Mapping[str, str] = os.environ,
     mask: Iterable[int] | None = None,
     nvml: object = None,
+    mac: Mapping[str, str] | None = None,
 ) -> Hardware:
     """Detect the hardware. Missing or invalid data never raises; the value is None, or the safer one.
 
@@ -33,9 +35,12 @@ def detect(
         environ: environment variables of the process.
         mask: the CPUs this process may run on; None asks the kernel.
         nvml: a module with pynvml's functions; None imports pynvml if a driver is installed.
+        mac: the values of sysctl on a Mac; None asks it, if this is one.
     """
-    limits = read_limits(root)
-    cpu, place = read_cpu(root, mask, limits, environ), _place(root, environ)
+    if mac is None and macos.here():
+        mac = macos.read_sysctl()
+    limits, place = read_limits(root), _place(root, environ)
+    cpu = read_cpu(root, mask, limits, environ) if mac is None else macos.read_cpu(mac)
     gpus, trouble = read_gpus(root, environ, place, nvml)
     return Hardware(
         name=_name(cpu, place, gpus),
@@ -43,13 +48,14 @@ def detect(
         cgroup=limits.version,
         image=environ.get("DRIVETRAIN_IMAGE") or None,
         cpu=cpu,
-        memory=read_memory(root, limits),
+        memory=read_memory(root, limits) if mac is None else macos.read_memory(mac),
         storage=read_storage(root, runs, environ),
         gpus=gpus,
         gpu_trouble=trouble,
         torch=read_torch(),
         compiler=read_compiler(environ),
         libraries=read_libraries(root, environ),
+        system="Linux" if mac is None else "Darwin",
     )
 
 

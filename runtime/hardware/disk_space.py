@@ -94,7 +94,8 @@ def _mount(path: Path | None, mount: Mount) -> os.statvfs_result | None:
 
 
 def _exec(found: os.statvfs_result | None) -> bool:
-    return found is not None and not found.f_flag & os.ST_NOEXEC
+    # Python on macOS does not know this flag.
+    return found is not None and not found.f_flag & getattr(os, "ST_NOEXEC", 0)
 
 
 def _writable(path: Path) -> bool:

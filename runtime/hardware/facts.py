@@ -14,6 +14,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 from runtime.errors import SpecError, nearest
 from runtime.system.files import parse_json
 
+NO_MPS = "Apple's GPU (mps) is not used; training computes on the CPU"
+EMULATED = "the image is for another kind of processor, so all of it is emulated, many times slower"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cpu:
@@ -22,11 +25,11 @@ class Cpu:
     model: str
     """Marketing name, as reported by the kernel."""
     vendor: str
-    """GenuineIntel, AuthenticAMD, ARM or unknown."""
+    """GenuineIntel, AuthenticAMD, ARM, Apple or unknown."""
     architecture: str
-    """x86_64 or aarch64."""
+    """x86_64 or aarch64, also for a Mac, which calls it arm64."""
     flags: tuple[str, ...]
-    """Relevant instruction sets: avx2, fma, avx512f, avx512_bf16, amx_bf16, ..."""
+    """Relevant instruction sets: avx2, fma, avx512f, avx512_bf16, amx_bf16, ...; on Arm asimd, sve, bf16, i8mm, ..."""
     host: int
     """Logical CPUs of the machine."""
     affinity: int
@@ -41,6 +44,10 @@ class Cpu:
     """CPUs to use: min(affinity, cpuset, quota rounded down), at least 1."""
     capped: str | None = None
     """The variable that caps the instruction set of torch or oneDNN; `flags` are what remains."""
+    fast_cores: int | None = None
+    """Physical cores of the affinity mask that are of the fastest kind; None if all are alike, or unknown."""
+    emulated: bool = False
+    """Whether a processor of the other architecture computes in its place; its instruction sets do not count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +149,8 @@ class Hardware:
     libraries: Libraries = field(default_factory=Libraries)
     assumed: tuple[str, ...] = ()
     """Names of values that were assumed, not read (recorded machines only)."""
+    system: str = "Linux"
+    """The kernel: Linux, or Darwin on a Mac without a container."""
 
     @property
     def gpu(self) -> Gpu | None:

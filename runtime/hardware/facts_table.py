@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from runtime.hardware.facts import Cpu, Gpu, Hardware, Memory, Storage, Torch
+from runtime.hardware.facts import EMULATED, NO_MPS, Cpu, Gpu, Hardware, Memory, Storage, Torch
 from runtime.system.units import format_bytes
 
 _Row = tuple[str, str, str, str]
@@ -43,7 +43,7 @@ def _rows(hardware: Hardware) -> Iterator[_Row]:
     libraries = [path for path in asdict(hardware.libraries).values() if path]
     yield "libraries", "preloadable libraries", "", "\n".join(libraries) or "none"
     if not hardware.gpus:
-        yield "gpus", "GPU", "", "none"
+        yield "gpus", "GPU", "", f"none: {NO_MPS}" if hardware.system == "Darwin" else "none"
     for gpu in hardware.gpus:
         yield "gpus", f"GPU {gpu.index}", _gpu(gpu), f"{format_bytes(gpu.free)} free"
 
@@ -73,7 +73,8 @@ def _budget(cpu: Cpu) -> str:
 
 
 def _cores(cpu: Cpu) -> str:
-    return f"{cpu.cores}, shared by hyperthreads" if cpu.cores < cpu.affinity else str(cpu.cores)
+    kinds = f", {cpu.fast_cores} of them fast" if cpu.fast_cores else ""
+    return f"{cpu.cores}{', shared by hyperthreads' if cpu.cores < cpu.affinity else ''}{kinds}"
 
 
 def _memory(memory: Memory) -> str:
@@ -106,5 +107,7 @@ def _assumed(hardware: Hardware, key: str) -> bool:
 def _notes(hardware: Hardware) -> Iterator[str]:
     if hardware.gpu_trouble:
         yield f"note  gpu: {hardware.gpu_trouble}"
+    if hardware.cpu.emulated:
+        yield f"note  cpu: {EMULATED}"
     if hardware.assumed:
         yield f"*     assumed, not read from a machine: {', '.join(hardware.assumed)}"

@@ -22,6 +22,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """tcmalloc on a CPU, if it is installed."""
     if hardware.gpu is not None:
         return Choice(OFF, "training runs on the GPU, which has its own allocator")
+    if hardware.system == "Darwin":
+        return Choice(OFF, "nothing can be preloaded on macOS")
     if hardware.libraries.tcmalloc:
         return Choice("tcmalloc", "installed; it reuses large buffers without page faults")
     return Choice(OFF, "tcmalloc is not installed (Debian: libtcmalloc-minimal4)")

@@ -23,7 +23,13 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(False, "the network has no 2D convolution")
     if hardware.gpu is not None and hardware.gpu.capability < (7, 0):
         return Choice(False, "convolution kernels of this GPU are faster in NCHW layout")
+    if hardware.system == "Darwin":
+        return Choice(
+            False, "no gain is known with torch's convolutions for macOS; used only if measured faster or requested"
+        )
     kernels = "cuDNN" if hardware.gpu else "oneDNN"
+    if hardware.gpu is None and hardware.cpu.architecture == "aarch64":
+        kernels = "oneDNN's Arm Compute Library: its"
     return Choice(True, f"{kernels} convolutions need no reordering in NHWC layout")
 
 

@@ -22,13 +22,15 @@ Values = Annotated[int, Field(ge=1)] | Literal["off"]
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """The CPU budget, or its physical cores if hyperthreads share them; long runs then measure both."""
+    """The CPU budget, or its physical cores, of the fastest kind, if there are fewer; long runs then measure both."""
     cpu, threads = hardware.cpu, threads_of(hardware)
     together = world.world_size(job, hardware)
     if together > 1:
         return Choice(max(1, threads // together), f"the {threads} CPUs are shared by {together} processes")
     if threads < cpu.budget:
         reason = f"one thread per physical core: {cpu.cores} for {cpu.budget} logical CPUs"
+        if threads == cpu.fast_cores:
+            reason = f"the {threads} fast ones of {cpu.cores} cores: every thread gets an equal share, so slow cores make the others wait"
         if job.optimize.get("measure", "auto") == "off":
             return Choice(threads, reason)
         return Choice(threads, f"{reason}; long runs measure {cpu.budget}, too", provisional=True)
@@ -42,7 +44,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def threads_of(hardware: Hardware) -> int:
     """The number that `choose` chooses, also for processes without a job."""
-    return max(1, min(hardware.cpu.budget, hardware.cpu.cores))
+    cpu = hardware.cpu
+    return max(1, min(cpu.budget, cpu.cores, cpu.fast_cores or cpu.cores))
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
@@ -53,7 +56,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[Value]:
-    """The choice; all logical CPUs, as hyperthreads help some networks; and fewer threads, which suit small work."""
+    """The choice; all logical CPUs, as hyperthreads and slow cores help some networks; and fewer, for small work."""
     best, budget = int(choose(job, hardware, workload).value), hardware.cpu.budget
     shared = threads_of(hardware) < budget and world.world_size(job, hardware) == 1
     return [best, *([budget] if shared else []), *([best // 2] if best > 1 else [])]

@@ -19,9 +19,14 @@ Values = Literal["iomp5", "libomp", "off"]
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """Whichever of the two is installed."""
+    """Whichever of the two is installed, on x86."""
     if hardware.gpu is not None:
         return Choice(OFF, "training runs on the GPU; torch's own libgomp is enough")
+    if hardware.system == "Darwin":
+        return Choice(OFF, "torch for macOS has an OpenMP runtime of its own, and nothing can be preloaded there")
+    if hardware.cpu.architecture == "aarch64":
+        more = "; used only if measured faster or requested" if hardware.libraries.libomp else ""
+        return Choice(OFF, f"on Arm neither libomp nor torch's own libgomp is faster in general{more}")
     if hardware.libraries.iomp5:
         return Choice(
             "iomp5", "libiomp5 is installed; KMP_BLOCKTIME=1 keeps waiting threads from using up the CPU quota"

@@ -22,6 +22,9 @@ Values = Literal["fp32", "tf32", "bf16", "fp16"]
 _NO_TENSOR_CORES = re.compile(r"GTX 16\d\d|Quadro T\d|\bT(400|500|550|600|1000|1200|2000)\b|MX4[0-9]{2}", re.IGNORECASE)
 
 
+_X86_FLAGS = {"bf16": {"avx512_bf16", "amx_bf16"}, "fp16": {"avx512_fp16", "amx_fp16"}}
+
+
 def tensor_cores(gpu: Gpu) -> bool:
     """Whether the chip has tensor cores: from capability 7.0 on, except TU116 and TU117."""
     return gpu.capability >= (7, 0) and not _NO_TENSOR_CORES.search(gpu.name)
@@ -31,7 +34,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """bf16 from capability 8.0 on, fp16 on the first tensor cores, fp32 elsewhere and on CPUs."""
     gpu = hardware.gpu
     if gpu is None:
-        return Choice("fp32", "often slower on CPUs; lower precision is used only if measured faster or requested")
+        return Choice("fp32", _reason_on_cpu(hardware))
     chip = f"{gpu.name} ({gpu.capability[0]}.{gpu.capability[1]})"
     if gpu.capability >= (8, 0):
         return Choice("bf16", f"{chip} has bf16 tensor cores; TF32 for operations that stay in fp32")
@@ -40,6 +43,19 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     if gpu.capability >= (7, 0):
         return Choice("fp32", f"{chip} has no tensor cores, and fp16 produces NaN on it")
     return Choice("fp32", f"{chip} has no tensor cores")
+
+
+def _reason_on_cpu(hardware: Hardware) -> str:
+    flags = [flag for flag in ("bf16", "i8mm", "sve") if flag in hardware.cpu.flags]
+    if hardware.cpu.architecture != "aarch64":
+        return "often slower on CPUs; lower precision is used only if measured faster or requested"
+    if "bf16" not in flags:
+        return "this Arm CPU has no bf16 instructions"
+    # pytorch issues 180447 and 191316: some releases compute bf16 products on Arm up to a hundred times slower.
+    return (
+        f"this Arm CPU has {', '.join(flags)}, but some releases of torch are slow in bf16 on Arm; used only if measured "
+        "faster or requested"
+    )
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
@@ -53,7 +69,9 @@ def _refuse_cpu(hardware: Hardware, value: Value) -> str | None:
     flags = set(hardware.cpu.flags)
     if value == "tf32":
         return "TF32 needs an NVIDIA GPU of capability 8.0 or newer; this job runs on a CPU"
-    wanted = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "fphp"}}[str(value)]
+    arm = hardware.cpu.architecture == "aarch64"
+    names = {"bf16": {"bf16"}, "fp16": {"asimdhp"}} if arm else _X86_FLAGS
+    wanted = names[str(value)]
     if not flags & wanted:
         left = f" left under {hardware.cpu.capped}" if hardware.cpu.capped else ""
         return f"this CPU has no {value} instructions{left} ({' or '.join(sorted(wanted))}); emulation is many times slower"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from runtime.hardware import gpu_selection, image_selection
-from runtime.hardware.facts import Hardware
+from runtime.hardware.facts import EMULATED, NO_MPS, Hardware
 from runtime.job import Job
 from runtime.system.units import format_bytes, parse_bytes
 
@@ -15,6 +15,10 @@ def plan_notes(job: Job, hardware: Hardware) -> Iterable[str]:
     limits, memory = job.limits, hardware.memory
     if hardware.gpu_trouble:
         yield f"gpu: {hardware.gpu_trouble}"
+    if hardware.system == "Darwin":
+        yield f"gpu: {NO_MPS}"
+    if hardware.cpu.emulated:
+        yield f"cpu: {EMULATED}"
     if hardware.gpu_note:
         yield f"gpu: {hardware.gpu_note}"
     if limits.gpu_memory is not None and hardware.gpu is None:

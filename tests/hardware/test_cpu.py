@@ -23,8 +23,8 @@ Features\t: fp asimd
 """
 
 
-def cpu(root: Path, *mask: int) -> Cpu:
-    return read_cpu(root, mask, read_limits(root))
+def cpu(root: Path, *mask: int, machine: str = "x86_64") -> Cpu:
+    return read_cpu(root, mask, read_limits(root), machine=machine)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,52 @@ def test_hyperthreads_by_the_old_name_and_by_cpuinfo(tmp_path: Path) -> None:
 
 
 def test_an_arm_processor(tmp_path: Path) -> None:
-    found = cpu(write(tmp_path, {"proc/cpuinfo": ARM}), 0, 1)
-    assert (found.model, found.vendor) == ("implementer 0x41, part 0xd40", "ARM")
+    found = cpu(write(tmp_path, {"proc/cpuinfo": ARM}), 0, 1, machine="aarch64")
+    assert (found.model, found.vendor, found.emulated) == ("Neoverse-V1", "ARM", False)
     assert found.flags == ("asimd", "asimdhp", "asimddp", "sve", "bf16", "i8mm")
-    assert (found.host, found.cores, found.budget) == (2, 2, 2)
+    assert (found.host, found.cores, found.budget, found.fast_cores) == (2, 2, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("maker", "part", "model", "vendor"),
+    [
+        ("0x41", "0xd4f", "Neoverse-V2", "ARM"),
+        ("0x61", "0x000", "Apple silicon in a virtual machine", "Apple"),
+        ("0xc0", "0xac3", "implementer 0xc0, part 0xac3", "Ampere"),
+    ],
+)
+def test_names_of_arm_processors(tmp_path: Path, maker: str, part: str, model: str, vendor: str) -> None:
+    text = ARM.replace("0x41", maker).replace("0xd40", part)
+    found = cpu(write(tmp_path, {"proc/cpuinfo": text}), 0, machine="aarch64")
+    assert (found.model, found.vendor) == (model, vendor)
+
+
+@pytest.mark.parametrize(
+    ("capacities", "mask", "fast"),
+    [
+        ((1024, 1024, 446, 446), (0, 1, 2, 3), 2),
+        ((1024, 1024, 446, 446), (2, 3), None),
+        ((1024, 1024, 1024, 1024), (0, 1, 2, 3), None),
+        ((1024, 867, 867, 282), (0, 1, 2, 3), 3),
+    ],
+)
+def test_big_and_little_cores(
+    tmp_path: Path, capacities: tuple[int, ...], mask: tuple[int, ...], fast: int | None
+) -> None:
+    files = {f"sys/devices/system/cpu/cpu{n}/cpu_capacity": f"{size}\n" for n, size in enumerate(capacities)}
+    found = cpu(write(tmp_path, {"proc/cpuinfo": ARM} | files), *mask, machine="aarch64")
+    assert (found.cores, found.fast_cores) == (len(mask), fast)
+
+
+def test_an_emulated_processor_has_none_of_the_flags_below_it(tmp_path: Path) -> None:
+    """In a container for arm64 on an x86 host, qemu shows the host's file, and AVX was taken for a fact."""
+    x86 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC\nflags\t\t: avx avx2 avx512f\n"
+    on_x86 = cpu(write(tmp_path / "a", {"proc/cpuinfo": x86}), 0, machine="aarch64")
+    assert (on_x86.flags, on_x86.emulated) == ((), True)
+    on_arm = cpu(write(tmp_path / "b", {"proc/cpuinfo": ARM}), 0, machine="x86_64")
+    assert (on_arm.flags, on_arm.emulated) == ((), True)
+    rosetta = cpu(write(tmp_path / "c", {"proc/cpuinfo": x86.replace("AuthenticAMD", "VirtualApple")}), 0)
+    assert rosetta.emulated
 
 
 def test_nothing_to_read_leaves_the_mask(tmp_path: Path) -> None:

@@ -56,6 +56,14 @@ TABLE = {
     "rtx5090": ("ampere", "bf16"),
     "a100": ("ampere", "bf16"),
     "h200": ("ampere", "bf16"),
+    "graviton2": ("cpu", "fp32"),
+    "graviton3": ("cpu", "fp32"),
+    "graviton4": ("cpu", "fp32"),
+    "ampere-altra": ("cpu", "fp32"),
+    "raspberry-pi5": ("cpu", "fp32"),
+    "macbook-m1-docker": ("cpu", "fp32"),
+    "macbook-m1": ("cpu", "fp32"),
+    "macbook-m2": ("cpu", "fp32"),
 }
 
 

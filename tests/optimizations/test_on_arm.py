@@ -1,0 +1,97 @@
+"""Decisions on Arm and on Macs: they name what these chips have, and never what x86 has.
+
+The machines in tests/machines follow public facts: the `Features` of Graviton 2 (Neoverse-N1), 3 (V1) and 4 (V2), of
+Ampere Altra and of a Raspberry Pi 5, and those of an M1 in Docker's virtual machine, as listings of /proc/cpuinfo show
+them; for the Macs `sysctl hw`. Counts of CPUs and sizes of memory are those of usual machines of that kind.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runtime.hardware.facts import Hardware, Libraries, load
+from runtime.job import Job
+from runtime.job_spec import load as job_spec
+from runtime.optimizations import cpu_threads, openmp_runtime, precision
+from runtime.plan import plan as plans
+from tests import paths
+from tests.paths import ROOT
+
+STEMS = [
+    "graviton2",
+    "graviton3",
+    "graviton4",
+    "ampere-altra",
+    "raspberry-pi5",
+    "macbook-m1-docker",
+    "macbook-m1",
+    "macbook-m2",
+]
+X86 = re.compile(r"avx|amx|\bmkl|iomp5|intel|hyperthread", re.IGNORECASE)
+
+
+def machine(stem: str) -> Hardware:
+    return load(paths.MACHINES / f"{stem}.json")
+
+
+@pytest.fixture
+def job() -> Job:
+    return job_spec.load(ROOT / "jobs" / "digits.yaml")
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_no_reason_names_x86(job: Job, stem: str) -> None:
+    made = plans.resolve(job, machine(stem))
+    assert [d.name for d in made.decisions if X86.search(d.reason)] == []
+    assert X86.search(" ".join(made.notes)) is None
+
+
+@pytest.mark.parametrize(
+    ("stem", "named"),
+    [("graviton2", None), ("graviton4", "bf16, i8mm, sve"), ("macbook-m1", None), ("macbook-m2", "bf16, i8mm")],
+)
+def test_bf16_is_refused_without_its_instructions_and_measured_with_them(
+    job: Job, stem: str, named: str | None
+) -> None:
+    hardware = machine(stem)
+    choice, refusal = precision.choose(job, hardware, None), precision.refuse(job, hardware, None, "bf16")
+    assert choice.value == "fp32"
+    if named:
+        assert choice.reason.startswith(f"this Arm CPU has {named}, but")
+        assert refusal is None
+        assert "bf16" in precision.candidates(job, hardware, None)
+    else:
+        assert choice.reason == "this Arm CPU has no bf16 instructions"
+        assert refusal == "this CPU has no bf16 instructions (bf16); emulation is many times slower"
+    assert precision.refuse(job, hardware, None, "fp16") is None
+
+
+def test_threads_are_the_fast_cores(job: Job) -> None:
+    mac = machine("macbook-m2")
+    choice = cpu_threads.choose(job, mac, None)
+    assert (choice.value, choice.reason.partition(":")[0]) == (4, "the 4 fast ones of 8 cores")
+    assert cpu_threads.candidates(job, mac, None) == [4, 8, 2]
+    few = replace(mac, cpu=replace(mac.cpu, quota=2.0, budget=2))
+    assert cpu_threads.choose(job, few, None).value == 2
+
+
+def test_an_installed_libomp_is_measured_not_presumed(job: Job) -> None:
+    graviton = machine("graviton3")
+    with_it = replace(graviton, libraries=Libraries(libomp="/usr/lib/llvm-14/lib/libomp.so.5"))
+    assert openmp_runtime.choose(job, with_it, None).value == "off"
+    assert openmp_runtime.candidates(job, with_it, None) == ["libomp", "off"]
+
+
+@pytest.mark.parametrize("stem", ["macbook-m1", "macbook-m2"])
+def test_a_mac_is_told_that_its_gpu_is_not_used(job: Job, stem: str) -> None:
+    assert "gpu: Apple's GPU (mps) is not used; training computes on the CPU" in plans.resolve(job, machine(stem)).notes
+
+
+def test_emulation_is_a_note(job: Job, tmp_path: Path) -> None:
+    pi = machine("raspberry-pi5")
+    emulated = replace(pi, cpu=replace(pi.cpu, emulated=True))
+    assert any(note.startswith("cpu: the image is for another kind") for note in plans.resolve(job, emulated).notes)
