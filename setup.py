@@ -1,5 +1,6 @@
-"""Puts the compose files into wheels, beside the module that starts containers; all else is in pyproject.toml."""
+"""Puts compose files and the address of the source into wheels; all else is in pyproject.toml."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -17,4 +18,5 @@ class WithCompose(build_py):
             shutil.copytree(here, place, dirs_exist_ok=True)
 
 
-setup(cmdclass={"build_py": WithCompose})
+source = os.environ.get("DRIVETRAIN_SOURCE")  # scripts/wheel sets it
+setup(cmdclass={"build_py": WithCompose}, project_urls={"Source": source} if source else {})

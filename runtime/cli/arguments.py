@@ -91,6 +91,7 @@ def _add_training(add: Add) -> None:
         "--trace", action="store_true", help="profile a few steps: slowest operators, and a trace for Perfetto"
     )
     made.add_argument("--network", action="store_true", help="give the container network access, for your own code")
+    made.add_argument("--image", metavar="NAME", help="use this image; it is pulled if it is missing")
 
 
 def _add_measuring(add: Add) -> None:

@@ -91,7 +91,7 @@ def _train_contained(given: argparse.Namespace) -> int:
     print(
         f"torch is not installed here: training in a container, like `drivetrain launch`; `{SETUP}` installs torch here"
     )
-    return launch(argparse.Namespace(**vars(given), device="cpu", network=False))
+    return launch(argparse.Namespace(**vars(given), device="cpu", network=False, image=None))
 
 
 def launch(given: argparse.Namespace) -> int:
@@ -100,7 +100,9 @@ def launch(given: argparse.Namespace) -> int:
 
     flags = tuple(f"--{name}" for name in ("plain", "new", "trace") if getattr(given, name))
     return container.launch(
-        container.LaunchRequest(given.job, tuple(given.set), given.device, flags, network=given.network)
+        container.LaunchRequest(
+            given.job, tuple(given.set), given.device, flags, network=given.network, image=given.image
+        )
     )
 
 

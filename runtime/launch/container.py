@@ -30,6 +30,7 @@ from runtime.launch import (
     mounts,
     network,
     nvidia_toolkit,
+    published_image,
     run_secrets,
     work_folder,
 )
@@ -53,6 +54,8 @@ class LaunchRequest:
     """Options that are passed on to `train`."""
     network: bool = False
     """Whether the container gets a network although the job does not need one."""
+    image: str | None = None
+    """Instead of the image of this checkout or version."""
 
 
 def launch(request: LaunchRequest) -> int:
@@ -81,7 +84,12 @@ def launch(request: LaunchRequest) -> int:
     variables[checkout.TAG] = checkout.tag()
     if word != "cpu":
         variables |= nvidia_toolkit.find(client.info()).variables()
-    docker_engine.provide_image(client, word)
+    if request.image:
+        published_image.named(client, request.image)
+        for service in ("trainer", "prepare"):
+            override["services"].setdefault(service, {})["image"] = _literal(request.image)
+    else:
+        docker_engine.provide_image(client, word)
     override["services"]["trainer"] |= container_terminal.service(client.info())
     with run_secrets.written(values, client.info(), int(variables["DRIVETRAIN_UID"])) as secrets:
         override["services"]["trainer"]["volumes"] += _literal(secrets.volumes())

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import DeviceError
-from runtime.launch import image_contents
+from runtime.launch import image_contents, published_image
 from runtime.launch.project import PROJECT, image
-from runtime.system.installation import ENGINE, HOST
+from runtime.system.installation import CHECKOUT, ENGINE, HOST
 
 TIMEOUT = 5
 """Timeout in seconds for answers of a local engine."""
@@ -54,22 +54,49 @@ def absent(words: str) -> EngineMissing:
 
 
 def provide_image(engine: Any, word: str) -> None:
-    """Build an image if it is missing, or if it was built from other code than that of the checkout.
+    """Pull or build an image that is missing, or that was built from other code than that of the checkout.
 
     Raises:
-        DeviceError: if it cannot be built.
+        DeviceError: if it can neither be pulled nor built.
     """
     import docker
 
+    missing = published = True
     try:
-        if not image_contents.differs(engine.images.get(image(word)).labels, word):
+        labels = engine.images.get(image(word)).labels
+        if not CHECKOUT or not image_contents.differs(labels, word):
             return
-        print(f"image {word} was built from other code than that of this checkout; updating it", flush=True)
+        missing, published = False, image_contents.other_packages(labels, word)  # if the same, a build takes seconds
     except docker.errors.ImageNotFound:
+        pass
+    if published and published_image.fetch(engine, word):
+        return
+    if CHECKOUT:
+        _build(word, missing)
+    else:
+        raise _unpublished(word)
+
+
+def _build(word: str, missing: bool) -> None:
+    if missing:
         print(f"image {image(word)} does not exist yet; building it (only the first time)", flush=True)
+    else:
+        print(f"image {word} was built from other code than that of this checkout; updating it", flush=True)
     script = str(PROJECT / "scripts" / "image")
     done = subprocess.run([script, word], env={**os.environ, "PYTHON": sys.executable}, check=False)
     if done.returncode:
         raise DeviceError(
             f"building the image {word} failed", "see the output above", f"fix it, then run `make image-{word}`"
         )
+
+
+def _unpublished(word: str) -> DeviceError:
+    """The error of an installed program, which cannot build an image."""
+    wanted = published_image.name(word)
+    pull = f"docker pull {wanted}, then docker tag {wanted} {image(word)}" if wanted else None
+    return DeviceError(
+        f"there is no image {image(word)} here"
+        + (f", and {wanted} cannot be had" if wanted else f", and {published_image.REGISTRY} names no registry"),
+        "an image that was published, loaded with `docker load`, or built in a checkout by `make image-" + word + "`",
+        f"{pull or published_image.REGISTRY + '=ghcr.io/OWNER'}; or `drivetrain launch JOB --image NAME`",
+    )

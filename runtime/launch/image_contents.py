@@ -17,6 +17,7 @@ from runtime.errors import DeviceError
 from runtime.launch.project import PROJECT
 
 LABEL = "drivetrain.contents"
+PACKAGES_LABEL = "drivetrain.packages"
 RECORD = Path("/opt/drivetrain/contents.json")
 """Written by the build of the image."""
 CHECKOUT = Path("/workspace")
@@ -81,6 +82,11 @@ def _files(place: Path) -> Iterator[Path]:
 def differs(labels: Mapping[str, str] | None, word: str, root: Path = PROJECT) -> bool:
     """Whether an image with these labels contains something else than the checkout."""
     return (labels or {}).get(LABEL) != digest(hashes(word, root))
+
+
+def other_packages(labels: Mapping[str, str] | None, word: str, root: Path = PROJECT) -> bool:
+    """Whether an image with these labels has other packages than the checkout's, whose layers take minutes to build."""
+    return (labels or {}).get(PACKAGES_LABEL) != digest(hashes(word, root, PACKAGES))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 
 from runtime.cli import main
 from runtime.errors import DeviceError
-from runtime.launch import docker_engine, image_contents
+from runtime.launch import docker_engine, image_contents, published_image
 from tests.paths import ROOT
 
 
@@ -129,6 +129,7 @@ def test_a_start_builds_what_is_missing_or_of_other_code(
     labels: dict[str, str] | None, built: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It printed that `make rebuild` updates the image, and trained with the other code."""
+    monkeypatch.setenv(published_image.REGISTRY, "none")
     ran: list[Any] = []
 
     def run(line: list[str], **options: Any) -> subprocess.CompletedProcess[str]:

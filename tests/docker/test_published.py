@@ -1,0 +1,183 @@
+"""Published images, with a real registry on this machine: what is pulled, what is not, and what an installed program runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.launch import docker_engine, image_contents, project, published_image
+from runtime.system.version import VERSION
+from tests import installed
+
+CONFIG = """
+version: 0.1
+storage: {{filesystem: {{rootdirectory: {folder}}}}}
+http: {{addr: "127.0.0.1:{port}"}}
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def registry(cpu_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A registry that the variable names; the engine takes one on the loopback interface without a certificate."""
+    program = os.environ.get("DRIVETRAIN_TEST_REGISTRY") or shutil.which("docker-registry")
+    if program is None:
+        pytest.skip("no registry is installed: apt-get install docker-registry")
+    port = free_port()
+    (tmp_path / "config.yml").write_text(CONFIG.format(folder=tmp_path / "images", port=port))
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen([program, "serve", tmp_path / "config.yml"], stdout=log, stderr=log)
+    monkeypatch.setenv(published_image.REGISTRY, f"127.0.0.1:{port}/test")
+    monkeypatch.setenv(project.TAG, f"wheel-test-{os.getpid()}")
+    for _ in range(100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.1)
+    yield f"127.0.0.1:{port}/test"
+    server.terminate()
+    server.wait()
+    remove(project.image("cpu"))
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The images that were built, which takes too long for a test."""
+    words: list[str] = []
+    monkeypatch.setattr(docker_engine, "_build", lambda word, missing: words.append(word))
+    return words
+
+
+def docker(*words: str, text: str | None = None) -> str:
+    done = subprocess.run(["docker", *words], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def remove(image: str) -> None:
+    subprocess.run(["docker", "image", "rm", image], capture_output=True, check=False)
+
+
+def small(name: str, **labels: str) -> None:
+    """An image with nothing but labels, in the registry and no longer here."""
+    lines = "\n".join(f'LABEL {key.replace("__", ".")}="{value}"' for key, value in labels.items())
+    docker("build", "--quiet", "--tag", name, "-", text=f"FROM scratch\n{lines}\n")
+    docker("push", "--quiet", name)
+    docker("image", "rm", name)
+
+
+def here() -> dict[str, Any]:
+    return docker_engine.connect().images.get(project.image("cpu")).labels  # type: ignore[no-any-return]
+
+
+def test_a_published_image_of_this_code_is_pulled(
+    registry: str, built: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    contents, packages = (
+        image_contents.digest(image_contents.hashes("cpu", parts=parts))
+        for parts in ((*image_contents.PACKAGES, *image_contents.CODE), image_contents.PACKAGES)
+    )
+    name = published_image.name("cpu")
+    assert name == f"{registry}/drivetrain/cpu:contents-{contents}"
+    small(name, drivetrain__contents=contents, drivetrain__packages=packages)
+    docker_engine.provide_image(docker_engine.connect(), "cpu")
+    line = capfd.readouterr().out.splitlines()[0]
+    assert line.startswith(f"image {name} (sha256:")
+    assert line.endswith("is published; pulling it, DRIVETRAIN_REGISTRY=none would not")
+    assert (here()[image_contents.LABEL], built) == (contents, [])
+    docker_engine.provide_image(docker_engine.connect(), "cpu")
+    assert capfd.readouterr().out == ""
+
+
+def test_an_image_with_other_code_under_this_tag_is_not_used(
+    registry: str, built: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    small(str(published_image.name("cpu")), drivetrain__contents="other")
+    docker_engine.provide_image(docker_engine.connect(), "cpu")
+    assert "is not used: it contains other code than this checkout" in capfd.readouterr().out
+    assert built == ["cpu"]
+
+
+def test_what_is_not_published_is_built(registry: str, built: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    docker_engine.provide_image(docker_engine.connect(), "cpu")
+    assert capfd.readouterr().out == f"image {published_image.name('cpu')} is not to be had: not published\n"
+    assert built == ["cpu"]
+
+
+def test_a_registry_that_does_not_answer(
+    cpu_image: str, built: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(project.TAG, f"wheel-test-{os.getpid()}")
+    monkeypatch.setenv(published_image.REGISTRY, f"127.0.0.1:{free_port()}/test")
+    docker_engine.provide_image(docker_engine.connect(), "cpu")
+    (line,) = capfd.readouterr().out.splitlines()
+    assert "connection refused" in line
+    assert built == ["cpu"]
+
+
+def test_edited_code_is_built_without_asking(
+    cpu_image: str, built: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The packages are those of the image that is here, so a build takes seconds."""
+    monkeypatch.setenv(published_image.REGISTRY, "127.0.0.1:1/test")
+    monkeypatch.setattr(image_contents, "differs", lambda labels, word: True)
+    docker_engine.provide_image(docker_engine.connect(), "cpu")
+    assert (built, capfd.readouterr().out) == (["cpu"], "")
+
+
+def test_the_wheel_trains_in_an_image_given_by_name(cpu_image: str, tmp_path: Path) -> None:
+    """From an empty folder with nothing of the checkout; the run and its report are there."""
+    wheel = installed.built(tmp_path / "wheel")
+    command = installed.environment(tmp_path / "venv", wheel, torch=False)
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    for place in (tmp_path, *tmp_path.parents[:3]):
+        place.chmod(place.stat().st_mode | 0o055)
+    rows = [f"{i % 7},{i % 3},{'yes' if i % 7 > 3 else 'no'}" for i in range(60)]
+    (folder / "visits.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
+    (folder / "job.yaml").write_text(
+        "name: visits\ntask: tabular-classification\ndata: {train: visits.csv, target: label}\n"
+        "train: {epochs: 1}\noptimize: {measure: off}\n"
+    )
+    (folder / ".env").write_text("A='not for compose\n")
+    done = installed.call(command, "launch", "job.yaml", "--image", cpu_image, folder=folder)
+    try:
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (folder / "runs" / "visits-001" / "report.html").is_file()
+        shown = installed.call(command, "watch", folder=folder)
+        assert "visits-001" in shown.stdout
+    finally:
+        ours = docker("ps", "-aq", "--filter", f"name=^{project.name(folder)}-")
+        for container in ours.split():
+            docker("rm", "-f", container)
+
+
+def test_the_wheel_names_what_it_would_pull(cpu_image: str, tmp_path: Path) -> None:
+    wheel = installed.built(tmp_path / "wheel")
+    command = installed.environment(tmp_path / "venv", wheel, torch=False)
+    (tmp_path / "visits.csv").write_text("a,label\n1,x\n2,y\n" * 20)
+    (tmp_path / "job.yaml").write_text(
+        "name: visits\ntask: tabular-classification\ndata: {train: visits.csv, target: label}\n"
+    )
+    place = f"127.0.0.1:{free_port()}/test"
+    done = installed.call(command, "launch", "job.yaml", folder=tmp_path, DRIVETRAIN_REGISTRY=place)
+    local, wanted = f"localhost/drivetrain/cpu:{VERSION}", f"{place}/drivetrain/cpu:{VERSION}"
+    assert done.returncode == 9
+    assert done.stderr.splitlines() == [
+        f"there is no image {local} here, and {wanted} cannot be had",
+        "  possible: an image that was published, loaded with `docker load`, or built in a checkout by `make image-cpu`",
+        f"  do:       docker pull {wanted}, then docker tag {wanted} {local}; or `drivetrain launch JOB --image NAME`",
+    ]

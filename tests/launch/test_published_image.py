@@ -1,0 +1,77 @@
+"""Where published images are looked for, and which of them are taken."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import SpecError
+from runtime.launch import image_contents, published_image
+from runtime.system.version import VERSION
+
+
+def origin(monkeypatch: pytest.MonkeyPatch, folder: Path, address: str | None) -> None:
+    subprocess.run(["git", "init", "--quiet", folder], check=True)
+    if address:
+        subprocess.run(["git", "-C", folder, "remote", "add", "origin", address], check=True)
+    monkeypatch.setattr(published_image, "CHECKOUT", folder)
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("https://github.com/Someone/drivetrain.git", "ghcr.io/someone"),
+        ("git@github.com:some-one/drivetrain.git", "ghcr.io/some-one"),
+        ("https://git.example.org/someone/drivetrain.git", None),
+        (None, None),
+    ],
+)
+def test_the_registry_of_the_owner(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str | None, place: str | None
+) -> None:
+    origin(monkeypatch, tmp_path, address)
+    assert published_image.registry({}) == place
+
+
+def test_the_owner_of_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published_image, "CHECKOUT", None)
+    told = {"Project-URL": ["Source, https://github.com/Someone/drivetrain"]}
+
+    class Metadata:
+        def get_all(self, name: str) -> list[str] | None:
+            return told.get(name)
+
+    monkeypatch.setattr(published_image.importlib.metadata, "metadata", lambda name: Metadata())
+    assert published_image.registry({}) == "ghcr.io/someone"
+    assert published_image.tags("cpu") == VERSION
+    told.clear()
+    assert published_image.registry({}) is None
+
+
+@pytest.mark.parametrize(("given", "place"), [("none", None), ("", None), ("127.0.0.1:5000/x", "127.0.0.1:5000/x")])
+def test_the_variable_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, place: str | None) -> None:
+    origin(monkeypatch, tmp_path, "https://github.com/someone/drivetrain")
+    assert published_image.registry({published_image.REGISTRY: given}) == place
+
+
+@pytest.mark.parametrize("given", ["https://ghcr.io/someone", "ghcr.io/Someone", "ghcr.io/some one", "ghcr.io/x/"])
+def test_a_variable_that_names_no_registry(given: str) -> None:
+    with pytest.raises(SpecError, match=f"DRIVETRAIN_REGISTRY={given}: not the name of a registry"):
+        published_image.registry({published_image.REGISTRY: given})
+
+
+def test_a_checkout_takes_only_its_own_code() -> None:
+    """Its tag is the digest of what it contains: an edited file means another one."""
+    digest = image_contents.digest(image_contents.hashes("cpu"))
+    assert published_image.tags("cpu") == f"contents-{digest}"
+    assert published_image._unfit({image_contents.LABEL: digest}, "cpu") is None
+    assert published_image._unfit({image_contents.LABEL: "other"}, "cpu") == "it contains other code than this checkout"
+
+
+def test_a_wheel_takes_only_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published_image, "CHECKOUT", None)
+    label = "org.opencontainers.image.version"
+    assert published_image._unfit({label: VERSION}, "cpu") is None
+    assert published_image._unfit({label: "9.9"}, "cpu") == f"it is of version 9.9, this program of {VERSION}"
