@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import difflib
+import itertools
 import os
 import platform
 import warnings
@@ -16,6 +19,8 @@ from runtime.job.formatting import shown
 from runtime.job.job import Job
 
 KIND = "a Python file next to the job file"
+MOST_NAMES = 10_000
+"""Largest number of names in a folder among which the nearest is looked for."""
 
 
 class UserFunction(Protocol):
@@ -74,6 +79,26 @@ def find_trouble(path: Path) -> str | None:
     except ValueError as error:
         return f"is not a path: {error}"
     return None if os.access(path, os.R_OK) else "cannot be read: Permission denied"
+
+
+def nearest_path(folders: Sequence[Path], given: str) -> str:
+    """`did you mean "x"?` for a path that does not exist below any of these folders; empty if nothing is close.
+
+    It is like the given one, except for the first part that does not exist.
+    """
+    parts = Path(given).parts
+    for folder in folders:
+        depth = next((n for n in range(len(parts)) if find_trouble(folder.joinpath(*parts[: n + 1]))), len(parts))
+        here = folder.joinpath(*parts[:depth])
+        if depth == len(parts) or not here.is_dir():
+            continue
+        with contextlib.suppress(OSError), os.scandir(here) as entries:
+            names = [entry.name for entry in itertools.islice(entries, MOST_NAMES)]
+            for name in difflib.get_close_matches(parts[depth], names, n=1, cutoff=0.5):
+                found = Path(*parts[:depth], name, *parts[depth + 1 :])
+                if not find_trouble(folder / found):
+                    return f'did you mean "{found}"?'
+    return ""
 
 
 def problems(job: Job, key: tuple[str, ...], part: UserFunction, offered: Sequence[str] = ()) -> Iterator[Problem]:

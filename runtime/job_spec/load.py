@@ -15,8 +15,9 @@ from runtime.errors import DataError, Problem, SpecError, nearest
 from runtime.job import JOBS, Document, Job, dotted
 from runtime.job import custom as custom_job
 from runtime.job.formatting import shown
-from runtime.job.user_files import find_trouble
+from runtime.job.user_files import find_trouble, nearest_path
 from runtime.job.values import Spec
+from runtime.job_spec import data_columns
 from runtime.job_spec.combinations import combination_problems
 from runtime.job_spec.validation_errors import UNKNOWN_KEY, problems, without_errors
 from runtime.job_spec.yaml_file import read, set_value
@@ -40,7 +41,7 @@ def load(
 
     Raises:
         SpecError: with all problems, each with file:line:column and key.
-        DataError: if a path in the spec does not exist.
+        DataError: if a path in the spec does not exist, or a table lacks columns.
     """
     path = Path(path)
     try:
@@ -62,6 +63,7 @@ def load(
     job = check(document)
     job._folder = folder or path.parent
     _check_paths(job)
+    data_columns.check(job)
     return job
 
 
@@ -175,6 +177,7 @@ def _check_paths(job: Job) -> None:
     missing = [(key, path, wrong) for key, path in job.data_paths() if (wrong := find_trouble(job.resolve(path)))]
     if missing:
         recipe = next(filter(None, (command(path) for _, path, _ in missing)), None)
+        meant = " ".join(filter(None, (nearest_path((job.folder, Path.cwd()), path) for _, path, _ in missing)))
         folders = dict.fromkeys((str(job.folder.resolve()), str(Path.cwd())))
         raise DataError(
             "\n".join(
@@ -183,7 +186,7 @@ def _check_paths(job: Job) -> None:
             f"a path relative to {' or to '.join(folders)}",
             f"make the data: {recipe}"
             if recipe
-            else "check the spelling; a container can access only the project and mounted folders",
+            else meant or "check the spelling; a container can access only the project and mounted folders",
         )
 
 

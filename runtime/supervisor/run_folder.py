@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from runtime.errors import Busy, CheckpointError
+from runtime.errors import Busy, CheckpointError, DataError, SpecError
 from runtime.job import Job
 from runtime.job_spec.yaml_file import dump, parse
 from runtime.system.files import read_json, storage_error, write_text
@@ -89,7 +89,7 @@ def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, o
     last = known[-1] if known else None
     if last and not new and _of_a_run(last) and (read_json(last / "state.json") or {}).get("status") != "done":
         lock = _lock(last)
-        if not (last / "checkpoints").exists() and _difference(last, job):
+        if _is_untrained(last) or (not (last / "checkpoints").exists() and _difference(last, job)):
             return _anew(last, job, lock)
         _same_spec(last, job)
         _sweep(last)
@@ -119,7 +119,7 @@ def spec_text(job: Job) -> str:
 
 
 def _anew(path: Path, job: Job, lock: int) -> RunFolder:
-    """Reuse a folder in which nothing was trained yet, for a spec whose error was fixed.
+    """Reuse a folder in which nothing was trained yet, for a spec or data whose error was fixed.
 
     Files of the user stay.
     """
@@ -140,6 +140,13 @@ def _of_a_run(path: Path) -> bool:
     """Whether a folder with the name of a run is a run, and not the user's; a run killed at its start is empty."""
     names = {rest.name for rest in path.iterdir() if not HALF.fullmatch(rest.name)}
     return not names or bool(names & {LOCK, "job.yaml", "state.json"})
+
+
+def _is_untrained(path: Path) -> bool:
+    """Whether a run ended before its first step because of its spec or its data; there is nothing to resume."""
+    code = (read_json(path / "state.json") or {}).get("exit_code")
+    begun = any((path / name).exists() for name in ("checkpoints", "metrics.jsonl"))
+    return code in (SpecError.exit_code, DataError.exit_code) and not begun
 
 
 def _same_spec(path: Path, job: Job) -> None:

@@ -74,6 +74,34 @@ def test_a_spec_may_be_fixed_before_the_first_checkpoint(tmp_path: Path) -> None
     os.close(again.lock)
 
 
+@pytest.mark.parametrize(("code", "resumes"), [(3, False), (2, False), (6, True), (9, True)])
+def test_a_run_that_ended_before_its_first_step_because_of_its_data_is_replaced(
+    tmp_path: Path, code: int, resumes: bool
+) -> None:
+    """The data was mended, the spec is the same: the next start said that it resumes."""
+    run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
+    (run.path / "plan.json").write_text("{}")
+    (run.path / "state.json").write_text(json.dumps({"status": "failed", "exit_code": code, "attempts": 1}))
+    os.close(run.lock)
+    again = run_folder.open_run(tmp_path / "runs", job(tmp_path))
+    assert (again.path, again.resumes) == (run.path, resumes)
+    assert (again.path / "plan.json").exists() == resumes
+    assert again.state().get("attempts", 0) == int(resumes)
+    os.close(again.lock)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/step-1"])
+def test_a_run_that_fails_later_because_of_its_data_resumes(tmp_path: Path, name: str) -> None:
+    run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
+    (run.path / name).parent.mkdir(exist_ok=True)
+    (run.path / name).write_text("")
+    (run.path / "state.json").write_text(json.dumps({"status": "failed", "exit_code": 3}))
+    os.close(run.lock)
+    again = run_folder.open_run(tmp_path / "runs", job(tmp_path))
+    assert again.resumes
+    os.close(again.lock)
+
+
 def test_a_run_from_before_a_key_existed_resumes(tmp_path: Path) -> None:
     run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "checkpoints").mkdir()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.data.formats import text_encoding
+from runtime.data.formats import csv_header, text_encoding
 from runtime.errors import DataError
 from runtime.job.formatting import printable
 
-SIGNS = {"semicolons": ";", "tabs": "\t", "bars": "|"}
 BLOCK = 1 << 22
 """Bytes from which the first rows are read."""
 SHOWN = 5
@@ -31,12 +29,12 @@ def names(path: Path, key: str) -> list[str]:
             found = list(reader.schema.names)
     except ArrowInvalid as error:
         if "Empty CSV" in str(error):
-            raise _no_rows(path, key) from None
-        _check_separator(path, key)
+            raise csv_header.no_rows(path, key) from None
+        csv_header.check_separator(path, key)
         _check_lengths(path, key)
         raise
     if len(found) == 1:
-        _check_separator(path, key)
+        csv_header.check_separator(path, key)
     return found
 
 
@@ -82,35 +80,6 @@ def _parsing(path: Path, **options: object) -> object:
 
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
     return csv.ParseOptions(delimiter=separator, newlines_in_values=True, **options)
-
-
-def _no_rows(path: Path, key: str) -> DataError:
-    return DataError(f"{key}: {path} has no rows", "a header and at least one row", "check how the file was written")
-
-
-def _check_separator(path: Path, key: str) -> None:
-    with path.open("rb") as file:
-        header = file.readline(1 << 16)
-    if path.suffix.lower() == ".csv" and b"," not in header:
-        found = next((name for name, sign in SIGNS.items() if sign.encode() in header), "")
-        if found:
-            # The suggested command converts the text, so it must be UTF-8.
-            text_encoding.check(path, key)
-            raise DataError(
-                f"{key}: the columns of {path} are separated by {found}",
-                "a .csv with commas, or a .tsv with tabs",
-                f"convert it: {_with_commas(path, SIGNS[found])}; numbers need a decimal point",
-            )
-
-
-def _with_commas(path: Path, sign: str) -> str:
-    """A command that rewrites such a file with commas, and quotes where needed."""
-    target = path.with_name(f"{path.stem}-commas.csv")
-    code = (
-        f"import csv; csv.writer(open({str(target)!r}, 'w', newline='', encoding='utf-8')).writerows("
-        f"csv.reader(open({str(path)!r}, newline='', encoding='utf-8-sig'), delimiter={sign!r}))"
-    )
-    return shlex.join(["python3", "-c", code])
 
 
 def _check_lengths(path: Path, key: str) -> None:

@@ -1,0 +1,97 @@
+"""Checks that data files have the columns that a job names, by their headers: without pyarrow, and before a run starts.
+
+Only CSV and TSV files can be checked in this way. The reader of the data checks all files again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.data.formats import csv_header
+from runtime.errors import DataError, nearest
+from runtime.job import Job, dotted
+from runtime.job.job import ImageJob
+from runtime.job.series import SeriesJob
+from runtime.job.tables import TableJob
+from runtime.job.text import TextJob
+
+Key = tuple[str, ...]
+TABLES = (TableJob, TextJob, SeriesJob)
+SHOWN = 30
+"""Largest number of columns in a message."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A column that a file does not have."""
+
+    key: Key
+    name: str
+    path: Path
+    names: list[str]
+
+    def line(self, job: Job) -> str:
+        """What is wrong, with the place of the key that names the column."""
+        return f'{job.document.place(self.key)}: {dotted(self.key)}: {self.path} has no column "{self.name}"'
+
+
+def check(job: Job) -> None:
+    """Check the headers of all data files of a job.
+
+    Raises:
+        DataError: if a file is no table with commas, or lacks columns; names all of them.
+    """
+    missing: list[Missing] = []
+    for key, text in job.data_paths():
+        path = job.resolve(text)
+        label = f"{job.document.place(key)}: {dotted(key)}"
+        if path.is_dir() and isinstance(job, TABLES):
+            raise DataError(f"{label}: {path} is a folder", "a table: CSV, TSV, JSONL or Parquet", "name one file")
+        if path.suffix.lower() not in csv_header.SUFFIXES or not path.is_file():
+            continue
+        if path.stat().st_size == 0:
+            raise DataError(
+                f"{label}: {path} is empty (0 bytes)", "a header and at least one row", "check how the file was written"
+            )
+        if names := csv_header.names(path, label):
+            missing += [Missing(*named, path, names) for named in _wanted(job, key) if named[1] not in names]
+    if missing:
+        raise _error(job, missing)
+
+
+def _error(job: Job, missing: list[Missing]) -> DataError:
+    possible = {
+        f"{one.path}: " * (len({other.path for other in missing}) > 1) + _listed(one.names): None for one in missing
+    }
+    meant = dict.fromkeys(nearest(one.name, one.names) for one in missing)
+    return DataError(
+        "\n".join(one.line(job) for one in missing),
+        f"its columns: {'; '.join(possible)}",
+        " ".join(filter(None, meant)) or "use one of its columns",
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _wanted(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
+    """The columns that a file of this job must have, each with the key that names it."""
+    trained = file == ("data", "train")
+    if isinstance(job, ImageJob):
+        yield ("data", "path_column"), job.data.path_column
+        yield ("data", "label_column"), job.data.label_column
+    elif isinstance(job, TextJob):
+        yield ("data", "text"), job.data.text
+        yield from ((("data", "labels", name), name) for name in job.data.labels)
+    elif isinstance(job, TableJob):
+        options = ("target", "features", "numeric", "categorical", *(("ignore",) if trained else ()))
+        for option in options:
+            yield from ((("data", option), name) for name in getattr(job.data, option) or ())
+    elif isinstance(job, SeriesJob):
+        for option in ("time", "features", "label", "group"):
+            value = getattr(job.data, option)
+            yield from ((("data", option), name) for name in ((value,) if isinstance(value, str) else value or ()))

@@ -1,0 +1,141 @@
+"""`validate` looks at the data: files, separators and columns, with the place of the key and the nearest name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.cli import main
+from runtime.errors import DataError
+from runtime.job_spec import load as job_spec
+from tests.paths import ROOT
+
+TABLE = "name: a\ntask: tabular-classification\ndata: {{train: {train}, target: {target}}}\n"
+TEXT = "name: a\ntask: text-classification\ndata: {train: rows.csv, text: descripcion, labels: {modo: 1, causa: 1}}\n"
+SERIES = "name: a\ntask: series-classification\ndata: {train: rows.csv, time: t, label: state, group: g, window: 4}\n"
+IMAGES = "name: a\ntask: image-classification\ndata: {train: rows.csv}\n"
+
+
+def refused(folder: Path, spec: str, **files: str) -> list[str]:
+    """The lines of the error of a spec beside these tables."""
+    for name, text in files.items():
+        (folder / f"{name}.csv").write_text(text)
+    (folder / "job.yaml").write_text(spec)
+    with pytest.raises(DataError) as caught:
+        job_spec.load(folder / "job.yaml")
+    return str(caught.value).replace(f"{folder}/", "").splitlines()
+
+
+def test_a_column_that_the_file_does_not_have(tmp_path: Path) -> None:
+    spec = TABLE.format(train="rows.csv", target="lable")
+    assert refused(tmp_path, spec, rows="a,b,label\n1,2,x\n") == [
+        'job.yaml:3:25: data.target: rows.csv has no column "lable"',
+        "  possible: its columns: a, b, label",
+        '  do:       did you mean "label"?',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "header", "lines"),
+    [
+        (TEXT, "descripción,modo,cuasa", ["data.text: rows.csv has no", "data.labels.causa: rows.csv has no"]),
+        (SERIES, "time,state,machine", ["data.time: rows.csv has no", "data.group: rows.csv has no"]),
+        (IMAGES, "file,class", ["data.path_column: rows.csv has no", "data.label_column: rows.csv has no"]),
+    ],
+    ids=["text", "series", "images"],
+)
+def test_all_columns_are_told_at_once(tmp_path: Path, spec: str, header: str, lines: list[str]) -> None:
+    told = refused(tmp_path, spec, rows=f"{header}\na,b,c\n")
+    assert [line.split(": ", 1)[1].startswith(start) for line, start in zip(told, lines, strict=False)] == [True] * 2
+    assert told[2] == f"  possible: its columns: {header.replace(',', ', ')}"
+
+
+def test_columns_of_the_validation_file(tmp_path: Path) -> None:
+    spec = TABLE.format(train="rows.csv, validation: held.csv", target="label")
+    told = refused(tmp_path, spec, rows="a,label\n1,x\n", held="a,labels\n1,x\n")
+    assert told[0].endswith('data.target: held.csv has no column "label"')
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a;b;label\n1,5;2;x\n", "the columns of rows.csv are separated by semicolons"),
+        ("a\tb\tlabel\n1\t2\tx\n", "the columns of rows.csv are separated by tabs"),
+        ("", "rows.csv is empty (0 bytes)"),
+        ("\n\n", "rows.csv has no rows"),
+        ("a,b,label\n", "rows.csv has a header and no rows"),
+    ],
+)
+def test_a_file_that_is_no_table_with_commas(tmp_path: Path, text: str, told: str) -> None:
+    lines = refused(tmp_path, TABLE.format(train="rows.csv", target="label"), rows=text)
+    assert lines[0] == f"job.yaml:3:8: data.train: {told}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffa,b,label\n1,2,x\n",
+        '"a","b\nin two lines",label\n1,2,x\n',
+        '\n"a, first",b,"label"\n1,2,x\n',
+        "label\r\nx\r\n",
+    ],
+    ids=["byte order mark", "line break", "comma", "one column"],
+)
+def test_headers_that_are_read_as_pyarrow_does(tmp_path: Path, text: str) -> None:
+    from runtime.data.formats import csv_file, csv_header
+
+    path = tmp_path / "rows.csv"
+    path.write_text(text, newline="")
+    assert csv_header.names(path, "data.train") == csv_file.names(path, "data.train")
+    (tmp_path / "job.yaml").write_text(TABLE.format(train="rows.csv", target="label"))
+    job_spec.load(tmp_path / "job.yaml")
+
+
+def test_a_header_that_is_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes("a,descripción\n1,x\n".encode("latin-1"))
+    told = refused(tmp_path, TABLE.format(train="rows.csv", target="a"))
+    assert "UTF-8" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("dta/rows.csv", "data/rows.csv"),
+        ("data/row.csv", "data/rows.csv"),
+        ("{folder}/data/row.csv", "{folder}/data/rows.csv"),
+        ("nothing/like/it.csv", None),
+    ],
+)
+def test_the_nearest_file(tmp_path: Path, given: str, meant: str | None) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.csv").write_text("a,label\n1,x\n")
+    (tmp_path / "job.yaml").write_text(TABLE.format(train=given.format(folder=tmp_path), target="label"))
+    with pytest.raises(DataError) as caught:
+        job_spec.load(tmp_path / "job.yaml")
+    wanted = f'did you mean "{meant.format(folder=tmp_path)}"?' if meant else "check the spelling"
+    assert caught.value.action.startswith(wanted)
+
+
+def test_a_start_with_wrong_columns_leaves_no_run_folder(tmp_path: Path) -> None:
+    """It cost a container, and left a folder that the next start called resumed."""
+    (tmp_path / "rows.csv").write_text("a;b;label\n1;2;x\n")
+    (tmp_path / "job.yaml").write_text(TABLE.format(train="rows.csv", target="label"))
+    runs = tmp_path / "runs"
+    assert main.main(["train", str(tmp_path / "job.yaml"), "--runs", str(runs)]) == DataError.exit_code
+    assert not runs.exists()
+
+
+def test_validate_loads_neither_numpy_nor_pyarrow(tmp_path: Path) -> None:
+    """A host that starts containers has neither."""
+    (tmp_path / "rows.csv").write_text("a,b,label\n1,2,x\n")
+    (tmp_path / "job.yaml").write_text(TABLE.format(train="rows.csv", target="label"))
+    code = (
+        "import sys; from runtime.cli import main; "
+        f"code = main.main(['validate', {str(tmp_path / 'job.yaml')!r}]); "
+        "print(code, [name for name in ('torch', 'numpy', 'pyarrow') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"
