@@ -52,11 +52,23 @@ def head(row: Mapping[str, Any]) -> Head:
 
 @dataclass(frozen=True)
 class InputRecord:
-    """The preprocessing and heads a run was started with; reading its data again must give the same."""
+    """The preprocessing and heads to read the data with: those the run was started with, or those of an earlier run."""
 
     preprocessing: Mapping[str, Any]
     """`Dataset.preprocessing`, as read back from JSON."""
     heads: Mapping[str, Head]
+    same_data: bool = True
+    """Whether they come from this very data. False: from the data of the run that this one starts from, whose classes
+    may differ, and of which only the scale of the same numbers is used.
+    """
+
+    def head(self, name: str, found: Callable[[], Head]) -> Head:
+        """The head of this name; `found` computes it from the data."""
+        if self.same_data:
+            return self.heads[name]
+        made, known = found(), self.heads.get(name)
+        same = known is not None and known.columns == made.columns
+        return replace(made, mean=known.mean, std=known.std) if known and same else made
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from runtime.data.dataset import Dataset, InputRecord
+from runtime.data.dataset import Dataset, InputRecord, head
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.custom import CustomJob
@@ -13,6 +13,16 @@ from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
 from runtime.job.text import TextJob
 from runtime.job.train import Focal
+from runtime.pretrained import earlier_run
+from runtime.pretrained.earlier_run import EarlierModel
+
+_TAKEN = {
+    "images": "channels, mean and deviation",
+    "texts": "vocabulary and tokenizer",
+    "series": "features and their scale",
+    "table": "features, categories and scale",
+}
+"""What a job takes from the run that it starts from, by kind of data."""
 
 
 def load(job: Job, settled: InputRecord | None = None) -> Dataset:
@@ -27,12 +37,21 @@ def load(job: Job, settled: InputRecord | None = None) -> Dataset:
         DataError: if the data cannot be used.
         SpecError: if the job's loss does not fit its classes.
     """
-    dataset = _read(job, settled)
+    earlier = earlier_run.find(job) if settled is None else None
+    dataset = _read(job, _record(earlier) if earlier else settled)
+    if earlier:
+        dataset.notes.append(f"{_TAKEN[dataset.preprocessing['kind']]} are those of {earlier.folder}")
     check_loss(job, dataset)
     if "pyarrow" in sys.modules:
         # pyarrow's allocator keeps the memory of parsing, several times the size of the data.
         sys.modules["pyarrow"].default_memory_pool().release_unused()
     return dataset
+
+
+def _record(earlier: EarlierModel) -> InputRecord:
+    """Preprocessing and heads of the run that the job starts from."""
+    heads = {row["name"]: head(row) for row in earlier.heads}
+    return InputRecord(earlier.preprocessing, heads, same_data=False)
 
 
 def check_loss(job: Job, dataset: Dataset) -> None:

@@ -30,6 +30,8 @@ from runtime.job.values import (
 )
 
 Setting = bool | int | float | str
+FOLDERS = ("transformers", "run")
+"""Values of `model.source` whose name can be a folder."""
 
 
 class Limits(Spec):
@@ -139,6 +141,18 @@ class Job(Spec):
         if isinstance(self.data.validation, str):
             paths.append((("data", "validation"), self.data.validation))
         return paths
+
+    def model_paths(self) -> list[tuple[tuple[str, ...], str]]:
+        """Every path in the spec's `model:` except user code, with its key; a pretrained network's name may be one."""
+        model = getattr(self, "model", None)
+        found = [("name", getattr(model, "name", None))] if getattr(model, "source", None) in FOLDERS else []
+        found.append(("weights", getattr(model, "weights", None)))
+        return [(self.model_key(key), text) for key, text in found if text]
+
+    def model_key(self, key: str) -> tuple[str, ...]:
+        """The path of a key of `model:`; `from` where the spec has the short form of a name."""
+        short = key == "name" and self.document.has(("model", "from"))
+        return ("model", "from" if short else key)
 
     def problems(self) -> Iterator[Problem]:
         """Problems of this task's values that are valid by themselves, but not together."""

@@ -24,7 +24,25 @@ class BuiltIn(Spec):
     freeze: Freeze = Field(Freeze(), description="layers that are not trained")
 
 
-class ImageNetwork(BuiltIn):
+class WithWeights(BuiltIn):
+    """Keys of networks that start with random weights unless a file is given."""
+
+    weights: FilePath | None = Field(
+        None, description="a .safetensors file to start from; its names and shapes must fit the network, except outputs"
+    )
+
+
+class EarlierRun(BuiltIn):
+    """The network of an earlier run, with its weights and preprocessing; `from: runs/NAME-001` is the short form.
+
+    An output with the same classes or numbers keeps its weights; any other is initialized anew, and listed.
+    """
+
+    source: Literal["run"]
+    name: FilePath = Field(description="a run folder, or a model folder")
+
+
+class ImageNetwork(WithWeights):
     """Convolutional networks for images."""
 
     name: Literal["small-cnn", "resnet18", "resnet34", "resnet50"] = Field(description="which of the networks")
@@ -60,6 +78,9 @@ class CustomModel(Spec):
     file: FilePath = Field(description="Python file next to the job file")
     factory: str = Field("build", description="function in the file that returns the module")
     arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
+    weights: FilePath | None = Field(
+        None, description="a .safetensors file to start from; its names and shapes must fit the network, except outputs"
+    )
     freeze: Freeze = Field(Freeze(), description="layers that are not trained")
 
 
@@ -75,6 +96,7 @@ ImageModel = Annotated[
     Annotated[ImageNetwork, Tag("built-in")]
     | Annotated[ImagePretrained, Tag("transformers")]
     | Annotated[ImageTimm, Tag("timm")]
+    | Annotated[EarlierRun, Tag("run")]
     | Annotated[CustomModel, Tag("own")],
     Discriminator(model_kind),
     named(),

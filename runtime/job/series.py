@@ -12,7 +12,7 @@ from runtime.errors import Problem
 from runtime.job.column_names import Column, OneOrMore
 from runtime.job.data import Data, Mixup
 from runtime.job.job import Job
-from runtime.job.model import BuiltIn, CustomModel, model_kind
+from runtime.job.model import CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.values import Count, Fraction, Positive, Spec, named
 
 _LONG = ("time", "features", "label", "group", "window", "stride", "max_gap")
@@ -68,7 +68,7 @@ def check_odd(value: int) -> int:
     return value
 
 
-class CnnLstmSpec(BuiltIn):
+class CnnLstmSpec(WithWeights):
     """Convolutions over time with ReLU and max pooling, then an LSTM whose last state is mapped to the outputs."""
 
     name: Literal["cnn-lstm"] = Field("cnn-lstm", description="the only built-in network for series")
@@ -84,7 +84,9 @@ class CnnLstmSpec(BuiltIn):
 
 
 SeriesModel = Annotated[
-    Annotated[CnnLstmSpec, Tag("built-in")] | Annotated[CustomModel, Tag("own")], Discriminator(model_kind), named()
+    Annotated[CnnLstmSpec, Tag("built-in")] | Annotated[EarlierRun, Tag("run")] | Annotated[CustomModel, Tag("own")],
+    Discriminator(model_kind),
+    named(),
 ]
 
 

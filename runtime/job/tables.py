@@ -11,7 +11,7 @@ from runtime.errors import Problem
 from runtime.job.column_names import OneOrMore
 from runtime.job.data import Data
 from runtime.job.job import Job
-from runtime.job.model import BuiltIn, CustomModel, model_kind
+from runtime.job.model import CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.values import Count, Fraction, named
 
 
@@ -36,7 +36,7 @@ class TableData(Data):
     )
 
 
-class MlpSpec(BuiltIn):
+class MlpSpec(WithWeights):
     """A multilayer perceptron over numbers and embedded categories: linear layers with ReLU and dropout."""
 
     name: Literal["mlp"] = Field("mlp", description="the only built-in network for tables")
@@ -48,7 +48,9 @@ class MlpSpec(BuiltIn):
 
 
 TableModel = Annotated[
-    Annotated[MlpSpec, Tag("built-in")] | Annotated[CustomModel, Tag("own")], Discriminator(model_kind), named()
+    Annotated[MlpSpec, Tag("built-in")] | Annotated[EarlierRun, Tag("run")] | Annotated[CustomModel, Tag("own")],
+    Discriminator(model_kind),
+    named(),
 ]
 
 

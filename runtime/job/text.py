@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError, core_schema
 from runtime.errors import Problem
 from runtime.job.data import Data
 from runtime.job.job import Job
-from runtime.job.model import BuiltIn, CustomModel, model_kind
+from runtime.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.values import FilePath, Fraction, Positive, Spec, named
 
 LENGTH = 4096
@@ -77,7 +77,7 @@ class TextData(Data):
 Pooling = Literal["cls", "mean"]
 
 
-class TextEncoder(BuiltIn):
+class TextEncoder(WithWeights):
     """A BERT-shaped encoder (Devlin et al. 2019) with random weights and a WordPiece vocabulary of the job's texts."""
 
     name: Literal["encoder"]
@@ -103,6 +103,7 @@ class TextPretrained(BuiltIn):
 TextModel = Annotated[
     Annotated[TextEncoder, Tag("built-in")]
     | Annotated[TextPretrained, Tag("transformers")]
+    | Annotated[EarlierRun, Tag("run")]
     | Annotated[CustomModel, Tag("own")],
     Discriminator(model_kind),
     named("encoder"),

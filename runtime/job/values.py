@@ -51,6 +51,9 @@ class _Named:
             return {"name": value}
         if not isinstance(value, dict | BaseModel):
             raise PydanticCustomError("named", "a name, or a mapping with `name:` and settings")
+        if isinstance(value, dict) and "from" in value and not {"name", "file", "source"} & value.keys():
+            value = dict(value)
+            return {"source": "run", "name": value.pop("from"), **value}
         # A part that names a user file has no name.
         if self.default is not None and isinstance(value, dict) and not {"name", "file"} & value.keys():
             return {"name": self.default, **value}
@@ -63,6 +66,7 @@ class _Named:
         """In the schema, allow the bare name beside the long form, and the default's form without a name."""
         long = handler(schema["schema"])
         names: list[str] = []
+        short: list[dict[str, object]] = []
         for member in long.get("oneOf", []):
             form = handler.resolve_ref_schema(member)
             own = form["properties"].get("name", {})
@@ -70,7 +74,16 @@ class _Named:
             names += here
             if self.default in here:
                 form["required"] = [key for key in form.get("required", []) if key != "name"]
-        return {"anyOf": [{"enum": names}, long]}
+            if form["properties"].get("source", {}).get("const") == "run":
+                short.append(_from(form))
+        return {"anyOf": [{"enum": names}, *short, long]}
+
+
+def _from(form: dict[str, Any]) -> dict[str, object]:
+    """The schema of `from: FOLDER`, the short form of `source: run` and `name: FOLDER`."""
+    properties = {"from": form["properties"]["name"], **form["properties"]}
+    del properties["name"], properties["source"]
+    return form | {"properties": properties, "required": ["from"], "title": "From"}
 
 
 @dataclass(frozen=True)

@@ -155,11 +155,7 @@ def _homes() -> set[Path]:
 def _paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every existing path in the spec, with its key: data, and pretrained weights."""
     yield from job.data_paths()
-    model = getattr(job, "model", None)
-    source, keys = getattr(model, "source", None), {"transformers": "name", "timm": "weights"}
-    text = getattr(model, keys[source], None) if source in keys else None
-    if text and os.path.exists(job.resolve(text)):
-        yield ("model", keys[str(source)]), text
+    yield from ((key, text) for key, text in job.model_paths() if os.path.exists(job.resolve(text)))
 
 
 def _same_inside(blame: str, text: str, job: Job, root: Path) -> None:

@@ -1,9 +1,8 @@
-"""Builds a job's network from the spec and the data, and lists the builders that restore a saved one."""
+"""Builds a job's network from the spec and the data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,13 +16,14 @@ from runtime.data.tables import features
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.job import ImageJob
-from runtime.job.model import CustomModel, Freeze, ImageNetwork, ImagePretrained, ImageTimm
+from runtime.job.model import CustomModel, EarlierRun, Freeze, ImageNetwork, ImagePretrained, ImageTimm, WithWeights
 from runtime.job.series import CnnLstmSpec, SeriesJob
 from runtime.job.tables import MlpSpec, TableJob
 from runtime.job.text import TextEncoder, TextJob, TextPretrained
+from runtime.models import initial_weights
 from runtime.models.freeze import freeze
 from runtime.models.networks import cnn, cnn_lstm, hf_vision, mlp, text_encoder, timm_vision, user_network
-from runtime.pretrained import families
+from runtime.pretrained import earlier_run, families
 from runtime.pretrained import folder as pretrained
 
 
@@ -33,22 +33,14 @@ class Model:
 
     module: nn.Module
     builder: str
-    """A key of BUILDERS."""
+    """A key of `builders.BUILDERS`, `own` or `python`."""
     arguments: dict[str, Any]
     """Arguments of the builder; plain JSON values."""
     freeze: Freeze
     code: Code | None = None
     """The user's Python files that define the network; None for a built-in one."""
-
-
-BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "images": cnn.build,
-    "vision": hf_vision.build,
-    "timm": timm_vision.build,
-    "texts": text_encoder.build,
-    "series": cnn_lstm.build,
-    "tables": mlp.build,
-}
+    notes: list[str] = field(default_factory=list)
+    """What the user should know about the weights that the network starts with."""
 
 
 def build(job: Job, dataset: Dataset) -> Model:
@@ -58,12 +50,30 @@ def build(job: Job, dataset: Dataset) -> Model:
         SpecError: if the network cannot be loaded, or has no such parts to freeze.
     """
     made = _network(job, dataset)
+    spec = getattr(job, "model", None)
+    if isinstance(spec, WithWeights | CustomModel) and spec.weights:
+        made.notes += initial_weights.from_file(job, spec.weights, made.module, _outputs(made, dataset))
     freeze(made.module, made.freeze, job)
+    if isinstance(spec, WithWeights | ImageTimm) and not spec.weights and made.freeze != Freeze():
+        made.notes.append(
+            "model.freeze freezes layers with random weights, which never learn; start from an earlier run "
+            "(model: {from: runs/NAME-001}) or from a file (model.weights)"
+        )
     return made
+
+
+def _outputs(made: Model, dataset: Dataset) -> set[str]:
+    """The tensors that depend on the number of outputs."""
+    if made.builder == "own":
+        return initial_weights.outputs_by_shape(made.module, dataset.heads)
+    return initial_weights.outputs_of(made.builder, made.arguments, dataset.heads)
 
 
 def _network(job: Job, dataset: Dataset) -> Model:
     torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
+    if earlier := earlier_run.find(job):
+        started = initial_weights.from_run(job, earlier, dataset)
+        return Model(started.module, earlier.builder, started.arguments, earlier.freeze, notes=started.notes)
     spec: Any = getattr(job, "model", None)
     if isinstance(spec, CustomModel):
         module, arguments = user_network.made(job, spec, dataset)
@@ -83,7 +93,7 @@ def _image_network(job: ImageJob, dataset: Dataset) -> Model:
     spec, size, channels = job.model, dataset.preprocessing["image_size"], dataset.preprocessing["channels"]
     classes = dataset.heads[""].outputs
     arguments: dict[str, Any]
-    assert not isinstance(spec, CustomModel)
+    assert not isinstance(spec, CustomModel | EarlierRun)
     if isinstance(spec, ImagePretrained):
         found = pretrained.find(job, spec.name)
         network = hf_vision.from_folder(job, found, classes, channels, size, spec.dropout)

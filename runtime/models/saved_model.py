@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from runtime.data.dataset import Head, head
 from runtime.errors import CheckpointError, DrivetrainError
 from runtime.models import safetensors_file
-from runtime.models.build import BUILDERS
+from runtime.models.builders import BUILDERS
 from runtime.models.networks import user_network
 from runtime.system.files import read_json, storage_error, sync_folder, write_json
 from runtime.system.version import VERSION

@@ -26,6 +26,7 @@ from runtime.job import Job
 from runtime.job.custom import parts
 from runtime.job.embedded import EmbeddedJob
 from runtime.job.formatting import dotted
+from runtime.pretrained import earlier_run
 from runtime.pretrained import folder as pretrained
 from runtime.system.files import read_json, sha256, write_json
 from runtime.training.checkpoints import checkpoint
@@ -204,6 +205,8 @@ def _places(job: Job) -> dict[str, Path]:
     found = {dotted(key): job.resolve(path) for key, path in job.data_paths()}
     if getattr(model, "source", None) == "transformers":
         found["model.name"] = pretrained.find(job, model.name).folder
+    if earlier := earlier_run.find(job):
+        found["model.name"] = earlier.folder
     if getattr(model, "weights", None):
         found["model.weights"] = job.resolve(model.weights)
     for key, part, _ in parts(job):

@@ -82,6 +82,8 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
     network = build(job, dataset)
     if told := operations.note(network):
         say(f"model: {told}")
+    for note in network.notes:
+        say(f"model: {note}")
     if network.code is not None:
         user_code.remember(folder, network.code)
     facts = inspection.inspect_workload(dataset, network.module)

@@ -21,7 +21,7 @@ from runtime.data.images.image_files import Files
 from runtime.data.images.preprocess import ImagePreprocessing, channel_statistics, from_preprocessing, pixel_range
 from runtime.data.images.source import Images, ImageSource
 from runtime.data.stateless_random import Ids
-from runtime.errors import DataError
+from runtime.errors import DataError, SpecError
 from runtime.hardware.disk_space import DECODED
 from runtime.hardware.facts import Storage
 from runtime.job.job import ImageJob
@@ -63,12 +63,13 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
         DataError: if they cannot be used.
     """
     train = source.read(job.resolve(job.data.train), job.data, "data.train")
-    classes = settled.heads[""].classes if settled else _classes(train)
+    classes = settled.heads[""].classes if settled and settled.same_data else _classes(train)
     wanted = image_input.expected(job)
     size, channels, notes = _geometry(job, train, wanted)
     notes += _oblong(train, job.data.fit)
     if settled:
-        size, channels = settled.preprocessing["image_size"], settled.preprocessing["channels"]
+        size, channels = _known_geometry(job, settled)
+        notes = [f"image_size {size}, channels {channels}: as in the earlier run"] if not settled.same_data else notes
     fit = settled.preprocessing.get("fit", "crop") if settled else job.data.fit
     train.fit(size, channels, fit)
     targets = labels.indices(train.used(), classes, train.key)
@@ -84,7 +85,8 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
     preparer, more = _preparer(job, parts[0], classes, wanted)
     if settled:
         known = from_preprocessing(dict(settled.preprocessing))
-        preparer = replace(known, augment=Augment(job.data.augment, job.train.seed, known.mean))
+        augment = Augment(job.data.augment, job.train.seed, known.mean)
+        preparer = replace(known, augment=augment, classes=classes, image_size=size)
     counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation images, {len(classes)} classes"
     columns = {"path_column": job.data.path_column, "label_column": job.data.label_column}
     return Dataset(
@@ -153,6 +155,24 @@ def _geometry(job: ImageJob, train: ImageSource, wanted: Expected | None) -> tup
     size, why = input_shape.choose_size(job.data.image_size, sides, exact)
     channels, because = input_shape.choose_channels(job.data.channels, bool(grey.all()))
     return size, channels, [f"image_size {size}: {why}", f"channels {channels}: {because}"]
+
+
+def _known_geometry(job: ImageJob, settled: InputRecord) -> tuple[int, int]:
+    """Size and channels of the stored preprocessing; of an earlier run, the job may change the size.
+
+    Raises:
+        SpecError: if the job requests other channels, or another way to make images square.
+    """
+    size, channels = settled.preprocessing["image_size"], settled.preprocessing["channels"]
+    if settled.same_data:
+        return size, channels
+    fit = settled.preprocessing.get("fit", "crop")
+    requested = {"channels": (job.data.channels, channels), "fit": (job.data.fit, fit)}
+    for key, (given, known) in requested.items():
+        if key in job.data.model_fields_set and given not in ("auto", known):
+            text = f"is {given}, and the earlier run was trained on {known}"
+            raise SpecError([job.problem(("data", key), text, str(known), f"write {known}, or leave it out")])
+    return (size if job.data.image_size == "auto" else job.data.image_size), channels
 
 
 def _oblong(train: ImageSource, fit: str) -> list[str]:

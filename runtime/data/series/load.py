@@ -15,7 +15,7 @@ from runtime.data.series import timeline, window_split, windows
 from runtime.data.series.timeline import WindowLayout
 from runtime.data.series.window_split import WindowSplit
 from runtime.data.series.windows import Scale
-from runtime.errors import DataError
+from runtime.errors import DataError, SpecError
 from runtime.job.series import SeriesClassificationJob, SeriesJob
 
 
@@ -30,10 +30,17 @@ def load(job: SeriesJob, settled: InputRecord | None = None) -> Dataset:
         kept, held = _arrays(job, path, classes)
         stored: dict[str, Any] = {"form": "arrays", "classes": classes}
     else:
-        kept, held, layout = _long(job, path, _layout(job, classes))
+        kept, held, layout = _long(job, path, _layout(job, classes, settled))
         stored = {"form": "long", **layout.to_json()}
+    if settled and not settled.same_data:
+        _check_channels(job, settled, stored, kept.values.shape[1])
     assert kept.goal is not None
-    head = settled.heads[""] if settled else target_columns.head(kept.goal, kept.marks, kept.marks, kept.key)
+    goal, marks, key = kept.goal, kept.marks, kept.key
+
+    def computed() -> Head:
+        return target_columns.head(goal, marks, marks, key)
+
+    head = settled.head("", computed) if settled else computed()
     scale, constant = windows.fit(kept.fitting)
     if settled:
         scale = _scale(settled.preprocessing)
@@ -74,16 +81,35 @@ def read(
     return NewSamples(windows.joined([split for _, split in made]), as_it_is, notes)
 
 
+def _check_channels(job: SeriesJob, settled: InputRecord, stored: Mapping[str, Any], channels: int) -> None:
+    """Check that the channels are those that an earlier run was trained on.
+
+    Raises:
+        SpecError: if they are not.
+    """
+    theirs, ours = settled.preprocessing.get("features"), stored.get("features")
+    if theirs and ours and list(theirs) != list(ours):
+        given = f"is {', '.join(ours)}, and the earlier run was trained on {', '.join(theirs)}"
+        problem = job.problem(("data", "features"), given, "the same columns in the same order", "leave features out")
+        raise SpecError([problem])
+    if channels != settled.preprocessing["channels"]:
+        given = f"takes {settled.preprocessing['channels']} channels, and data.train has {channels}"
+        key = job.model_key("name")
+        raise SpecError([job.problem(key, given, "data with the same channels", "use another run, or a new network")])
+
+
 def _scale(preprocessing: Mapping[str, Any]) -> Scale:
     return Scale(tuple(preprocessing["mean"]), tuple(preprocessing["std"]))
 
 
-def _layout(job: SeriesJob, classes: bool) -> WindowLayout:
+def _layout(job: SeriesJob, classes: bool, settled: InputRecord | None) -> WindowLayout:
     data = job.data
     assert data.time is not None
     assert data.window is not None
+    known = settled.preprocessing.get("features", ()) if settled else ()
+    features = data.features or tuple(known)
     return WindowLayout(
-        data.time, data.features or (), data.label or (), classes, data.group, data.window, data.step, data.max_gap
+        data.time, features, data.label or (), classes, data.group, data.window, data.step, data.max_gap
     )
 
 

@@ -21,7 +21,7 @@ from runtime.data.tables.column_roles import roles
 from runtime.data.tables.features import Features
 from runtime.data.tables.usable_rows import RowNames, taken, usable
 from runtime.data.target_columns import TargetColumn
-from runtime.errors import DataError
+from runtime.errors import DataError, SpecError
 from runtime.job.tables import TableClassificationJob, TableData, TableJob
 
 
@@ -76,12 +76,17 @@ def load(job: TableJob, settled: InputRecord | None = None) -> Dataset:
     """
     data, path = job.data, job.resolve(job.data.train)
     classes = isinstance(job, TableClassificationJob)
-    table = _table(path, data, classes)
+    earlier = _earlier(job, settled) if settled and not settled.same_data else None
+    table = _table(path, data, classes, earlier)
     found = roles(table, data, str(path))
     goal = targets.read(table, data.target, classes=classes, option="data.target", source=str(path))
     rows, notes = usable(table, found.numeric, goal, path, "data.train", data.bad_samples)
     kept, held = _divided(job, goal, rows, notes)
-    head = settled.heads[""] if settled else targets.head(goal, rows, kept, "data.train")
+
+    def computed() -> Head:
+        return targets.head(goal, rows, kept, "data.train")
+
+    head = settled.head("", computed) if settled else computed()
     fitted, left_out = features.fit(table, found, kept)
     if settled:
         fitted = features.from_json(settled.preprocessing)
@@ -138,17 +143,34 @@ def read(
     return NewSamples(TableSplit(inputs, rows, made, titles), as_it_is, [note for part in parts for note in part.notes])
 
 
-def _table(path: Path, data: TableData, classes: bool) -> Any:
-    """The training table, with the columns that the job uses."""
+def _earlier(job: TableJob, settled: InputRecord) -> Features:
+    """The features of the run that the job starts from.
+
+    Raises:
+        SpecError: if the job names other features.
+    """
+    fitted = features.from_json(settled.preprocessing)
+    if job.data.features and set(job.data.features) != set(fitted.names):
+        given = f"is {listed(job.data.features, 8)}, and the earlier run was trained on {listed(fitted.names, 8)}"
+        raise SpecError([job.problem(("data", "features"), given, "the same columns", "leave data.features out")])
+    return fitted
+
+
+def _table(path: Path, data: TableData, classes: bool, earlier: Features | None) -> Any:
+    """The training table, with the columns that the job uses; those of an earlier run if it starts from one."""
     options = ("target", "features", "numeric", "categorical", "ignore")
     wanted = {name: f"data.{option}" for option in reversed(options) for name in getattr(data, option) or ()}
+    text = [*_classes(data.target, classes), *(data.categorical or ())]
+    if earlier:
+        wanted |= dict.fromkeys(earlier.names, "model.from")
+        text += [category.name for category in earlier.categories]
     return table_file.read(
         path,
         "data.train",
         wanted=wanted,
-        only=data.features is not None,
+        only=data.features is not None or earlier is not None,
         leave=data.ignore or (),
-        text=(*_classes(data.target, classes), *(data.categorical or ())),
+        text=text,
     )
 
 

@@ -21,7 +21,7 @@ from runtime.data.text.split import TextPart
 from runtime.data.text.tokenizer import Tokenizer
 from runtime.errors import DataError, SpecError
 from runtime.job.text import TextEncoder, TextJob, TextPretrained
-from runtime.pretrained import families
+from runtime.pretrained import earlier_run, families
 from runtime.pretrained import folder as pretrained
 
 POOLED = {"cls": "first token", "mean": "mean of the tokens"}
@@ -60,11 +60,14 @@ def load(job: TextJob, settled: InputRecord | None = None) -> Dataset:
         DataError: if they cannot be used.
         SpecError: if the job's network does not fit them.
     """
-    train, held, heads, notes = text_split.read(job, settled.heads if settled else None)
+    train, held, heads, notes = text_split.read(job, settled.heads if settled and settled.same_data else None)
     columns = train.texts, held.texts
     words, most, source = _tokenizer(job, columns[0], settled)
     encoded = [words.encode(texts) for texts in columns]
-    longest, why = _length(job, encoded[0], most) if settled is None else (settled.preprocessing["max_length"], [])
+    if settled and settled.same_data:
+        longest, why = settled.preprocessing["max_length"], list[str]()
+    else:
+        longest, why = _length(job, encoded[0], most)
     splits = [
         TextSplit(part, words.cut(tokens, texts, longest), words.pad)
         for part, tokens, texts in zip((train, held), encoded, columns, strict=True)
@@ -100,6 +103,9 @@ def _tokenizer(job: TextJob, texts: object, settled: InputRecord | None) -> tupl
         note = f"encoder {found.config.model_type} from {found.folder}; a text is represented by its {POOLED[how]}"
         words = _known(settled) if settled else tokenizer.of(found)
         return words, families.longest(found.config), [note]
+    if settled and (earlier := earlier_run.find(job)):
+        words = _known(settled)
+        return words, earlier.longest(), [f"{words.vocabulary:,} tokens"]
     size = job.model.vocabulary if isinstance(job.model, TextEncoder) else USUAL_VOCABULARY
     words = _known(settled) if settled else tokenizer.learn(texts, size)
     return words, None, [f"{words.vocabulary:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"]

@@ -18,7 +18,7 @@ from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
 from runtime.models import saved_model
-from runtime.models.build import BUILDERS
+from runtime.models.builders import BUILDERS
 from runtime.pretrained import convert
 from runtime.pretrained.folder import quiet
 from runtime.training import run

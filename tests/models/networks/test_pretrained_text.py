@@ -17,7 +17,7 @@ from runtime.data.load import load
 from runtime.data.text import load as text
 from runtime.errors import DataError, SpecError
 from runtime.models import saved_model
-from runtime.models.build import BUILDERS
+from runtime.models.builders import BUILDERS
 from runtime.models.networks.text_encoder import TextNetwork
 from runtime.pretrained import convert
 from runtime.pretrained import folder as pretrained

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from runtime.data.dataset import Batch
 from runtime.errors import SpecError
 from runtime.job import dotted
-from runtime.models.build import BUILDERS
+from runtime.models.builders import BUILDERS
 from runtime.models.networks.text_encoder import TextNetwork
 from runtime.training import run
 from tests import reports, tiny

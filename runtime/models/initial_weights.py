@@ -1,0 +1,182 @@
+"""Starts a network from existing weights: of an earlier run (`model.from`), or of a file (`model.weights`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runtime.data.dataset import Dataset, Head, head
+from runtime.data.labels import listed
+from runtime.errors import SpecError
+from runtime.job import Job
+from runtime.job.job import ImageJob
+from runtime.models import safetensors_file
+from runtime.models.builders import BUILDERS
+from runtime.models.networks import cnn
+from runtime.pretrained.earlier_run import WEIGHTS, EarlierModel
+
+Refuse = Callable[[str, str, str], SpecError]
+"""Makes an error of what was given, what is possible and what to do."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A network with weights of an earlier run."""
+
+    module: nn.Module
+    arguments: dict[str, Any]
+    """Arguments of its builder."""
+    notes: list[str]
+    """What was taken and what was initialized anew."""
+
+
+def from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> Started:
+    """Build the network of an earlier run for other data, and take over its weights.
+
+    An output keeps its weights if its classes, or the names of its numbers, are the same in the same order.
+
+    Raises:
+        SpecError: if the weights cannot be read or do not fit the network.
+    """
+    counts = {name: each.outputs for name, each in dataset.heads.items()}
+    arguments = _with_counts(_resized(job, earlier, dataset), counts)
+    network = BUILDERS[earlier.builder](**arguments)
+    theirs = {row["name"]: head(row) for row in earlier.heads}
+    anew = [name for name, ours in dataset.heads.items() if not _same(ours, theirs.get(name))]
+    fresh = {tensor for name in anew for tensor in _of_head(earlier.builder, arguments, name)}
+    file = earlier.folder / WEIGHTS
+
+    def refuse(given: str, possible: str, action: str) -> SpecError:
+        return SpecError([job.problem(job.model_key("name"), given, possible, action)])
+
+    _fill(network, _read(file, refuse), fresh, file, refuse)
+    notes = [f"starts from {earlier.folder}, {_count(network, fresh)} tensors"]
+    if anew:
+        names = ", ".join(name or "the classifier" for name in anew)
+        notes.append(
+            f"initialized anew, since the classes differ from {earlier.folder}: {names} ({listed(sorted(fresh), 6)})"
+        )
+    return Started(network, arguments, notes)
+
+
+def from_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> list[str]:
+    """Load weights from a file into a network of the job; returns notes.
+
+    Args:
+        job: the job.
+        name: the file, as in the spec.
+        network: with random weights.
+        outputs: tensors that may have another shape or be missing in the file; they then stay random.
+
+    Raises:
+        SpecError: if the file cannot be read or does not fit.
+    """
+
+    def refuse(given: str, possible: str, action: str) -> SpecError:
+        return SpecError([job.problem(("model", "weights"), given, possible, action)])
+
+    file = job.resolve(name)
+    if file.suffix != ".safetensors":
+        if file.is_dir():
+            raise refuse(
+                f"{file} is a folder", "a .safetensors file", f"write model: {{from: {name}}} for an earlier run"
+            )
+        raise refuse(f"{file} is not a .safetensors file", "weights without pickle", f"run `drivetrain convert {file}`")
+    weights, own = _read(file, refuse), network.state_dict()
+    fresh = {key for key in outputs if key not in weights or weights[key].shape != own[key].shape}
+    _fill(network, weights, fresh, file, refuse)
+    notes = [f"starts from {file}, {_count(network, fresh)} tensors"]
+    if fresh:
+        notes.append(f"initialized anew, since {file.name} has no outputs of this shape: {listed(sorted(fresh), 6)}")
+    return notes
+
+
+def outputs_of(builder: str, arguments: Mapping[str, Any], heads: Mapping[str, Head]) -> set[str]:
+    """The names of all tensors whose shape depends on the number of outputs."""
+    return {tensor for name in heads for tensor in _of_head(builder, arguments, name)}
+
+
+def outputs_by_shape(network: nn.Module, heads: Mapping[str, Head]) -> set[str]:
+    """The names of all tensors with as many rows as a head has outputs, for networks of user code."""
+    counts = {each.outputs for each in heads.values()}
+    return {name for name, value in network.state_dict().items() if value.dim() and value.shape[0] in counts}
+
+
+def _same(ours: Head, theirs: Head | None) -> bool:
+    return theirs is not None and (ours.classes, ours.columns, ours.several) == (
+        theirs.classes,
+        theirs.columns,
+        theirs.several,
+    )
+
+
+def _of_head(builder: str, arguments: Mapping[str, Any], name: str) -> set[str]:
+    """The tensors whose shape changes if the head of this name gets one more output."""
+    counts = arguments["classes"] if "classes" in arguments else arguments["outputs"]
+    sizes = dict(counts) if isinstance(counts, Mapping) else {"": counts}
+    shapes = []
+    for more in (0, 1):
+        changed = _with_counts(arguments, sizes | {name: sizes[name] + more})
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            shapes.append({key: value.shape for key, value in BUILDERS[builder](**changed).state_dict().items()})
+    return {key for key, shape in shapes[0].items() if shapes[1][key] != shape}
+
+
+def _with_counts(arguments: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
+    """The arguments of a builder with these numbers of outputs, by head."""
+    if "classes" in arguments:
+        return {**arguments, "classes": counts[""]}
+    return {**arguments, "outputs": dict(counts) if isinstance(arguments["outputs"], Mapping) else counts[""]}
+
+
+def _resized(job: Job, earlier: EarlierModel, dataset: Dataset) -> dict[str, Any]:
+    """The arguments of the earlier network for images of this job's size."""
+    arguments = dict(earlier.arguments)
+    if not isinstance(job, ImageJob):
+        return arguments
+    size, known = dataset.preprocessing["image_size"], earlier.preprocessing["image_size"]
+    if size == known:
+        return arguments
+    if earlier.builder != "images":
+        earlier.refuse(
+            f"is {size}, and {earlier.folder} takes {known}", str(known), "leave it out", ("data", "image_size")
+        )
+    if arguments["stem"] == "auto":
+        # The size decided the stem when that run began.
+        arguments["stem"] = "small" if known <= cnn.SMALL_IMAGE else "large"
+    return arguments | {"image_size": size}
+
+
+def _fill(network: nn.Module, weights: Mapping[str, Tensor], fresh: set[str], file: Path, refuse: Refuse) -> None:
+    """Load all tensors but the fresh ones."""
+    own = network.state_dict()
+    wrong = [
+        f"{name} is {tuple(weights[name].shape) if name in weights else 'missing'}, expected {tuple(value.shape)}"
+        for name, value in own.items()
+        if name not in fresh and (name not in weights or weights[name].shape != value.shape)
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 3:,} more" if len(wrong) > 3 else ""
+        raise refuse(
+            f"{file} does not fit the network: {'; '.join(wrong[:3])}{more}",
+            "weights of the same network",
+            "check that both come from the same network",
+        )
+    network.load_state_dict(own | {name: weights[name] for name in own if name not in fresh})
+
+
+def _read(file: Path, refuse: Refuse) -> dict[str, Tensor]:
+    try:
+        return safetensors_file.read(file)
+    except (OSError, ValueError) as error:
+        raise refuse(f"{file} cannot be read: {error}", "a complete file", "copy it again") from None
+
+
+def _count(network: nn.Module, fresh: set[str]) -> str:
+    total = len(network.state_dict())
+    return f"{total - len(fresh)} of {total}" if fresh else f"all {total}"

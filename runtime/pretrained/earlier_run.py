@@ -1,0 +1,121 @@
+"""The trained model of an earlier run, which a job starts from (`model: {from: runs/NAME-001}`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from runtime.errors import SpecError
+from runtime.job import Job
+from runtime.job.model import EarlierRun, Freeze
+from runtime.pretrained import families
+from runtime.system.files import read_json
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+_KEYS = {"builder": str, "arguments": dict, "heads": list, "preprocessing": dict}
+_KINDS = {"image": "images", "text": "texts", "series": "series", "tabular": "table"}
+"""Kind of preprocessing by the first word of a task."""
+_POSSIBLE = f"the folder of a finished run, or its model/ folder with {CONFIG} and {WEIGHTS}"
+
+
+@dataclass(frozen=True)
+class EarlierModel:
+    """What a model folder says about its network and its data; the weights are not read yet."""
+
+    job: Job
+    """The job that starts from it."""
+    folder: Path
+    builder: str
+    arguments: Mapping[str, Any]
+    """Arguments of the builder."""
+    heads: tuple[Mapping[str, Any], ...]
+    """Rows that `data.dataset.head` rebuilds."""
+    preprocessing: Mapping[str, Any]
+    freeze: Freeze
+
+    def longest(self) -> int | None:
+        """Largest number of tokens of a text network; None if there is no limit."""
+        return families.longest(SimpleNamespace(**self.arguments["config"]))
+
+    def refuse(self, given: str, possible: str, action: str, key: tuple[str, ...] | None = None) -> NoReturn:
+        """Raise an error about the run's name in the job file, or about another key.
+
+        Raises:
+            SpecError: always.
+        """
+        raise SpecError([self.job.problem(key or self.job.model_key("name"), given, possible, action)])
+
+
+def find(job: Job) -> EarlierModel | None:
+    """The model that the job starts from; None if the job names no earlier run.
+
+    Raises:
+        SpecError: if there is none, it is incomplete, or it was trained on another kind of data.
+    """
+    spec = getattr(job, "model", None)
+    if not isinstance(spec, EarlierRun):
+        return None
+    folder = _folder(job, job.resolve(spec.name))
+    config = read_json(folder / CONFIG)
+    damaged = [
+        name for name, kind in _KEYS.items() if not isinstance(config, dict) or not isinstance(config.get(name), kind)
+    ]
+    if damaged:
+        _refuse(job, f"{folder / CONFIG} is damaged: it has no {damaged[0]}", _POSSIBLE, "copy the folder again")
+    kind, ours = config["preprocessing"].get("kind"), _KINDS[job.task.partition("-")[0]]
+    if config["builder"] in ("own", "python"):
+        _refuse(
+            job,
+            f"{folder} is a network of your own code",
+            "a built-in network, or one of transformers or timm",
+            f"name its file, and start from the weights: model: {{file: ..., weights: {folder / WEIGHTS}}}",
+        )
+    if kind != ours:
+        _refuse(
+            job,
+            f"{folder} was trained on {kind}, and {job.task} trains on {ours}",
+            f"a run on {ours}",
+            "use another run",
+        )
+    return EarlierModel(
+        job,
+        folder,
+        config["builder"],
+        config["arguments"],
+        tuple(config["heads"]),
+        config["preprocessing"],
+        spec.freeze,
+    )
+
+
+def _folder(job: Job, given: Path) -> Path:
+    for folder in (given, given / "model"):
+        if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
+            return folder
+    if given.is_file():
+        _refuse(
+            job,
+            f"{given} is a file",
+            _POSSIBLE,
+            "name its folder, or, for weights of a network that you name, write `weights:`",
+        )
+    if not given.exists():
+        _refuse(
+            job,
+            f"{given} does not exist",
+            _POSSIBLE,
+            "correct the path; it is relative to the job's folder, then to the project",
+        )
+    if (given / "state.json").exists():
+        status = (read_json(given / "state.json") or {}).get("status", "broken")
+        _refuse(
+            job, f"{given} has no trained model: the run is {status}", _POSSIBLE, "finish that run, or use another one"
+        )
+    _refuse(job, f"{given} has no trained model", _POSSIBLE, "use such a folder")
+
+
+def _refuse(job: Job, given: str, possible: str, action: str) -> NoReturn:
+    raise SpecError([job.problem(job.model_key("name"), given, possible, action)])
