@@ -49,12 +49,24 @@ def from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> Started:
     theirs = {row["name"]: head(row) for row in earlier.heads}
     anew = [name for name, ours in dataset.heads.items() if not _same(ours, theirs.get(name))]
     fresh = {tensor for name in anew for tensor in _of_head(earlier.builder, arguments, name)}
+    # Heads are numbered in the order of the job, which may be another one than in the earlier run.
+    source = {
+        ours: known
+        for name in dataset.heads
+        if name not in anew
+        for ours, known in zip(
+            _of_head(earlier.builder, arguments, name),
+            _of_head(earlier.builder, earlier.arguments, name),
+            strict=True,
+        )
+    }
     file = earlier.folder / WEIGHTS
 
     def refuse(given: str, possible: str, action: str) -> SpecError:
         return SpecError([job.problem(job.model_key("name"), given, possible, action)])
 
-    _fill(network, _read(file, refuse), fresh, file, refuse)
+    stored = _read(file, refuse)
+    _fill(network, stored | {ours: stored[known] for ours, known in source.items() if known in stored}, fresh, file, refuse)
     notes = [f"starts from {earlier.folder}, {_count(network, fresh)} tensors"]
     if anew:
         names = ", ".join(name or "the classifier" for name in anew)
@@ -115,8 +127,8 @@ def _same(ours: Head, theirs: Head | None) -> bool:
     )
 
 
-def _of_head(builder: str, arguments: Mapping[str, Any], name: str) -> set[str]:
-    """The tensors whose shape changes if the head of this name gets one more output."""
+def _of_head(builder: str, arguments: Mapping[str, Any], name: str) -> list[str]:
+    """The tensors whose shape changes if the head of this name gets one more output, in the order of the network."""
     counts = arguments["classes"] if "classes" in arguments else arguments["outputs"]
     sizes = dict(counts) if isinstance(counts, Mapping) else {"": counts}
     shapes = []
@@ -124,7 +136,7 @@ def _of_head(builder: str, arguments: Mapping[str, Any], name: str) -> set[str]:
         changed = _with_counts(arguments, sizes | {name: sizes[name] + more})
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             shapes.append({key: value.shape for key, value in BUILDERS[builder](**changed).state_dict().items()})
-    return {key for key, shape in shapes[0].items() if shapes[1][key] != shape}
+    return [key for key, shape in shapes[0].items() if shapes[1][key] != shape]
 
 
 def _with_counts(arguments: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:

@@ -147,9 +147,12 @@ def _earlier(job: TableJob, settled: InputRecord) -> Features:
     """The features of the run that the job starts from.
 
     Raises:
-        SpecError: if the job names other features.
+        SpecError: if the job names other features, or predicts one of them.
     """
     fitted = features.from_json(settled.preprocessing)
+    if both := [name for name in job.data.target if name in fitted.names]:
+        given = f"has {both[0]!r}, which is a feature of the earlier run"
+        raise SpecError([job.problem(("data", "target"), given, "a column that it did not see", "use another run")])
     if job.data.features and set(job.data.features) != set(fitted.names):
         given = f"is {listed(job.data.features, 8)}, and the earlier run was trained on {listed(fitted.names, 8)}"
         raise SpecError([job.problem(("data", "features"), given, "the same columns", "leave data.features out")])

@@ -1,0 +1,261 @@
+"""A job that starts from an earlier run, or from a file of weights: the same outputs before its first step."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.data.load import load
+from runtime.data.loader.batches import in_order
+from runtime.errors import SpecError
+from runtime.job import Job
+from runtime.job_spec import load as job_spec
+from runtime.models.build import Model, build
+from runtime.training import recorded_inputs
+from tests.tiny import plain
+from tests.trained import CASES, COMMON, Case, seen, trained
+
+FIRST = "run"
+"""The folder of the first run, relative to the job."""
+
+
+def follow(folder: Path, case: Case, model: str = f"{{from: {FIRST}}}", *changes: tuple[str, str]) -> Job:
+    """The job of a case with another `model:`, in the same folder."""
+    text = re.sub(r"^model:.*$", "", case.text, flags=re.MULTILINE) + f"model: {model}\n"
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    (folder / "next.yaml").write_text(f"name: next\n{text}{COMMON}")
+    return job_spec.load(folder / "next.yaml")
+
+
+@torch.inference_mode()
+def outputs(job: Job, made: Model) -> dict[str, torch.Tensor]:
+    """The outputs of an untrained network on the validation data of its job."""
+    dataset = load(job)
+    made.module.eval()
+    parts: dict[str, list[torch.Tensor]] = {name: [] for name in dataset.heads}
+    for batch in in_order(dataset.validation, 7):
+        found = made.module(*dataset.prepare(batch.inputs, batch.ids, None))
+        for name, kept in parts.items():
+            kept.append(found if isinstance(found, torch.Tensor) else found[name])
+    return {name: torch.cat(kept) for name, kept in parts.items()}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def first(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Case, dict[str, torch.Tensor]]:
+    folder, case = tmp_path_factory.mktemp("first"), CASES[request.param]
+    return folder, case, seen(trained(case, folder, steps=10))
+
+
+def test_every_task_starts_with_the_outputs_of_the_earlier_run(
+    first: tuple[Path, Case, dict[str, torch.Tensor]],
+) -> None:
+    folder, case, before = first
+    job = follow(folder, case)
+    made = build(job, load(job))
+    now = outputs(job, made)
+    assert now.keys() == before.keys()
+    for name, values in before.items():
+        torch.testing.assert_close(now[name], values, rtol=1e-5, atol=1e-6)
+    assert made.notes == [f"starts from {folder / FIRST / 'model'}, all {len(made.module.state_dict())} tensors"]
+
+
+def test_the_random_start_differs(first: tuple[Path, Case, dict[str, torch.Tensor]]) -> None:
+    folder, _, before = first
+    job = job_spec.load(folder / "job.yaml")
+    now = outputs(job, build(job, load(job)))
+    assert any(not torch.allclose(now[name], values, rtol=1e-3, atol=1e-5) for name, values in before.items())
+
+
+def same(first: Model, second: Model) -> list[str]:
+    """The names of the tensors that both have with the same values."""
+    ours, theirs = first.module.state_dict(), second.module.state_dict()
+    return [name for name, value in ours.items() if name in theirs and torch.equal(value, theirs[name])]
+
+
+def relabelled(folder: Path) -> None:
+    """Give every class of the image arrays another name."""
+    for part in ("train", "held"):
+        with np.load(folder / f"{part}.npz") as data:
+            images, labels = data["images"], data["labels"]
+        np.savez(folder / f"{part}.npz", images=images, labels=labels + 1)
+
+
+def test_other_classes_get_a_new_classifier_even_of_the_same_shape(tmp_path: Path) -> None:
+    case = CASES["image arrays"]
+    trained(case, tmp_path)
+    unchanged = follow(tmp_path, case)
+    earlier = build(unchanged, load(unchanged))
+    relabelled(tmp_path)
+    job = follow(tmp_path, case)
+    made = build(job, load(job))
+    lost = set(made.module.state_dict()) - set(same(made, earlier))
+    assert lost == {"classifier.weight", "classifier.bias"}
+    assert made.notes[1] == (
+        f"initialized anew, since the classes differ from {tmp_path / FIRST / 'model'}: "
+        "the classifier (classifier.bias, classifier.weight)"
+    )
+
+
+def test_only_the_head_with_other_classes_is_new(tmp_path: Path) -> None:
+    case = CASES["texts"]
+    trained(case, tmp_path)
+    unchanged = follow(tmp_path, case)
+    earlier = build(unchanged, load(unchanged))
+    for part in ("train", "held"):
+        path = tmp_path / f"{part}.csv"
+        path.write_text(path.read_text().replace(",x,", ",w,"))
+    job = follow(tmp_path, case)
+    made = build(job, load(job))
+    lost = set(made.module.state_dict()) - set(same(made, earlier))
+    assert lost == {"heads.0.weight", "heads.0.bias"}
+    assert made.notes[1].startswith(
+        f"initialized anew, since the classes differ from {tmp_path / FIRST / 'model'}: kind ("
+    )
+
+
+def test_other_values_are_scaled_as_in_the_earlier_run(tmp_path: Path) -> None:
+    case = CASES["series numbers"]
+    before = trained(case, tmp_path).dataset
+    for part in ("train", "held"):
+        with np.load(tmp_path / f"{part}.npz") as data:
+            x, y = data["x"], data["y"]
+        np.savez(tmp_path / f"{part}.npz", x=x * 3, y=y * 5)
+    now, alone = load(follow(tmp_path, case)), load(job_spec.load(tmp_path / "job.yaml"))
+    assert now.heads == before.heads != alone.heads
+    assert now.preprocessing["mean"] == list(before.preprocessing["mean"])
+    assert now.preprocessing["mean"] != alone.preprocessing["mean"]
+
+
+def test_heads_in_another_order_keep_their_weights(tmp_path: Path) -> None:
+    case = CASES["texts"]
+    before = seen(trained(case, tmp_path, steps=10))
+    job = follow(tmp_path, case, f"{{from: {FIRST}}}", ("{kind: 0.7, urgent: 0.3}", "{urgent: 0.3, kind: 0.7}"))
+    now = outputs(job, build(job, load(job)))
+    for name, values in before.items():
+        torch.testing.assert_close(now[name], values, rtol=1e-5, atol=1e-6)
+
+
+def test_a_feature_of_the_earlier_run_cannot_be_the_target(tmp_path: Path) -> None:
+    case = CASES["table"]
+    trained(case, tmp_path)
+    job = follow(
+        tmp_path, case, f"{{from: {FIRST}}}", ("target: kind", "target: note"), ("ignore: [", "ignore: [kind, ")
+    )
+    with pytest.raises(SpecError, match=r"data\.target: has 'note', which is a feature of the earlier run"):
+        load(job)
+
+
+def test_a_larger_image_keeps_the_stem(tmp_path: Path) -> None:
+    case = CASES["image arrays"]
+    trained(case, tmp_path)
+    config = tmp_path / FIRST / "model" / "config.json"
+    config.write_text(config.read_text().replace('"image_size": 8', '"image_size": 200'))
+    job = follow(tmp_path, case)
+    with pytest.raises(SpecError, match="does not fit the network"):  # a stem of 7x7 from a folder that has one of 3x3
+        build(job, load(job))
+    small = follow(tmp_path, case, f"{{from: {FIRST}}}", ("train.npz, ", "train.npz, image_size: 8, "))
+    with pytest.raises(SpecError, match="does not fit the network"):
+        build(small, load(small))
+
+
+WRONG = {
+    "missing": ("nowhere", "does not exist"),
+    "a file": (f"{FIRST}/model/model.safetensors", "is a file"),
+    "unfinished": ("unfinished", "has no trained model: the run is stopped"),
+    "another task": (FIRST, "was trained on series, and image-classification trains on images"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_folder_that_cannot_be_used(tmp_path: Path, case: str) -> None:
+    name, message = WRONG[case]
+    trained(CASES["series"], tmp_path)
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "state.json").write_text('{"status": "stopped"}')
+    spec = "series" if case != "another task" else "image arrays"
+    if case == "another task":
+        CASES[spec].files(tmp_path)
+    with pytest.raises(SpecError) as refused:
+        load(follow(tmp_path, CASES[spec], f"{{from: {name}}}"))
+    problem = refused.value.problems[0]
+    assert re.search(r"next.yaml:\d+:\d+$", problem.place)
+    assert problem.key == "model.from"
+    assert message in problem.given
+    assert problem.possible
+    assert problem.action
+
+
+@pytest.mark.parametrize("damage", ["truncated", "no config", "another network"])
+def test_a_damaged_model_is_refused(tmp_path: Path, damage: str) -> None:
+    case = CASES["series"]
+    trained(case, tmp_path)
+    model = tmp_path / FIRST / "model"
+    if damage == "truncated":
+        weights = (model / "model.safetensors").read_bytes()
+        (model / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    elif damage == "no config":
+        (model / "config.json").write_text("{}")
+    else:
+        text = (model / "config.json").read_text()
+        (model / "config.json").write_text(text.replace('"lstm_hidden": 6', '"lstm_hidden": 7'))
+    job = follow(tmp_path, case)
+    with pytest.raises(SpecError, match=r"model\.from"):
+        build(job, load(job))
+
+
+def test_a_file_of_weights(tmp_path: Path) -> None:
+    case = CASES["series"]
+    before = seen(trained(case, tmp_path))
+    shutil.copy(tmp_path / FIRST / "model" / "model.safetensors", tmp_path / "w.safetensors")
+    spec = "{cnn_channels: [4], lstm_hidden: 6, bidirectional: true, weights: w.safetensors}"
+    job = follow(tmp_path, case, spec)
+    torch.testing.assert_close(outputs(job, build(job, load(job)))[""], before[""], rtol=1e-5, atol=1e-6)
+    wider = follow(tmp_path, case, spec.replace("6", "8"))
+    with pytest.raises(SpecError, match=r"model\.weights: .* does not fit the network: lstm"):
+        build(wider, load(wider))
+    for name, message in (("job.yaml", "is not a .safetensors file"), (FIRST, "is a folder")):
+        other = follow(tmp_path, case, spec.replace("w.safetensors", name))
+        with pytest.raises(SpecError, match=message):
+            build(other, load(other))
+
+
+def test_freezing_random_weights_is_told_and_freezing_trained_ones_is_not(tmp_path: Path) -> None:
+    case = CASES["series"]
+    trained(case, tmp_path)
+    random = follow(tmp_path, case, "{cnn_channels: [4], freeze: {names: [convolutions]}}")
+    assert "random weights" in build(random, load(random)).notes[0]
+    later = follow(tmp_path, case, f"{{from: {FIRST}, freeze: {{names: [convolutions]}}}}")
+    made = build(later, load(later))
+    assert len(made.notes) == 1
+    assert {name for name, p in made.module.named_parameters() if not p.requires_grad} == {
+        "convolutions.0.weight",
+        "convolutions.0.bias",
+    }
+
+
+def test_a_resumed_run_notices_another_start(tmp_path: Path) -> None:
+    """The weights that a run starts from are among its recorded inputs."""
+    case = CASES["series"]
+    trained(case, tmp_path)
+    job = follow(tmp_path, case)
+    home = tmp_path / "next"
+    home.mkdir()
+    run = plain(job, home)
+    recorded_inputs.begin(run, print, resumes=False)
+    settled = recorded_inputs.stored(home)
+    assert settled
+    again = recorded_inputs.unchanged(job, home, settled, SpecError)
+    assert again.heads == run.dataset.heads
+    weights = tmp_path / FIRST / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"1234")
+    with pytest.raises(SpecError, match=r"model\.safetensors .*model\.name"):
+        recorded_inputs.unchanged(job, home, settled, SpecError)
