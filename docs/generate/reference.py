@@ -108,6 +108,8 @@ def _type(one: Schema) -> str:
             parts = one.get("prefixItems")
             return f"list of {len(parts)}: {_type(parts[0])}" if parts else f"list of {_type(one.get('items', {}))}"
         case "object":
+            if one.get("title") == "From":
+                return "`{from: FOLDER}`"
             return f"mapping to {_type(one['additionalProperties'])}" if one.get("additionalProperties") else "mapping"
         case "null":
             return "`null`"

@@ -66,7 +66,8 @@ def from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> Started:
         return SpecError([job.problem(job.model_key("name"), given, possible, action)])
 
     stored = _read(file, refuse)
-    _fill(network, stored | {ours: stored[known] for ours, known in source.items() if known in stored}, fresh, file, refuse)
+    stored |= {ours: stored[known] for ours, known in source.items() if known in stored}
+    _fill(network, stored, fresh, file, refuse)
     notes = [f"starts from {earlier.folder}, {_count(network, fresh)} tensors"]
     if anew:
         names = ", ".join(name or "the classifier" for name in anew)

@@ -62,7 +62,7 @@ def test_the_picture_names_every_package() -> None:
 
 
 def test_names_with_a_file_stand_in_it() -> None:
-    """`BUILDERS` in `runtime/models/build.py`: the file defines the name."""
+    """`BUILDERS` in `runtime/models/builders.py`: the file defines the name."""
     wrong = []
     for page in PAGES:
         text = " ".join(page.read_text(encoding="utf-8").split())
