@@ -24,7 +24,7 @@ from runtime.tracking.live.dashboard import screen
 from runtime.tracking.live.run_reader import RunReader
 
 ROOT = Path(__file__).resolve().parents[2]
-COLUMNS, REPORT = 82, (1160, 880)
+COLUMNS, REPORT = 64, (860, 800)
 """Columns of the terminal; width and height of the report's picture, whose rest is cut off."""
 COLORS = 96
 """Of a picture; a third of the bytes, and no eye sees it."""
@@ -54,7 +54,7 @@ def main() -> None:
             assert child.wait() == 0, "the training failed"
         finally:
             child.terminate()
-        shoot(given.browser, Path(scratch, "live.html"), folder / "live.png", (830, 214), "light")
+        shoot(given.browser, Path(scratch, "live.html"), folder / "live.png", (656, 224), "light")
         for theme in ("light", "dark"):
             shoot(given.browser, run / "report.html", folder / f"report-{theme}.png", REPORT, theme)
 

@@ -14,6 +14,8 @@ from tests.paths import ROOT
 
 ENGLISH, SPANISH = ROOT / "README.md", ROOT / "README.es.md"
 PAGES = (ENGLISH, SPANISH)
+WIDTH = 96
+"""Characters of a block of code on a page of a forge, on a desktop."""
 LINES = {".md": 140, ".es": 146}  # Spanish takes more words
 
 
@@ -81,7 +83,14 @@ def test_every_command_of_the_program_is_in_the_table() -> None:
 
 def test_the_badges_are_true() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    least = project["requires-python"].removeprefix(">=")
-    for page in PAGES:
-        badges = re.findall(r"img\.shields\.io/badge/([^)]+)\)", text(page))
-        assert badges == [f"python-{least}%2B-blue", f"license-{project['license']}-blue"]
+    told = {"python": project["requires-python"].removeprefix(">=") + "+", "license": project["license"]}
+    for name, value in told.items():
+        picture = text(ROOT / "docs" / "images" / f"badge-{name}.svg")
+        assert re.findall(r"<text[^>]*>([^<]+)<", picture) == [name, value]
+        assert all(f"docs/images/badge-{name}.svg" in text(page) for page in PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_line_to_be_typed_is_cut_off_at_the_width_of_a_page(page: Path) -> None:
+    lines = re.sub(r"```.*?```", "", text(page), flags=re.DOTALL).splitlines()
+    assert [line for line in lines if line.startswith("    ") and len(line) > 4 + WIDTH] == []
