@@ -26,6 +26,7 @@ from runtime.launch import (
     container_limits,
     container_terminal,
     docker_engine,
+    engine_traits,
     follow_container,
     mounts,
     network,
@@ -77,22 +78,27 @@ def launch(request: LaunchRequest) -> int:
     online, line = network.told(job, asked=request.network)
     values, lines = run_secrets.collect(job, online)
     print(line, *lines, sep="\n", flush=True)
-    variables = container_limits.variables(client.info(), job, gpu=word != "cpu") | container_limits.owner(
-        PROJECT, tell=True
-    )
+    info = client.info()
+    engine = engine_traits.find(info)
+    if note := engine.note():
+        print(note, flush=True)
+    variables = container_limits.variables(info, job, gpu=word != "cpu") | engine.limits(gpu=word != "cpu")
+    variables |= engine.owner() or container_limits.owner(PROJECT, tell=True)
     variables["DRIVETRAIN_NETWORK"] = "bridge" if online else "none"
     variables[checkout.TAG] = checkout.tag()
     if word != "cpu":
-        variables |= nvidia_toolkit.find(client.info()).variables()
+        variables |= nvidia_toolkit.find(info).variables()
     if request.image:
         published_image.named(client, request.image)
         for service in ("trainer", "prepare"):
             override["services"].setdefault(service, {})["image"] = _literal(request.image)
     else:
         docker_engine.provide_image(client, word)
-    override["services"]["trainer"] |= container_terminal.service(client.info())
-    with run_secrets.written(values, client.info(), int(variables["DRIVETRAIN_UID"])) as secrets:
+    override["services"]["trainer"] |= container_terminal.service(info)
+    with run_secrets.written(values, info, int(variables["DRIVETRAIN_UID"])) as secrets:
         override["services"]["trainer"]["volumes"] += _literal(secrets.volumes())
+        for volume in override["services"]["trainer"]["volumes"] if engine.selinux else ():
+            volume["bind"]["selinux"] = "z"
         return follow_container.follow(_start(client, override, job, word, variables), secrets.remove)
 
 

@@ -54,7 +54,7 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         DeviceError: if no engine answers, or the image cannot be built.
         SpecError: if the spec is invalid, or names something that may not be mounted.
     """
-    from runtime.launch import container_limits, docker_engine, network, run_secrets
+    from runtime.launch import container_limits, docker_engine, engine_traits, network, run_secrets
 
     client = docker_engine.connect()
     if isinstance(client, docker_engine.EngineMissing):
@@ -64,7 +64,8 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
             f"`{SETUP}`, or {client.cure}",
         )
     workdir, limits, online = _workdir(Path.cwd()), dict[str, str](), False
-    values = dict[str, bytes]()
+    values, info = dict[str, bytes](), client.info()
+    engine = engine_traits.find(info)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is reserved for the command's output
         seen = [mount for path in _named(given) for mount in mounts.of_path("the command line", path, PROJECT)]
         for path, job in _jobs(given):
@@ -74,17 +75,24 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
                 found, lines = run_secrets.collect(job, online)
                 values |= found
                 print(*lines, sep="\n", end="\n" if lines else "")
-                limits = limits or container_limits.variables(client.info(), job)
+                limits = limits or container_limits.variables(info, job)
         if online:
             print("network: on, the job needs a download")
         docker_engine.provide_image(client, "cpu")
         # What writes new files of the user's, and runs none of their code, runs as the user who called it.
         owner = container_limits.owner(PROJECT) if given.command not in ("sample", "init") else {}
     user = owner.get("DRIVETRAIN_UID", str(os.getuid())), owner.get("DRIVETRAIN_GID", str(os.getgid()))
-    _check_output(getattr(given, "output", None), int(user[0]))
-    with run_secrets.written(values, client.info(), int(user[0])) as secrets:
+    if engine.rootless:
+        user = ("0", "0")
+    else:
+        _check_output(getattr(given, "output", None), int(user[0]))
+    limits |= engine.limits(gpu=False)
+    with run_secrets.written(values, info, int(user[0])) as secrets:
         seen += [mounts.Mount(Path(source), Path(target)) for target, source in secrets.mounts().items()]
-        return _wait(line(arguments, workdir, user, limits, mounts.together(iter(seen)), network=online))
+        # The engine's command line relabels only mounts of the short form, in which no path may have a colon.
+        unlabelled = ["--security-opt", "label=disable"] if engine.selinux else []
+        command = line(arguments, workdir, user, limits, mounts.together(iter(seen)), network=online)
+        return _wait([*command[:2], *unlabelled, *command[2:]])
 
 
 def line(

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.environment import check_environment
-from runtime.launch import network
+from runtime.launch import engine_traits, network
 from runtime.system.secrets import AUTHORITY, FOLDER
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -28,7 +28,6 @@ HUB = ("HF_TOKEN", "HF_ENDPOINT")
 AUTHORITIES = ("PIP_CERT", "SSL_CERT_FILE")
 """In the order of scripts/image, which hands the file on to the build."""
 _PREFIX = "drivetrain-secrets-"
-_SNAP = "/var/snap/"
 
 
 @dataclass
@@ -122,11 +121,12 @@ def written(
 def engine_folder(info: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
     """A folder of this user that the engine sees: in memory if possible, never /tmp."""
     home = Path(environ.get("HOME") or os.path.expanduser("~"))
-    if str(info.get("DockerRootDir", "")).startswith(_SNAP):
+    engine = engine_traits.find(info)
+    if engine.snap:
         return home / "snap" / "docker" / "common"  # a snap sees no hidden folders, and neither /tmp nor /run/user
     memory = environ.get("XDG_RUNTIME_DIR")
     # The machine of Docker Desktop sees the home folders of its host.
-    if memory and Path(memory).is_dir() and info.get("OperatingSystem") != "Docker Desktop":
+    if memory and Path(memory).is_dir() and not engine.desktop:
         return Path(memory)
     return home / ".cache" / "drivetrain"
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests import hub_double, reports
-from tests.docker.conftest import TAG
 from tests.docker.test_launch import checkout, command, remove, trainer
 
 TOKEN, PASSWORD, OWN = (f"canary-{word}-7d20c5e1f9" for word in ("token", "password", "own"))
@@ -35,9 +34,6 @@ def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
     if not shutil.which("openssl"):
         pytest.skip("openssl is not installed")
     folder = checkout(tmp_path / "drivetrain")
-    if TAG != "latest":
-        for path in (folder / "compose" / "cpu.yaml", folder / "runtime" / "launch" / "project.py"):
-            path.write_text(path.read_text().replace(":latest", f":{TAG}"))
     yield folder
     _in_cache(cpu_image, "rm", "-rf", f"/cache/huggingface/hub/models--{NAME.replace('/', '--')}")
     remove(folder)

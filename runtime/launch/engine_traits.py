@@ -1,0 +1,74 @@
+"""What kind of engine this is, as far as containers must be started in another way, from `docker info`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_SNAP = "/var/snap/"
+_LIMITS = {"CpuCfsQuota": "cpus", "MemoryLimit": "memory", "PidsLimit": "pids"}
+"""What an engine says of its cgroup controllers, and the limit that needs it."""
+
+
+@dataclass(frozen=True)
+class EngineTraits:
+    """An engine of the host."""
+
+    rootless: bool = False
+    """Uid 0 in a container is the user who runs the engine; any other uid is one of that user's subordinate ids."""
+    selinux: bool = False
+    """Files must be relabelled before a container may read them."""
+    snap: bool = False
+    """It sees the home folders, without hidden files, and neither /tmp nor /run/user."""
+    desktop: bool = False
+    """It runs in a machine of its own, which sees the home folders."""
+    unenforced: tuple[str, ...] = ()
+    """Limits that it cannot enforce."""
+    cgroup: str = ""
+    """The version of the host's control groups."""
+
+    def owner(self) -> dict[str, str]:
+        """Who runs the container so that its files belong to the user; empty if that is not decided by the engine."""
+        return {"DRIVETRAIN_UID": "0", "DRIVETRAIN_GID": "0"} if self.rootless else {}
+
+    def limits(self, *, gpu: bool) -> dict[str, str]:
+        """The limits that must be left out: an engine refuses CPUs that it cannot limit, and ignores the others."""
+        name = "DRIVETRAIN_GPU_CPUS" if gpu else "DRIVETRAIN_CPUS"
+        return {name: "0"} if "cpus" in self.unenforced else {}
+
+    def note(self) -> str:
+        """What a user should know about the limits; empty if they are all enforced."""
+        if not self.unenforced:
+            return ""
+        return f"limits: this engine cannot enforce {', '.join(self.unenforced)}: {self.reason()}"
+
+    def reason(self) -> str:
+        """Why limits are not enforced, and what helps."""
+        if self.rootless and self.cgroup == "1":
+            return "it is rootless, and the host has cgroup v1; boot it with systemd.unified_cgroup_hierarchy=1"
+        if self.rootless:
+            return "it is rootless, and systemd has not delegated the controllers to this user (`Delegate=cpu cpuset io memory pids`)"
+        return "its host lacks the cgroup controllers"
+
+
+def find(info: Mapping[str, Any]) -> EngineTraits:
+    """The traits of an engine.
+
+    Args:
+        info: information from the engine (`docker info`).
+    """
+    options = {part for option in info.get("SecurityOptions") or () for part in str(option).split(",")}
+    return EngineTraits(
+        rootless="name=rootless" in options,
+        selinux="name=selinux" in options,
+        snap=str(info.get("DockerRootDir", "")).startswith(_SNAP),
+        desktop=info.get("OperatingSystem") == "Docker Desktop",
+        unenforced=tuple(limit for key, limit in _LIMITS.items() if _is_false(info, key)),
+        cgroup=str(info.get("CgroupVersion", "")),
+    )
+
+
+def _is_false(info: Mapping[str, Any], key: str) -> bool:
+    """Whether the engine says no; the command line writes `CPUCfsQuota`, old and other engines say nothing."""
+    return next((value for name, value in info.items() if name.lower() == key.lower()), None) is False

@@ -1,0 +1,64 @@
+"""Kinds of engines, from what they say of themselves, and what containers get there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runtime.launch import engine_traits
+from runtime.launch.engine_traits import EngineTraits
+
+ROOTFUL = {
+    "SecurityOptions": ["name=seccomp,profile=default"],
+    "MemoryLimit": True,
+    "CpuCfsQuota": True,
+    "PidsLimit": True,
+    "CgroupVersion": "1",
+    "DockerRootDir": "/var/lib/docker",
+    "OperatingSystem": "Debian GNU/Linux 12 (bookworm)",
+}
+"""Recorded from engine 20.10, as are the differences of the rootless one."""
+ROOTLESS = ROOTFUL | {
+    "SecurityOptions": ["name=seccomp,profile=default", "name=rootless"],
+    "MemoryLimit": False,
+    "CpuCfsQuota": False,
+    "PidsLimit": False,
+    "DockerRootDir": "/home/user/.local/share/docker",
+}
+NONE = ("cpus", "memory", "pids")
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({}, EngineTraits()),
+        (ROOTFUL, EngineTraits(cgroup="1")),
+        (ROOTLESS, EngineTraits(rootless=True, unenforced=NONE, cgroup="1")),
+        (ROOTFUL | {"SecurityOptions": ["name=selinux"]}, EngineTraits(selinux=True, cgroup="1")),
+        (ROOTFUL | {"SecurityOptions": None}, EngineTraits(cgroup="1")),
+        (ROOTFUL | {"DockerRootDir": "/var/snap/docker/common/var-lib-docker"}, EngineTraits(snap=True, cgroup="1")),
+        (ROOTFUL | {"OperatingSystem": "Docker Desktop"}, EngineTraits(desktop=True, cgroup="1")),
+        ({"CPUCfsQuota": False}, EngineTraits(unenforced=("cpus",))),
+    ],
+)
+def test_an_engine_is_recognized(info: dict[str, Any], expected: EngineTraits) -> None:
+    assert engine_traits.find(info) == expected
+
+
+def test_in_a_rootless_engine_root_is_the_user() -> None:
+    engine = engine_traits.find(ROOTLESS)
+    assert engine.owner() == {"DRIVETRAIN_UID": "0", "DRIVETRAIN_GID": "0"}
+    assert engine.limits(gpu=False) == {"DRIVETRAIN_CPUS": "0"}, "a limit would be refused"
+    assert engine.limits(gpu=True) == {"DRIVETRAIN_GPU_CPUS": "0"}
+    assert engine.note() == (
+        "limits: this engine cannot enforce cpus, memory, pids: it is rootless, and the host has cgroup v1; "
+        "boot it with systemd.unified_cgroup_hierarchy=1"
+    )
+    delegated = engine_traits.find(ROOTLESS | {"MemoryLimit": True, "PidsLimit": True, "CgroupVersion": "2"})
+    assert delegated.note().startswith("limits: this engine cannot enforce cpus: it is rootless, and systemd has not")
+
+
+def test_an_ordinary_engine_changes_nothing() -> None:
+    engine = engine_traits.find(ROOTFUL)
+    assert (engine.owner(), engine.limits(gpu=False), engine.note()) == ({}, {}, "")
