@@ -1,11 +1,11 @@
-"""The table that keeps everyone honest: the same jobs by drivetrain, by its peers, and by hand, measured in turn.
+"""The table that keeps everyone honest: the same jobs by drivetrain, by other trainers, and by hand, measured in turn.
 
     python benchmarks/peers.py [ROW ...] [--smoke] [--steady] [--peers PYTHON] [--folder DIR]
 
 Rows C1 to C6 are trainings, C7 is the start-up. Contenders are live processes that do blocks of steps in turn (those
 that wait are stopped), so a noisy neighbour hits all; a figure is the median of the ratios of blocks of one round, with
 the interval that holds the true median with 95 %. Drivetrain is what `train` runs: its plan, loader, loop, records. The
-peers live in an environment of their own (`make peers`), each as its documentation shows it and as an expert would
+other trainers live in an environment of their own (`make peers`), each as its documentation shows it and as an expert would
 tune it; without that environment they are left out. Every row leaves ROW.json; the table is of all rows that are there.
 """
 
@@ -34,7 +34,7 @@ def main() -> int:
     given.folder.mkdir(parents=True, exist_ok=True)
     python = None if given.alone else str(given.peers)
     if python and not Path(python).exists():
-        print(f"peers: {python} is not there, so Lightning and Hugging Face are left out; `make peers` installs them")
+        print(f"other trainers: {python} is not there, so Lightning and Hugging Face are left out; `make peers` installs them")
         python = None
     for name in [] if given.table else given.rows or [*ROWS, startup.NAME]:
         if name == startup.NAME:
@@ -59,7 +59,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="few samples, two rounds: whether it runs, not how fast")
     parser.add_argument("--seconds", type=float, default=60.0, help="for the rounds of a row; 6 rounds, or as many as fit into four times that")
     parser.add_argument("--block", type=float, default=1.0, help="seconds of a block of steps")
-    parser.add_argument("--peers", type=Path, default=PEERS, help="Python of the peers' environment")
+    parser.add_argument("--peers", type=Path, default=PEERS, help="Python of the other trainers' environment")
     parser.add_argument("--alone", action="store_true", help="without Lightning and Hugging Face")
     parser.add_argument("--steady", action="store_true", help="without the runs from the command to the finished model")
     parser.add_argument("--table", action="store_true", help="measure nothing, only print the table of what is there")

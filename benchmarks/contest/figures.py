@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 OURS, SOL = "drivetrain", "SOL"
+REFERENCE = "reference loop"
+"""How a table calls SOL, the speed of light: a loop by hand that does only the work the task needs."""
 CERTAIN = 0.95
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
@@ -30,7 +32,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
 
 def best(contenders: dict[str, Any], form: str) -> tuple[str, list[float]] | None:
-    """The peer in its default or tuned form that is hardest to beat, and ours against it."""
+    """The other trainer in its default or tuned form that is hardest to beat, and ours against it."""
     rows = [(name, found["ratio"]) for name, found in contenders.items() if found.get("form") == form]
     return min(rows, key=lambda row: row[1][0]) if rows else None
 
@@ -52,24 +54,24 @@ def row_table(result: dict[str, Any]) -> str:
              "|---|---|---|---|---|---|---|"]
     for name, found in result["contenders"].items():
         if "failed" in found:
-            lines.append(f"| {name} | {found['failed']} | | | | | |")
+            lines.append(f"| {REFERENCE if name == SOL else name} | {found['failed']} | | | | | |")
             continue
         whole, accuracy = found.get("whole"), found.get("accuracy")
         lines.append(" | ".join((
-            f"| {name}", f"{found['rate']:,.0f}" if found["rate"] >= 100 else f"{found['rate']:.1f}",
+            f"| {REFERENCE if name == SOL else name}", f"{found['rate']:,.0f}" if found["rate"] >= 100 else f"{found['rate']:.1f}",
             "" if name == OURS else shown(found["ratio"]), f"{found['efficiency']:.0%}" if found.get("efficiency") else "",
             f"{found['peak'] / 2**30:.1f} GiB", f"{whole:.1f} s" if whole else "", f"{accuracy:.2f} |" if accuracy else " |",
         )))
     gemm = ", ".join(f"{FORMATS[name]} {value / 1e9:,.0f}" for name, value in result["gemm"].items())
     lines += ["", f"{result['rounds']} rounds on {result['date']}; GEMM in GFLOP/s: {gemm}; plan settled in "
-              f"{result['settled']:.0f} s; SOL and the tuned peers compute in {result['precision']}. "
+              f"{result['settled']:.0f} s; the {REFERENCE} and the tuned trainers compute in {result['precision']}. "
               f"Plan: {', '.join(f'{name} {value}' for name, value in result['plan'].items())}."]
     return "\n".join(lines)
 
 
 def summary(results: Sequence[dict[str, Any]]) -> str:
     """One line a row, and the geometric means."""
-    lines = ["| | against the best default peer | against the best tuned peer | against SOL | command to model, against the fastest peer |",
+    lines = [f"| | against the best other trainer, default settings | against the best other trainer, tuned | against the {REFERENCE} | command to model, against the fastest other trainer |",
              "|---|---|---|---|---|"]
     columns: dict[str, list[float]] = {}
     for result in results:

@@ -1,4 +1,4 @@
-"""SOL: a loop by hand, on tensors that are ready in memory, that does only the work the task needs.
+"""SOL (speed of light), the reference: a loop by hand on tensors that are ready in memory, that does only the work the task needs.
 
 Images are normalized once and lie in the layout that convolutions like; texts stand in one row, so that no padding is
 computed; what a frozen prefix gives is computed once. No records, no checks, no checkpoints.

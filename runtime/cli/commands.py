@@ -17,7 +17,7 @@ Command = Callable[[argparse.Namespace], int]
 
 
 def validate(given: argparse.Namespace) -> int:
-    """Check a job spec."""
+    """Check a job file."""
     from runtime.job_spec import load as job_spec
 
     job = job_spec.load(given.job, given.set)

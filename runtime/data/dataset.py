@@ -44,7 +44,7 @@ class Head:
         return len(self.classes) or len(self.columns)
 
 
-def head(row: Mapping[str, Any]) -> Head:
+def head(row: Mapping[str, object]) -> Head:
     """Rebuild a head from `dataclasses.asdict`, as read back from JSON."""
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
     return Head(**values)

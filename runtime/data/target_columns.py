@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from runtime.data.formats import column_values
 from runtime.data.labels import class_names, listed
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 FEW = 10
 """Up to this many distinct values are accepted as classes, whatever the number of rows."""
@@ -35,7 +38,7 @@ class TargetColumn:
     """Why a row has no usable target, by row."""
 
 
-def read(table: Any, names: Sequence[str], *, classes: bool, option: str, source: str) -> TargetColumn:
+def read(table: pyarrow.Table, names: Sequence[str], *, classes: bool, option: str, source: str) -> TargetColumn:
     """The targets of a table.
 
     Args:
@@ -108,7 +111,7 @@ def tensor(goal: TargetColumn, rows: Ids, wanted: Head, key: str) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 
-def _classes(column: Any, name: str, option: str, source: str) -> Any:
+def _classes(column: pyarrow.ChunkedArray, name: str, option: str, source: str) -> Any:
     from pyarrow import types
 
     texts = column_values.texts(column)
@@ -148,7 +151,7 @@ def classes(goal: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
 
 
 def _unusable(
-    column: Any, name: str, values: column_values.Numbers, strange: column_values.Mask, labels: bool
+    column: object, name: str, values: column_values.Numbers, strange: column_values.Mask, labels: bool
 ) -> dict[int, str]:
     """Why a number or label cannot be used, by row."""
     possible = "0 or 1" if labels else "a number"

@@ -7,7 +7,6 @@ queued instead; the host's memory is read before the call returns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from torch import Tensor
 
 
 def onto(
-    device: torch.device, values: Tensor | npt.NDArray[Any] | Sequence[float], dtype: torch.dtype | None = None
+    device: torch.device, values: Tensor | npt.NDArray[np.generic] | Sequence[float], dtype: torch.dtype | None = None
 ) -> Tensor:
     """Values as a tensor on `device`, with the dtype of `values` unless `dtype` is given; plain numbers as float32."""
     here = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.as_tensor(values)

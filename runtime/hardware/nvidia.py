@@ -12,10 +12,13 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime.hardware.facts import Gpu
 from runtime.hardware.kernel_file import read_text
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _LIBRARY = "libnvidia-ml.so.1"
 _FOLDERS = ("usr/lib64", "usr/lib", "usr/local/nvidia/lib64", "usr/lib/wsl/lib", "run/opengl-driver/lib")
@@ -54,7 +57,7 @@ def read_gpus(
         nvml.nvmlShutdown()
 
 
-def _usable(nvml: Any, environ: Mapping[str, str], place: str) -> tuple[tuple[Gpu, ...], str | None]:
+def _usable(nvml: ModuleType, environ: Mapping[str, str], place: str) -> tuple[tuple[Gpu, ...], str | None]:
     driver = _string(nvml.nvmlSystemGetDriverVersion())
     found: list[_Device] = []
     trouble: list[str] = []
@@ -72,7 +75,7 @@ def _usable(nvml: Any, environ: Mapping[str, str], place: str) -> tuple[tuple[Gp
     return visible, "; ".join(trouble) or None
 
 
-def _devices(nvml: Any, index: int, driver: str, trouble: list[str]) -> list[_Device]:
+def _devices(nvml: ModuleType, index: int, driver: str, trouble: list[str]) -> list[_Device]:
     """A GPU, or its MIG instances, which CUDA shows instead."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
@@ -83,7 +86,9 @@ def _devices(nvml: Any, index: int, driver: str, trouble: list[str]) -> list[_De
     return [_device(nvml, part, index, capability, driver, mig) for part in parts]
 
 
-def _device(nvml: Any, handle: Any, index: int, capability: tuple[int, int], driver: str, mig: bool) -> _Device:
+def _device(
+    nvml: ModuleType, handle: object, index: int, capability: tuple[int, int], driver: str, mig: bool
+) -> _Device:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     return _Device(
         _string(nvml.nvmlDeviceGetUUID(handle)),
@@ -100,14 +105,14 @@ def _device(nvml: Any, handle: Any, index: int, capability: tuple[int, int], dri
     )
 
 
-def _mig_mode(nvml: Any, handle: Any) -> bool:
+def _mig_mode(nvml: ModuleType, handle: object) -> bool:
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
     except nvml.NVMLError:  # most GPUs, and drivers before 450, do not support MIG
         return False
 
 
-def _instances(nvml: Any, handle: Any) -> Iterator[object]:
+def _instances(nvml: ModuleType, handle: object) -> Iterator[object]:
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)

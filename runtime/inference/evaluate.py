@@ -18,6 +18,8 @@ from runtime.system.files import read_json, storage_error, write_json
 from runtime.tracking.live import pass_progress
 
 if TYPE_CHECKING:
+    import torch
+
     from runtime.data.dataset import Dataset
     from runtime.job import Job
     from runtime.models.saved_model import SavedModel
@@ -69,7 +71,7 @@ def judge(request: EvaluateRequest) -> int:
     return 0
 
 
-def _validation(request: EvaluateRequest, trained: SavedModel, device: Any) -> MetricAccumulator:
+def _validation(request: EvaluateRequest, trained: SavedModel, device: torch.device) -> MetricAccumulator:
     """Evaluate on the validation data, read again as in the job, with the job's loss."""
     from runtime.data.custom import user_code
     from runtime.inference import forward
@@ -109,7 +111,7 @@ def _changed(what: str) -> DataError:
     )
 
 
-def _new(path: Path, trained: SavedModel, device: Any) -> MetricAccumulator:
+def _new(path: Path, trained: SavedModel, device: torch.device) -> MetricAccumulator:
     """Evaluate on new data; without a loss, which may depend on class weights of the training data."""
     from runtime.data import load_new
     from runtime.inference import forward

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
@@ -84,7 +84,7 @@ class CustomModel(Spec):
     freeze: Freeze = Field(Freeze(), description="layers that are not trained")
 
 
-def model_kind(value: Any) -> str:
+def model_kind(value: object) -> str:
     """The form of `model:`: `own` with a file, a library's name with a source, else `built-in`."""
     keys = value if isinstance(value, dict) else getattr(value, "__dict__", {})
     if "file" in keys:

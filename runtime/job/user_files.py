@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from runtime.errors import Problem, nearest
 from runtime.job.formatting import shown
@@ -31,7 +31,7 @@ class UserFunction(Protocol):
     @property
     def factory(self) -> str: ...
     @property
-    def arguments(self) -> Mapping[str, Any]: ...
+    def arguments(self) -> Mapping[str, object]: ...
 
 
 @dataclass(frozen=True)

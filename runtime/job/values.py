@@ -93,7 +93,7 @@ class _Checked:
     check: Callable[[str], object]
     pattern: str
 
-    def validate(self, value: Any) -> Any:
+    def validate(self, value: object) -> Any:
         # No check accepts empty text.
         self.check(value if isinstance(value, str) else "")
         return value

@@ -77,7 +77,7 @@ def problems(error: ValidationError, model: type[BaseModel], document: Document)
     return [_problem(path, items, model, document) for path, items in found.items()]
 
 
-def without_errors(data: Mapping[str, Any], error: ValidationError, document: Document) -> dict[str, Any]:
+def without_errors(data: Mapping[str, object], error: ValidationError, document: Document) -> dict[str, object]:
     """The data without invalid values; a mapping that lacks a key is dropped as a whole."""
     wrong = set()
     for item in error.errors(include_url=False):

@@ -87,7 +87,7 @@ def set_value(document: Document, assignment: str) -> None:
     document.places |= reader.places or {parts: f"{origin}:1:{len(key) + 2}"}
 
 
-def _mapping(document: Document, parts: tuple[str, ...], origin: str) -> dict[str, Any]:
+def _mapping(document: Document, parts: tuple[str, ...], origin: str) -> dict[str, object]:
     """The mapping that contains the last of `parts`; missing mappings are created."""
     node: dict[str, Any] = document.data
     for depth, part in enumerate(parts[:-1], start=1):
@@ -114,7 +114,7 @@ def _mapping(document: Document, parts: tuple[str, ...], origin: str) -> dict[st
     return node
 
 
-def dump(data: Mapping[str, Any]) -> str:
+def dump(data: Mapping[str, object]) -> str:
     """Write plain values as YAML that `parse` reads back to the same values."""
 
     class _Dumper(yaml.SafeDumper):

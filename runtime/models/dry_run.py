@@ -98,7 +98,7 @@ def _check_saved(
             )
 
 
-def _by_head(outputs: Any, heads: Mapping[str, Head], name: str, refuse: Refuse) -> list[tuple[Any, Head]]:
+def _by_head(outputs: object, heads: Mapping[str, Head], name: str, refuse: Refuse) -> list[tuple[Any, Head]]:
     if list(heads) == [""]:
         return [(outputs, heads[""])]
     if not isinstance(outputs, Mapping) or set(outputs) != set(heads):
@@ -109,7 +109,7 @@ def _by_head(outputs: Any, heads: Mapping[str, Head], name: str, refuse: Refuse)
     return [(outputs[head], heads[head]) for head in heads]
 
 
-def _check_output(found: Any, head: Head, size: int, name: str, refuse: Refuse) -> None:
+def _check_output(found: object, head: Head, size: int, name: str, refuse: Refuse) -> None:
     to = f" for {head.name}" if head.name else ""
     possible = (
         f"(N, {head.outputs}), here ({size}, {head.outputs})" if head.outputs else f"one row for each of {size} samples"

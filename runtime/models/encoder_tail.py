@@ -20,7 +20,7 @@ class _LayerReached(Exception):
 class GivenEmbeddings(nn.Module):
     """Replaces the embeddings of an encoder: returns the hidden states that it is given."""
 
-    def forward(self, *args: Any, **named: Any) -> Tensor:
+    def forward(self, *args: object, **named: object) -> Tensor:
         """Return the hidden states (N, tokens, width): the only floating-point argument, all others are indices."""
         (hidden,) = [x for x in (*args, *named.values()) if isinstance(x, Tensor) and x.is_floating_point()]
         return hidden

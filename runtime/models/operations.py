@@ -38,7 +38,7 @@ def note(network: Model) -> str | None:
     return f"{given['name']} with the {kind} stem, {why}, {ours}{_other(costs) if costs else ''}"
 
 
-def stem_costs(network: Model) -> dict[str, Any] | None:
+def stem_costs(network: Model) -> dict[str, object] | None:
     """FLOPs per training sample with the small stem, if `auto` chose it, and with the large one.
 
     None if the large stem, which works at a sixteenth of the pixels, saves less than half.

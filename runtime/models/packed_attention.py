@@ -70,7 +70,7 @@ def row(mask: Tensor) -> PackedRow:
     return PackedRow(onto(mask.device, np.concatenate(index)), -(-start // SIZES) * SIZES, tuple(groups))
 
 
-def through(layers: Callable[..., Any], config: Any, hidden: Tensor, mask: Tensor) -> Tensor:
+def through(layers: Callable[..., Any], config: object, hidden: Tensor, mask: Tensor) -> Tensor:
     """Run the layers on packed tokens: hidden states (N, tokens, width), zero at padding.
 
     Args:

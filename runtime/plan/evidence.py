@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from runtime.hardware.facts import Hardware
 from runtime.job import Job
@@ -42,7 +41,7 @@ def today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
-def key(hardware: Hardware, workload: Workload, batch_size: int, structure: Mapping[str, Any], fixed: Any) -> str:
+def key(hardware: Hardware, workload: Workload, batch_size: int, structure: Mapping[str, object], fixed: object) -> str:
     """A cache key for one network on one machine.
 
     Args:

@@ -57,7 +57,7 @@ def longest(config: Any) -> int | None:
     return int(positions - config.pad_token_id - 1 if config.model_type in _POSITIONS_AFTER_PAD else positions)
 
 
-def dropout(config: Any) -> float:
+def dropout(config: object) -> float:
     """Dropout before the outputs, as in the family's own classifiers."""
     values = (getattr(config, name, None) for name in _DROPOUT)
     return next((float(value) for value in values if value is not None), 0.1)

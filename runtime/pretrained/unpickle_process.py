@@ -97,7 +97,7 @@ def _reason(error: Exception) -> str:
     return "cannot be read as a checkpoint of torch"
 
 
-def named(data: Any) -> tuple[dict[str, Any], list[str]]:
+def named(data: Any) -> tuple[dict[str, object], list[str]]:
     """The tensors of a checkpoint by name, and the names of other entries, which are left out.
 
     Raises:
@@ -129,7 +129,7 @@ def _leaves(data: Mapping[object, object], start: str) -> Iterator[tuple[str, ob
             yield f"{start}{key}", value
 
 
-def _plain(tensors: dict[str, object]) -> dict[str, Any]:
+def _plain(tensors: dict[str, object]) -> dict[str, object]:
     """Remove the prefixes of wrappers that all names share."""
     while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), None):
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}

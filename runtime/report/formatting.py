@@ -68,7 +68,7 @@ def shown(value: object) -> str:
     return clean(json.dumps(value, ensure_ascii=False))
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """The value as strict JSON, with non-finite numbers as null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -124,7 +124,7 @@ def _object(record: Record, path: Path) -> dict[str, Any]:
     return {}
 
 
-def _rows(record: Record, path: Path) -> Iterator[dict[str, Any]]:
+def _rows(record: Record, path: Path) -> Iterator[dict[str, object]]:
     """The rows of a log, one at a time, since the log of a long run may not fit into memory."""
     bad: list[int] = []
     line = 0

@@ -29,7 +29,7 @@ def spec_of(written: dict[str, Any], place: str) -> EmbeddedJob:
     if problems:
         raise SpecError(problems)
 
-    def places(path: tuple[str, ...], value: Any) -> dict[Any, str]:
+    def places(path: tuple[str, ...], value: object) -> dict[Any, str]:
         found: dict[Any, str] = {path: place}
         for key, inner in value.items() if isinstance(value, Mapping) else ():
             found |= places((*path, key), inner)

@@ -80,7 +80,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def parse_row(line: str | bytes) -> dict[str, Any] | None:
+def parse_row(line: str | bytes) -> dict[str, object] | None:
     """One line of a JSON-lines file; None if it is incomplete, or no object."""
     try:
         row = parse_json(line)

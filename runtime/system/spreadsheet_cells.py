@@ -17,7 +17,7 @@ _BEGINS = tuple(
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
-def escape_cell(value: Any) -> Any:
+def escape_cell(value: object) -> Any:
     """A value for a CSV writer."""
     if not isinstance(value, str) or _NUMBER.fullmatch(value.strip(" ")):
         return value
@@ -25,6 +25,6 @@ def escape_cell(value: Any) -> Any:
     return f"'{value}" if value.startswith(_BEGINS) or value.lstrip().startswith(_BEGINS) else value
 
 
-def escape_row(values: Iterable[Any]) -> list[Any]:
+def escape_row(values: Iterable[object]) -> list[object]:
     """A row for a CSV writer."""
     return [escape_cell(value) for value in values]

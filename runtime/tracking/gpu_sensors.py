@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime.hardware.facts import Gpu
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 Reading = dict[str, float | int | str | None]
 
@@ -28,7 +31,7 @@ class Sensors:
         nvml: a module with pynvml's functions; None imports pynvml if there is a GPU.
     """
 
-    def __init__(self, gpus: Sequence[Gpu], nvml: Any = None) -> None:
+    def __init__(self, gpus: Sequence[Gpu], nvml: ModuleType | None = None) -> None:
         self.handles: dict[str, Any] = {}
         self.open = False
         if not gpus:
@@ -78,7 +81,7 @@ class Sensors:
                 return part
         return handle
 
-    def _questions(self, handle: Any) -> Mapping[tuple[str, ...], Callable[[], tuple[float | int | str, ...]]]:
+    def _questions(self, handle: object) -> Mapping[tuple[str, ...], Callable[[], tuple[float | int | str, ...]]]:
         nvml = self.nvml
 
         def memory() -> tuple[int, int]:

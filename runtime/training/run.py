@@ -103,7 +103,7 @@ class Run:
         """The dataset whose samples can be shown to the user."""
         return self.replaced or self.dataset
 
-    def configure_step(self, **options: Any) -> None:
+    def configure_step(self, **options: object) -> None:
         """Give the step other options."""
         self.step = self.step.configured(**options)
 

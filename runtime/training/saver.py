@@ -95,7 +95,7 @@ class Saver:
                 self._try(snapshot)
             self.cost, self.last = time.monotonic() - start, time.monotonic()
 
-    def best(self, notes: Mapping[str, Any]) -> None:
+    def best(self, notes: Mapping[str, object]) -> None:
         """Save the weights of the best evaluation so far."""
         with self.run.clock.phase("checkpoint"), self.run.signals.held():
             self.wait()
@@ -240,7 +240,7 @@ class NonSavingRank(Saver):
     def foresee(self) -> None:
         """Nothing to write."""
 
-    def best(self, notes: Mapping[str, Any]) -> None:
+    def best(self, notes: Mapping[str, object]) -> None:
         """Nothing to write."""
 
     def final(self) -> Path:

@@ -72,7 +72,7 @@ class ArraySplit:
         self.targets = {} if self.raw is None else {"": convert(self.first_targets())}
 
 
-def arrays(values: tuple[Any, ...], name: str, inputs: int | None, rows: Tensor | None) -> ArraySplit:
+def arrays(values: tuple[object, ...], name: str, inputs: int | None, rows: Tensor | None) -> ArraySplit:
     tensors = [_tensor(value, f"{name}: array {i}") for i, value in enumerate(values)]
     if len(tensors) < 2 and inputs is None:
         raise DataError(f"{name}: is a tuple of {len(tensors)}", FORMS, "return inputs and targets")

@@ -165,7 +165,7 @@ def _called(reader: Mapping[str, Any], paths: Sequence[Path], preprocessing: Map
         return code.call(reader["file"], reader["function"], {}, reader["arguments"], [list(paths)])[0]
 
 
-def _arrays(paths: Sequence[Path], count: int, labelled: bool) -> tuple[Any, ...]:
+def _arrays(paths: Sequence[Path], count: int, labelled: bool) -> tuple[object, ...]:
     """The arrays of all files, concatenated."""
     keys = ["inputs"] if count == 1 else [f"inputs_{i}" for i in range(count)]
     keys += ["targets"] if labelled else []

@@ -163,7 +163,7 @@ class ItemSplit:
 Items = ArraySplit | ItemSplit
 
 
-def opened(value: Any, name: str, seed: int, inputs: int | None = None) -> Items:
+def opened(value: object, name: str, seed: int, inputs: int | None = None) -> Items:
     """Wrap what the user's function returned as a split.
 
     Args:
@@ -195,7 +195,7 @@ def opened(value: Any, name: str, seed: int, inputs: int | None = None) -> Items
     return ItemSplit(name, value, seed, inputs)
 
 
-def _unwrapped(value: Any) -> tuple[Any, Tensor | None]:
+def _unwrapped(value: object) -> tuple[Any, Tensor | None]:
     """The dataset below torch's Subset, as `random_split` makes it, and the indices of the subset."""
     rows = None
     while isinstance(value, Subset):

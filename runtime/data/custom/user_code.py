@@ -169,7 +169,7 @@ class _UserFileLoader(SourceFileLoader):
         super().__init__(name, path)
         self.code = code
 
-    def path_stats(self, path: Any) -> Any:
+    def path_stats(self, path: object) -> Any:
         raise OSError  # tells Python's loader that there is no bytecode
 
     def get_data(self, path: Any) -> bytes:

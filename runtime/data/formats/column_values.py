@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,9 @@ import numpy.typing as npt
 from runtime.data import labels
 from runtime.errors import DataError
 from runtime.job.formatting import printable
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Numbers = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -20,7 +23,7 @@ _NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?(inf|infinity|Inf|Infi
 _NOTHING = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None")
 
 
-def kind(column: Any) -> str:
+def kind(column: pyarrow.ChunkedArray) -> str:
     """The kind of a pyarrow column: `number` (also booleans), `text`, `nothing`, `time`, or another type's name."""
     from pyarrow import types
 
@@ -34,7 +37,7 @@ def kind(column: Any) -> str:
     return "time" if types.is_temporal(held) else str(held)
 
 
-def numbers(column: Any) -> tuple[Numbers, Mask]:
+def numbers(column: pyarrow.ChunkedArray) -> tuple[Numbers, Mask]:
     """A column as float64 with NaN for empty cells, and a mask of the cells that are not numbers (NaN too); both (N,)."""
     from pyarrow import compute, float64, int8, types
 
@@ -52,7 +55,7 @@ def numbers(column: Any) -> tuple[Numbers, Mask]:
     return values, strange
 
 
-def texts(column: Any) -> Any:
+def texts(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     """A column as stripped text, null for empty cells; a pyarrow array of strings.
 
     Numbers are written without `.0` if they are whole, so that an integer column reads the same with gaps in it.
@@ -70,14 +73,14 @@ def texts(column: Any) -> Any:
     return compute.if_else(compute.equal(trimmed, ""), None, trimmed)
 
 
-def different(column: object) -> list[str]:
+def different(column: pyarrow.ChunkedArray) -> list[str]:
     """The distinct texts of a column, without empty cells."""
     from pyarrow import compute
 
     return [str(value) for value in compute.unique(column).to_pylist() if value is not None]
 
 
-def class_indices(column: Any, classes: tuple[str, ...], key: str) -> npt.NDArray[np.int64]:
+def class_indices(column: pyarrow.ChunkedArray, classes: tuple[str, ...], key: str) -> npt.NDArray[np.int64]:
     """The class index of each text, shape (N,); no cell may be empty.
 
     Raises:
@@ -89,19 +92,19 @@ def class_indices(column: Any, classes: tuple[str, ...], key: str) -> npt.NDArra
     return positions(column, classes).astype(np.int64)
 
 
-def positions(column: Any, values: tuple[str, ...]) -> npt.NDArray[np.int32]:
+def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDArray[np.int32]:
     """The index of each text in `values`, -1 if it is not there; shape (N,), int32."""
     from pyarrow import array, compute
 
     return np.asarray(_array(compute.fill_null(compute.index_in(column, array(values, column.type)), -1)), np.int32)
 
 
-def shown(column: Any, row: int) -> str:
+def shown(column: pyarrow.ChunkedArray, row: int) -> str:
     """One cell, for messages."""
     return f"`{printable(str(column[row].as_py()), 40)}`"
 
 
-def check_kind(column: Any, name: str, option: str, source: str, *, dates: bool = False) -> None:
+def check_kind(column: pyarrow.ChunkedArray, name: str, option: str, source: str, *, dates: bool = False) -> None:
     """Check that cells are numbers or text or, if allowed, dates.
 
     Raises:
@@ -116,11 +119,11 @@ def check_kind(column: Any, name: str, option: str, source: str, *, dates: bool 
         )
 
 
-def _array(column: Any) -> npt.NDArray[Any]:
+def _array(column: pyarrow.ChunkedArray) -> npt.NDArray[Any]:
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
-def _is_one_of(column: Any, values: tuple[str, ...]) -> Any:
+def _is_one_of(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> pyarrow.ChunkedArray:
     from pyarrow import array, compute
 
     return compute.is_in(column, array(values, column.type))

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runtime.errors import DataError
 from runtime.job.formatting import printable
+
+if TYPE_CHECKING:
+    import pyarrow
 
 
 def names(path: Path, key: str) -> list[str]:
@@ -22,7 +25,7 @@ def names(path: Path, key: str) -> list[str]:
     return list(_table(path, key).column_names)
 
 
-def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> Any:
+def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
     """Read these columns; a key that a line lacks gives an empty cell."""
     from pyarrow import schema, string, types
 
@@ -34,7 +37,7 @@ def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> A
     return table.select(list(columns))
 
 
-def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
+def head(path: Path, key: str, rows: int) -> tuple[pyarrow.Table, int]:
     """The first rows, and the approximate number of all rows."""
     from pyarrow import json as reader
 
@@ -45,7 +48,7 @@ def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
     return table, max(len(table), len(table) * path.stat().st_size // max(1, size))
 
 
-def _table(path: Path, key: str, schema: object = None) -> Any:
+def _table(path: Path, key: str, schema: object = None) -> pyarrow.Table:
     from pyarrow import ArrowInvalid
     from pyarrow import json as reader
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-def member(file: Any, name: str) -> npt.NDArray[Any]:
+def member(file: Any, name: str) -> npt.NDArray[np.generic]:
     """The array with this name in what `numpy.load(..., allow_pickle=False)` has opened.
 
     Raises:
@@ -25,7 +25,7 @@ def member(file: Any, name: str) -> npt.NDArray[Any]:
     return value
 
 
-def shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+def shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]]:
     """Shape and dtype of every array of a file, read from the headers only.
 
     Raises:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runtime.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 
 def names(path: Path, key: str) -> list[str]:
@@ -25,14 +28,14 @@ def names(path: Path, key: str) -> list[str]:
         raise
 
 
-def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> Any:
+def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
     """Read these columns; dictionary columns as their values."""
     from pyarrow import parquet
 
     return _decoded(parquet.read_table(path, columns=list(columns)))
 
 
-def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
+def head(path: Path, key: str, rows: int) -> tuple[pyarrow.Table, int]:
     """The first rows, and the number of all rows."""
     from pyarrow import Table, parquet
 
@@ -42,7 +45,7 @@ def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
         return _decoded(table), file.metadata.num_rows
 
 
-def _decoded(table: Any) -> Any:
+def _decoded(table: pyarrow.Table) -> pyarrow.Table:
     """The same table with the values of its dictionary columns."""
     from pyarrow import types
 

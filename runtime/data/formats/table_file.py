@@ -11,11 +11,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime.data.formats import csv_file, jsonl_file, parquet_file, text_encoding
 from runtime.data.labels import listed
 from runtime.errors import DataError, nearest
+
+if TYPE_CHECKING:
+    import pyarrow
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 POSSIBLE = "a CSV or TSV in UTF-8 with a header, a JSONL with one object in each line, or a Parquet file"
@@ -73,7 +76,7 @@ def read(
     return table
 
 
-def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
+def head(path: Path, key: str, rows: int) -> tuple[pyarrow.Table, int]:
     """The first rows of a large table, and the approximate number of all rows; columns and types as from `read`.
 
     Raises:
@@ -101,7 +104,7 @@ def _unreadable(kind: ModuleType, path: Path, key: str, error: Exception) -> Dat
     return DataError(f"{key}: {path} cannot be read: {_reason(error)}", POSSIBLE, "write the file again")
 
 
-def _check_content(table: Any, kind: ModuleType, path: Path, key: str) -> None:
+def _check_content(table: pyarrow.Table, kind: ModuleType, path: Path, key: str) -> None:
     if kind is not parquet_file and any("binary" in str(field.type) for field in table.schema):
         # pyarrow's message for text that is not UTF-8.
         text_encoding.check(path, key)
@@ -145,7 +148,7 @@ def _kind(path: Path, key: str) -> ModuleType:
     return _KINDS[suffix]
 
 
-def _as_text(table: Any, names: list[str]) -> Any:
+def _as_text(table: pyarrow.Table, names: list[str]) -> pyarrow.Table:
     """Integers and booleans of these columns as text; other types stay, for the caller to check."""
     from pyarrow import string, types
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runtime.data.bad_samples import BadSample
 from runtime.data.formats import table_file
 from runtime.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 
 @dataclass
@@ -47,7 +50,7 @@ def read(file: Path, path_column: str, label_column: str | None, key: str) -> Ma
     return rows
 
 
-def _text(table: Any, column: str, file: Path, key: str) -> list[str]:
+def _text(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
     """A column as stripped text; empty where there is no value."""
     from pyarrow import compute, string, types
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,14 +87,14 @@ def unlabelled(path: Path, key: str) -> tuple[ImageArrays, dict[int, BadSample],
 
 
 def _images(
-    content: dict[str, npt.NDArray[Any]], path: Path, key: str
+    content: dict[str, npt.NDArray[np.generic]], path: Path, key: str
 ) -> tuple[ImageArrays, dict[int, BadSample], list[str]]:
     pixels, note = _numbers(_channels_first(content["images"], path, key), path, key)
     images = ImageArrays(path.name, torch.from_numpy(pixels))
     return images, _not_finite(images), [note] if note else []
 
 
-def _arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
+def _arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[np.generic]]:
     possible = f"an .npz file with `images` and `labels`: {FORMS}, and integers or text"
     try:
         # numpy would leave the file open if it is no .npz.
@@ -119,7 +118,7 @@ def _reason(error: Exception) -> str:
     return "it is empty" if isinstance(error, EOFError) else str(error) or type(error).__name__
 
 
-def _channels_first(images: npt.NDArray[Any], path: Path, key: str) -> npt.NDArray[Any]:
+def _channels_first(images: npt.NDArray[np.generic], path: Path, key: str) -> npt.NDArray[np.generic]:
     """Images as (N, C, H, W). If both layouts are possible, channels are taken to be last."""
     if images.ndim == 3:
         images = images[:, None]
@@ -134,7 +133,7 @@ def _channels_first(images: npt.NDArray[Any], path: Path, key: str) -> npt.NDArr
     return images
 
 
-def _numbers(images: npt.NDArray[Any], path: Path, key: str) -> tuple[npt.NDArray[Any], str]:
+def _numbers(images: npt.NDArray[np.generic], path: Path, key: str) -> tuple[npt.NDArray[np.generic], str]:
     """uint8 as it is, booleans as 0 and 255, all else as float32; and a note on the conversion."""
     kind = images.dtype
     if kind == np.uint8:
@@ -147,7 +146,7 @@ def _numbers(images: npt.NDArray[Any], path: Path, key: str) -> tuple[npt.NDArra
     return np.ascontiguousarray(images, np.float32), note
 
 
-def _labels(labels: npt.NDArray[Any], path: Path, key: str) -> list[str]:
+def _labels(labels: npt.NDArray[np.generic], path: Path, key: str) -> list[str]:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.dtype.kind not in "iubUS":

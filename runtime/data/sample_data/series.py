@@ -8,10 +8,13 @@ load moves frequency and current. Windows in which a regime begins are hard, as 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pyarrow
 
 CHANNELS = ("vibration_x", "vibration_y", "temperature", "pressure", "current", "flow")
 REGIMES = ("idle", "steady", "surge", "fault")
@@ -73,7 +76,7 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
     return [folder / "train.csv", folder / "new.csv"]
 
 
-def _table(rows: int, drawn: Draws, gains: Numbers, levels: Numbers, start: np.datetime64) -> Any:
+def _table(rows: int, drawn: Draws, gains: Numbers, levels: Numbers, start: np.datetime64) -> pyarrow.Table:
     """`rows` rows of every machine, one per second, machine after machine."""
     import pyarrow
 

@@ -8,10 +8,13 @@ always right.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pyarrow
 
 SENSORS = ("bearing", "motor", "gearbox", "oil", "coolant", "casing", "rotor", "intake", "exhaust", "cabinet")
 SITES, MODELS, SUPPLIERS, OPERATORS = 12, 30, 8, 60
@@ -61,7 +64,7 @@ class _CategoryEffects:
         self.sensors = drawn.normal(size=len(SENSORS))
 
 
-def _table(size: int, drawn: Draws, effects: _CategoryEffects) -> Any:
+def _table(size: int, drawn: Draws, effects: _CategoryEffects) -> pyarrow.Table:
     """A pyarrow table; categories as text, missing cells as nulls."""
     import pyarrow
 

@@ -63,7 +63,7 @@ def read(path: Path, key: str, *, classes: bool, budget: float | None, labelled:
     return WindowStack(path, key, values, goal, np.flatnonzero(keep).astype(np.int64), notes)
 
 
-def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             missing = [name for name in names if name not in file.files]
@@ -85,7 +85,7 @@ def _arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray
         ) from None
 
 
-def _values(x: npt.NDArray[Any], path: Path, key: str) -> npt.NDArray[Any]:
+def _values(x: npt.NDArray[np.generic], path: Path, key: str) -> npt.NDArray[np.generic]:
     if x.ndim == 2:
         x = x[:, :, None]
     if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
@@ -119,7 +119,7 @@ def _goal(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str
     return target_columns.read(table, names, classes=classes, option=key, source=str(path))
 
 
-def _finite(values: npt.NDArray[Any]) -> column_values.Mask:
+def _finite(values: npt.NDArray[np.generic]) -> column_values.Mask:
     """Whether all numbers of each window are usable, shape (N,)."""
     if values.dtype.kind != "f":
         return np.ones(len(values), np.bool_)

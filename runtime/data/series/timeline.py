@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from runtime.data.series import timestamps as clock
 from runtime.data.series.timestamps import SeriesOrder
 from runtime.data.target_columns import TargetColumn
 from runtime.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 FEW = 5
 """Largest number of filled rows that are listed."""
@@ -95,7 +98,7 @@ def option(key: str, name: str) -> str:
     return f"data.{name}" if key == "data.train" else key
 
 
-def _table(path: Path, key: str, layout: WindowLayout, labelled: bool) -> Any:
+def _table(path: Path, key: str, layout: WindowLayout, labelled: bool) -> pyarrow.Table:
     wanted = dict.fromkeys(layout.features, option(key, "features")) | {layout.time: option(key, "time")}
     if labelled:
         wanted |= dict.fromkeys(layout.label, option(key, "label"))
@@ -105,7 +108,7 @@ def _table(path: Path, key: str, layout: WindowLayout, labelled: bool) -> Any:
     return table_file.read(path, key, wanted=wanted, only=bool(layout.features), text=text)
 
 
-def _with_features(table: Any, layout: WindowLayout, path: Path, key: str) -> tuple[WindowLayout, list[str]]:
+def _with_features(table: pyarrow.Table, layout: WindowLayout, path: Path, key: str) -> tuple[WindowLayout, list[str]]:
     """The layout with the names of its features, and a note on columns that are not used."""
     if layout.features:
         for name in layout.features:
@@ -128,7 +131,7 @@ def _with_features(table: Any, layout: WindowLayout, path: Path, key: str) -> tu
 
 
 def _filled(
-    table: Any, layout: WindowLayout, ticking: SeriesOrder, path: Path, key: str, budget: float | None
+    table: pyarrow.Table, layout: WindowLayout, ticking: SeriesOrder, path: Path, key: str, budget: float | None
 ) -> tuple[column_values.Numbers, column_values.Mask, list[str]]:
     """Values of the rows with all features known, a mask of those rows, and notes.
 

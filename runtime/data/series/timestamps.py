@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from runtime.data.bad_samples import BadSample
 from runtime.data.formats import column_values
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _DATE = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
 POSSIBLE = "numbers, or dates as 2024-05-31 or 2024-05-31 08:30:00"
@@ -52,7 +55,7 @@ class SeriesOrder:
 
 
 def read(
-    table: Any, time: str, group: str | None, path: Path, key: str, budget: float | None
+    table: pyarrow.Table, time: str, group: str | None, path: Path, key: str, budget: float | None
 ) -> tuple[SeriesOrder, list[str]]:
     """The rows that have a time and a series, sorted, and notes.
 
@@ -87,7 +90,9 @@ def read(
     return clock, notes
 
 
-def _times(column: Any, name: str, path: Path, key: str) -> tuple[npt.NDArray[Any], column_values.Mask, float]:
+def _times(
+    column: pyarrow.ChunkedArray, name: str, path: Path, key: str
+) -> tuple[npt.NDArray[np.generic], column_values.Mask, float]:
     """Times, a mask of the rows that have one, and ticks per second."""
     from pyarrow import compute, int64, timestamp, types
 
@@ -104,7 +109,7 @@ def _times(column: Any, name: str, path: Path, key: str) -> tuple[npt.NDArray[An
     return np.nan_to_num(values), present & np.isfinite(values), 1.0
 
 
-def _no_time(column: Any, name: str, path: Path, key: str) -> DataError:
+def _no_time(column: pyarrow.ChunkedArray, name: str, path: Path, key: str) -> DataError:
     from pyarrow import compute
 
     shown = str(column.type)
@@ -120,7 +125,9 @@ def _no_time(column: Any, name: str, path: Path, key: str) -> DataError:
     )
 
 
-def _series(column: Any, name: str, path: Path, key: str) -> tuple[npt.NDArray[np.int64], column_values.Mask]:
+def _series(
+    column: pyarrow.ChunkedArray, name: str, path: Path, key: str
+) -> tuple[npt.NDArray[np.int64], column_values.Mask]:
     """The series index of each row, and a mask of the rows that have one."""
     column_values.check_kind(column, name, key, str(path), dates=True)
     encoded = column_values.texts(column).combine_chunks().dictionary_encode()

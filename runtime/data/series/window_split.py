@@ -46,7 +46,7 @@ class WindowSplit:
     notes: list[str]
 
     @property
-    def fitting(self) -> npt.NDArray[Any]:
+    def fitting(self) -> npt.NDArray[np.generic]:
         """The rows that mean and standard deviation are computed from."""
         return self.values if self.fitted.all() else self.values[self.fitted]
 

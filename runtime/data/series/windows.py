@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +58,7 @@ class Scale:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def scaled(self, values: npt.NDArray[Any]) -> Tensor:
+    def scaled(self, values: npt.NDArray[np.generic]) -> Tensor:
         """(value - mean) / std by channel; shape (R, C), float32."""
         made = np.empty(values.shape, np.float32)
         for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
@@ -72,7 +71,7 @@ class Scale:
         return {name: list(numbers) for name, numbers in asdict(self).items()}
 
 
-def fit(values: npt.NDArray[Any]) -> tuple[Scale, list[int]]:
+def fit(values: npt.NDArray[np.generic]) -> tuple[Scale, list[int]]:
     """The scale of training rows (R, C), and the channels with a constant value, which are only centered."""
     means, deviations, same = [], [], []
     for channel in range(values.shape[1]):

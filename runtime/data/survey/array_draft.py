@@ -130,11 +130,11 @@ def network(window: int) -> str:
     return f"{{name: cnn-lstm, cnn_channels: [32, 64], kernel: 5, lstm_hidden: 64{pool}}}"
 
 
-def _many(y: npt.NDArray[Any]) -> bool:
+def _many(y: npt.NDArray[np.generic]) -> bool:
     return len(np.unique(y)) > FEW
 
 
-def _classes(path: Path, labels: npt.NDArray[Any], samples: int) -> Counter[str]:
+def _classes(path: Path, labels: npt.NDArray[np.generic], samples: int) -> Counter[str]:
     counts = Counter(
         str(label.decode("utf-8", "replace") if isinstance(label, bytes) else label) for label in labels.tolist()
     )
@@ -147,7 +147,7 @@ def _classes(path: Path, labels: npt.NDArray[Any], samples: int) -> Counter[str]
     return counts
 
 
-def _column(path: Path, name: str, shapes: Shapes, kinds: str) -> npt.NDArray[Any]:
+def _column(path: Path, name: str, shapes: Shapes, kinds: str) -> npt.NDArray[np.generic]:
     """One label per sample."""
     values = _member(path, name)
     if values.ndim == 2 and values.shape[1] == 1:
@@ -157,7 +157,7 @@ def _column(path: Path, name: str, shapes: Shapes, kinds: str) -> npt.NDArray[An
     return values
 
 
-def _member(path: Path, name: str) -> npt.NDArray[Any]:
+def _member(path: Path, name: str) -> npt.NDArray[np.generic]:
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             return npz_file.member(file, name)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from runtime.data.survey.request import KEY
 from runtime.data.tables import column_roles
 from runtime.errors import DataError
 from runtime.job.tables import TableData
+
+if TYPE_CHECKING:
+    import pyarrow
 
 WHOLE = 32 << 20
 """Bytes; smaller files are read completely."""
@@ -88,7 +91,7 @@ class TableSample:
     """The rows that were read, and profiles of the columns."""
 
     path: Path
-    table: Any
+    table: pyarrow.Table
     rows: int
     """Rows of the file; approximate if it was not read completely."""
     columns: dict[str, ColumnProfile]
@@ -135,7 +138,7 @@ def read(path: Path) -> TableSample:
     )
 
 
-def _profile(table: Any, name: str, complete: bool) -> ColumnProfile:
+def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
     column = table[name]
     kind = column_values.kind(column)
     if kind not in ("number", "text"):
@@ -153,7 +156,7 @@ def _profile(table: Any, name: str, complete: bool) -> ColumnProfile:
     return ColumnProfile(name, kind, whole, len(column), filled, len(found), words, counts, refused, numeric, complete)
 
 
-def _usable(column: Any) -> column_values.Mask:
+def _usable(column: pyarrow.ChunkedArray) -> column_values.Mask:
     """A mask of cells with text or a finite number; for other types of all cells with a value."""
     if column_values.kind(column) == "number":
         return np.asarray(np.isfinite(column_values.numbers(column)[0]))
@@ -161,7 +164,7 @@ def _usable(column: Any) -> column_values.Mask:
     return np.asarray(texts.is_valid().to_numpy(zero_copy_only=False) if hasattr(texts, "is_valid") else True)
 
 
-def _words(texts: Any) -> float:
+def _words(texts: pyarrow.ChunkedArray) -> float:
     from pyarrow import compute
 
     words = compute.count_substring_regex(texts, r"\S+").to_numpy(zero_copy_only=False).astype(np.float64)
@@ -169,7 +172,7 @@ def _words(texts: Any) -> float:
     return float(np.median(known)) if len(known) else 0.0
 
 
-def _refused(table: Any, name: str, different: int, filled: int) -> tuple[str, bool]:
+def _refused(table: pyarrow.Table, name: str, different: int, filled: int) -> tuple[str, bool]:
     """Why a table job would refuse a column as a feature, and whether it is text to be read as numbers."""
     values, strange = column_values.numbers(table[name])
     with np.errstate(invalid="ignore"):
@@ -193,7 +196,7 @@ def _refused(table: Any, name: str, different: int, filled: int) -> tuple[str, b
     return ("", True) if spoilt <= MOST_SPOILT else ("numbers with text in many rows", False)
 
 
-def _decimal_commas(column: Any) -> int:
+def _decimal_commas(column: pyarrow.ChunkedArray) -> int:
     """The number of cells such as `0,5`, which are numbers but read as text."""
     from pyarrow import compute
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from runtime.data.formats import column_values
 from runtime.data.labels import listed
 from runtime.errors import DataError
 from runtime.job.tables import TableData
+
+if TYPE_CHECKING:
+    import pyarrow
 
 MOSTLY = 0.9
 """A text column with at least this share of numbers is an error instead of a category."""
@@ -36,7 +39,7 @@ class Roles:
         return "; ".join(f"{len(names)} {kind}: {listed(names, 8)}" for names, kind in parts if names)
 
 
-def roles(table: Any, data: TableData, source: str) -> Roles:
+def roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
     """The role of each column of a training table: as the job says, else by its type.
 
     Args:
@@ -73,7 +76,7 @@ def roles(table: Any, data: TableData, source: str) -> Roles:
     return found
 
 
-def _check_text(column: Any, name: str, source: str) -> None:
+def _check_text(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
     """Refuse text that is mostly numbers, and text with a different value in nearly every row."""
     from pyarrow import array, string
 
@@ -91,7 +94,7 @@ def _check_text(column: Any, name: str, source: str) -> None:
         )
 
 
-def _check_spoilt(column: object, name: str, source: str, present: int) -> None:
+def _check_spoilt(column: pyarrow.ChunkedArray, name: str, source: str, present: int) -> None:
     """Refuse text that is mostly numbers."""
     values, strange = column_values.numbers(column)
     if (~np.isnan(values)).sum() < MOSTLY * present:
@@ -107,7 +110,7 @@ def _check_spoilt(column: object, name: str, source: str, present: int) -> None:
     )
 
 
-def _check_other(column: Any, name: str, source: str) -> None:
+def _check_other(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
     """Refuse dates, lists and the like, and integers that only count the rows."""
     from pyarrow import types
 

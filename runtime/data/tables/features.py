@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from runtime.data.formats import column_values
 from runtime.data.labels import class_names, listed
 from runtime.data.stateless_random import Ids
 from runtime.data.tables.column_roles import Roles
+
+if TYPE_CHECKING:
+    import pyarrow
 
 FARTHEST = 1e6
 """New numbers are clipped at this many standard deviations; no training value of ten million rows can exceed it."""
@@ -59,7 +62,7 @@ class Category:
         """Number of indices, including that of unknown categories."""
         return 1 + self.missing + len(self.values)
 
-    def places(self, column: Any) -> npt.NDArray[np.int32]:
+    def places(self, column: pyarrow.ChunkedArray) -> npt.NDArray[np.int32]:
         """Indices of stripped texts, shape (N,)."""
         found = column_values.positions(column, self.values)
         places = np.where(found >= 0, found + 1 + self.missing, 0).astype(np.int32)
@@ -90,14 +93,14 @@ class Features:
         """Names of the columns."""
         return [*(number.name for number in self.numbers), *(category.name for category in self.categories)]
 
-    def tensors(self, table: Any) -> Inputs:
+    def tensors(self, table: pyarrow.Table) -> Inputs:
         """A table's rows: numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
         rows = (row for number in self.numbers for row in number.scaled(column_values.numbers(table[number.name])[0]))
         places = (category.places(column_values.texts(table[category.name])) for category in self.categories)
         shapes = ((rows, self.width, np.float32), (places, len(self.categories), np.int32))
         return tuple(_by_row(columns, count, len(table), kind) for columns, count, kind in shapes if count)
 
-    def notes(self, table: Any, source: str) -> list[str]:
+    def notes(self, table: pyarrow.Table, source: str) -> list[str]:
         """Notes on empty cells and categories that the training rows did not have."""
         found = []
         for number in self.numbers:
@@ -136,7 +139,7 @@ def from_json(data: Mapping[str, Any]) -> Features:
     return Features(tuple(Number(**n) for n in data["numeric"]), tuple(categories))
 
 
-def fit(table: Any, roles: Roles, rows: Ids) -> tuple[Features, list[str]]:
+def fit(table: pyarrow.Table, roles: Roles, rows: Ids) -> tuple[Features, list[str]]:
     """Compute the features of a training table.
 
     Args:
@@ -170,12 +173,12 @@ def _number(name: str, values: column_values.Numbers) -> Number | None:
     return Number(name, float(known.mean()), spread or 1.0, float(np.median(known)), missing)
 
 
-def _category(name: str, column: Any) -> Category | None:
+def _category(name: str, column: pyarrow.ChunkedArray) -> Category | None:
     values, missing = class_names(column_values.different(column)), bool(column.null_count)
     return Category(name, values, missing) if len(values) + missing > 1 and values else None
 
 
-def _by_row(columns: Iterator[npt.NDArray[Any]], count: int, length: int, kind: type) -> Tensor:
+def _by_row(columns: Iterator[npt.NDArray[np.generic]], count: int, length: int, kind: type) -> Tensor:
     """Shape (length, count), row-contiguous, since batches are gathered by row."""
     made: npt.NDArray[Any] = np.empty((count, length), kind)
     for index, column in enumerate(columns):

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from runtime.data.formats import column_values
 from runtime.data.stateless_random import Ids
 from runtime.data.target_columns import TargetColumn
 from runtime.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class RowNames:
 
 
 def usable(
-    table: Any, numeric: Sequence[str], goal: TargetColumn | None, path: Path, key: str, budget: float | None
+    table: pyarrow.Table, numeric: Sequence[str], goal: TargetColumn | None, path: Path, key: str, budget: float | None
 ) -> tuple[Ids, list[str]]:
     """The rows that can be used, and notes on the others.
 
@@ -69,6 +72,6 @@ def usable(
     return np.flatnonzero(keep).astype(np.int64), notes
 
 
-def taken(table: Any, rows: Ids) -> object:
+def taken(table: pyarrow.Table, rows: Ids) -> object:
     """Some rows of a pyarrow table."""
     return table.take(rows) if len(rows) < len(table) else table

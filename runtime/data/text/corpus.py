@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from runtime.data.formats import table_file
 from runtime.data.labels import listed
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 MANY = 50
 """Up to this many distinct labels, a column is accepted as labels without further checks."""
@@ -100,7 +103,7 @@ def joined(sources: Sequence[Corpus]) -> Corpus:
     )
 
 
-def _check_type(table: Any, name: str, option: str, path: Path) -> None:
+def _check_type(table: pyarrow.Table, name: str, option: str, path: Path) -> None:
     from pyarrow import types
 
     found = table.schema.field(name).type

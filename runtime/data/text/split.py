@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from runtime.data.text import corpus
 from runtime.data.text.corpus import Corpus
 from runtime.errors import DataError
 from runtime.job.text import TextJob
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Classes = dict[str, npt.NDArray[np.int64]]
 """By head: the class index of each row."""
@@ -35,7 +38,7 @@ class TextPart:
         return len(self.rows)
 
     @property
-    def texts(self) -> Any:
+    def texts(self) -> pyarrow.ChunkedArray:
         """A pyarrow column with the text of each row."""
         return self.source.texts.take(self.rows)
 

@@ -17,6 +17,7 @@ from runtime.errors import DataError
 from runtime.pretrained.folder import ENCODERS, Pretrained, quiet
 
 if TYPE_CHECKING:
+    import pyarrow
     import tokenizers
 
 PART = 10_000
@@ -45,7 +46,7 @@ class Tokenizer:
         name = getattr(self.inner.model, "unk_token", None)
         return self.inner.token_to_id(name) if name else None
 
-    def encode(self, texts: Any) -> Ragged:
+    def encode(self, texts: pyarrow.ChunkedArray) -> Ragged:
         """The tokens of each text, special tokens included.
 
         Args:
@@ -53,7 +54,7 @@ class Tokenizer:
         """
         return ragged.of(_rows(self.inner, texts))
 
-    def cut(self, encoded: Ragged, texts: Any, longest: int) -> Ragged:
+    def cut(self, encoded: Ragged, texts: pyarrow.ChunkedArray, longest: int) -> Ragged:
         """Truncate the result of `encode` to at most `longest` tokens; special tokens at both ends are kept."""
         self.inner.enable_truncation(longest)
         rows = np.flatnonzero(encoded.lengths > longest)
@@ -61,7 +62,7 @@ class Tokenizer:
             return encoded
         return encoded.cut(longest).replaced(rows, self.encode(texts.take(rows)))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain JSON values from which `from_json` rebuilds the tokenizer, truncation included."""
         return {"json": self.inner.to_str(), "pad": self.pad}
 
@@ -91,7 +92,7 @@ def library() -> Any:
     return tokenizers
 
 
-def learn(texts: Any, size: int) -> Tokenizer:
+def learn(texts: pyarrow.ChunkedArray, size: int) -> Tokenizer:
     """Learn a WordPiece vocabulary (Wu et al. 2016) of at most `size` tokens from a pyarrow text column.
 
     The same texts give the same vocabulary in every process, with any number of threads.
@@ -173,7 +174,7 @@ def _blank(tokenizers: Any, vocabulary: dict[str, int] | None = None) -> tokeniz
     return made  # type: ignore[no-any-return]
 
 
-def _alphabet(inner: tokenizers.Tokenizer, texts: Any, size: int) -> list[str]:
+def _alphabet(inner: tokenizers.Tokenizer, texts: pyarrow.ChunkedArray, size: int) -> list[str]:
     """The most frequent letters, sorted; at most a quarter of the vocabulary."""
     counts: Counter[str] = Counter()
     for part in parts(texts):
@@ -182,12 +183,12 @@ def _alphabet(inner: tokenizers.Tokenizer, texts: Any, size: int) -> list[str]:
     return sorted(letter for _, letter in letters[: size // 4])
 
 
-def parts(texts: Any) -> Iterator[list[str]]:
+def parts(texts: pyarrow.ChunkedArray) -> Iterator[list[str]]:
     """A pyarrow text column as lists of PART texts."""
     for start in range(0, len(texts), PART):
         yield texts.slice(start, PART).to_pylist()
 
 
-def _rows(inner: tokenizers.Tokenizer, texts: Any) -> Iterable[list[list[int]]]:
+def _rows(inner: tokenizers.Tokenizer, texts: pyarrow.ChunkedArray) -> Iterable[list[list[int]]]:
     for part in parts(texts):
         yield [encoding.ids for encoding in inner.encode_batch_fast(part)]

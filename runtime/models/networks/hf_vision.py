@@ -75,7 +75,7 @@ def vectors(output: Any, pooling: str) -> Tensor:
     return hidden.mean(dim=(2, 3) if hidden.dim() == 4 else 1)  # type: ignore[no-any-return]
 
 
-def build(*, config: Mapping[str, Any], classes: int, width: int, pooling: str, dropout: float) -> nn.Module:
+def build(*, config: Mapping[str, object], classes: int, width: int, pooling: str, dropout: float) -> nn.Module:
     """Build the network with random weights. Arguments are plain values, stored in `model/`.
 
     Args:

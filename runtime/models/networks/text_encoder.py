@@ -109,7 +109,7 @@ class UpperLayers:
         return self.network.outputs(self.network.pooled(hidden, mask))
 
 
-def build(*, config: Mapping[str, Any], outputs: Mapping[str, int], pooling: str, dropout: float) -> nn.Module:
+def build(*, config: Mapping[str, object], outputs: Mapping[str, int], pooling: str, dropout: float) -> nn.Module:
     """Build the network with random weights. Arguments are plain values, stored in `model/`.
 
     Args:

@@ -45,7 +45,7 @@ KEY = ("model", "file")
 LINES = "fix these lines"
 
 
-def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict[str, Any]]:
+def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict[str, object]]:
     """Build the network of the job's file; also returns what is needed to build it again.
 
     Raises:

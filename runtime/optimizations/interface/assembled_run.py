@@ -153,7 +153,7 @@ class AssembledRun(Protocol):
         """The training step."""
         ...
 
-    def configure_step(self, **options: Any) -> None:
+    def configure_step(self, **options: object) -> None:
         """Give the step other options."""
         ...
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -58,7 +57,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def check_fit(
-    loaded: checkpoint.Loaded, state: Mapping[str, Any], tensors: Mapping[str, safetensors_file.Tensors]
+    loaded: checkpoint.Loaded, state: Mapping[str, object], tensors: Mapping[str, safetensors_file.Tensors]
 ) -> None:
     """Check that a checkpoint has exactly what a run needs.
 
@@ -92,7 +91,7 @@ def check_fit(
         )
 
 
-def _unlike(found: Any, wanted: Any, place: str) -> list[str]:
+def _unlike(found: object, wanted: object, place: str) -> list[str]:
     """Where two trees of plain values differ in keys or types; None matches any type."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         places = {key: f"{place}.{key}".lstrip(".") for key in found.keys() | wanted.keys()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from runtime.training.checkpoints import checkpoint, optimizer_state, resume
 from runtime.training.run import Run
 
 
-def collect_state(run: Run) -> dict[str, Any]:
+def collect_state(run: Run) -> dict[str, object]:
     """Everything needed to resume, except tensors."""
     return {
         "counters": {**asdict(run.counters), "seconds": run.counters.seconds + run.clock.seconds},

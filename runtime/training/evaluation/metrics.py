@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +64,7 @@ class MetricAccumulator:
         whole = {f"{over}loss": total} if self.objective is not None and "" not in self.heads else {}
         return whole | found
 
-    def confusion(self) -> dict[str, Any]:
+    def confusion(self) -> dict[str, object]:
         """By head with exclusive classes: the classes, the confusion matrix (truth by row), the worst mistakes."""
         return {
             name: {

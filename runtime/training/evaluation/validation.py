@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from runtime.training.evaluation.metrics import MetricAccumulator
 from runtime.training.run import Run
 
 
-def evaluate(run: Run) -> tuple[dict[str, float], dict[str, Any]]:
+def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
     """Evaluate the run's network (its EMA, if there is one) on the validation data.
 
     Returns:

@@ -44,7 +44,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def answer(data: dict[str, Any]) -> None:
+    def answer(data: dict[str, object]) -> None:
         print(json.dumps(data), file=answers, flush=True)
 
     def respond() -> None:
@@ -76,7 +76,7 @@ def build_variant(folder: Path, plan: plans.Plan, job: Job, signals: Signals) ->
     return Variant(run, (batch for epoch in epochs for batch in run.batches.epoch(epoch)))
 
 
-def serve(arm: Variant, answer: Callable[[dict[str, Any]], None], quiet: bool = False) -> None:
+def serve(arm: Variant, answer: Callable[[dict[str, object]], None], quiet: bool = False) -> None:
     """Report the first steps with their losses (`quiet`: without dropout), then serve requests."""
     from runtime.models.networks.user_network import guarded
     from runtime.tuning.variants import hush
