@@ -48,7 +48,9 @@ def environment(folder: Path, wheel: Path, *, torch: bool) -> Path:
         (Path(packages) / "more.pth").write_text(sysconfig.get_path("purelib") + "\n")
     words = ["--no-deps", str(wheel)] if torch else [f"{wheel}[host]"]
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet", *words]
-    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    # On PYTHONPATH, the checkout would count as installed already.
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(pip, env=clean, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder / "bin" / "drivetrain"
 
