@@ -59,5 +59,6 @@ def effective(run: AssembledRun) -> Value:
 
 def preloaded() -> Value:
     """The effective value, without a run."""
-    mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    maps = Path("/proc/self/maps")
+    mapped = maps.read_text(encoding="utf-8", errors="replace") if maps.exists() else ""  # macOS preloads nothing
     return "tcmalloc" if "libtcmalloc" in mapped else OFF

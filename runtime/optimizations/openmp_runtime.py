@@ -68,7 +68,8 @@ def effective(run: AssembledRun) -> Value:
 
 def preloaded() -> Value:
     """The effective value, without a run."""
-    mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    maps = Path("/proc/self/maps")
+    mapped = maps.read_text(encoding="utf-8", errors="replace") if maps.exists() else ""  # macOS preloads nothing
     return "iomp5" if "libiomp5" in mapped else "libomp" if "/libomp.so" in mapped else OFF
 
 

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
 from runtime.errors import DataError
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
@@ -49,7 +51,9 @@ def main(file: Path, out: Path) -> dict[str, object]:
 
 def _no_network() -> str:
     """Move to a new network namespace, which has no interfaces; returns the result in words."""
-    unshare = ctypes.CDLL(None, use_errno=True).unshare
+    unshare = getattr(ctypes.CDLL(None, use_errno=True), "unshare", None)
+    if unshare is None:
+        return "sockets blocked in the process (this system has no network namespaces)"
     if unshare(_NEW_NETWORK) == 0 or unshare(_NEW_USER | _NEW_NETWORK) == 0:
         return "a network namespace without interfaces"
     return f"sockets blocked in the process ({os.strerror(ctypes.get_errno()).lower()} for a network namespace)"
@@ -66,7 +70,7 @@ def _no_programs() -> None:
 
 
 def _limit(size: int) -> None:
-    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    now = psutil.Process().memory_info().vms
     for kind, most in (
         (resource.RLIMIT_AS, now + 3 * size + MEMORY),
         (resource.RLIMIT_CPU, SECONDS),

@@ -128,9 +128,20 @@ def reserve(file: IO[bytes], size: int, folder: Path) -> None:
         StorageError: if there is not enough.
     """
     try:
-        os.posix_fallocate(file.fileno(), 0, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:  # macOS
+            _write_zeros(file, size)
     except OSError as error:
         raise storage_error(folder, error) from None
+
+
+def _write_zeros(file: IO[bytes], size: int) -> None:
+    block = bytes(1 << 20)
+    file.seek(0)
+    for start in range(0, size, len(block)):
+        file.write(block[: size - start])
+    file.flush()
 
 
 def sha256(path: Path) -> str:

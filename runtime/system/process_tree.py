@@ -36,7 +36,11 @@ def _below(process: int) -> Iterator[int]:
 
 def _resident(process: int) -> int:
     words = _text(f"/proc/{process}/statm").split()
-    return int(words[1]) * _PAGE if len(words) > 1 else 0
+    if len(words) > 1:
+        return int(words[1]) * _PAGE
+    with contextlib.suppress(psutil.Error):  # macOS has no /proc; elsewhere the process has ended
+        return int(psutil.Process(process).memory_info().rss)
+    return 0
 
 
 def _text(path: str) -> str:

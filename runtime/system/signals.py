@@ -11,6 +11,8 @@ import faulthandler
 import os
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -132,9 +134,19 @@ def forget() -> None:
 def die_with(parent: int) -> None:
     """Ask the kernel to send SIGKILL when our parent dies; an orphan would continue unnoticed."""
     pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if prctl := getattr(ctypes.CDLL(None), "prctl", None):
+        prctl(pr_set_pdeathsig, signal.SIGKILL)
+    else:  # macOS
+        threading.Thread(target=_end_without, args=[parent], daemon=True).start()
     if os.getppid() != parent:
         os._exit(137)
+
+
+def _end_without(parent: int) -> None:
+    """End this process within a second of its parent's death, where the kernel does not."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(137)
 
 
 @dataclass

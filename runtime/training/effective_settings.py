@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -96,10 +97,17 @@ def libraries() -> dict[str, str]:
 def first_line(run: Run, hardware: Hardware) -> str:
     """A line such as `cpu: 2 threads, fp32, oneDNN avx512, libiomp5, limit 4.0 GiB`."""
     values = {o.name: o.effective(run) for o in optimizations.every()}
-    instructions = str(torch.backends.cpu.get_cpu_capability()).lower().replace("_", "")
     openmp = {"iomp5": "libiomp5", "libomp": "libomp"}.get(str(values["openmp_runtime"]), "libgomp")
     limit = f"limit {format_bytes(hardware.memory.limit)}" if hardware.memory.limit else "no memory limit"
     device = hardware.gpu.name if hardware.gpu else "cpu"
-    kernels = "cuDNN" if hardware.gpu else f"oneDNN {instructions}"
+    kernels = "cuDNN" if hardware.gpu else _cpu_kernels()
     threads = f"{values['cpu_threads']} thread{'' if values['cpu_threads'] == 1 else 's'}"
     return f"{device}: {threads}, {values['precision']}, {kernels}, {openmp}, {limit}"
+
+
+def _cpu_kernels() -> str:
+    """The library of the CPU's kernels; on x86 and on Arm with SVE also the instruction set."""
+    name = "oneDNN" if torch._C._has_mkldnn else "torch's own kernels"
+    name += " with the Arm Compute Library" if getattr(torch._C, "_has_mkldnn_acl", False) else ""
+    instructions = str(torch.backends.cpu.get_cpu_capability()).lower().replace("_", "")
+    return name if instructions == "default" and platform.machine() != "x86_64" else f"{name} {instructions}"

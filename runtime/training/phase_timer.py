@@ -57,6 +57,10 @@ class PhaseTimer:
 
 
 def since_start() -> float:
-    """Seconds since this process began, on a clock that cannot be set."""
+    """Seconds since this process began, on a clock that cannot be set (except on macOS)."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        import psutil
+
+        return max(0.0, time.time() - psutil.Process().create_time())
     ticks = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK"))

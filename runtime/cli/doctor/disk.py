@@ -24,6 +24,8 @@ def check(snapshot: Snapshot) -> Iterator[Finding]:
 def _shm(snapshot: Snapshot) -> Finding:
     shm = snapshot.hardware.storage.shm
     fix = "docker: --shm-size 256m; compose: DRIVETRAIN_SHM=256m in .env; in a job: limits.shm: 256m"
+    if shm is None and snapshot.hardware.system == "Darwin":
+        return ok("/dev/shm", "macOS has none; on a CPU no loader workers are used unless the job asks for them")
     if shm is None:
         return warn("/dev/shm", "does not exist: loader workers cannot pass batches", fix)
     if shm <= 64 * MIB:

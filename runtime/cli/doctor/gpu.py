@@ -8,7 +8,7 @@ from runtime.cli.doctor.docker_engine import numbers
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
 from runtime.cli.doctor.snapshot import Snapshot
 from runtime.hardware import image_selection
-from runtime.hardware.facts import Gpu
+from runtime.hardware.facts import NO_MPS, Gpu
 from runtime.system.installation import SETUP, TRAIN_GPU
 
 TOOLKIT = (((1, 16, 1), "CVE-2024-0132"), ((1, 17, 3), "CVE-2025-23359"), ((1, 17, 7), "CVE-2025-23266"))
@@ -18,12 +18,14 @@ DRIVERS = {535: (535, 261, 3), 570: (570, 172, 8), 575: (575, 64, 5)}
 
 
 def check(snapshot: Snapshot) -> Iterator[Finding]:
-    """No findings without a GPU or any NVIDIA device."""
+    """No findings without a GPU or any NVIDIA device, except on a Mac, whose GPU is not used."""
     hardware = snapshot.hardware
     if hardware.gpu_trouble:
         yield fail(
             "gpu", hardware.gpu_trouble, f"nvidia-smi shows details; a container needs `gpus: all` ({TRAIN_GPU})"
         )
+    if hardware.system == "Darwin":
+        yield ok("gpu", NO_MPS)
     if hardware.gpu is None:
         return
     yield _driver(hardware.gpu)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
 from runtime.cli.doctor.snapshot import Snapshot
+from runtime.hardware.facts import EMULATED
 from runtime.system.units import format_bytes
 
 GIB = 2**30
@@ -22,6 +23,10 @@ def check(snapshot: Snapshot) -> Iterator[Finding]:
 
 def _cpu(snapshot: Snapshot) -> Finding:
     cpu = snapshot.hardware.cpu
+    if cpu.emulated:
+        return warn(
+            "CPU", EMULATED, "build or pull the image of this machine's own processor; unset DOCKER_DEFAULT_PLATFORM"
+        )
     if cpu.quota is not None and cpu.quota < 1:
         return warn(
             "CPU",

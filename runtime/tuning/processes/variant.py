@@ -115,9 +115,18 @@ def peak(run: Any) -> int:
 
     if run.device.type == "cuda":
         return int(torch.cuda.max_memory_allocated())
+    if not Path("/proc/self/status").exists():
+        return _most_resident()
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     lines = (line.split() for line in status.splitlines() if line.startswith("VmHWM:"))
     return next((int(line[1]) << 10 for line in lines), 0)
+
+
+def _most_resident() -> int:
+    """Peak of this process in bytes, on macOS."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 if __name__ == "__main__":

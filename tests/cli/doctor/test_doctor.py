@@ -77,7 +77,7 @@ def bad(made: Snapshot) -> list[Finding]:
     return [finding for finding in findings(made) if finding.level is not Level.OK]
 
 
-@pytest.mark.parametrize("machine", ["laptop", "h200", "codespace-2core-cgroup2"])
+@pytest.mark.parametrize("machine", ["laptop", "h200", "codespace-2core-cgroup2", "macbook-m2", "graviton3"])
 def test_no_findings_on_a_healthy_machine(tmp_path: Path, machine: str) -> None:
     healthy = snapshot(tmp_path, machine, {})
     assert bad(healthy) == []
@@ -118,6 +118,7 @@ TWO = {"cpu.quota": 2.0, "cpu.budget": 2, "cpu.cpuset": None}
 FAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str, str]] = [
     # machine, line, changed facts, changed snapshot, level, what it says, what fixes it
     ("laptop", "CPU", QUOTA, environ(), "warn", "the quota is 0.5 of a CPU", "DRIVETRAIN_CPUS"),
+    ("graviton2", "CPU", {"cpu.emulated": True}, {}, "warn", "all of it is emulated", "DOCKER_DEFAULT_PLATFORM"),
     (
         "laptop",
         "OMP_NUM_THREADS",
@@ -412,3 +413,8 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
     assert lines["TORCH_CPU_BACKEND"]["level"] == "warn"
     assert {"libraries", "memory", "/dev/shm", "clock"} <= lines.keys()
     assert (tmp_path / "runs").exists() is False
+
+
+def test_a_mac_is_told_that_its_gpu_is_not_used(tmp_path: Path) -> None:
+    told = [finding.text for finding in findings(snapshot(tmp_path, "macbook-m2", {})) if finding.name == "gpu"]
+    assert told == [hardware.NO_MPS]
