@@ -69,3 +69,26 @@ def test_the_job_is_one_argument(checkout: Path, job: str) -> None:
 
 def test_other_variables_and_the_default(checkout: Path) -> None:
     assert make(checkout, "train-cpu", "PROGRESS=plain").stdout == "[-m][runtime][launch][jobs/digits.yaml]"
+
+
+def test_stop_names_what_it_stops(tmp_path: Path) -> None:
+    """It printed an id."""
+    engine = tmp_path / "docker"
+    engine.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        "    *.Names*) echo drivetrain-ab12-digits-trainer-1 ;;\n"
+        "    ps*) echo 0a1b2c ;;\n"
+        '    stop*) echo "$@" >"$0.stopped"; shift 3; echo "$@" ;;\n'
+        "esac\n"
+    )
+    engine.chmod(0o755)
+    line = [ROOT / "scripts" / "containers", "stop"]
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(line, env=path, capture_output=True, text=True, check=True)
+    name = "drivetrain-ab12-digits-trainer-1"
+    assert done.stdout == f"stop: {name} saves a checkpoint; the command that started it resumes the run\n"
+    assert (tmp_path / "docker.stopped").read_text() == f"stop -t 60 {name}\n"
+    engine.write_text("#!/bin/sh\n")
+    done = subprocess.run(line, env=path, capture_output=True, text=True, check=True)
+    assert done.stdout == "stop: no training container of this checkout is running\n"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runtime.data import notes
 from runtime.errors import DataError
 from runtime.hardware import device_check
 from runtime.inference import thread_limits
@@ -119,7 +120,7 @@ def _new(path: Path, trained: SavedModel, device: torch.device) -> MetricAccumul
 
     data = load_new.read([path], trained.preprocessing, trained.heads, labelled=True)
     for note in data.notes:
-        print(f"data: {note}", file=sys.stderr, flush=True)
+        print(notes.line(note), file=sys.stderr, flush=True)
     tally = MetricAccumulator(trained.heads, None)
     found = forward.outputs(trained.network, trained.heads, data.split, data.prepare, device)
     _count(tally, found, data.split.targets)
@@ -192,7 +193,7 @@ def _show(source: str, metrics: Mapping[str, float], counts: list[Confusion]) ->
     for confusion in counts:
         for truth, guess, count, share in confusion.mistakes(5):
             head = f"{confusion.head}: " if confusion.head else ""
-            screen.print(f"  {head}{truth} predicted as {guess}: {count:,} times, {share:.1%} of {truth}")
+            screen.print(f"  {head}{truth} predicted as {guess}: {count:,} of {round(count / share):,} ({share:.1%})")
 
 
 def _write(folder: Path, data: dict[str, object], counts: list[Confusion]) -> None:

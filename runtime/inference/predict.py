@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from runtime.data import notes
 from runtime.errors import StorageError
 from runtime.hardware import device_check
 from runtime.inference import thread_limits
@@ -68,7 +69,7 @@ def predict(request: PredictRequest) -> int:
     trained = saved_model.load(request.run, consent=request.run_code)
     data = load_new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False)
     for note in data.notes:
-        print(f"data: {note}", file=sys.stderr, flush=True)
+        print(notes.line(note), file=sys.stderr, flush=True)
     started = time.monotonic()
     device = torch.device(device_check.usable_device(machine, thread_limits.tell))
     batches = forward.outputs(trained.network, trained.heads, data.split, data.prepare, device)

@@ -20,6 +20,7 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
+from runtime.data import notes
 from runtime.data.custom import load as custom
 from runtime.data.custom.user_loss import CustomTerms
 from runtime.data.dataset import Dataset
@@ -172,7 +173,7 @@ def _tried(
     buffers.unshare(model)
     dry_run.check(model, dataset, "the model", refuse)
     for note in dataset.notes:
-        say(f"data: {note}")
+        say(notes.line(note))
     data = EmbeddedData(
         targets=job.data.targets,
         names=job.data.names,

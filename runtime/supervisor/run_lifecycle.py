@@ -79,10 +79,11 @@ class RunLifecycle:
             done = subprocess.run(
                 command, env=environment, check=False, timeout=seconds, stdout=output, preexec_fn=begin
             )
-            written = done.returncode == 0
+            why = f"its process ended with exit code {done.returncode}" if done.returncode else ""
         except subprocess.TimeoutExpired:
-            written = False
-        say(f"report: {run}/report.html" if written else "warning: the report could not be written")
+            why = f"it took more than the {seconds:g} s that a stopped run takes for it"
+        again = f"`drivetrain report {run}` writes it"
+        say(f"warning: the report was not written: {why}; {again}" if why else f"report: {run}/report.html")
 
 
 def _now() -> str:

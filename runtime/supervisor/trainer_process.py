@@ -6,6 +6,7 @@ python -m runtime.supervisor.trainer_process RUN SPEC [--set key=value ...] [--b
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from runtime.job_spec import spec_source
 from runtime.job_spec.spec_source import SpecSource
 from runtime.supervisor import preemption
 from runtime.system.signals import Signals, ending, stopping
+from runtime.system.slow_start import told_if_slow
 from runtime.training.phase_timer import PhaseTimer, since_start
 from runtime.tuning import kernel_crash
 
@@ -59,13 +61,13 @@ def train(
 ) -> int:
     """Assemble and train one run; returns 0, or raises the error that ended it."""
     clock = PhaseTimer()
-    with clock.phase("import"):
+    leads = os.environ.get(world.RANK, "0") == "0"
+    with clock.phase("import"), told_if_slow("importing torch") if leads else contextlib.nullcontext():
         from runtime.models.networks.user_network import guarded
         from runtime.system import torch_errors
         from runtime.training.train import train as train_run
         from runtime.tuning import prepare
     clock.phases["import"] = since_start()
-    leads = os.environ.get(world.RANK, "0") == "0"
     try:
         with guarded(job), preemption.watched(job.checkpoint.notice if leads else None, folder):
             run = prepare.assemble_run(folder, job, signals, clock, source, settled=settled)

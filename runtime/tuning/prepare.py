@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from runtime.data import notes
 from runtime.data.custom import user_code
 from runtime.distributed import world
 from runtime.errors import Replanned
@@ -20,6 +21,7 @@ from runtime.system import timeout
 from runtime.system.console import say
 from runtime.system.files import read_json, write_json
 from runtime.system.signals import Signals
+from runtime.system.slow_start import told_if_slow
 from runtime.training import effective_settings, recorded_inputs
 from runtime.training import run as runs
 from runtime.training.checkpoints import checkpoint
@@ -75,10 +77,10 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
     """Load data, network and plan of such a folder before anything is measured; returns the micro-batch search."""
     machine = hardware.from_json(read_json(folder / "hardware.json"))
     device_check.check_build(machine)
-    with clock.phase("data"):
+    with clock.phase("data"), told_if_slow("reading the data"):
         dataset = recorded_inputs.read(job, folder)
     for note in dataset.notes:
-        say(f"data: {note}")
+        say(notes.line(note))
     network = build(job, dataset)
     if told := operations.note(network):
         say(f"model: {told}")

@@ -10,7 +10,7 @@ from datetime import datetime
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
 from runtime.cli.doctor.snapshot import Snapshot
 from runtime.launch import image_contents
-from runtime.launch.project import image
+from runtime.launch.project import image, name
 from runtime.system import installation
 
 ENGINE, COMPOSE = (20, 10), (2, 20)
@@ -35,6 +35,7 @@ def check(snapshot: Snapshot) -> Iterator[Finding]:
     else:
         yield ok("engine", version)
     yield from _plugins(snapshot)
+    yield from _ended(snapshot)
     for word in WORDS:
         yield from _image(snapshot, word)
 
@@ -88,8 +89,17 @@ def _plugins(snapshot: Snapshot) -> Iterator[Finding]:
         yield ok("buildx", ".".join(map(str, numbers(buildx))))
 
 
+def _ended(snapshot: Snapshot) -> Iterator[Finding]:
+    """Containers of this checkout that have ended; the engine keeps them and their logs."""
+    line = ["docker", "ps", "-aq", "--filter", f"name=^{name()}-", "--filter", "status=exited"]
+    if count := len((snapshot.run(line) or "").split()):
+        yield ok(
+            "containers", f"{count} of this checkout ended and are kept; `make prune` removes them and leaves runs/"
+        )
+
+
 def _image(snapshot: Snapshot, word: str) -> Iterator[Finding]:
-    name = f"image {word}"
+    title = f"image {word}"
     answer = snapshot.run(["docker", "image", "inspect", image(word)])
     if answer is None:
         return
@@ -98,10 +108,10 @@ def _image(snapshot: Snapshot, word: str) -> Iterator[Finding]:
     built = labels.get("org.opencontainers.image.revision", "unknown")
     age = snapshot.now - datetime.fromisoformat(re.sub(r"\.\d+", "", data["Created"])).timestamp()
     if word != "cpu" and snapshot.hardware.gpu is None:
-        yield ok(name, f"revision {built}; not used on this host, which has no GPU")
+        yield ok(title, f"revision {built}; not used on this host, which has no GPU")
     elif age > OLD:
-        yield warn(name, f"built {age / 86400:.0f} days ago: it lacks recent security fixes", f"make image-{word}")
+        yield warn(title, f"built {age / 86400:.0f} days ago: it lacks recent security fixes", f"make image-{word}")
     elif snapshot.project and image_contents.differs(labels, word, snapshot.project):
-        yield ok(name, f"revision {built}, of other code than this checkout: the next start updates it")
+        yield ok(title, f"revision {built}, of other code than this checkout: the next start updates it")
     else:
-        yield ok(name, f"revision {built}, {age / 86400:.0f} days old")
+        yield ok(title, f"revision {built}, {age / 86400:.0f} days old")

@@ -174,6 +174,12 @@ def _arrays(paths: Sequence[Path], count: int, labelled: bool) -> tuple[object, 
 
 
 def _npz(path: Path, keys: Sequence[str]) -> list[object]:
+    if path.suffix.lower() != ".npz":
+        raise DataError(
+            f"{path} is no .npz, and the run was trained without a `reader`",
+            f"an .npz with {', '.join(keys)}",
+            "write it with numpy.savez; or name a `reader` under data: and train again, then any file can be read",
+        )
     form = f"an .npz with {', '.join(keys)}; or your own `reader` under data:, set before training"
     try:
         with np.load(path, allow_pickle=False) as content:

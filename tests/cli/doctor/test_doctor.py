@@ -109,6 +109,16 @@ def test_an_image_of_other_code_than_the_checkout(tmp_path: Path, contents: str)
     assert ("of other code than this checkout: the next start updates it" in found.text) == (contents == "unknown")
 
 
+def test_containers_that_ended_are_counted(tmp_path: Path) -> None:
+    """They stay, and nothing mentioned the command that removes them."""
+    given = {"answers": {"docker ps": "0a1b2c\n3d4e5f\n"}}
+    found = [finding for finding in findings(snapshot(tmp_path, "laptop", {}, **given)) if finding.name == "containers"]
+    assert [(finding.level, finding.text) for finding in found] == [
+        (Level.OK, "2 of this checkout ended and are kept; `make prune` removes them and leaves runs/")
+    ]
+    assert "containers" not in {finding.name for finding in findings(snapshot(tmp_path, "laptop", {}))}
+
+
 def environ(**values: str) -> dict[str, Any]:
     return {"environ": values}
 

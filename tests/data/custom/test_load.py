@@ -164,3 +164,12 @@ def test_numbers_of_double_precision_become_single(tmp_path: Path) -> None:
     data = load(job(tmp_path, both("np.ones((6, 4)), np.arange(6) % 2")))
     assert custom.as_float32(data.train.gather(np.arange(2)), np.arange(2), None)[0].dtype == torch.float32
     assert data.preprocessing["inputs"] == [{"shape": [4], "type": "float32"}]
+
+
+def test_a_csv_without_a_reader_is_refused_in_plain_words(tmp_path: Path) -> None:
+    """It printed numpy's words about pickled data."""
+    (tmp_path / "new.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError) as caught:
+        custom._npz(tmp_path / "new.csv", ["inputs"])
+    assert caught.value.given.endswith("new.csv is no .npz, and the run was trained without a `reader`")
+    assert "pickle" not in str(caught.value)

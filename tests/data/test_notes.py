@@ -1,0 +1,11 @@
+"""Notes about the data in the log."""
+
+from __future__ import annotations
+
+from runtime.data import notes
+
+
+def test_a_key_is_not_named_twice() -> None:
+    """The log said `data: data.train: ...`."""
+    assert notes.line("54 training rows") == "data: 54 training rows"
+    assert notes.line("data.train: 3 rows have empty cells") == "data.train: 3 rows have empty cells"

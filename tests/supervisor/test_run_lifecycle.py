@@ -1,0 +1,31 @@
+"""The report of a run that ends: written, or why not and with which command it can be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from runtime.supervisor.run_folder import RunFolder
+from runtime.supervisor.run_lifecycle import RunLifecycle
+
+
+def lifecycle(folder: Path) -> RunLifecycle:
+    (folder / "metrics.jsonl").write_text("")
+    return RunLifecycle(RunFolder(folder, False, -1), "job.yaml")
+
+
+def test_a_report_that_takes_too_long_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under load it takes longer than a stopped run waits; the warning gave no reason."""
+    lifecycle(tmp_path).report(0.01)
+    assert capsys.readouterr().out == (
+        "warning: the report was not written: it took more than the 0.01 s that a stopped run takes for it; "
+        f"`drivetrain report {tmp_path}` writes it\n"
+    )
+
+
+def test_a_report_whose_process_fails_is_explained(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lifecycle(tmp_path).report(begin=lambda: os._exit(9))
+    told = capfd.readouterr().out
+    assert "warning: the report was not written: its process ended with exit code 9; `drivetrain report " in told
