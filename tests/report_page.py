@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -9,10 +10,12 @@ from pathlib import Path
 class Page(HTMLParser):
     """Collects what a browser would load, run or show, and whether every element is closed in turn."""
 
-    VOID = ("meta", "br", "wbr", "path", "use", "rect", "image")
+    VOID = ("meta", "br", "wbr", "img", "path", "use", "rect", "image")
 
     def __init__(self, text: str) -> None:
         super().__init__()
+        # The parser takes an end tag without its bracket for one; a browser leaves the element open.
+        assert not re.findall(r"</\w+[^\w\s>].{20}", text)
         self.loads: list[str] = []
         self.tags: set[str] = set()
         self.ids: list[str] = []

@@ -165,7 +165,7 @@ def _matrix(block: ConfusionMatrix) -> str:
 
 def _photo(photo: SamplePicture) -> str:
     title, truth, answer, sure = map(escape, (photo.title, photo.truth, photo.answer, photo.sure))
-    caption = f"true {truth}, predicted <strong>{answer}</strong><br><i>{sure} probability</i"
+    caption = f"true {truth}, predicted <strong>{answer}</strong><br><i>{sure} probability</i>"
     picture = f'<img src="{escape(photo.data)}" alt="{title}" title="{title}">'
     return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 

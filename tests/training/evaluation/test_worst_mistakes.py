@@ -19,6 +19,7 @@ from runtime.report.sections.mistakes import worst_sections
 from runtime.training.evaluation.worst_mistakes import FILE, MOST, WorstMistakes, picture
 from tests import tiny
 from tests.report_folder import make
+from tests.report_page import page_of
 from tests.supervisor.test_supervisor import job, train
 
 __all__ = ["job"]
@@ -87,6 +88,7 @@ def test_a_run_ends_with_its_mistakes_in_the_report(job: Path) -> None:
     page = (run / "report.html").read_text()
     assert page.count('<img src="data:image/png;base64,') == len(rows)
     assert "Most confident mistakes" in (run / "report.md").read_text()
+    assert page_of(run).open == []  # what follows the pictures is not in italics
 
 
 def shown(mistakes: dict[str, Any]) -> str:
