@@ -22,6 +22,7 @@ from runtime.job_spec.combinations import combination_problems
 from runtime.job_spec.validation_errors import UNKNOWN_KEY, problems, without_errors
 from runtime.job_spec.yaml_file import read, set_value
 from runtime.job_spec.yaml_syntax import MAX_BYTES
+from runtime.pretrained import earlier_run
 
 
 def load(
@@ -40,7 +41,7 @@ def load(
         batch_size: the measured number in place of `train.batch_size: auto`.
 
     Raises:
-        SpecError: with all problems, each with file:line:column and key.
+        SpecError: with all problems, each with file:line:column and key; or if the run it starts from cannot be used.
         DataError: if a path in the spec does not exist, or a table lacks columns.
     """
     path = Path(path)
@@ -63,6 +64,7 @@ def load(
     job = check(document)
     job._folder = folder or path.parent
     _check_paths(job)
+    earlier_run.find(job)
     data_columns.check(job)
     return job
 
@@ -174,7 +176,9 @@ def _typed(kind: type[Job]) -> type[Job]:
 def _check_paths(job: Job) -> None:
     if found := list(custom_job.problems(job)):
         raise SpecError(sorted(found, key=_line))
-    missing = [(key, path, wrong) for key, path in job.data_paths() if (wrong := find_trouble(job.resolve(path)))]
+    weights = [(key, path) for key, path in job.model_paths() if key[-1] == "weights"]
+    paths = [*job.data_paths(), *weights]
+    missing = [(key, path, wrong) for key, path in paths if (wrong := find_trouble(job.resolve(path)))]
     if missing:
         recipe = next(filter(None, (command(path) for _, path, _ in missing)), None)
         meant = " ".join(filter(None, (nearest_path((job.folder, Path.cwd()), path) for _, path, _ in missing)))

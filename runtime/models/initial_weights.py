@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from runtime.data.dataset import Dataset, Head, head
 from runtime.data.labels import listed
-from runtime.errors import SpecError
+from runtime.errors import DrivetrainError, SpecError
 from runtime.job import Job
 from runtime.job.job import ImageJob
 from runtime.models import safetensors_file
@@ -45,7 +45,16 @@ def from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> Started:
     """
     counts = {name: each.outputs for name, each in dataset.heads.items()}
     arguments = _with_counts(_resized(job, earlier, dataset), counts)
-    network = BUILDERS[earlier.builder](**arguments)
+    try:
+        network = BUILDERS[earlier.builder](**arguments)
+    except DrivetrainError:
+        raise
+    except Exception as error:  # an edited config.json can make a builder raise anything
+        earlier.refuse(
+            f"{earlier.folder}: the network cannot be built: {type(error).__name__}: {error}",
+            "a model folder as written at the end of training",
+            "copy the folder again, or use the version of drivetrain that wrote it",
+        )
     theirs = {row["name"]: head(row) for row in earlier.heads}
     anew = [name for name, ours in dataset.heads.items() if not _same(ours, theirs.get(name))]
     fresh = {tensor for name in anew for tensor in _of_head(earlier.builder, arguments, name)}

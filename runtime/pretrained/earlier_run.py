@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.model import EarlierRun, Freeze
+from runtime.job.user_files import nearest_path
 from runtime.pretrained import families
 from runtime.system.files import read_json
 
@@ -58,7 +59,7 @@ def find(job: Job) -> EarlierModel | None:
     spec = getattr(job, "model", None)
     if not isinstance(spec, EarlierRun):
         return None
-    folder = _folder(job, job.resolve(spec.name))
+    folder = _folder(job, spec.name)
     config = read_json(folder / CONFIG)
     damaged = [
         name for name, kind in _KEYS.items() if not isinstance(config, dict) or not isinstance(config.get(name), kind)
@@ -91,7 +92,8 @@ def find(job: Job) -> EarlierModel | None:
     )
 
 
-def _folder(job: Job, given: Path) -> Path:
+def _folder(job: Job, name: str) -> Path:
+    given = job.resolve(name)
     for folder in (given, given / "model"):
         if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
             return folder
@@ -107,7 +109,8 @@ def _folder(job: Job, given: Path) -> Path:
             job,
             f"{given} does not exist",
             _POSSIBLE,
-            "correct the path; it is relative to the job's folder, then to the project",
+            nearest_path((job.folder, Path.cwd()), name)
+            or "correct the path; it is relative to the job's folder, then to the working folder",
         )
     if (given / "state.json").exists():
         status = (read_json(given / "state.json") or {}).get("status", "broken")

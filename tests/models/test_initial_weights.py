@@ -185,7 +185,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, case: str) -> None:
     if case == "another task":
         CASES[spec].files(tmp_path)
     with pytest.raises(SpecError) as refused:
-        load(follow(tmp_path, CASES[spec], f"{{from: {name}}}"))
+        follow(tmp_path, CASES[spec], f"{{from: {name}}}")
     problem = refused.value.problems[0]
     assert re.search(r"next.yaml:\d+:\d+$", problem.place)
     assert problem.key == "model.from"
@@ -194,7 +194,14 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, case: str) -> None:
     assert problem.action
 
 
-@pytest.mark.parametrize("damage", ["truncated", "no config", "another network"])
+EDITS = {
+    "another network": ('"lstm_hidden": 6', '"lstm_hidden": 7'),
+    "another argument": ('"lstm_hidden": 6', '"hidden": 6'),
+    "another builder": ('"builder": "series"', '"builder": "nothing"'),
+}
+
+
+@pytest.mark.parametrize("damage", ["truncated", "no config", "another network", "another argument", "another builder"])
 def test_a_damaged_model_is_refused(tmp_path: Path, damage: str) -> None:
     case = CASES["series"]
     trained(case, tmp_path)
@@ -205,11 +212,16 @@ def test_a_damaged_model_is_refused(tmp_path: Path, damage: str) -> None:
     elif damage == "no config":
         (model / "config.json").write_text("{}")
     else:
-        text = (model / "config.json").read_text()
-        (model / "config.json").write_text(text.replace('"lstm_hidden": 6', '"lstm_hidden": 7'))
-    job = follow(tmp_path, case)
-    with pytest.raises(SpecError, match=r"model\.from"):
+        text, (before, after) = (model / "config.json").read_text(), EDITS[damage]
+        assert before in text
+        (model / "config.json").write_text(text.replace(before, after))
+
+    def start() -> None:
+        job = follow(tmp_path, case)
         build(job, load(job))
+
+    with pytest.raises(SpecError, match=r"model\.from"):
+        start()
 
 
 def test_a_file_of_weights(tmp_path: Path) -> None:
