@@ -41,15 +41,22 @@ class EngineTraits:
         """What a user should know about the limits; empty if they are all enforced."""
         if not self.unenforced:
             return ""
-        return f"limits: this engine cannot enforce {', '.join(self.unenforced)}: {self.reason()}"
+        return f"limits: this engine cannot enforce {', '.join(self.unenforced)}: {self._reason()}; {self.cure()}"
 
-    def reason(self) -> str:
-        """Why limits are not enforced, and what helps."""
+    def _reason(self) -> str:
         if self.rootless and self.cgroup == "1":
-            return "it is rootless, and the host has cgroup v1; boot it with systemd.unified_cgroup_hierarchy=1"
+            return "it is rootless, and the host has cgroup v1"
         if self.rootless:
-            return "it is rootless, and systemd has not delegated the controllers to this user (`Delegate=cpu cpuset io memory pids`)"
+            return "it is rootless, and systemd has not delegated the controllers to this user"
         return "its host lacks the cgroup controllers"
+
+    def cure(self) -> str:
+        """What makes the engine enforce all limits."""
+        if self.rootless and self.cgroup == "1":
+            return "boot it with systemd.unified_cgroup_hierarchy=1"
+        if self.rootless:
+            return "Delegate=cpu cpuset io memory pids in /etc/systemd/system/user@.service.d/delegate.conf"
+        return "enable them in the kernel's command line"
 
 
 def find(info: Mapping[str, Any]) -> EngineTraits:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 
+from runtime.cli.doctor import engine_kind
 from runtime.cli.doctor.finding import Finding, fail, ok, warn
 from runtime.cli.doctor.snapshot import Snapshot
 from runtime.launch import image_contents
@@ -30,10 +31,13 @@ def check(snapshot: Snapshot) -> Iterator[Finding]:
     if version is None:
         yield _silent(snapshot)
         return
-    if numbers(version) < ENGINE:
+    if engine_kind.is_podman(answer):
+        yield ok("engine", f"Podman {version}")
+    elif numbers(version) < ENGINE:
         yield fail("engine", f"{version}; the images need 20.10 or newer", installation.ENGINE)
     else:
         yield ok("engine", version)
+    yield from engine_kind.check(snapshot, answer)
     yield from _plugins(snapshot)
     yield from _ended(snapshot)
     for word in WORDS:

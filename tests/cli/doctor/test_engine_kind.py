@@ -1,0 +1,55 @@
+"""Unusual engines, and what the doctor says of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.cli.doctor import docker_engine, engine_kind
+from runtime.cli.doctor.finding import Level
+from tests.cli.doctor.test_doctor import snapshot
+from tests.launch.test_engine_traits import ROOTFUL, ROOTLESS
+from tests.paths import ROOT
+
+DOCKER, PODMAN = ({"Server": {"Components": [{"Name": name}]}} for name in ("Engine", "Podman Engine"))
+SNAP = ROOTFUL | {"DockerRootDir": "/var/snap/docker/common/var-lib-docker"}
+
+
+@pytest.mark.parametrize(
+    ("info", "version", "home", "level", "text", "fix"),
+    [
+        (ROOTLESS, DOCKER, ROOT, "warn", "cpus, memory, pids cannot be limited", "unified_cgroup_hierarchy=1"),
+        (ROOTFUL | {"SecurityOptions": ["name=rootless"]}, DOCKER, ROOT, "ok", "files of runs are that user's", ""),
+        (ROOTFUL | {"MemoryLimit": False}, DOCKER, ROOT, "warn", "cannot enforce memory", "cgroup controllers"),
+        (ROOTFUL, PODMAN, ROOT, "warn", "Podman: jobs train in it", "apt-get install catatonit"),
+        (SNAP, DOCKER, ROOT.parent, "ok", "a snap: data of a job must lie below", ""),
+        (SNAP, DOCKER, Path("/nowhere"), "warn", f"the project is in {ROOT}", "move the project below /nowhere"),
+        (ROOTFUL | {"SecurityOptions": ["name=selinux"]}, DOCKER, ROOT, "ok", "relabelled", ""),
+    ],
+)
+def test_an_unusual_engine(
+    tmp_path: Path, info: dict[str, Any], version: dict[str, Any], home: Path, level: str, text: str, fix: str
+) -> None:
+    answers = {"docker info": json.dumps(info)}
+    made = snapshot(tmp_path, "laptop", {}, answers=answers, environ={"HOME": str(home)})
+    (found,) = engine_kind.check(made, json.dumps(version))
+    assert found.level is Level(level)
+    assert text in found.text
+    assert fix in found.fix
+
+
+def test_an_ordinary_engine_needs_no_word(tmp_path: Path) -> None:
+    for answers in ({"docker info": json.dumps(ROOTFUL)}, {}, {"docker info": "nonsense"}):
+        assert list(engine_kind.check(snapshot(tmp_path, "laptop", {}, answers=answers), json.dumps(DOCKER))) == []
+
+
+def test_podman_counts_its_versions_in_another_way(tmp_path: Path) -> None:
+    version = json.dumps({"Server": {"Version": "4.3.1", **PODMAN["Server"]}})
+    answers = {"docker version": version, "docker info": json.dumps(ROOTFUL)}
+    found = [
+        one for one in docker_engine.check(snapshot(tmp_path, "laptop", {}, answers=answers)) if one.name == "engine"
+    ]
+    assert [(one.level, one.text) for one in found] == [(Level.OK, "Podman 4.3.1")]
