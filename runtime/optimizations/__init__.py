@@ -89,8 +89,8 @@ def _from(module: ModuleType) -> Optimization:
 
 def wanted(job: Job, name: str, choice: Choice) -> Value:
     """The value that the job requests under this name, else the choice."""
-    asked: Value = job.optimize.get(name, "auto")
-    return choice.value if asked == "auto" else asked
+    requested: Value = job.optimize.get(name, "auto")
+    return choice.value if requested == "auto" else requested
 
 
 def off_values() -> dict[str, Value]:

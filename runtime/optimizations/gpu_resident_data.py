@@ -88,8 +88,8 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 def wanted(job: Job, hardware: Hardware, workload: Workload) -> bool:
     """Whether samples will be on the GPU, by request or by default."""
-    asked = job.optimize.get("gpu_resident_data", "auto")
-    return bool(choose(job, hardware, workload).value if asked == "auto" else asked)
+    requested = job.optimize.get("gpu_resident_data", "auto")
+    return bool(choose(job, hardware, workload).value if requested == "auto" else requested)
 
 
 def taken(workload: Workload) -> int:

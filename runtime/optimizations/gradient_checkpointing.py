@@ -44,8 +44,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
 
 def doubtful(job: Job, hardware: Hardware, workload: Workload) -> bool:
     """Whether memory is so short that one sample might not fit, so that activations should be counted."""
-    asked = job.optimize.get("gradient_checkpointing", "auto")
-    return asked == "auto" and workload.blocks > 1 and 0 < spare(job, hardware, workload) < PLENTY
+    requested = job.optimize.get("gradient_checkpointing", "auto")
+    return requested == "auto" and workload.blocks > 1 and 0 < spare(job, hardware, workload) < PLENTY
 
 
 def spare(job: Job, hardware: Hardware, workload: Workload) -> int:
@@ -68,10 +68,10 @@ def room(job: Job, hardware: Hardware) -> int:
     """Bytes available for weights and activations."""
     free, whole = hardware.memory.available, hardware.memory.limit or hardware.memory.host
     if hardware.gpu:
-        asked = job.limits.gpu_memory
+        requested = job.limits.gpu_memory
         free, whole = (
-            gpu_selection.available_bytes(hardware.gpu, asked),
-            gpu_selection.allowed_bytes(hardware.gpu, asked),
+            gpu_selection.available_bytes(hardware.gpu, requested),
+            gpu_selection.allowed_bytes(hardware.gpu, requested),
         )
     return max(0, free - TORCH - whole // 10)
 

@@ -130,13 +130,13 @@ def resolve(
     """
     decisions, refused = [], []
     for optimization in optimizations.every():
-        asked = job.optimize.get(optimization.name, "auto")
-        if asked != "auto" and not plain:
-            reason = optimization.refuse(job, hardware, workload, asked)
+        requested = job.optimize.get(optimization.name, "auto")
+        if requested != "auto" and not plain:
+            reason = optimization.refuse(job, hardware, workload, requested)
             if reason:
-                refused.append(_refusal(job, hardware, workload, optimization, asked, reason))
+                refused.append(_refusal(job, hardware, workload, optimization, requested, reason))
                 continue
-        decisions.append(_decide(optimization, job, hardware, workload, plain, replay or {}, measured or {}, asked))
+        decisions.append(_decide(optimization, job, hardware, workload, plain, replay or {}, measured or {}, requested))
     if refused:
         raise SpecError(refused)
     chosen = image.choose_image(hardware)

@@ -118,9 +118,9 @@ def _best(record: Record) -> Best | None:
 def _watched(record: Record) -> str | None:
     """The metric that selects the best weights: the spec's, else a validation score, else a loss."""
     checkpoint = record.spec.get("checkpoint")
-    asked = checkpoint.get("best") if isinstance(checkpoint, Mapping) else None
-    if asked:
-        return str(asked)
+    requested = checkpoint.get("best") if isinstance(checkpoint, Mapping) else None
+    if requested:
+        return str(requested)
     validation = [key for key in record.metrics if key.startswith("validation/")]
     scores = [key for key in validation if not key.endswith("/loss")]
     return next(iter([*scores, *validation, *(["train/loss"] if "train/loss" in record.metrics else [])]), None)

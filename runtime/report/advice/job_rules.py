@@ -94,8 +94,8 @@ def _stem(record: Record, summary: Summary) -> Iterator[Advice]:
 
 def _useless(record: Record, summary: Summary) -> Iterator[Advice]:
     """Requested settings that did not take effect."""
-    asked = record.spec.get("optimize")
-    wanted = asked if isinstance(asked, Mapping) else {}
+    requested = record.spec.get("optimize")
+    wanted = requested if isinstance(requested, Mapping) else {}
     for name, row in differences(record.plan):
         if name in wanted and wanted[name] != "auto":
             cause = f": {row['cause']}" if row.get("cause") else ""
