@@ -107,10 +107,10 @@ pre { overflow-x: auto; background: var(--soft); padding: 14px; border-radius: 8
   .tiles { grid-template-columns: 1fr 1fr; gap: 12px; }
   table.wide thead { display: none; }
   table.wide tr { display: block; border-top: 1px solid var(--grid); padding: 8px 0; }
-  table.wide td { display: block; white-space: normal; border: 0; padding: 1px 0 1px 98px; }
+  table.wide td { display: flow-root; white-space: normal; border: 0; padding: 1px 0 1px 98px; }
   table.wide td:first-child { padding-left: 0; font-weight: 600; }
   table.wide td:not(:first-child)::before { content: attr(data-name); color: var(--muted); font-size: 13px;
-    float: left; margin-left: -98px; }
+    float: left; margin-left: -98px; width: 90px; }
   table.wide td:empty { display: none; }
   table.wide tr.warn { background: var(--warn-soft); padding: 8px; }
   tr.warn td:first-child { box-shadow: none; }
