@@ -46,7 +46,7 @@ def commands() -> list[tuple[str, str]]:
         typed = [
             part.strip().removeprefix(".venv/bin/")
             for line in blocks(page)
-            for part in re.split(r"&&|,(?= make)", line)
+            for part in re.split(r"&&| > |,(?= make)", line)
         ]
         typed += SPAN.findall(page.read_text())
         found += [

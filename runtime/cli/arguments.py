@@ -35,6 +35,8 @@ def parser() -> argparse.ArgumentParser:
     _add_use(add)
     _add_data(add)
     add("schema", "print the JSON schema of the job file")
+    made = add("completion", "print a script that completes commands, options and runs in a shell")
+    made.add_argument("shell", choices=("bash", "zsh"), help="the shell")
     return whole
 
 

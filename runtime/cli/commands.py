@@ -212,11 +212,21 @@ def schema(given: argparse.Namespace) -> int:
     return 0
 
 
+def completion(given: argparse.Namespace) -> int:
+    """Print the completion of a shell."""
+    from runtime.cli import arguments
+    from runtime.cli.completion import script
+
+    print(script(given.shell, arguments.parser()), end="")
+    return 0
+
+
 COMMANDS: dict[str, Command] = {
     "validate": validate,
     "facts": facts,
     "plan": plan,
     "schema": schema,
+    "completion": completion,
     "train": train,
     "launch": launch,
     "find-lr": find_lr,
