@@ -6,9 +6,12 @@ import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
 
 from runtime import errors
-from runtime.job import lower_is_better
+from runtime.job import JOBS, lower_is_better
 from runtime.report.formatting import shown
 from runtime.report.log_series import Series, number
 from runtime.report.record import Record
@@ -119,11 +122,21 @@ def _watched(record: Record) -> str | None:
     """The metric that selects the best weights: the spec's, else a validation score, else a loss."""
     checkpoint = record.spec.get("checkpoint")
     requested = checkpoint.get("best") if isinstance(checkpoint, Mapping) else None
+    requested = requested or _of_task(record.spec)
     if requested:
         return str(requested)
     validation = [key for key in record.metrics if key.startswith("validation/")]
     scores = [key for key in validation if not key.endswith("/loss")]
     return next(iter([*scores, *validation, *(["train/loss"] if "train/loss" in record.metrics else [])]), None)
+
+
+def _of_task(spec: Mapping[str, Any]) -> str | None:
+    """The metric that a task chooses by itself: with several heads that of the heaviest one."""
+    kind = JOBS.get(str(spec.get("task")))
+    try:
+        return kind.model_validate(spec).best() if kind else None
+    except ValidationError:  # written by another version
+        return None
 
 
 def _last(record: Record) -> dict[str, float]:

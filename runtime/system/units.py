@@ -9,12 +9,14 @@ SIZE_PATTERN = re.compile(r"(?=[0-9.]*[1-9])([0-9]{1,12}(?:\.[0-9]{1,12})?) *([k
 
 
 def format_bytes(count: int | None) -> str:
-    """Bytes in readable form: 64 MiB, 7.8 GiB."""
+    """Bytes in readable form: 600 KiB, 64 MiB, 7.8 GiB."""
     if count is None:
         return "unknown"
     for unit, power in (("TiB", 4), ("GiB", 3)):
         if count >= 1024**power:
             return f"{count / 1024**power:.1f} {unit}"
+    if 0 < count < 1024**2:
+        return f"{max(1, count // 1024)} KiB"
     return f"{count / 1024**2:.0f} MiB"
 
 

@@ -12,6 +12,8 @@ from runtime.system.units import format_bytes, parse_bytes
     [
         (None, "unknown"),
         (0, "0 MiB"),
+        (3, "1 KiB"),
+        (600 * 1024, "600 KiB"),
         (64 * 2**20, "64 MiB"),
         (2**30, "1.0 GiB"),
         (2**41, "2.0 TiB"),

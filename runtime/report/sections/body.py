@@ -101,7 +101,7 @@ def data_section(notes: object, model: object = None) -> Section | None:
     if not isinstance(notes, list) or not notes:
         return None
     rows = [shown(note).partition(": ") for note in (*notes, *([f"model: {model}"] if model else []))]
-    table = Table(("item", "value"), tuple((head, rest) if rest else ("", head) for head, _, rest in rows))
+    table = Table(("item", "value"), tuple((head, rest) if rest else ("samples", head) for head, _, rest in rows))
     return Section("data", "Data", (table,))
 
 
