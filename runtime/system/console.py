@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from typing import IO
 
 from rich.console import Console
 
 
 def say(text: str) -> None:
-    """Print a line, unbuffered."""
-    print(text, flush=True)
+    """Print a line, unbuffered; on a terminal, which breaks lines inside words, it is broken between words."""
+    print("\n".join(map(_wrapped, text.split("\n"))) if sys.stdout.isatty() else text, flush=True)
+
+
+def _wrapped(line: str) -> str:
+    """The line, continued with an indent if it is wider than the terminal."""
+    width = shutil.get_terminal_size().columns
+    if len(line) <= width:
+        return line
+    indent = line[: len(line) - len(line.lstrip())] + "  "
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
 
 
 def console(file: IO[str] | None = None) -> Console:
