@@ -185,3 +185,13 @@ def test_the_wheel_names_what_it_would_pull(cpu_image: str, command: Path, tmp_p
         "  possible: an image that was published, loaded with `docker load`, or built in a checkout by `make image-cpu`",
         f"  do:       docker pull {wanted}, then docker tag {wanted} {local}; or `drivetrain launch JOB --image NAME`",
     ]
+
+
+def test_the_labels_say_what_an_image_is(cpu_image: str) -> None:
+    """The predefined annotation keys of the OCI image specification that a build can know."""
+    labels = docker_engine.connect().images.get(cpu_image).labels
+    keys = ("title", "description", "licenses", "version", "revision", "created", "source", "base.name", "base.digest")
+    told = {key: labels[f"org.opencontainers.image.{key}"] for key in keys}
+    assert (told["title"], told["licenses"], told["version"]) == ("drivetrain-cpu", "MIT", VERSION)
+    assert told["created"].endswith("Z")
+    assert told["base.name"] != "unknown"
