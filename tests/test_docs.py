@@ -172,7 +172,8 @@ def test_from_nothing_to_a_prediction(tmp_path: Path) -> None:
     page = ROOT / "docs" / "your-data.md"
     walk = [line for line in blocks(page) if line.startswith("drivetrain ")]
     assert [line.split()[1] for line in walk] == ["sample", "train", "predict", "evaluate"]
-    made = re.search(r"`(make train-cpu [^`]*)`", page.read_text(encoding="utf-8"))
+    walk_text = page.read_text(encoding="utf-8").partition("## From nothing")[2]
+    made = re.search(r"`(make train-cpu [^`]*)`", walk_text)
     assert made
     assert made[1] == f"make train-cpu JOB={walk[1].split()[2]} ARGS='{walk[1].split(maxsplit=3)[3]}'"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
