@@ -15,6 +15,7 @@ from runtime.data.labels import listed
 from runtime.errors import DrivetrainError, SpecError
 from runtime.job import Job
 from runtime.job.job import ImageJob
+from runtime.job.series import SeriesJob
 from runtime.models import safetensors_file
 from runtime.models.builders import BUILDERS
 from runtime.models.networks import cnn
@@ -113,6 +114,8 @@ def from_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> lis
     fresh = {key for key in outputs if key not in weights or weights[key].shape != own[key].shape}
     _fill(network, weights, fresh, file, refuse)
     notes = [f"starts from {file}, {_count(network, fresh)} tensors"]
+    if unused := sorted(weights.keys() - own.keys()):
+        notes.append(f"not used, since the network has no such tensors: {listed(unused, 6)}")
     if fresh:
         notes.append(f"initialized anew, since {file.name} has no outputs of this shape: {listed(sorted(fresh), 6)}")
     return notes
@@ -159,6 +162,8 @@ def _with_counts(arguments: Mapping[str, Any], counts: Mapping[str, int]) -> dic
 def _resized(job: Job, earlier: EarlierModel, dataset: Dataset) -> dict[str, Any]:
     """The arguments of the earlier network for images of this job's size."""
     arguments = dict(earlier.arguments)
+    if isinstance(job, SeriesJob):
+        _check_window(job, earlier, dataset.preprocessing["length"])
     if not isinstance(job, ImageJob):
         return arguments
     size, known = dataset.preprocessing["image_size"], earlier.preprocessing["image_size"]
@@ -172,6 +177,15 @@ def _resized(job: Job, earlier: EarlierModel, dataset: Dataset) -> dict[str, Any
         # The size decided the stem when that run began.
         arguments["stem"] = "small" if known <= cnn.SMALL_IMAGE else "large"
     return arguments | {"image_size": size}
+
+
+def _check_window(job: SeriesJob, earlier: EarlierModel, length: int) -> None:
+    """Check that the pooling of the earlier network leaves something of a window."""
+    least = earlier.arguments.get("pool", 1) ** len(earlier.arguments.get("cnn_channels", ()))
+    if length < least:
+        given = f"has windows of {length} rows, of which the pooling of {earlier.folder} leaves nothing"
+        key = ("data", "train" if job.data.arrays else "window")
+        earlier.refuse(given, f"{least} rows or more", "use longer windows, or another run", key)
 
 
 def _fill(network: nn.Module, weights: Mapping[str, Tensor], fresh: set[str], file: Path, refuse: Refuse) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from runtime.data import labels, stateless_random, stratify
 from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, Targets
-from runtime.data.images import decoded_cache, input_shape, npz_images, source
+from runtime.data.images import decoded_cache, input_shape, npz_images, pixel_scale, source
 from runtime.data.images.augment import Augment
 from runtime.data.images.decoded_cache import Decoded
 from runtime.data.images.image_files import Files
@@ -66,11 +66,11 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
     classes = settled.heads[""].classes if settled and settled.same_data else _classes(train)
     wanted = image_input.expected(job)
     size, channels, notes = _geometry(job, train, wanted)
-    notes += _oblong(train, job.data.fit)
     if settled:
         size, channels = _known_geometry(job, settled)
         notes = [f"image_size {size}, channels {channels}: as in the earlier run"] if not settled.same_data else notes
     fit = settled.preprocessing.get("fit", "crop") if settled else job.data.fit
+    notes += _oblong(train, fit)
     train.fit(size, channels, fit)
     targets = labels.indices(train.used(), classes, train.key)
     read = [(train.key, train.images)]
@@ -85,6 +85,8 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
     preparer, more = _preparer(job, parts[0], classes, wanted)
     if settled:
         known = from_preprocessing(dict(settled.preprocessing))
+        if not settled.same_data:
+            known, more = pixel_scale.known(job, known, preparer, parts[0].gather(np.arange(1))[0].dtype), []
         augment = Augment(job.data.augment, job.train.seed, known.mean)
         preparer = replace(known, augment=augment, classes=classes, image_size=size)
     counts = f"{len(parts[0]):,} training and {len(parts[1]):,} validation images, {len(classes)} classes"

@@ -88,9 +88,11 @@ def _check_channels(job: SeriesJob, settled: InputRecord, stored: Mapping[str, A
         SpecError: if they are not.
     """
     theirs, ours = settled.preprocessing.get("features"), stored.get("features")
-    if both := [name for name in job.data.label or () if name in (theirs or ())]:
-        given = f"has {both[0]!r}, which is a feature of the earlier run"
-        raise SpecError([job.problem(("data", "label"), given, "a column that it did not see", "use another run")])
+    places = {"label": job.data.label or (), "time": (job.data.time,), "group": (job.data.group,)}
+    for option, names in places.items():
+        if both := [name for name in names if name in (theirs or ())]:
+            given = f"has {both[0]!r}, which is a feature of the earlier run"
+            raise SpecError([job.problem(("data", option), given, "a column that it did not see", "use another run")])
     if theirs and ours and list(theirs) != list(ours):
         given = f"is {', '.join(ours)}, and the earlier run was trained on {', '.join(theirs)}"
         problem = job.problem(("data", "features"), given, "the same columns in the same order", "leave features out")

@@ -17,7 +17,7 @@ from runtime.data.formats import table_file
 from runtime.data.labels import listed
 from runtime.data.stateless_random import Ids
 from runtime.data.tables import features
-from runtime.data.tables.column_roles import roles
+from runtime.data.tables.column_roles import Roles, roles
 from runtime.data.tables.features import Features
 from runtime.data.tables.usable_rows import RowNames, taken, usable
 from runtime.data.target_columns import TargetColumn
@@ -78,7 +78,7 @@ def load(job: TableJob, settled: InputRecord | None = None) -> Dataset:
     classes = isinstance(job, TableClassificationJob)
     earlier = _earlier(job, settled) if settled and not settled.same_data else None
     table = _table(path, data, classes, earlier)
-    found = roles(table, data, str(path))
+    found = _known_roles(earlier) if earlier else roles(table, data, str(path))
     goal = targets.read(table, data.target, classes=classes, option="data.target", source=str(path))
     rows, notes = usable(table, found.numeric, goal, path, "data.train", data.bad_samples)
     kept, held = _divided(job, goal, rows, notes)
@@ -87,7 +87,10 @@ def load(job: TableJob, settled: InputRecord | None = None) -> Dataset:
         return targets.head(goal, rows, kept, "data.train")
 
     head = settled.head("", computed) if settled else computed()
-    fitted, left_out = features.fit(table, found, kept)
+    if earlier:
+        fitted, left_out = earlier, earlier.notes(taken(table, kept), path.name)
+    else:
+        fitted, left_out = features.fit(table, found, kept)
     if settled:
         fitted = features.from_json(settled.preprocessing)
     if not fitted.names:
@@ -149,14 +152,29 @@ def _earlier(job: TableJob, settled: InputRecord) -> Features:
     Raises:
         SpecError: if the job names other features, or predicts one of them.
     """
-    fitted = features.from_json(settled.preprocessing)
-    if both := [name for name in job.data.target if name in fitted.names]:
-        given = f"has {both[0]!r}, which is a feature of the earlier run"
-        raise SpecError([job.problem(("data", "target"), given, "a column that it did not see", "use another run")])
-    if job.data.features and set(job.data.features) != set(fitted.names):
-        given = f"is {listed(job.data.features, 8)}, and the earlier run was trained on {listed(fitted.names, 8)}"
+    fitted, data = features.from_json(settled.preprocessing), job.data
+    for option, possible, action in (
+        ("target", "a column that it did not see", "use another run"),
+        ("ignore", "columns that it did not see", "remove it from data.ignore, or use another run"),
+    ):
+        if both := [name for name in getattr(data, option) or () if name in fitted.names]:
+            given = f"has {both[0]!r}, which is a feature of the earlier run"
+            raise SpecError([job.problem(("data", option), given, possible, action)])
+    if data.features and set(data.features) != set(fitted.names):
+        given = f"is {listed(data.features, 8)}, and the earlier run was trained on {listed(fitted.names, 8)}"
         raise SpecError([job.problem(("data", "features"), given, "the same columns", "leave data.features out")])
+    known = _known_roles(fitted)
+    for option, names in (("numeric", known.numeric), ("categorical", known.categorical)):
+        if strange := [name for name in getattr(data, option) or () if name not in names]:
+            given = f"has {strange[0]!r}, which is no {option} feature of the earlier run"
+            possible = f"its {option} features: {listed(names, 8) or 'none'}"
+            raise SpecError([job.problem(("data", option), given, possible, f"leave data.{option} out")])
     return fitted
+
+
+def _known_roles(earlier: Features) -> Roles:
+    """The kind of each column in an earlier run, which the job's file may seem to contradict."""
+    return Roles([number.name for number in earlier.numbers], [category.name for category in earlier.categories])
 
 
 def _table(path: Path, data: TableData, classes: bool, earlier: Features | None) -> Any:

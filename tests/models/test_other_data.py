@@ -1,0 +1,118 @@
+"""A job that starts from an earlier run, on data that this run could not have been trained on, or in another form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.data.load import load
+from runtime.errors import DataError, SpecError
+from runtime.models.build import build
+from tests.models.test_initial_weights import FIRST, follow, outputs
+from tests.trained import CASES, trained
+
+FROM = f"{{from: {FIRST}}}"
+
+
+def rewritten(path: Path, column: int, mark: str) -> None:
+    """Put a mark before all cells of a column."""
+    header, *rows = path.read_text().splitlines()
+    cells = [row.split(",") for row in rows]
+    made = [",".join([*row[:column], mark + row[column], *row[column + 1 :]]) for row in cells]
+    path.write_text("\n".join([header, *made]) + "\n")
+
+
+TABLES = {
+    "ignored": ("ignore: [", "ignore: [city, ", "data.ignore: has 'city', which is a feature of the earlier run"),
+    "another kind": ("ignore: [", "categorical: [age], ignore: [", "data.categorical: has 'age', which is no"),
+    "new": ("ignore: [price, ", "numeric: [price], ignore: [", "data.numeric: has 'price', which is no numeric"),
+}
+
+
+@pytest.mark.parametrize("wrong", TABLES)
+def test_keys_about_columns_cannot_contradict_the_earlier_run(tmp_path: Path, wrong: str) -> None:
+    before, after, message = TABLES[wrong]
+    trained(CASES["table"], tmp_path)
+    if wrong == "new":
+        before, after = "price, weight", "weight"
+        job = follow(tmp_path, CASES["table"], FROM, (before, after), ("ignore: [", "numeric: [price], ignore: ["))
+    else:
+        job = follow(tmp_path, CASES["table"], FROM, (before, after))
+    with pytest.raises(SpecError) as refused:
+        load(job)
+    assert message in str(refused.value)
+
+
+def test_a_number_that_is_now_text_is_not_filled_with_the_median(tmp_path: Path) -> None:
+    trained(CASES["table"], tmp_path)
+    rewritten(tmp_path / "train.csv", 0, "x")
+    job = follow(tmp_path, CASES["table"], FROM, ("validation: held.csv", "validation: 0.2"))
+    with pytest.raises(DataError, match="60 of 60 samples cannot be used\n.*age is `x20`, not a number"):
+        load(job)
+
+
+def test_categories_that_the_earlier_run_did_not_have_are_told(tmp_path: Path) -> None:
+    trained(CASES["table"], tmp_path)
+    path = tmp_path / "train.csv"
+    path.write_text(path.read_text().replace("Lima", "Bogota"))
+    notes = load(follow(tmp_path, CASES["table"])).notes
+    assert any("train.csv: city has categories that are not in the training data" in note for note in notes), notes
+
+
+def test_a_feature_of_the_earlier_run_cannot_be_the_time_of_a_series(tmp_path: Path) -> None:
+    case = CASES["series"]
+    trained(case, tmp_path)
+    job = follow(tmp_path, case, FROM, ("time: time", "time: heat"), ("features: [heat, noise], ", ""))
+    with pytest.raises(SpecError, match=r"data\.time: has 'heat', which is a feature of the earlier run"):
+        load(job)
+
+
+def test_a_window_that_the_pooling_leaves_nothing_of(tmp_path: Path) -> None:
+    case = CASES["series"]
+    trained(case, tmp_path)
+    job = follow(tmp_path, case, FROM, ("window: 10, stride: 5", "window: 1, stride: 1"))
+    with pytest.raises(SpecError, match=r"data\.window: has windows of 1 rows"):
+        build(job, load(job))
+
+
+def test_bytes_and_shares_of_one_are_the_same_colors(tmp_path: Path) -> None:
+    case = CASES["image folders"]
+    trained(case, tmp_path)
+    colors = np.random.default_rng(0).integers(0, 256, (30, 16, 16, 3), np.uint8)
+    colors[0, 0, 0], colors[0, 0, 1] = 0, 255
+    found = []
+    for name, images in {"bytes": colors, "shares": (colors / 255).astype(np.float32)}.items():
+        np.savez(tmp_path / f"{name}.npz", images=images, labels=np.arange(30) % 2)
+        place = f"train: {name}.npz, validation: {name}.npz"
+        job = follow(tmp_path, case, FROM, ("train: train, validation: held", place))
+        torch.manual_seed(0)
+        found.append(outputs(job, build(job, load(job)))[""])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_pixels_on_another_scale_are_refused(tmp_path: Path) -> None:
+    case = CASES["image folders"]
+    trained(case, tmp_path)
+    images = np.random.default_rng(0).uniform(0, 4095, (30, 16, 16, 3)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", images=images, labels=np.arange(30) % 2)
+    job = follow(tmp_path, case, FROM, ("train: train, validation: held", "train: x.npz, validation: x.npz"))
+    with pytest.raises(SpecError, match=r"model\.from: was trained on pixels from 0 to 255; data\.train has"):
+        load(job)
+
+
+def test_cropped_images_are_told(tmp_path: Path) -> None:
+    trained(CASES["image folders"], tmp_path)
+    notes = load(follow(tmp_path, CASES["image folders"])).notes
+    assert any("images are not square" in note for note in notes), notes
+
+
+def test_tensors_of_a_file_that_the_network_does_not_have_are_told(tmp_path: Path) -> None:
+    case = CASES["series numbers"]
+    trained(case, tmp_path)
+    model = f"{{cnn_channels: [4], lstm_hidden: 6, lstm_layers: 1, weights: {FIRST}/model/model.safetensors}}"
+    job = follow(tmp_path, case, model)
+    notes = build(job, load(job)).notes
+    assert any("not used, since the network has no such tensors: lstm." in note for note in notes), notes
