@@ -16,9 +16,7 @@ _APART = 10
 """From this ratio of two ranges on, they are different scales."""
 
 
-def known(
-    job: ImageJob, earlier: ImagePreprocessing, own: ImagePreprocessing, kind: torch.dtype
-) -> ImagePreprocessing:
+def known(job: ImageJob, earlier: ImagePreprocessing, own: ImagePreprocessing, kind: torch.dtype) -> ImagePreprocessing:
     """The preprocessing of an earlier run, for the pixels of this job.
 
     Args:
