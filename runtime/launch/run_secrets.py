@@ -67,8 +67,13 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         SpecError: if a variable that the job names is not set, or the certificates cannot be read.
     """
     check_environment(job, environ)
-    names = [*job.environment]
-    values = {name: environ[name] for name in names}
+    if AUTHORITY in job.environment:
+        raise SpecError(
+            f"{job.document.place(('environment',))}: environment: {AUTHORITY} is in a container a file of certificates",
+            "any other name",
+            "give the variable another name",
+        )
+    values = {name: environ[name] for name in job.environment}
     if online:
         values |= {name: environ[name] for name in PROXIES if environ.get(name)}
     if online and network.of_hub(job) is not None:
@@ -135,7 +140,10 @@ def _sweep(place: Path) -> None:
     """Remove what a killed starter has left."""
     for folder in place.glob(f"{_PREFIX}*"):
         try:
-            os.kill(int(folder.name.removeprefix(_PREFIX)), 0)
+            owner = int(folder.name.removeprefix(_PREFIX))
+            if owner == os.getpid():
+                raise ProcessLookupError  # numbers are used again, in a container soon
+            os.kill(owner, 0)
         except ProcessLookupError:
             shutil.rmtree(folder, ignore_errors=True)
         except (ValueError, OSError):

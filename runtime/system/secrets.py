@@ -37,11 +37,16 @@ def take(environ: MutableMapping[str, str] = os.environ, folder: Path = FOLDER) 
                 environ.setdefault(name, str(path))
             continue
         try:
-            value = path.read_text(encoding="utf-8", errors="surrogateescape").removesuffix("\n")
+            value = os.fsdecode(path.read_bytes()).removesuffix("\n")
         except OSError as error:
             print(f"environment: the secret {path.name} cannot be read: {error.strerror}", file=sys.stderr, flush=True)
         else:
-            environ.setdefault(path.name, value)
+            if environ.setdefault(path.name, value) != value:
+                print(
+                    f"environment: {path.name} is set by the image; the value that was handed over is not used",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 def masked(text: str, environ: Mapping[str, str] = os.environ, folder: Path = FOLDER) -> str:

@@ -81,6 +81,7 @@ def test_a_missing_variable_is_refused_where_it_stands(monkeypatch: pytest.Monke
 def test_files_are_private_and_gone_afterwards(tmp_path: Path) -> None:
     environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": "/nowhere"}
     (tmp_path / "drivetrain-secrets-4194999").mkdir()  # larger than any number of a process
+    (tmp_path / f"drivetrain-secrets-{os.getpid()}").mkdir()  # of a killed process that had the same number
     with run_secrets.written({"A": b"1", "ca": b"2"}, {}, 1000, environ) as written:
         assert written.folder.parent == tmp_path
         assert stat.S_IMODE(written.folder.stat().st_mode) == 0o700
@@ -109,6 +110,21 @@ def test_the_engine_sees_the_folder(tmp_path: Path, info: dict[str, str], memory
     (tmp_path / "run").mkdir()
     environ = {"HOME": str(tmp_path / "home")} | ({"XDG_RUNTIME_DIR": str(tmp_path / "run")} if memory else {})
     assert run_secrets.engine_folder(info, environ) == tmp_path / expected
+
+
+def test_a_variable_cannot_take_the_place_of_the_certificates() -> None:
+    with pytest.raises(SpecError, match="environment: ca is in a container a file of certificates"):
+        collected("environment: [ca]\n", False, ca="value")
+
+
+def test_a_value_that_the_image_sets_itself_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "HOME").write_text("s3cret")
+    (tmp_path / "KEY").write_bytes(b"line\r\nline")
+    environ = {"DRIVETRAIN_IMAGE": "cpu", "HOME": "/tmp"}
+    secrets.take(environ, tmp_path)
+    assert environ == {"DRIVETRAIN_IMAGE": "cpu", "HOME": "/tmp", "KEY": "line\r\nline"}
+    told = capsys.readouterr().err
+    assert told == "environment: HOME is set by the image; the value that was handed over is not used\n"
 
 
 def test_an_image_takes_its_secrets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

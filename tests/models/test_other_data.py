@@ -50,7 +50,7 @@ def test_a_number_that_is_now_text_is_not_filled_with_the_median(tmp_path: Path)
     trained(CASES["table"], tmp_path)
     rewritten(tmp_path / "train.csv", 0, "x")
     job = follow(tmp_path, CASES["table"], FROM, ("validation: held.csv", "validation: 0.2"))
-    with pytest.raises(DataError, match="60 of 60 samples cannot be used\n.*age is `x20`, not a number"):
+    with pytest.raises(DataError, match=r"60 of 60 samples cannot be used\n.*age is `x20`, not a number"):
         load(job)
 
 
