@@ -103,11 +103,10 @@ def test_what_a_spec_outside_of_the_project_brings(project: Path, tmp_path: Path
 
 
 def test_a_system_folder_as_data_is_refused(project: Path, tmp_path: Path) -> None:
-    table(tmp_path / "data.csv")
-    (tmp_path / "job.yaml").write_text(JOB.format(data="data.csv"))
-    done = command(project, "launch", str(tmp_path / "job.yaml"), "--set", "data.validation=/")
+    (tmp_path / "job.yaml").write_text("name: tiny\ntask: image-classification\ndata: {train: /}\n")
+    done = command(project, "launch", str(tmp_path / "job.yaml"))
     assert done.returncode == 2
-    assert "data.validation: / is not mounted: it contains more than data" in done.stderr
+    assert "data.train: / is not mounted: it contains more than data" in done.stderr
 
 
 def test_user_code_trained_in_a_container_may_predict_in_one(project: Path, tmp_path: Path) -> None:
