@@ -94,12 +94,20 @@ def launch(request: LaunchRequest) -> int:
             override["services"].setdefault(service, {})["image"] = _literal(request.image)
     else:
         docker_engine.provide_image(client, word)
-    override["services"]["trainer"] |= container_terminal.service(info)
+    trainer = override["services"]["trainer"]
+    trainer |= container_terminal.service(info)
     with run_secrets.written(values, info, int(variables["DRIVETRAIN_UID"])) as secrets:
-        override["services"]["trainer"]["volumes"] += _literal(secrets.volumes())
-        for volume in override["services"]["trainer"]["volumes"] if engine.selinux else ():
-            volume["bind"]["selinux"] = "z"
+        add_secrets(trainer, secrets, engine)
         return follow_container.follow(_start(client, override, job, word, variables), secrets.remove)
+
+
+def add_secrets(trainer: dict[str, Any], secrets: run_secrets.RunSecrets, engine: engine_traits.EngineTraits) -> None:
+    """Mount the secrets beside what the job needs from outside of the project; each is readable under SELinux, too."""
+    trainer |= engine.labels(outside=bool(trainer["volumes"]))
+    private = _literal(secrets.volumes())
+    for volume in private if engine.selinux else ():
+        volume["bind"]["selinux"] = "z"  # they are ours, and gone soon
+    trainer["volumes"] += private
 
 
 def _word(request: LaunchRequest, job: Job) -> str:

@@ -18,7 +18,7 @@ class EngineTraits:
     rootless: bool = False
     """Uid 0 in a container is the user who runs the engine; any other uid is one of that user's subordinate ids."""
     selinux: bool = False
-    """Files must be relabelled before a container may read them."""
+    """A container may read only files with its label, unless it runs without one."""
     snap: bool = False
     """It sees the home folders, without hidden files, and neither /tmp nor /run/user."""
     desktop: bool = False
@@ -36,6 +36,13 @@ class EngineTraits:
         """The limits that must be left out: an engine refuses CPUs that it cannot limit, and ignores the others."""
         name = "DRIVETRAIN_GPU_CPUS" if gpu else "DRIVETRAIN_CPUS"
         return {name: "0"} if "cpus" in self.unenforced else {}
+
+    def labels(self, *, outside: bool) -> dict[str, Any]:
+        """What a compose service needs to read files from outside of the project where SELinux enforces.
+
+        Those are not relabelled: other programs need their labels, and they may belong to somebody else.
+        """
+        return {"security_opt": ["label=disable"]} if self.selinux and outside else {}
 
     def note(self) -> str:
         """What a user should know about the limits; empty if they are all enforced."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtime.launch import engine_traits
+from runtime.launch import container, engine_traits
 from runtime.launch.engine_traits import EngineTraits
+from runtime.launch.run_secrets import RunSecrets
 
 ROOTFUL = {
     "SecurityOptions": ["name=seccomp,profile=default"],
@@ -57,6 +59,18 @@ def test_in_a_rootless_engine_root_is_the_user() -> None:
     )
     delegated = engine_traits.find(ROOTLESS | {"MemoryLimit": True, "PidsLimit": True, "CgroupVersion": "2"})
     assert delegated.note().startswith("limits: this engine cannot enforce cpus: it is rootless, and systemd has not")
+
+
+@pytest.mark.parametrize("outside", [True, False])
+@pytest.mark.parametrize("selinux", [True, False])
+def test_data_outside_of_the_project_is_never_relabelled(tmp_path: Path, selinux: bool, outside: bool) -> None:
+    engine = engine_traits.find(ROOTFUL | ({"SecurityOptions": ["name=selinux"]} if selinux else {}))
+    data = {"type": "bind", "source": "/data", "target": "/data", "read_only": True, "bind": {}}
+    trainer: dict[str, Any] = {"volumes": [data] * outside}
+    container.add_secrets(trainer, RunSecrets({"KEY": b"v"}, tmp_path), engine)
+    relabelled = [each["target"] for each in trainer["volumes"] if "selinux" in each["bind"]]
+    assert relabelled == ["/run/secrets/KEY"] * selinux
+    assert trainer.get("security_opt") == (["label=disable"] if selinux and outside else None)
 
 
 def test_an_ordinary_engine_changes_nothing() -> None:

@@ -38,7 +38,7 @@ def check(snapshot: Snapshot, version: str | None) -> Iterator[Finding]:
     if engine.snap:
         yield _snap(snapshot)
     if engine.selinux:
-        yield ok("SELinux", "enforced by the engine: the project and the data of a job are relabelled for containers")
+        yield ok("SELinux", "enforced by the engine: the project is relabelled for containers, data elsewhere is not")
 
 
 def is_podman(version: str | None) -> bool:

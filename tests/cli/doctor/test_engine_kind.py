@@ -27,7 +27,7 @@ SNAP = ROOTFUL | {"DockerRootDir": "/var/snap/docker/common/var-lib-docker"}
         (ROOTFUL, PODMAN, ROOT, "warn", "Podman: jobs train in it", "apt-get install catatonit"),
         (SNAP, DOCKER, ROOT.parent, "ok", "a snap: data of a job must lie below", ""),
         (SNAP, DOCKER, Path("/nowhere"), "warn", f"the project is in {ROOT}", "move the project below /nowhere"),
-        (ROOTFUL | {"SecurityOptions": ["name=selinux"]}, DOCKER, ROOT, "ok", "relabelled", ""),
+        (ROOTFUL | {"SecurityOptions": ["name=selinux"]}, DOCKER, ROOT, "ok", "the project is relabelled", ""),
     ],
 )
 def test_an_unusual_engine(
