@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.data import notes
-from runtime.errors import DataError
+from runtime.errors import DataError, SpecError
 from runtime.hardware import device_check
 from runtime.inference import thread_limits
 from runtime.report.confusion import Confusion, confusions
@@ -153,6 +153,13 @@ def stored_job(run: Path) -> Job:
         return job_spec.load(written, folder=Path(source).parent)
     except DataError as error:
         raise DataError(error.given, error.possible, f"{error.action}; or pass other data with --data PATH") from None
+    except SpecError as error:
+        started = [problem for problem in error.problems if problem.key in ("model.name", "model.from")]
+        if not started:
+            raise
+        given = f"{started[0].place}: {started[0].key}: {started[0].given}"
+        action = "restore what the run started from, or pass other data with --data PATH"
+        raise DataError(given, started[0].possible, action) from None
 
 
 def _check_same(data: Dataset, trained: SavedModel) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from runtime.launch import container_terminal
 from runtime.launch.project import PROJECT
+from runtime.system import installation
 from runtime.system.exit_codes import KILLED, explain_kill
 from runtime.system.units import format_bytes
 
@@ -39,6 +40,25 @@ def follow(container: Any, begun: Callable[[], None] = lambda: None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
     container_terminal.follow_size(container)
+    try:
+        _show(container, begun)
+    except BrokenPipeError:
+        name = container.name
+        print(
+            f"nobody reads this output any more; {name} goes on: `docker logs -f {name}` shows it, "
+            f"`{installation.stop(name)}` stops it",
+            file=sys.stderr,
+        )
+        raise
+    code = int(container.wait()["StatusCode"])
+    container.reload()
+    if why := ended(code, container.attrs):
+        print(why, file=sys.stderr)
+    return code
+
+
+def _show(container: Any, begun: Callable[[], None]) -> None:
+    """Print the container's log until it ends, and once the path of its run as seen from this folder."""
     told, line, silent = Path.cwd() == PROJECT, b"", True
     text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a piece may end within a character
     for chunk in container_terminal.output(container):
@@ -53,11 +73,6 @@ def follow(container: Any, begun: Callable[[], None] = lambda: None) -> int:
                 told = True
             line = b""
         sys.stdout.flush()
-    code = int(container.wait()["StatusCode"])
-    container.reload()
-    if why := ended(code, container.attrs):
-        print(why, file=sys.stderr)
-    return code
 
 
 def _from_here(run: str) -> str:

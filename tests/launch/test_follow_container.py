@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -25,6 +27,8 @@ LOG = [
 
 class Container:
     """What the engine's client gives, as far as it is asked."""
+
+    name = "drivetrain-trainer-1"
 
     def __init__(self, code: int = 0, oom: bool = False) -> None:
         self.code = code
@@ -56,6 +60,22 @@ def test_from_elsewhere_the_run_is_named_so_that_watch_finds_it(
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:3] == ["run runs/digits-001 starts", f"from this folder: drivetrain watch {PROJECT}/runs/digits-001"]
     assert len(lines) == 5, "once"
+
+
+def test_a_closed_output_says_that_the_container_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`make train-cpu | head` ended with code 0 and no word, and the container trained on."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    closed = os.fdopen(writing, "w")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", closed)
+        with pytest.raises(BrokenPipeError):
+            follow_container.follow(Container())
+    with contextlib.suppress(BrokenPipeError):
+        closed.close()
+    assert "drivetrain-trainer-1 goes on: `docker logs -f drivetrain-trainer-1`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["starts", "resumes", "goes on"])
