@@ -14,25 +14,20 @@ import torch
 
 from runtime.data import labels, stateless_random, stratify
 from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, Targets
-from runtime.data.images import decoded_cache, input_shape, npz_images, pixel_scale, source
+from runtime.data.images import decoded_cache, geometry, pixel_scale, source
 from runtime.data.images.augment import Augment
 from runtime.data.images.decoded_cache import Decoded
 from runtime.data.images.image_files import Files
 from runtime.data.images.preprocess import ImagePreprocessing, channel_statistics, from_preprocessing, pixel_range
 from runtime.data.images.source import Images, ImageSource
 from runtime.data.stateless_random import Ids
-from runtime.errors import DataError, SpecError
+from runtime.errors import DataError
 from runtime.hardware.disk_space import DECODED
 from runtime.hardware.facts import Storage
 from runtime.job.job import ImageJob
 from runtime.pretrained import image_input
 from runtime.pretrained.image_input import Expected
 
-_BECOMES = {
-    "crop": "the ends of the long side are cropped (data.fit: crop); pad or squash keeps them",
-    "pad": "they are padded to a square with black bars (data.fit: pad)",
-    "squash": "they are resized to a square (data.fit: squash)",
-}
 MEASURED = 2000
 """Number of training images from which mean and standard deviation are computed."""
 
@@ -65,12 +60,12 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
     train = source.read(job.resolve(job.data.train), job.data, "data.train")
     classes = settled.heads[""].classes if settled and settled.same_data else _classes(train)
     wanted = image_input.expected(job)
-    size, channels, notes = _geometry(job, train, wanted)
+    size, channels, notes = geometry.chosen(job, train, wanted)
     if settled:
-        size, channels = _known_geometry(job, settled)
+        size, channels = geometry.of_earlier(job, settled)
         notes = [f"image_size {size}, channels {channels}: as in the earlier run"] if not settled.same_data else notes
     fit = settled.preprocessing.get("fit", "crop") if settled else job.data.fit
-    notes += _oblong(train, fit)
+    notes += geometry.oblong(train, fit)
     train.fit(size, channels, fit)
     targets = labels.indices(train.used(), classes, train.key)
     read = [(train.key, train.images)]
@@ -138,49 +133,6 @@ def _classes(train: ImageSource) -> tuple[str, ...]:
             "add another class",
         )
     return classes
-
-
-def _geometry(job: ImageJob, train: ImageSource, wanted: Expected | None) -> tuple[int, int, list[str]]:
-    """Size, channels, and the reasons as notes."""
-    if wanted is not None:
-        asked = wanted.size if job.data.image_size == "auto" and wanted.size else job.data.image_size
-        size, why = input_shape.choose_size(asked, train.images.short_sides[train.rows], exact=False)
-        if asked != job.data.image_size:
-            why = "the input size of the pretrained network"
-        return (
-            size,
-            wanted.channels,
-            [f"image_size {size}: {why}", f"channels {wanted.channels}: required by the network"],
-        )
-    sides, grey = train.images.short_sides[train.rows], train.images.grey[train.rows]
-    exact = isinstance(train.images, npz_images.ImageArrays)
-    size, why = input_shape.choose_size(job.data.image_size, sides, exact)
-    channels, because = input_shape.choose_channels(job.data.channels, bool(grey.all()))
-    return size, channels, [f"image_size {size}: {why}", f"channels {channels}: {because}"]
-
-
-def _known_geometry(job: ImageJob, settled: InputRecord) -> tuple[int, int]:
-    """Size and channels of the stored preprocessing; of an earlier run, the job may change the size.
-
-    Raises:
-        SpecError: if the job requests other channels, or another way to make images square.
-    """
-    size, channels = settled.preprocessing["image_size"], settled.preprocessing["channels"]
-    if settled.same_data:
-        return size, channels
-    fit = settled.preprocessing.get("fit", "crop")
-    requested = {"channels": (job.data.channels, channels), "fit": (job.data.fit, fit)}
-    for key, (given, known) in requested.items():
-        if key in job.data.model_fields_set and given not in ("auto", known):
-            text = f"is {given}, and the earlier run was trained on {known}"
-            raise SpecError([job.problem(("data", key), text, str(known), f"write {known}, or leave it out")])
-    return (size if job.data.image_size == "auto" else job.data.image_size), channels
-
-
-def _oblong(train: ImageSource, fit: str) -> list[str]:
-    """A note on images that are not square, and how they are made square."""
-    count = int(train.images.oblong[train.rows].sum())
-    return [f"{count:,} of {len(train.rows):,} images are not square: {_BECOMES[fit]}"] * bool(count)
 
 
 Parts = tuple[ImageSplit, ImageSplit]

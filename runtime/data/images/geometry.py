@@ -1,0 +1,59 @@
+"""The geometry of images as the network sees them: size, channels, and how an image becomes square."""
+
+from __future__ import annotations
+
+from runtime.data.dataset import InputRecord
+from runtime.data.images import input_shape, npz_images
+from runtime.data.images.source import ImageSource
+from runtime.errors import SpecError
+from runtime.job.job import ImageJob
+from runtime.pretrained.image_input import Expected
+
+_BECOMES = {
+    "crop": "the ends of the long side are cropped (data.fit: crop); pad or squash keeps them",
+    "pad": "they are padded to a square with black bars (data.fit: pad)",
+    "squash": "they are resized to a square (data.fit: squash)",
+}
+
+
+def chosen(job: ImageJob, train: ImageSource, wanted: Expected | None) -> tuple[int, int, list[str]]:
+    """Size, channels, and the reasons as notes."""
+    if wanted is not None:
+        asked = wanted.size if job.data.image_size == "auto" and wanted.size else job.data.image_size
+        size, why = input_shape.choose_size(asked, train.images.short_sides[train.rows], exact=False)
+        if asked != job.data.image_size:
+            why = "the input size of the pretrained network"
+        return (
+            size,
+            wanted.channels,
+            [f"image_size {size}: {why}", f"channels {wanted.channels}: required by the network"],
+        )
+    sides, grey = train.images.short_sides[train.rows], train.images.grey[train.rows]
+    exact = isinstance(train.images, npz_images.ImageArrays)
+    size, why = input_shape.choose_size(job.data.image_size, sides, exact)
+    channels, because = input_shape.choose_channels(job.data.channels, bool(grey.all()))
+    return size, channels, [f"image_size {size}: {why}", f"channels {channels}: {because}"]
+
+
+def of_earlier(job: ImageJob, settled: InputRecord) -> tuple[int, int]:
+    """Size and channels of the stored preprocessing; of an earlier run, the job may change the size.
+
+    Raises:
+        SpecError: if the job requests other channels, or another way to make images square.
+    """
+    size, channels = settled.preprocessing["image_size"], settled.preprocessing["channels"]
+    if settled.same_data:
+        return size, channels
+    fit = settled.preprocessing.get("fit", "crop")
+    requested = {"channels": (job.data.channels, channels), "fit": (job.data.fit, fit)}
+    for key, (given, known) in requested.items():
+        if key in job.data.model_fields_set and given not in ("auto", known):
+            text = f"is {given}, and the earlier run was trained on {known}"
+            raise SpecError([job.problem(("data", key), text, str(known), f"write {known}, or leave it out")])
+    return (size if job.data.image_size == "auto" else job.data.image_size), channels
+
+
+def oblong(train: ImageSource, fit: str) -> list[str]:
+    """A note on images that are not square, and how they are made square."""
+    count = int(train.images.oblong[train.rows].sum())
+    return [f"{count:,} of {len(train.rows):,} images are not square: {_BECOMES[fit]}"] * bool(count)
