@@ -12,6 +12,7 @@ from runtime.data import stateless_random
 from runtime.data.custom import user_code
 from runtime.data.custom.user_code import Code
 from runtime.data.dataset import Dataset
+from runtime.data.labels import listed
 from runtime.data.tables import features
 from runtime.errors import SpecError
 from runtime.job import Job
@@ -41,6 +42,8 @@ class Model:
     """The user's Python files that define the network; None for a built-in one."""
     notes: list[str] = field(default_factory=list)
     """What the user should know about the weights that the network starts with."""
+    anew: set[str] = field(default_factory=set)
+    """Tensors that an earlier run or a file of weights has no values for."""
 
 
 def build(job: Job, dataset: Dataset) -> Model:
@@ -52,8 +55,11 @@ def build(job: Job, dataset: Dataset) -> Model:
     made = _network(job, dataset)
     spec = getattr(job, "model", None)
     if isinstance(spec, WithWeights | CustomModel) and spec.weights:
-        made.notes += initial_weights.from_file(job, spec.weights, made.module, _outputs(made, dataset))
+        made.anew, notes = initial_weights.from_file(job, spec.weights, made.module, _outputs(made, dataset))
+        made.notes += notes
     freeze(made.module, made.freeze, job)
+    if stuck := [name for name, p in made.module.named_parameters() if name in made.anew and not p.requires_grad]:
+        made.notes.append(f"model.freeze freezes {listed(stuck, 6)} with new random weights, which never learn")
     if isinstance(spec, WithWeights | ImageTimm) and not spec.weights and made.freeze != Freeze():
         made.notes.append(
             "model.freeze freezes layers with random weights, which never learn; start from an earlier run "
@@ -73,7 +79,14 @@ def _network(job: Job, dataset: Dataset) -> Model:
     torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
     if earlier := earlier_run.find(job):
         started = initial_weights.from_run(job, earlier, dataset)
-        return Model(started.module, earlier.builder, started.arguments, earlier.freeze, notes=started.notes)
+        return Model(
+            started.module,
+            earlier.builder,
+            started.arguments,
+            earlier.freeze,
+            notes=started.notes,
+            anew=started.anew,
+        )
     spec: Any = getattr(job, "model", None)
     if isinstance(spec, CustomModel):
         module, arguments = user_network.made(job, spec, dataset)

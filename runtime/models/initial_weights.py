@@ -32,6 +32,8 @@ class Started:
     module: nn.Module
     arguments: dict[str, Any]
     """Arguments of its builder."""
+    anew: set[str]
+    """Tensors that were initialized anew."""
     notes: list[str]
     """What was taken and what was initialized anew."""
 
@@ -84,11 +86,11 @@ def from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> Started:
         notes.append(
             f"initialized anew, since the classes differ from {earlier.folder}: {names} ({listed(sorted(fresh), 6)})"
         )
-    return Started(network, arguments, notes)
+    return Started(network, arguments, fresh, notes)
 
 
-def from_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> list[str]:
-    """Load weights from a file into a network of the job; returns notes.
+def from_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tuple[set[str], list[str]]:
+    """Load weights from a file into a network of the job; returns the tensors that stay random, and notes.
 
     Args:
         job: the job.
@@ -118,7 +120,7 @@ def from_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> lis
         notes.append(f"not used, since the network has no such tensors: {listed(unused, 6)}")
     if fresh:
         notes.append(f"initialized anew, since {file.name} has no outputs of this shape: {listed(sorted(fresh), 6)}")
-    return notes
+    return fresh, notes
 
 
 def outputs_of(builder: str, arguments: Mapping[str, Any], heads: Mapping[str, Head]) -> set[str]:

@@ -11,7 +11,7 @@ import torch
 from runtime.data.load import load
 from runtime.errors import DataError, SpecError
 from runtime.models.build import build
-from tests.models.test_initial_weights import FIRST, follow, outputs
+from tests.models.test_initial_weights import FIRST, follow, outputs, relabelled
 from tests.trained import CASES, trained
 
 FROM = f"{{from: {FIRST}}}"
@@ -116,3 +116,14 @@ def test_tensors_of_a_file_that_the_network_does_not_have_are_told(tmp_path: Pat
     job = follow(tmp_path, case, model)
     notes = build(job, load(job)).notes
     assert any("not used, since the network has no such tensors: lstm." in note for note in notes), notes
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_freezing_a_new_classifier_is_told(tmp_path: Path, new: bool) -> None:
+    case = CASES["image arrays"]
+    trained(case, tmp_path)
+    if new:
+        relabelled(tmp_path)
+    job = follow(tmp_path, case, f"{{from: {FIRST}, freeze: {{names: ['classifier*']}}}}")
+    told = "model.freeze freezes classifier.weight, classifier.bias with new random weights, which never learn"
+    assert (told in build(job, load(job)).notes) == new
