@@ -12,7 +12,7 @@ python := .venv/bin/python
 words := $(filter-out $(targets) .venv/host .venv/check,$(MAKECMDGOALS))
 files := $(filter %.yaml %.yml jobs/%,$(words))
 given := $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name)))
-others := $(filter job Job jobs JOBS spec SPEC args Args arg ARG,$(given)) $(foreach name,$(given),$(if $(findstring .,$(name)),$(name)))
+others := $(filter job Job jobs JOBS JBO OJB JO jbo spec SPEC args Args arg ARG AGRS ARSG,$(given)) $(foreach name,$(given),$(if $(findstring .,$(name)),$(name)))
 others := $(strip $(others))
 define refusal
 $(if $(words),$(firstword $(words)) is not a make target,$(firstword $(others))= is not a variable of this Makefile)

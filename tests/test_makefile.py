@@ -48,6 +48,7 @@ def make(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (["train.epochs=3"], "train.epochs= is not a variable of this Makefile"),
         (["job=jobs/mine.yaml"], "job= is not a variable of this Makefile"),
         (["JOBS=jobs/mine.yaml"], "JOBS= is not a variable of this Makefile"),
+        (["JBO=jobs/mine.yaml"], "JBO= is not a variable of this Makefile"),
         (["args=--new"], "args= is not a variable of this Makefile"),
     ],
 )

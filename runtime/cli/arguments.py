@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=text, description=text)
+        made = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         made.set_defaults(command=name)
         return made
 

@@ -54,7 +54,11 @@ class Checkpoint(Spec):
 
     every: Interval = Field("5m", description="a duration, `200 steps`, or `epoch`")
     keep: Count = Field(2, description="how many of the newest checkpoints to keep, besides the best")
-    best: str | None = Field(None, description="metric of the best checkpoint, which is kept; by task if absent")
+    best: str | None = Field(
+        None,
+        description="metric of the best checkpoint, which is kept; by task if absent; of equal values the one with the "
+        "lower validation loss is better",
+    )
     notice: Address | None = Field(
         None, description="a URL polled every 5 s for a preemption notice; the run then stops with exit code 75"
     )

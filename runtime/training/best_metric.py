@@ -20,13 +20,21 @@ class BestValue:
     step: int = 0
     epoch: int = 0
     waited: int = 0
+    loss: float | None = None
+    """The loss of the best evaluation, if it decides between equal values."""
 
-    def update(self, value: float, step: int, epoch: int) -> bool:
-        """Add an evaluation; returns whether it is the best so far, which NaN never is."""
+    def update(self, value: float, step: int, epoch: int, loss: float | None = None) -> bool:
+        """Add an evaluation; returns whether it is the best so far, which NaN never is.
+
+        Of two equal values the one with the lower `loss` is better: on few samples an accuracy is soon as high as it
+        gets, while the network still improves.
+        """
         sign = -1 if lower_is_better(self.metric) else 1
         improved = value == value and (self.best is None or sign * (value - self.best) > self.min_delta)
+        if value == self.best and loss is not None and self.loss is not None:
+            improved = loss < self.loss
         if improved:
-            self.best, self.step, self.epoch, self.waited = value, step, epoch, 0
+            self.best, self.step, self.epoch, self.waited, self.loss = value, step, epoch, 0, loss
         else:
             self.waited += 1
         return improved
@@ -52,7 +60,7 @@ class BestMetric:
             if self.plateau.waited > self.schedule.patience:
                 self.drops += 1
                 self.plateau.waited = 0
-        return self.best.update(metrics[self.best.metric], step, epoch)
+        return self.best.update(metrics[self.best.metric], step, epoch, metrics.get("validation/loss"))
 
     def factor(self) -> float:
         """Factor of a plateau schedule on the learning rate."""
