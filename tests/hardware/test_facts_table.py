@@ -49,7 +49,7 @@ def test_a_log_gets_plain_lines_of_100_columns(path: Path) -> None:
                 "image* cpu",
                 "logical CPUs* 2 2 (affinity 2, cpuset 2, quota 2)",
                 "physical cores* 1, shared by hyperthreads",
-                "memory 7.8 GiB 4.0 GiB (limit 4.0 GiB, 1 MiB in use, swap off)",
+                "memory 7.8 GiB 4.0 GiB (limit 4.0 GiB, 692 KiB in use, swap off)",
                 "/dev/shm* 256 MiB, noexec",
                 "torch* 2.13.0+cpu (CPU build)",
                 "/usr/local/lib/libiomp5.so",

@@ -26,6 +26,8 @@ def load(job: SeriesJob, settled: InputRecord | None = None) -> Dataset:
         DataError: if they cannot be used.
     """
     classes, path = isinstance(job, SeriesClassificationJob), job.resolve(job.data.train)
+    if settled and not settled.same_data:
+        _check_roles(job, settled)
     if job.data.arrays:
         kept, held = _arrays(job, path, classes)
         stored: dict[str, Any] = {"form": "arrays", "classes": classes}
@@ -81,18 +83,27 @@ def read(
     return NewSamples(windows.joined([split for _, split in made]), as_it_is, notes)
 
 
+def _check_roles(job: SeriesJob, settled: InputRecord) -> None:
+    """Check that no feature of an earlier run is predicted, or the time or group of this job.
+
+    Raises:
+        SpecError: if one is.
+    """
+    features = settled.preprocessing.get("features") or ()
+    places = {"label": job.data.label or (), "time": (job.data.time,), "group": (job.data.group,)}
+    for option, names in places.items():
+        if both := [name for name in names if name in features]:
+            given = f"has {both[0]!r}, which is a feature of the earlier run"
+            raise SpecError([job.problem(("data", option), given, "a column that it did not see", "use another run")])
+
+
 def _check_channels(job: SeriesJob, settled: InputRecord, stored: Mapping[str, Any], channels: int) -> None:
-    """Check that the channels are those that an earlier run was trained on, and that none of them is predicted.
+    """Check that the channels are those that an earlier run was trained on.
 
     Raises:
         SpecError: if they are not.
     """
     theirs, ours = settled.preprocessing.get("features"), stored.get("features")
-    places = {"label": job.data.label or (), "time": (job.data.time,), "group": (job.data.group,)}
-    for option, names in places.items():
-        if both := [name for name in names if name in (theirs or ())]:
-            given = f"has {both[0]!r}, which is a feature of the earlier run"
-            raise SpecError([job.problem(("data", option), given, "a column that it did not see", "use another run")])
     if theirs and ours and list(theirs) != list(ours):
         given = f"is {', '.join(ours)}, and the earlier run was trained on {', '.join(theirs)}"
         problem = job.problem(("data", "features"), given, "the same columns in the same order", "leave features out")
