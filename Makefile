@@ -64,7 +64,7 @@ logs: ## follow the log of the newest container of this checkout
 stop: ## stop your training containers of this checkout; each saves a checkpoint first
 	@scripts/containers stop
 
-prune: ## remove finished containers and outdated images of this checkout, and your cache volumes; keeps runs/
+prune: ## remove finished containers and outdated images of this checkout, and the cache volumes that your checkouts share; keeps runs/
 	@scripts/containers prune
 
 rebuild: image-cpu ## build the CPU image again and train JOB in it
