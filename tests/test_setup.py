@@ -110,3 +110,24 @@ def test_a_setting_on_an_unterminated_line_stays(tmp_path: Path) -> None:
     assert lines[0] == "DRIVETRAIN_MEMORY=8g"
     assert [line.partition("=")[0] for line in lines].count("COMPOSE_PROJECT_NAME") == 1
     assert "" not in lines
+
+
+def test_an_engine_that_refuses_the_user_decides_nothing(tmp_path: Path) -> None:
+    """Newer clients print a template with empty values before they fail, which read as an engine without CPU limits."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    shutil.copytree(ROOT / "docker", tmp_path / "docker")
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text("#!/bin/sh\n[ $1 = info ] && echo '[] quota=false'\necho permission denied >&2\nexit 1\n")
+    docker.chmod(0o755)
+    done = subprocess.run(
+        [tmp_path / "scripts" / "env"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": f"{docker.parent}:{os.environ['PATH']}"},
+    )
+    assert done.stderr == ""
+    written = (tmp_path / ".env").read_text()
+    assert "DRIVETRAIN_CPUS=0" not in written
+    assert "BASE_IMAGE" not in written
