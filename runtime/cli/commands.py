@@ -8,12 +8,18 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.cli.init import init
 from runtime.errors import DeviceError, SpecError
 from runtime.launch import image_contents, project, run_in_image
 from runtime.system.installation import SETUP
 
 Command = Callable[[argparse.Namespace], int]
+
+
+def init(given: argparse.Namespace) -> int:
+    """Draft a job file from data."""
+    from runtime.cli.init import init as draft
+
+    return draft(given)
 
 
 def validate(given: argparse.Namespace) -> int:
