@@ -72,7 +72,7 @@ def _outputs(made: Model, dataset: Dataset) -> set[str]:
     """The tensors that depend on the number of outputs."""
     if made.builder == "own":
         return initial_weights.outputs_by_shape(made.module, dataset.heads)
-    return initial_weights.outputs_of(made.builder, made.arguments, dataset.heads)
+    return initial_weights.outputs_of(made.builder, made.arguments)
 
 
 def _network(job: Job, dataset: Dataset) -> Model:

@@ -13,10 +13,8 @@ from pathlib import Path
 
 from runtime.data.custom import user_code
 from runtime.errors import CheckpointError
+from runtime.pretrained.earlier_run import CONFIG
 from runtime.system.files import is_private, read_json, sha256
-
-CONFIG = "config.json"
-"""The configuration in a model folder; its digest is the key of the consent."""
 
 
 def folder(environ: Mapping[str, str]) -> Path | None:

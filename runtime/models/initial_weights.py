@@ -60,17 +60,15 @@ def from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> Started:
         )
     theirs = {row["name"]: head(row) for row in earlier.heads}
     anew = [name for name, ours in dataset.heads.items() if not _same(ours, theirs.get(name))]
-    fresh = {tensor for name in anew for tensor in _of_head(earlier.builder, arguments, name)}
+    ours_by_head = _head_tensors(earlier.builder, arguments)
+    theirs_by_head = _head_tensors(earlier.builder, earlier.arguments)
+    fresh = {tensor for name in anew for tensor in ours_by_head[name]}
     # Heads are numbered in the order of the job, which may be another one than in the earlier run.
     source = {
         ours: known
         for name in dataset.heads
         if name not in anew
-        for ours, known in zip(
-            _of_head(earlier.builder, arguments, name),
-            _of_head(earlier.builder, earlier.arguments, name),
-            strict=True,
-        )
+        for ours, known in zip(ours_by_head[name], theirs_by_head[name], strict=True)
     }
     file = earlier.folder / WEIGHTS
 
@@ -123,9 +121,9 @@ def from_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tup
     return fresh, notes
 
 
-def outputs_of(builder: str, arguments: Mapping[str, Any], heads: Mapping[str, Head]) -> set[str]:
+def outputs_of(builder: str, arguments: Mapping[str, Any]) -> set[str]:
     """The names of all tensors whose shape depends on the number of outputs."""
-    return {tensor for name in heads for tensor in _of_head(builder, arguments, name)}
+    return {tensor for tensors in _head_tensors(builder, arguments).values() for tensor in tensors}
 
 
 def outputs_by_shape(network: nn.Module, heads: Mapping[str, Head]) -> set[str]:
@@ -135,23 +133,34 @@ def outputs_by_shape(network: nn.Module, heads: Mapping[str, Head]) -> set[str]:
 
 
 def _same(ours: Head, theirs: Head | None) -> bool:
-    return theirs is not None and (ours.classes, ours.columns, ours.several) == (
-        theirs.classes,
-        theirs.columns,
-        theirs.several,
+    """Whether both predict the same: the same classes, or numbers of the same names."""
+    return theirs is not None and all(
+        getattr(ours, key) == getattr(theirs, key) for key in ("classes", "columns", "several")
     )
 
 
-def _of_head(builder: str, arguments: Mapping[str, Any], name: str) -> list[str]:
-    """The tensors whose shape changes if the head of this name gets one more output, in the order of the network."""
+def _head_tensors(builder: str, arguments: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The tensors of each head, by its name, in the order of the network.
+
+    A second network has 1 more output in its first head, 2 more in its second, and so on: how much a tensor grows tells
+    its head.
+    """
     counts = arguments["classes"] if "classes" in arguments else arguments["outputs"]
     sizes = dict(counts) if isinstance(counts, Mapping) else {"": counts}
-    shapes = []
-    for more in (0, 1):
-        changed = _with_counts(arguments, sizes | {name: sizes[name] + more})
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            shapes.append({key: value.shape for key, value in BUILDERS[builder](**changed).state_dict().items()})
-    return [key for key, shape in shapes[0].items() if shapes[1][key] != shape]
+    names = dict(enumerate(sizes, 1))
+    before = _shapes(builder, arguments)
+    after = _shapes(builder, _with_counts(arguments, {name: sizes[name] + more for more, name in names.items()}))
+    found: dict[str, list[str]] = {name: [] for name in sizes}
+    for key, shape in before.items():
+        if growth := sum(after[key]) - sum(shape):
+            found[names[growth]].append(key)
+    return found
+
+
+def _shapes(builder: str, arguments: Mapping[str, Any]) -> dict[str, torch.Size]:
+    """The shapes of all tensors of a network; no memory is allocated, and no random number is used up."""
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        return {key: value.shape for key, value in BUILDERS[builder](**arguments).state_dict().items()}
 
 
 def _with_counts(arguments: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:

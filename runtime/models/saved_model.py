@@ -22,12 +22,11 @@ from runtime.errors import CheckpointError, DrivetrainError
 from runtime.models import safetensors_file
 from runtime.models.builders import BUILDERS
 from runtime.models.networks import user_network
+from runtime.pretrained.earlier_run import CONFIG, POSSIBLE, WEIGHTS, model_folder
 from runtime.system.files import read_json, storage_error, sync_folder, write_json
 from runtime.system.version import VERSION
 
 FORMAT = 1
-WEIGHTS = "model.safetensors"
-CONFIG = "config.json"
 _KEYS = {"task": str, "builder": str, "arguments": dict, "heads": list, "preprocessing": dict, "trained": dict}
 
 
@@ -85,9 +84,8 @@ def find(path: Path) -> Path:
     Raises:
         CheckpointError: if there is none.
     """
-    for folder in (path, path / "model"):
-        if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
-            return folder
+    if folder := model_folder(path):
+        return folder
     given = f"{path} has no trained model"
     if not path.is_dir():
         given = f"{path} is {'a file' if path.exists() else 'missing'}"
@@ -95,7 +93,7 @@ def find(path: Path) -> Path:
         given += f": the run is {(read_json(path / 'state.json') or {}).get('status', 'broken')}"
     raise CheckpointError(
         given,
-        f"the folder of a finished run, or its model/ folder with {CONFIG} and {WEIGHTS}",
+        POSSIBLE,
         "use such a folder; `drivetrain train` resumes an unfinished run",
     )
 

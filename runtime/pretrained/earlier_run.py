@@ -19,7 +19,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _KEYS = {"builder": str, "arguments": dict, "heads": list, "preprocessing": dict}
 _KINDS = {"image": "images", "text": "texts", "series": "series", "tabular": "table"}
 """Kind of preprocessing by the first word of a task."""
-_POSSIBLE = f"the folder of a finished run, or its model/ folder with {CONFIG} and {WEIGHTS}"
+POSSIBLE = f"the folder of a finished run, or its model/ folder with {CONFIG} and {WEIGHTS}"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def find(job: Job) -> EarlierModel | None:
         name for name, kind in _KEYS.items() if not isinstance(config, dict) or not isinstance(config.get(name), kind)
     ]
     if damaged:
-        _refuse(job, f"{folder / CONFIG} is damaged: it has no {damaged[0]}", _POSSIBLE, "copy the folder again")
+        _refuse(job, f"{folder / CONFIG} is damaged: it has no {damaged[0]}", POSSIBLE, "copy the folder again")
     kind, ours = config["preprocessing"].get("kind"), _KINDS[job.task.partition("-")[0]]
     if config["builder"] in ("own", "python"):
         _refuse(
@@ -92,32 +92,39 @@ def find(job: Job) -> EarlierModel | None:
     )
 
 
-def _folder(job: Job, name: str) -> Path:
-    given = job.resolve(name)
-    for folder in (given, given / "model"):
+def model_folder(path: Path) -> Path | None:
+    """The model folder in a run folder, or the path itself if it is one; None if there is none."""
+    for folder in (path, path / "model"):
         if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
             return folder
+    return None
+
+
+def _folder(job: Job, name: str) -> Path:
+    given = job.resolve(name)
+    if folder := model_folder(given):
+        return folder
     if given.is_file():
         _refuse(
             job,
             f"{given} is a file",
-            _POSSIBLE,
+            POSSIBLE,
             "name its folder, or, for weights of a network that you name, write `weights:`",
         )
     if not given.exists():
         _refuse(
             job,
             f"{given} does not exist",
-            _POSSIBLE,
+            POSSIBLE,
             nearest_path((job.folder, Path.cwd()), name)
             or "correct the path; it is relative to the job's folder, then to the working folder",
         )
     if (given / "state.json").exists():
         status = (read_json(given / "state.json") or {}).get("status", "broken")
         _refuse(
-            job, f"{given} has no trained model: the run is {status}", _POSSIBLE, "finish that run, or use another one"
+            job, f"{given} has no trained model: the run is {status}", POSSIBLE, "finish that run, or use another one"
         )
-    _refuse(job, f"{given} has no trained model", _POSSIBLE, "use such a folder")
+    _refuse(job, f"{given} has no trained model", POSSIBLE, "use such a folder")
 
 
 def _refuse(job: Job, given: str, possible: str, action: str) -> NoReturn:

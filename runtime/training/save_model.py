@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from runtime.models import code_consent, saved_model
+from runtime.pretrained.earlier_run import CONFIG
 from runtime.training.checkpoints.final_weights import FinalWeights
 from runtime.training.run import Run
 
@@ -32,7 +33,7 @@ def save_model(run: Run, chosen: FinalWeights) -> Path:
     if code is None:
         return saved_model.commit(run.folder / "model", groups, config, {})
     folder = saved_model.commit(run.folder / "model", groups, config | {"code": code.digests()}, code.sources)
-    if why := code_consent.keep(folder / saved_model.CONFIG):
+    if why := code_consent.keep(folder / CONFIG):
         print(
             f"model: its code cannot be recorded as yours because {why}; predict, evaluate and export will ask for "
             "--run-code",

@@ -17,39 +17,28 @@ from tests.hardware.test_nvidia import GIB
 from tests.paths import ROOT
 
 
-@pytest.mark.parametrize("word", ["cpu", "ampere", "legacy"])
-def test_an_overlay_holds_only_the_difference(word: str) -> None:
-    if shutil.which("docker") is None:
-        pytest.skip("no docker client is installed: `make engine`")
-    gpu = {
-        "DRIVETRAIN_GPU_CPUS": "15",
-        "DRIVETRAIN_GPU_MEMORY": "8g",
-        "DRIVETRAIN_TAG": "mine",
-        "HOME": "/tmp",
-        "PATH": "/usr/bin:/bin:/usr/local/bin",
-    }
+def composed(word: str, environment: dict[str, str]) -> dict[str, Any]:
+    """What compose makes of the files of an image."""
     files = ["--file", "compose/base.yaml", "--file", f"compose/{word}.yaml"]
+    command = ["docker", "compose", "-p", "a", "--env-file", "/dev/null", "--project-directory", ".", *files]
     done = subprocess.run(
-        [
-            "docker",
-            "compose",
-            "--env-file",
-            "/dev/null",
-            "--project-directory",
-            ".",
-            *files,
-            "config",
-            "--format",
-            "json",
-        ],
+        [*command, "config", "--format", "json"],
         cwd=ROOT,
-        env=gpu,
+        env={"PATH": os.environ["PATH"], "HOME": "/tmp", "DRIVETRAIN_TAG": "mine", **environment},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    services = json.loads(done.stdout)["services"]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("word", ["cpu", "ampere", "legacy"])
+def test_an_overlay_holds_only_the_difference(word: str) -> None:
+    if shutil.which("docker") is None:
+        pytest.skip("no docker client is installed: `make engine`")
+    services = composed(word, {"DRIVETRAIN_GPU_CPUS": "15", "DRIVETRAIN_GPU_MEMORY": "8g"})["services"]
     trainer, resources = services["trainer"], services["trainer"]["deploy"]["resources"]
     assert {service["image"] for service in services.values()} == {f"localhost/drivetrain/{word}:mine"}
     assert (trainer["cap_drop"], trainer["read_only"], trainer["init"]) == (["ALL"], True, True)
@@ -69,42 +58,14 @@ def test_no_gpu_by_default() -> None:
     assert not [word for word in ("ampere", "legacy", "nvidia", "devices") if word in text]
 
 
-def test_no_network_is_made(tmp_path: Path) -> None:
+def test_no_network_is_made() -> None:
     """An engine has room for about thirty; a job has none, or the engine's own."""
     if shutil.which("docker") is None:
         pytest.skip("no docker client is installed: `make engine`")
     for given, expected in ((None, "none"), ("bridge", "bridge")):
-        services, networks = configured({"DRIVETRAIN_NETWORK": given} if given else {})
-        assert services["trainer"]["network_mode"] == expected
-        assert networks == {}
-
-
-def configured(environment: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What compose makes of the files of the CPU's image for the trainer."""
-    files = ["--file", "compose/base.yaml", "--file", "compose/cpu.yaml"]
-    done = subprocess.run(
-        [
-            "docker",
-            "compose",
-            "-p",
-            "a",
-            "--env-file",
-            "/dev/null",
-            "--project-directory",
-            ".",
-            *files,
-            "config",
-            "--format",
-            "json",
-        ],
-        cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "HOME": "/tmp", "DRIVETRAIN_TAG": "mine", **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(done.stdout)
-    return found["services"], {name: value for name, value in found.get("networks", {}).items() if value}
+        found = composed("cpu", {"DRIVETRAIN_NETWORK": given} if given else {})
+        assert found["services"]["trainer"]["network_mode"] == expected
+        assert not any(found.get("networks", {}).values())
 
 
 @pytest.mark.parametrize("word", ["cpu", "ampere", "legacy"])

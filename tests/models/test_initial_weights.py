@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -157,14 +158,23 @@ def test_a_feature_of_the_earlier_run_cannot_be_the_target(tmp_path: Path) -> No
 def test_a_larger_image_keeps_the_stem(tmp_path: Path) -> None:
     case = CASES["image arrays"]
     trained(case, tmp_path)
+    config = json.loads((tmp_path / FIRST / "model" / "config.json").read_text())
+    assert (config["arguments"]["stem"], config["arguments"]["image_size"]) == ("auto", 8)
+    job = follow(tmp_path, case, f"{{from: {FIRST}}}", ("train.npz, ", "train.npz, image_size: 128, "))
+    made = build(job, load(job))
+    assert (made.arguments["stem"], made.arguments["image_size"]) == ("small", 128)
+    assert made.notes == [f"starts from {tmp_path / FIRST / 'model'}, all {len(made.module.state_dict())} tensors"]
+
+
+def test_a_folder_whose_stem_does_not_fit_its_size_is_refused(tmp_path: Path) -> None:
+    case = CASES["image arrays"]
+    trained(case, tmp_path)
     config = tmp_path / FIRST / "model" / "config.json"
     config.write_text(config.read_text().replace('"image_size": 8', '"image_size": 200'))
-    job = follow(tmp_path, case)
-    with pytest.raises(SpecError, match="does not fit the network"):  # a stem of 7x7 from a folder that has one of 3x3
-        build(job, load(job))
-    small = follow(tmp_path, case, f"{{from: {FIRST}}}", ("train.npz, ", "train.npz, image_size: 8, "))
-    with pytest.raises(SpecError, match="does not fit the network"):
-        build(small, load(small))
+    for change in ((), (("train.npz, ", "train.npz, image_size: 8, "),)):
+        job = follow(tmp_path, case, f"{{from: {FIRST}}}", *change)
+        with pytest.raises(SpecError, match="does not fit the network"):  # a stem of 7x7, and weights of one of 3x3
+            build(job, load(job))
 
 
 WRONG = {
