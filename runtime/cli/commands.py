@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def plan(given: argparse.Namespace) -> int:
     from runtime.hardware import facts, gpu_selection
     from runtime.hardware.detect import detect
     from runtime.job_spec import load as job_spec
+    from runtime.launch import expected_container
     from runtime.plan import evidence
     from runtime.plan import plan as plans
     from runtime.plan.plan_table import render
@@ -59,6 +61,9 @@ def plan(given: argparse.Namespace) -> int:
     machine = gpu_selection.select_gpus(
         facts.load(given.hardware) if given.hardware else detect(Path("runs")), job.limits.gpus
     )
+    if not given.hardware:
+        machine, line = expected_container.expected(machine, job)
+        print(line, end="\n" if line else "", file=sys.stderr if given.json else sys.stdout, flush=True)
     known = {} if given.hardware else evidence.started(machine, job)
     made = plans.resolve(job, machine, plain=given.plain, measured=known)
     if given.json:

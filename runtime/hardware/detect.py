@@ -43,7 +43,7 @@ def detect(
     cpu = read_cpu(root, mask, limits, environ) if mac is None else macos.read_cpu(mac)
     gpus, trouble = read_gpus(root, environ, place, nvml)
     return Hardware(
-        name=_name(cpu, place, gpus),
+        name=machine_name(cpu, place, gpus),
         place=place,
         cgroup=limits.version,
         image=environ.get("DRIVETRAIN_IMAGE") or None,
@@ -94,7 +94,8 @@ def _contained(root: Path) -> bool:
     return any(line.split()[4:5] == ["/etc/hosts"] for line in mounts.splitlines())
 
 
-def _name(cpu: Cpu, place: str, gpus: tuple[Gpu, ...]) -> str:
+def machine_name(cpu: Cpu, place: str, gpus: tuple[Gpu, ...]) -> str:
+    """A short name for titles."""
     what = "host" if place == "host" else "container"
     if not gpus:
         return f"{cpu.budget}-CPU {what}"

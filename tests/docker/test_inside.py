@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtime.cli import main
-from runtime.launch import run_in_image
+from runtime.job_spec.load import load
+from runtime.launch import compose_flags, container_limits, docker_engine, run_in_image
 
 
 def test_sample_data_are_made_in_the_image(
@@ -29,3 +33,28 @@ def test_sample_data_are_made_in_the_image(
         assert f"{folder} is not empty" in capfd.readouterr().err
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_the_plan_of_a_host_without_torch_is_that_of_its_container(
+    cpu_image: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
+    monkeypatch.delenv("DRIVETRAIN_IMAGE", raising=False)
+    monkeypatch.chdir(run_in_image.PROJECT)
+    words = ["plan", "jobs/digits.yaml", "--set", "limits.gpus=none", "--json"]
+    assert main.main(words) == 0
+    limits = compose_flags.flags(container_limits.variables(docker_engine.connect().info(), load(words[1])))
+    # A new volume is writable, as that of a run is; what earlier runs measured is in another one.
+    folder = ["--volume", f"{run_in_image.PROJECT}:/workspace:ro,z", "--volume", "/cache/compile"]
+    inside = subprocess.run(
+        ["docker", "run", "--rm", *limits, "--network", "none", *folder, cpu_image, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert decisions(capsys.readouterr().out) == decisions(inside.stdout)
+
+
+def decisions(plan: str) -> list[Any]:
+    found: list[Any] = json.loads(plan)["decisions"]
+    return found

@@ -1,0 +1,115 @@
+"""The plan on a host without torch: that of the container in which `train` runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.cli import main
+from runtime.hardware import facts
+from runtime.job import Job
+from runtime.job_spec import load as job_spec
+from runtime.launch import expected_container, run_in_image
+from tests.paths import ROOT
+
+GIB = 1 << 30
+DIGITS = str(ROOT / "jobs" / "digits.yaml")
+Limited = Callable[[str], Job]
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host without torch, whose .env says nothing."""
+    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/usr/bin/{name}")
+    monkeypatch.setattr(expected_container, "PROJECT", Path("/nowhere"))
+    for name in ("DRIVETRAIN_IMAGE", "DRIVETRAIN_MEMORY", "DRIVETRAIN_SHM", "DRIVETRAIN_CPUS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> Limited:
+    def make(limits: str) -> Job:
+        (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+        path = tmp_path / "job.yaml"
+        path.write_text(f"name: a\ntask: tabular-regression\ndata: {{train: a.csv, target: y}}\nlimits: {limits}\n")
+        return job_spec.load(path)
+
+    return make
+
+
+def machine(name: str) -> facts.Hardware:
+    return facts.load(ROOT / "tests" / "machines" / f"{name}.json")
+
+
+def test_the_container_has_the_limits_and_libraries_of_the_image(no_torch: None, limited: Limited) -> None:
+    found, line = expected_container.expected(machine("laptop"), limited("{}"))
+    assert line == (
+        "torch is not installed here: this is the plan for the container of the image cpu, in which `train` runs"
+    )
+    assert (found.cpu.budget, found.cpu.quota) == (2, 2.0)
+    assert (found.memory.limit, found.memory.swap) == (4 * GIB, False)
+    assert (found.storage.shm, found.storage.cache) == (256 << 20, "/cache/compile")
+    assert (found.place, found.image, found.compiler) == ("docker", "cpu", "/usr/bin/g++")
+    assert found.libraries.iomp5
+    assert found.libraries.tcmalloc
+    assert found.torch
+    assert f"torch=={found.torch.version} " in (ROOT / "docker" / "requirements-cpu.txt").read_text()
+
+
+def test_limits_come_from_the_job_then_from_env(
+    no_torch: None, limited: Limited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expected_container, "PROJECT", tmp_path)
+    (tmp_path / ".env").write_text("DRIVETRAIN_MEMORY=3g\nDRIVETRAIN_SHM=64m\n")
+    host = machine("laptop")
+    found, _ = expected_container.expected(host, limited("{}"))
+    assert (found.memory.limit, found.storage.shm) == (3 * GIB, 64 << 20)
+    found, _ = expected_container.expected(host, limited("{cpus: 1, memory: 2g, shm: 128m}"))
+    assert (found.cpu.budget, found.memory.limit, found.storage.shm) == (1, 2 * GIB, 128 << 20)
+
+
+def test_a_gpu_is_planned_for_as_launch_uses_it(no_torch: None, limited: Limited) -> None:
+    host = machine("t4")
+    found, line = expected_container.expected(host, limited("{}"))
+    assert (found.image, found.gpus, found.storage.shm) == ("legacy", host.gpus, 2 * GIB)
+    assert (found.cpu.budget, found.memory.limit) == (host.cpu.host - 1, host.memory.host - 2 * GIB >> 20 << 20)
+    assert found.libraries.iomp5 is None
+    assert "`--set limits.gpus=none` shows the plan of the CPU" in line
+
+
+def test_an_arm_image_has_no_iomp5(no_torch: None, limited: Limited) -> None:
+    found, _ = expected_container.expected(machine("graviton3"), limited("{}"))
+    assert found.libraries.iomp5 is None
+
+
+def test_with_torch_the_plan_is_of_this_machine(limited: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_in_image, "find_spec", lambda name: object())
+    host = machine("laptop")
+    assert expected_container.expected(host, limited("{}")) == (host, "")
+
+
+def test_without_a_docker_client_the_plan_is_of_the_host(
+    no_torch: None, limited: Limited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    host = machine("laptop")
+    found, line = expected_container.expected(host, limited("{}"))
+    assert found == host
+    assert line.endswith("this is the plan of this host, without a container")
+
+
+def test_plan_says_so_first_and_json_stays_json(no_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["plan", DIGITS, "--set", "limits.gpus=none"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("torch is not installed here: this is the plan for the container of the image cpu")
+    assert "requested but not enforced" not in told
+    assert main.main(["plan", DIGITS, "--set", "limits.gpus=none", "--json"]) == 0
+    told, warned = capsys.readouterr()
+    rows = {row["name"]: row["value"] for row in json.loads(told)["decisions"]}
+    assert rows["allocator"] == "tcmalloc"
+    assert warned.startswith("torch is not installed here")
