@@ -176,9 +176,10 @@ class Train(Spec):
         "within 5 % of the fastest that fits. It changes what is learned, and the learning rate stays as given",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of all random numbers")
-    deterministic: bool = Field(
-        True,
-        description="bit-identical results on the same image, CPU model and threads; false allows nondeterministic kernels",
+    deterministic: bool | Literal["auto"] = Field(
+        "auto",
+        description="true: bit-identical results on the same image, CPU or GPU model and threads; false allows "
+        "nondeterministic kernels; auto: true on a CPU, where it costs nothing, and false on a GPU, where it is slower",
     )
     optimizer: AnyOptimizer = Field(Adam(), description="the optimizer and its settings", validate_default=False)
     schedule: AnySchedule = Field(
@@ -204,3 +205,7 @@ class Train(Spec):
     def batch(self) -> int:
         """Samples per batch; the default until `auto` is measured."""
         return USUAL_BATCH if self.batch_size == "auto" else self.batch_size
+
+    def is_deterministic(self, *, on_gpu: bool) -> bool:
+        """Whether only deterministic kernels are allowed."""
+        return not on_gpu if self.deterministic == "auto" else self.deterministic

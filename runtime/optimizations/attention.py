@@ -33,10 +33,10 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     if gpu is None:
         return Choice("auto", "on a CPU torch has one fused kernel and uses it where possible")
     if gpu.capability >= (8, 0):
-        if job.train.deterministic:
+        if job.train.is_deterministic(on_gpu=True):
             return Choice("flash", "flash without a mask, else math: the other backward kernels are not deterministic")
         return Choice("auto", "torch picks flash, memory-efficient or cuDNN by shape")
-    if job.train.deterministic:
+    if job.train.is_deterministic(on_gpu=True):
         return Choice("math", "flash needs capability 8.0, and the memory-efficient backward pass is not deterministic")
     return Choice(
         "efficient",

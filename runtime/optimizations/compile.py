@@ -19,7 +19,7 @@ Values = bool
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On for GPUs from capability 8.0 on. On a CPU it gains 0.8x to 1.2x, so only by measurement or request."""
+    """Off unless the job sets cuda_graphs: only a measurement shows whether a run is long enough to pay for it."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
@@ -30,9 +30,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         )
     if job.optimize.get("cuda_graphs") is True:
         return Choice(True, "the job sets cuda_graphs, which needs compile")
-    if hardware.gpu.capability < (8, 0):
-        return Choice(False, "Triton's matrix kernels need capability 8.0; used only if measured faster or requested")
-    return Choice(True, "Triton can generate fused kernels for this GPU")
+    return Choice(
+        False, "compiling takes 10 to 60 seconds; used only if measured faster over the whole run or requested"
+    )
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
@@ -73,7 +73,8 @@ def apply(run: AssembledRun, value: Value) -> None:
 
     # In a trial by the tuner the plan of the process had not requested compilation, so the variable is not set.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", run.hardware.storage.cache)
-    torch_settings.compile_for(run.device, deterministic=run.job.train.deterministic)
+    on_gpu = run.device.type == "cuda"
+    torch_settings.compile_for(run.device, deterministic=run.job.train.is_deterministic(on_gpu=on_gpu))
     run.compile_step()
 
 

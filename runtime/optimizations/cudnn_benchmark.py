@@ -39,7 +39,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return None
     if hardware.gpu is None:
         return "cuDNN needs a GPU; this job runs on a CPU"
-    if job.train.deterministic:
+    if job.train.is_deterministic(on_gpu=True):
         return "train.deterministic needs the same kernels in every run, and benchmark results vary"
     if job.task.startswith(("text", "tabular")) if workload is None else not workload.has("Conv"):
         return "the network has no convolution"

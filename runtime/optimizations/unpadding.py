@@ -110,7 +110,7 @@ def apply(run: AssembledRun, value: Value) -> None:
     from runtime.data.text.length_buckets import TokenSplitter
 
     packs = value == PACKED
-    run.configure_step(splitter=TokenSplitter(ROW if packs else int(value), in_order=packs))
+    run.configure_step(splitter=TokenSplitter(ROW if packs else int(value), in_order=packs), batch_size=None)
     if packs and (packed := run.step.options.packed_forward):
         run.configure_step(forward=packed, packed=True)
 

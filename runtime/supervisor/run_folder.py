@@ -170,10 +170,18 @@ def _difference(path: Path, job: Job) -> list[str]:
     except OSError as error:
         raise storage_error(path / "job.yaml", error) from None
     before, now = (_fixed_part(spec) for spec in (_filled(stored, job), job.dumped()))
+    _forgive_older_default(before, now)
     # As text, since for Python 1 equals True and 16 equals 16.0, and mappings in another order are equal: arguments of a
     # user's function and the order of label columns are neither.
     lines = dump(before).splitlines(), dump(now).splitlines()
     return list(difflib.unified_diff(*lines, "the unfinished run", "this spec", lineterm="", n=1))
+
+
+def _forgive_older_default(before: dict[str, object], now: Mapping[str, object]) -> None:
+    """Earlier versions stored `deterministic: true` where the job file says nothing."""
+    old, new = before.get("train"), now.get("train")
+    if isinstance(old, dict) and isinstance(new, Mapping) and new.get("deterministic") == "auto":
+        old["deterministic"] = "auto" if old.get("deterministic") is True else old.get("deterministic")
 
 
 def _filled(text: str, job: Job) -> Mapping[str, object]:

@@ -7,6 +7,7 @@ and a host program gets its own values back with `kept`.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ NEW = hasattr(torch._C, "_set_fp32_precision_setter")
 """Whether this torch (2.9 or later) has a precision for each kind of kernel, beside the older switches."""
 _LEVELS = tuple((backend, "all") for backend in ("generic", "cuda", "mkldnn"))
 _KERNELS = tuple((backend, kind) for backend in ("cuda", "mkldnn") for kind in ("matmul", "conv", "rnn"))
+
+_NOT_DETERMINISTIC = re.compile(r"(\w+) does not have a deterministic implementation|because it uses CuBLAS")
 
 _REPLACED: list[tuple[Any, str]] = []
 """Configurations of transformers with another attention function, and the name of the one before."""
@@ -91,6 +94,26 @@ def use_attention_function(config: Any, name: str) -> None:
 def flushes_denormals() -> bool:
     """Whether a denormal number times one is zero."""
     return bool((torch.full((1,), 1e-40, dtype=torch.float32) * 1.0).item() == 0.0)
+
+
+@contextlib.contextmanager
+def only_deterministic_kernels() -> Iterator[None]:
+    """Within the block an operation without a deterministic kernel raises an error.
+
+    Where torch only warns, its flash attention sums in any order in the backward pass.
+    """
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+def operation_without_deterministic_kernel(error: BaseException) -> str | None:
+    """The operation that was refused for its kernels; None if an error has another cause."""
+    found = _NOT_DETERMINISTIC.search(str(error)) if isinstance(error, RuntimeError) else None
+    return (found[1] or "cuBLAS") if found else None
 
 
 def compile_for(device: torch.device, *, deterministic: bool) -> None:

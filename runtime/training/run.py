@@ -181,6 +181,7 @@ def assemble(
     if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
         batches.shard = ranks.shard
     total = batches.per_epoch * job.train.epochs
+    size = len(ranks.shard(np.arange(job.train.batch)))
     run = Run(
         job=job,
         hardware=hardware,
@@ -195,7 +196,9 @@ def assemble(
         batches=batches,
         signals=signals,
         clock=clock,
-        step=_step(model, made, goal, job.train.clip_norm, device, ranks, signals, partial(_report, events, counters)),
+        step=_step(
+            model, made, goal, job.train.clip_norm, device, ranks, size, signals, partial(_report, events, counters)
+        ),
         schedule=schedule(job.train.schedule, min(total, job.train.steps or total), batches.per_epoch),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
         watch=BestMetric(job.best(), job.train.early_stopping, job.train.schedule),
@@ -209,6 +212,7 @@ def assemble(
         if value != optimization.off:
             # Here mypy checks that Run fits AssembledRun, the interface for optimizations.
             optimization.apply(run, value)
+    run.step.state.strict = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
     run.identity = identity | {"processes": str(ranks.count), "threads": str(torch.get_num_threads())}
     run.batches.handover.processes = ranks.count
     batches.tell = partial(_report, events, counters, "loader")
@@ -227,16 +231,21 @@ def _step(
     clip_norm: float | None,
     device: torch.device,
     ranks: Ranks,
+    size: int,
     signals: Signals,
     report: Callable[[str, str], None],
 ) -> Step:
-    """The plain step; the optimizations of the plan change its options. `report` takes a kind and a text."""
+    """The plain step; the optimizations of the plan change its options. `size`: samples of this process in a whole
+    batch; `report` takes a kind and a text.
+    """
     options = StepOptions(
         forward=model,
         packed_forward=getattr(model, "packed", None),
+        batch_size=size,
         ranks=ranks,
         interruptible=signals.released,
         report_memory=partial(report, "memory"),
         report_compile=partial(report, "compile"),
+        report_numbers=partial(report, "numbers"),
     )
     return Step(model, made, goal, clip_norm, device, options)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from runtime.data.dataset import Batch, Inputs
 from runtime.job.train import Fp16
 from runtime.models.buffers import Buffers
-from runtime.system import torch_compat, torch_errors
+from runtime.system import torch_compat, torch_errors, torch_settings
 from runtime.training import agreement
 from runtime.training.compiled_forward import CompiledForward
 from runtime.training.grad_scaler import Scaler
@@ -148,9 +148,18 @@ class Step:
         except KeyboardInterrupt as why:
             return None, why
         except (MemoryError, RuntimeError) as error:
-            if not torch_errors.is_out_of_memory(error):
+            if torch_errors.is_out_of_memory(error):
+                return None, error.with_traceback(None)
+            operation = torch_settings.operation_without_deterministic_kernel(error)
+            if operation is None or not self.state.strict:
                 raise
-            return None, error.with_traceback(None)
+        self._rewind()
+        self.state.strict = False
+        self.options.report_numbers(
+            f"{operation} has no deterministic kernel: results are not bit-identical; replace it in the network, or set "
+            "train.deterministic: false"
+        )
+        return self._tried(batch, over, seed)
 
     def _seed(self, seed: int) -> None:
         """Seed the generators; `torch.manual_seed` would seed those of absent devices too, with a stack trace each."""
@@ -173,12 +182,15 @@ class Step:
     def _gradients(self, batch: Batch, over: dict[str, Tensor]) -> Tensor:
         """The loss of this process's shard of the batch; gradients are accumulated on the parameters."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        with self._casts_kept():
+        with self._kernels(), self._casts_kept():
             for part in self.parts(batch):
                 share = self.objective(self.outputs(part.inputs), part.targets, over)
                 self.scaler.scaled(share).backward()  # type: ignore[no-untyped-call]
                 loss += share.detach()
         return loss
+
+    def _kernels(self) -> contextlib.AbstractContextManager[None]:
+        return torch_settings.only_deterministic_kernels() if self.state.strict else contextlib.nullcontext()
 
     def parts(self, batch: Batch) -> Iterable[Batch]:
         """The micro-batches of a batch."""
@@ -218,9 +230,16 @@ class Step:
 
     def _forward(self, inputs: Inputs) -> Any:
         compiled = self.options.compiled
-        if compiled is None:
+        if compiled is None or not self._worth_compiling(inputs):
             return self.options.forward(*inputs)
-        return compiled(*inputs, replay=not self.micro_batch and torch.is_grad_enabled())
+        return compiled(*inputs, replay=not self.micro_batch)
+
+    def _worth_compiling(self, inputs: Inputs) -> bool:
+        """Whether training meets these shapes often: not those of an evaluation, nor of the smaller last batch of an
+        epoch. Each would be compiled for as long again.
+        """
+        whole = self.micro_batch or self.options.batch_size
+        return torch.is_grad_enabled() and (whole is None or len(inputs[0]) == whole)
 
     def _cast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.device.type, self.dtype) if self.dtype else contextlib.nullcontext()

@@ -38,6 +38,8 @@ class StepOptions:
     scaler: Scaler = field(default_factory=Scaler)
     memory_format: torch.memory_format = torch.contiguous_format
     """Of images before the forward pass, however they were read: rounding depends on the memory format."""
+    batch_size: int | None = None
+    """Samples of this process in a whole batch; None if any number may be compiled."""
     splitter: Callable[[Batch, int], Iterable[Batch]] = Batch.split
     """Splits a batch into micro-batches of at most so many samples."""
     ranks: Ranks = ALONE
@@ -49,6 +51,8 @@ class StepOptions:
     """Reports that memory ran out, and what follows."""
     report_compile: Callable[[str], None] = print
     """Reports, once, that compilation failed."""
+    report_numbers: Callable[[str], None] = print
+    """Reports, once, that an operation has no deterministic kernel."""
 
 
 @dataclass
@@ -57,5 +61,7 @@ class StepState:
 
     micro_batch: int | None = None
     """Samples at a time; None for the whole batch."""
+    strict: bool = False
+    """Whether operations without a deterministic kernel are refused in the forward and the backward pass."""
     fallen_back: bool = False
     """Whether it computes in fp32, whatever its options say."""

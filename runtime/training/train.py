@@ -110,7 +110,8 @@ def _begun(run: Run) -> Saver:
     if loaded:
         run_state.restore(run, loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
-    say(resume.PROMISE)
+    on_gpu = run.device.type == "cuda"
+    say(resume.promise(deterministic=run.job.train.is_deterministic(on_gpu=on_gpu), on_gpu=on_gpu))
     run.metrics = MetricsLog(
         run.folder,
         after=run.counters.step,

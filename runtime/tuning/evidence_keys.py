@@ -38,7 +38,7 @@ def speed(job: Job, hardware: Hardware, dataset: Dataset, network: Model, apart_
     steps = -(-len(dataset.train) // train.batch) * train.epochs
     fixed = [
         train.optimizer.name,
-        train.deterministic,
+        train.is_deterministic(on_gpu=hardware.gpu is not None),
         str(train.loss),
         str(getattr(job.data, "augment", None)),
         sorted((key, str(value)) for key, value in job.optimize.items()),

@@ -114,6 +114,18 @@ def test_a_run_from_before_a_key_existed_resumes(tmp_path: Path) -> None:
     assert (again.path, again.resumes) == (run.path, True)
 
 
+def test_a_run_from_before_deterministic_could_be_auto_resumes(tmp_path: Path) -> None:
+    run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
+    (run.path / "checkpoints").mkdir()
+    stored = (run.path / "job.yaml").read_text()
+    assert stored.count("  deterministic: auto\n") == 1
+    (run.path / "job.yaml").write_text(stored.replace("  deterministic: auto\n", "  deterministic: true\n"))
+    end(run, "stopped")
+    again = run_folder.open_run(tmp_path / "runs", job(tmp_path))
+    os.close(again.lock)
+    assert (again.path, again.resumes) == (run.path, True)
+
+
 def test_a_stored_spec_that_is_written_otherwise_is_the_same_spec(tmp_path: Path) -> None:
     """Specs are compared as data: order, quotes and comments are no change, a value in another place is one."""
     run = run_folder.open_run(tmp_path / "runs", job(tmp_path))

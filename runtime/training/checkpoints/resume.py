@@ -13,7 +13,8 @@ from runtime.hardware.facts import Hardware
 from runtime.models import safetensors_file
 from runtime.training.checkpoints import checkpoint
 
-PROMISE = "after a kill, the same command resumes; results stay bit-identical on the same image, CPU model, threads, processes"
+RESUMES = "after a kill, the same command resumes"
+PROMISE = f"{RESUMES}; results stay bit-identical on the same image, CPU model, threads, processes"
 
 
 def identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
@@ -27,6 +28,14 @@ def identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
         "processes": "1",
         "data": f"{_fingerprint(dataset.train)}, {_fingerprint(dataset.validation)}",
     }
+
+
+def promise(*, deterministic: bool, on_gpu: bool) -> str:
+    """What a user may expect of a resumed run."""
+    if not deterministic:
+        wish = "train.deterministic: true, which is slower" if on_gpu else "train.deterministic: true"
+        return f"{RESUMES}; results are not bit-identical, for which set {wish}"
+    return PROMISE.replace("CPU model", "CPU and GPU model") if on_gpu else PROMISE
 
 
 def _fingerprint(split: Split) -> str:

@@ -1,0 +1,198 @@
+"""The example jobs, precisions, kernels, resume and memory on a real GPU, with the command that a user types."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.gpu.conftest import environment
+from tests.paths import ROOT
+
+DIGITS = ROOT / "jobs" / "digits.yaml"
+SAME = "train.deterministic=true"
+OFTEN = "checkpoint.every=10 steps"
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small sample data of every kind."""
+    folder = tmp_path_factory.mktemp("samples")
+    for kind, name, size in (("texts", "reports", 1500), ("series", "series", 16000), ("table", "table", 8000)):
+        drivetrain("sample", kind, str(folder / name), "--size", str(size))
+    drivetrain("sample", "images", str(folder / "patterns"), "--size", "240")
+    return folder
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "runtime", *words]
+
+
+def drivetrain(*words: str, code: int = 0) -> str:
+    done = subprocess.run(
+        command(*words), capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=300, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def train(job: Path, runs: Path, *settings: str, code: int = 0) -> str:
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return drivetrain("train", str(job), "--runs", str(runs), *sets, code=code)
+
+
+def result(runs: Path) -> dict[str, object]:
+    (found,) = runs.glob("*/result.json")
+    read: dict[str, object] = json.loads(found.read_text())
+    return read
+
+
+def digest(runs: Path) -> str:
+    (model,) = runs.glob("*/model/model.safetensors")
+    return hashlib.sha256(model.read_bytes()).hexdigest()
+
+
+def jobs(samples: Path) -> dict[str, tuple[Path, tuple[str, ...]]]:
+    """The example jobs, shortened, with their data."""
+    at = {
+        "digits": ("train.epochs=2",),
+        "own-model": ("train.epochs=1", "data.arguments.samples=640"),
+        "patterns": ("train.epochs=1", f"data.train={samples}/patterns"),
+        "reports": ("train.epochs=1", f"data.train={samples}/reports/reports.csv"),
+        "series": ("train.epochs=1", f"data.train={samples}/series/train.csv"),
+        "table": ("train.epochs=1", f"data.train={samples}/table/train.parquet"),
+    }
+    return {name: (ROOT / "jobs" / f"{name}.yaml", settings) for name, settings in at.items()}
+
+
+NAMES = ("digits", "own-model", "patterns", "reports", "series", "table")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_trains_on_the_gpu(name: str, samples: Path, tmp_path: Path) -> None:
+    job, settings = jobs(samples)[name]
+    told = train(job, tmp_path, *settings)
+    assert "results are not bit-identical" in told
+    assert "UserWarning" not in told
+    assert "bf16" in told or "fp16" in told or "fp32" in told
+    assert result(tmp_path)["steps"]
+    telemetry = [json.loads(line) for line in next(tmp_path.glob("*/telemetry.jsonl")).read_text().splitlines()]
+    assert any("gpu_percent" in str(row) for row in telemetry), "the GPU is monitored"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_bits_twice(name: str, samples: Path, tmp_path: Path) -> None:
+    job, settings = jobs(samples)[name]
+    for part in ("one", "two"):
+        told = train(job, tmp_path / part, SAME, *settings)
+    assert "bit-identical on the same image, CPU and GPU model" in told
+    assert digest(tmp_path / "one") == digest(tmp_path / "two")
+
+
+@pytest.mark.parametrize("name", ["digits", "reports", "series"])
+def test_a_killed_run_goes_on_with_the_same_bits(name: str, samples: Path, tmp_path: Path) -> None:
+    job, settings = jobs(samples)[name]
+    settings = (SAME, OFTEN, "monitor.every=0.2s", *settings)
+    train(job, tmp_path / "whole", *settings)
+    killed(job, tmp_path / "cut", settings)
+    assert "resumed from step-" in train(job, tmp_path / "cut", *settings)
+    assert digest(tmp_path / "whole") == digest(tmp_path / "cut")
+
+
+def killed(job: Path, runs: Path, settings: tuple[str, ...]) -> None:
+    """Start a training, and kill it with all its processes after a checkpoint past the first step."""
+    sets = [word for setting in settings for word in ("--set", setting)]
+    process = subprocess.Popen(
+        command("train", str(job), "--runs", str(runs), *sets),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, env=environment(), start_new_session=True,
+    )  # fmt: skip
+    wait(lambda: any(runs.glob("*/checkpoints/step-[1-9]*/MANIFEST.json")) or process.poll() is not None)
+    assert process.poll() is None, "it ended before it could be killed"
+    subprocess.run(["pkill", "-9", "-f", str(runs)], check=False)
+    process.wait()
+
+
+def wait(done: Callable[[], bool], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+
+
+def test_all_precisions_learn_the_same(tmp_path: Path) -> None:
+    found = {}
+    for precision in PRECISIONS:
+        told = train(DIGITS, tmp_path / precision, "train.epochs=4", f"optimize.precision={precision}")
+        assert "UserWarning" not in told
+        found[precision] = float(re.findall(r"best validation/accuracy (\S+)", told)[-1])
+    assert min(found.values()) > 0.95, found
+
+
+def test_compiled_and_recorded_steps_learn_too(tmp_path: Path) -> None:
+    told = train(DIGITS, tmp_path, "train.epochs=3", "optimize.compile=true", "optimize.cuda_graphs=true")
+    assert "failed" not in told
+    assert "UserWarning" not in told
+    (state,) = tmp_path.glob("*/plan.json")
+    rows = {row["name"]: row["value"] for row in json.loads(state.read_text())["decisions"]}
+    assert (rows["compile"], rows["cuda_graphs"]) == (True, True)
+
+
+JOB = """name: large
+task: image-classification
+data: {{train: {data}, validation: 0.2, image_size: 128}}
+model: {{name: resnet50, stem: large}}
+train: {{batch_size: 64, epochs: 1, optimizer: {{name: adamw, lr: 1e-3}}}}
+limits: {{gpu_memory: {memory}}}
+"""
+
+
+def test_memory_that_runs_out_halves_the_batch(tmp_path: Path) -> None:
+    drawn = np.random.default_rng(0)
+    pixels = drawn.integers(0, 255, (160, 128, 128, 3), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", images=pixels, labels=np.arange(160) % 4)
+    job = tmp_path / "large.yaml"
+    job.write_text(JOB.format(data=tmp_path / "images.npz", memory="1g"))
+    told = train(job, tmp_path / "runs")
+    assert "out of memory with micro-batch 64; continuing with 32" in told
+
+
+def test_an_operation_without_deterministic_kernel_is_named(tmp_path: Path) -> None:
+    (tmp_path / "network.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.AdaptiveAvgPool2d((2, 3)), nn.Flatten(), nn.Linear(48, 2))\n"
+    )
+    drawn = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "images.npz", images=drawn.integers(0, 255, (200, 8, 8), dtype=np.uint8), labels=np.arange(200) % 2
+    )
+    job = tmp_path / "own.yaml"
+    job.write_text(
+        f"name: own\ntask: image-classification\ndata: {{train: {tmp_path}/images.npz, validation: 0.2}}\n"
+        "model: {file: network.py}\ntrain: {epochs: 1, deterministic: true}\n"
+    )
+    told = train(job, tmp_path / "runs")
+    assert "adaptive_avg_pool2d_backward_cuda has no deterministic kernel" in told
+
+
+def test_a_model_trained_on_the_gpu_is_used_on_the_cpu(tmp_path: Path) -> None:
+    train(DIGITS, tmp_path, "train.epochs=2")
+    (folder,) = tmp_path.glob("digits-*")
+    on_gpu = drivetrain("evaluate", str(folder))
+    on_cpu = subprocess.run(
+        command("evaluate", str(folder)), capture_output=True, text=True, cwd=ROOT, check=True,
+        env=environment() | {"CUDA_VISIBLE_DEVICES": ""},
+    ).stdout  # fmt: skip
+    number = re.compile(r"validation/accuracy\s+(\S+)")
+    assert abs(float(number.findall(on_gpu)[0]) - float(number.findall(on_cpu)[0])) < 0.01
