@@ -11,7 +11,6 @@ from runtime.hardware.facts import Hardware
 from runtime.job import Job
 from runtime.system import torch_settings
 
-
 _EXPECTED = (
     r"TensorFloat32 tensor cores .* available but not enabled",
     r"\s*Online softmax is disabled on the fly",
