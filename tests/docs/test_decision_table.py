@@ -9,11 +9,11 @@ from tests.paths import ROOT
 
 PAGE = ROOT / "docs/decisions.md"
 WANTED = {
-    "rtx3060-driver550": ("legacy", "bf16", "true"),
-    "rtx3060-driver580": ("ampere", "bf16", "true"),
-    "rtx4090": ("ampere", "bf16", "true"),
-    "l4": ("ampere", "bf16", "true"),
-    "rtx5090": ("ampere", "bf16", "true"),
+    "rtx3060-driver550": ("legacy", "bf16", "false"),
+    "rtx3060-driver580": ("ampere", "bf16", "false"),
+    "rtx4090": ("ampere", "bf16", "false"),
+    "l4": ("ampere", "bf16", "false"),
+    "rtx5090": ("ampere", "bf16", "false"),
     "gtx960": ("legacy", "fp32", "false"),
     "quadro-t1000": ("legacy", "fp32", "false"),
     "gtx1650-4gb": ("legacy", "fp32", "false"),
