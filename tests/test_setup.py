@@ -131,3 +131,38 @@ def test_an_engine_that_refuses_the_user_decides_nothing(tmp_path: Path) -> None
     written = (tmp_path / ".env").read_text()
     assert "DRIVETRAIN_CPUS=0" not in written
     assert "BASE_IMAGE" not in written
+
+
+REFUSED = [("image", "cpu"), ("base-image",), ("containers", "logs"), ("containers", "stop"), ("containers", "prune")]
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "action"),
+    [
+        (
+            "Got permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock",
+            "a Docker engine is running, but user",
+            "sudo usermod -aG docker $USER, then log in again",
+        ),
+        ("Cannot connect to the Docker daemon. Is it running?", "no Docker engine answers", "make engine"),
+    ],
+)
+@pytest.mark.parametrize("command", REFUSED, ids=" ".join)
+def test_an_engine_that_refuses_the_user_is_told_from_a_missing_one(
+    tmp_path: Path, command: tuple[str, ...], engine: str, given: str, action: str
+) -> None:
+    """Both read `make engine`, which installs a second engine beside the one that runs."""
+    docker = tmp_path / "docker"
+    docker.write_text(f'#!/bin/sh\necho "{engine}" >&2\nexit 1\n')
+    docker.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / "scripts" / command[0], *command[1:]],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    lines = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, len(lines)) == (9, "", 3)
+    assert lines[0].startswith(given)
+    assert lines[2].split(maxsplit=1) == ["do:", action]
