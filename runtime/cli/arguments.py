@@ -40,6 +40,17 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
+def commands_of(whole: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of all commands, by name."""
+    found = (action for action in whole._actions if isinstance(action, argparse._SubParsersAction))
+    return {name: made for action in found for name, made in action.choices.items()}
+
+
+def options_of(made: argparse.ArgumentParser) -> list[str]:
+    """The long options of a command."""
+    return [word for action in made._actions for word in action.option_strings if word.startswith("--")]
+
+
 def _with_job(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
     made.add_argument("job", type=Path, help="the job file (YAML)")
     made.add_argument(

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from runtime.cli.arguments import commands_of, options_of
 from runtime.supervisor import named_run
 
 INSTALL = {
@@ -52,11 +53,11 @@ _COMPLETE = "complete -o filenames -F _drivetrain drivetrain\n"
 
 def script(shell: str, parser: argparse.ArgumentParser) -> str:
     """The completion of a shell."""
-    commands = dict(_commands(parser))
+    commands = commands_of(parser)
     takes_runs = [name for name, made in commands.items() if any(_is_run(action) for action in made._actions)]
     body = _BASH.format(
         commands="\n".join((*commands, "--help", "--version")),
-        options="\n".join(_case(name, "options", _options(made)) for name, made in commands.items()),
+        options="\n".join(_case(name, "options", options_of(made)) for name, made in commands.items()),
         values="\n".join(line for name, made in commands.items() for line in _values(name, made)),
         runs="        " + " | ".join(takes_runs),
         folder=named_run.RUNS,
@@ -69,18 +70,8 @@ def script(shell: str, parser: argparse.ArgumentParser) -> str:
     return f"{head}autoload -U +X bashcompinit && bashcompinit\n{body}{_COMPLETE}"
 
 
-def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            yield from action.choices.items()
-
-
 def _is_run(action: argparse.Action) -> bool:
     return action.type is named_run.parse
-
-
-def _options(made: argparse.ArgumentParser) -> list[str]:
-    return [word for action in made._actions for word in action.option_strings if word.startswith("--")]
 
 
 def _values(name: str, made: argparse.ArgumentParser) -> Iterator[str]:

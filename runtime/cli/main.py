@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from runtime.cli.arguments import parser
+from runtime.cli.command_line import parse
 from runtime.cli.commands import COMMANDS
 from runtime.errors import DrivetrainError
 from runtime.launch import run_in_image
@@ -16,9 +16,9 @@ from runtime.system import secrets
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    given = parser().parse_args(arguments)
     secrets.take()
     try:
+        given = parse(arguments)
         _find_runs(given)
         if run_in_image.wanted(given.command):
             return run_in_image.run(given, sys.argv[1:] if arguments is None else arguments)

@@ -93,7 +93,11 @@ def nearest_path(folders: Sequence[Path], given: str) -> str:
         if depth == len(parts) or not here.is_dir():
             continue
         with contextlib.suppress(OSError), os.scandir(here) as entries:
-            names = [entry.name for entry in itertools.islice(entries, MOST_NAMES)]
+            names = [
+                entry.name
+                for entry in itertools.islice(entries, MOST_NAMES)
+                if entry.name.startswith(".") == parts[depth].startswith(".")
+            ]
             for name in difflib.get_close_matches(parts[depth], names, n=1, cutoff=0.5):
                 found = Path(*parts[:depth], name, *parts[depth + 1 :])
                 if not find_trouble(folder / found):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -50,7 +52,9 @@ def load(
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise SpecError(
-            f"{path}: {error.strerror or error}", "a job file in YAML", "see the examples in jobs/"
+            f"{path}: {error.strerror or error}",
+            "a job file in YAML",
+            _nearest_job(path) or "see the examples in jobs/, or draft one: `drivetrain init DATA`",
         ) from None
     document = read(content, str(path))
     for assignment in assignments:
@@ -67,6 +71,17 @@ def load(
     earlier_run.find(job)
     data_columns.check(job)
     return job
+
+
+def _nearest_job(path: Path) -> str:
+    """`did you mean "x"?` for the job file whose name is most similar, in the same folder or in jobs/."""
+    for folder in dict.fromkeys((path.parent, Path("jobs"))):
+        with contextlib.suppress(OSError):
+            files = [each for each in sorted(folder.iterdir()) if each.suffix in (".yaml", ".yml") and each.is_file()]
+            stems = {each.stem: each for each in files}
+            for stem in difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.6):
+                return f'did you mean "{stems[stem]}"?'
+    return ""
 
 
 def check(document: Document, kind: type[Job] | None = None) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runtime.cli import command_line, main
 from runtime.cli.arguments import parser
 
 
@@ -22,3 +23,38 @@ def test_an_abbreviation_is_no_consent(capsys: pytest.CaptureFixture[str]) -> No
 def test_no_option_is_completed(words: list[str]) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(words)
+
+
+REFUSED = [
+    ("trian jobs/digits.yaml", "trian: there is no such command", 'did you mean "train"?'),
+    ("Train", "Train: there is no such command", 'did you mean "train"?'),
+    ("mine.yaml", "mine.yaml: there is no such command", "to train it: `drivetrain train mine.yaml`"),
+    ("xyz", "xyz: there is no such command", "`drivetrain --help` explains all commands"),
+    ("validate a.yaml --st b=1", "--st: `drivetrain validate` has no such option", 'did you mean "--set"?'),
+    ("evaluate a --dta=b", "--dta: `drivetrain evaluate` has no such option", 'did you mean "--data"?'),
+    (
+        "validate a b",
+        "b: `drivetrain validate` takes no such argument",
+        "remove it; `drivetrain validate --help` shows all arguments",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "given", "action"), REFUSED)
+def test_what_is_mistyped_is_refused_with_the_nearest(
+    line: str, given: str, action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(line.split()) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == given
+    assert lines[1].startswith("  possible: ")
+    assert lines[2] == f"  do:       {action}"
+
+
+def test_without_a_command_the_first_steps_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main([])
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out, told.err) == (2, "", command_line.FIRST_STEPS)
+    for step in ("drivetrain train jobs/digits.yaml", "drivetrain init DATA", "drivetrain --help"):
+        assert step in told.err

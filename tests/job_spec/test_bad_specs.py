@@ -291,10 +291,30 @@ def test_files_that_this_user_may_not_read(folder: Path, capsys: pytest.CaptureF
 
 
 def test_no_file_and_no_file_but_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    rest = "\n  possible: a job file in YAML\n  do:       see the examples in jobs/\n"
+    rest = "\n  possible: a job file in YAML\n  do:       see the examples in jobs/, or draft one: `drivetrain init DATA`\n"
     assert said(capsys, 2) == f"job.yaml: No such file or directory{rest}"
     Path("job.yaml").mkdir()
     assert said(capsys, 2) == f"job.yaml: Is a directory{rest}"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("jobs/digit.yaml", "jobs/digits.yaml"),
+        ("jobs/digits", "jobs/digits.yaml"),
+        ("digits.yaml", "jobs/digits.yaml"),
+        ("digts", "jobs/digits.yaml"),
+        ("mien.yml", "mine.yml"),
+    ],
+)
+def test_a_mistyped_job_file(folder: Path, capsys: pytest.CaptureFixture[str], given: str, meant: str) -> None:
+    (folder / "jobs").mkdir()
+    for name in ("jobs/digits.yaml", "jobs/reports.yaml", "mine.yml", "jobs/digits.csv"):
+        (folder / name).touch()
+    assert main(["validate", given]) == 2
+    assert capsys.readouterr().err == (
+        f'{given}: No such file or directory\n  possible: a job file in YAML\n  do:       did you mean "{meant}"?\n'
+    )
 
 
 SPLINTERS = (

@@ -107,9 +107,11 @@ def test_a_header_that_is_not_utf8(tmp_path: Path) -> None:
         ("data/row.csv", "data/rows.csv"),
         ("{folder}/data/row.csv", "{folder}/data/rows.csv"),
         ("nothing/like/it.csv", None),
+        ("a.csv", None),  # it said .ci
     ],
 )
 def test_the_nearest_file(tmp_path: Path, given: str, meant: str | None) -> None:
+    (tmp_path / ".ci").mkdir()
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("a,label\n1,x\n")
     (tmp_path / "job.yaml").write_text(TABLE.format(train=given.format(folder=tmp_path), target="label"))

@@ -1,0 +1,74 @@
+"""Parses a command line; a mistyped command or option is refused with the nearest one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from runtime.cli.arguments import commands_of, options_of, parser
+from runtime.errors import SpecError, nearest
+from runtime.system.installation import CHECKOUT
+
+_EXAMPLE = "  drivetrain train jobs/digits.yaml   train an example: handwritten digits\n" if CHECKOUT else ""
+FIRST_STEPS = f"""\
+usage: drivetrain COMMAND ...
+
+first steps:
+{_EXAMPLE}  drivetrain init DATA                draft a job file from your data: images, a table, an .npz
+  drivetrain train JOB                train it, or resume its unfinished run
+  drivetrain doctor                   check this machine for problems
+
+`drivetrain --help` lists all commands.
+"""
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The parsed command line; without a command it prints the first steps and ends with exit code 2.
+
+    Args:
+        arguments: the words after the program's name; those of this process if None.
+
+    Raises:
+        SpecError: for an unknown command or option.
+        SystemExit: after `--help`, and for arguments that are missing or invalid.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    whole = parser()
+    commands = commands_of(whole)
+    if not words:
+        print(FIRST_STEPS, end="", file=sys.stderr)
+        raise SystemExit(2)
+    if not words[0].startswith("-") and words[0] not in commands:
+        raise SpecError(
+            f"{words[0]}: there is no such command",
+            ", ".join(commands),
+            _command(words[0], list(commands)),
+        )
+    given, rest = whole.parse_known_args(words)
+    if rest:
+        raise _unexpected(given.command, rest, options_of(commands[given.command]))
+    return given
+
+
+def _command(word: str, commands: Sequence[str]) -> str:
+    """What to do about an unknown command; people type a job file, too."""
+    if word.endswith((".yaml", ".yml")):
+        return f"to train it: `drivetrain train {word}`"
+    return nearest(word, commands) or "`drivetrain --help` explains all commands"
+
+
+def _unexpected(command: str, rest: Sequence[str], options: Sequence[str]) -> SpecError:
+    option = next((word for word in rest if word.startswith("-")), None)
+    if option is None:
+        return SpecError(
+            f"{rest[0]}: `drivetrain {command}` takes no such argument",
+            f"options: {', '.join(options)}",
+            f"remove it; `drivetrain {command} --help` shows all arguments",
+        )
+    name = option.partition("=")[0]
+    return SpecError(
+        f"{name}: `drivetrain {command}` has no such option",
+        ", ".join(options),
+        nearest(name, options) or f"`drivetrain {command} --help` explains them",
+    )
