@@ -10,6 +10,7 @@ from pydantic import BaseModel, Tag, ValidationError
 from runtime.errors import Problem, nearest
 from runtime.job.document import Document
 from runtime.job.formatting import Path, dotted, shown
+from runtime.job_spec import start_from_run
 from runtime.job_spec.yaml_syntax import SCALARS
 
 _TYPES = {
@@ -111,7 +112,7 @@ def _problem(path: Path, items: list[Any], model: type[BaseModel], document: Doc
     item = items[0]
     match item["type"]:
         case "extra_forbidden":
-            parts = _unknown(path, item["loc"], model)
+            parts = start_from_run.advice(path, document) or _unknown(path, item["loc"], model)
         case "missing" if isinstance(item["loc"][-1], str):
             parts = _missing(path, item["loc"], model)
         case "union_tag_not_found" | "union_tag_invalid":
@@ -121,7 +122,8 @@ def _problem(path: Path, items: list[Any], model: type[BaseModel], document: Doc
             parts = [f"is {shown(item['input'])}", f"a list of {items[-1]['loc'][-1] + 1}", "add what is missing"]
         case _:
             expected = list(dict.fromkeys(option for each in items for option in _expected(each)))
-            parts = [f"is {shown(item['input'])}", _listed(expected), _hint(item["input"], expected)]
+            hint = start_from_run.hint(path, item["input"]) or _hint(item["input"], expected)
+            parts = [f"is {shown(item['input'])}", _listed(expected), hint]
     return Problem(document.place(path), dotted(path), *parts)
 
 

@@ -317,6 +317,17 @@ def test_a_mistyped_job_file(folder: Path, capsys: pytest.CaptureFixture[str], g
     )
 
 
+def test_a_run_that_is_set_beside_a_network(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The advice was to remove it."""
+    Path("job.yaml").write_text(SPEC + "model: resnet18\n")
+    assert main(["validate", "job.yaml", "--set", "model.from=runs/a-001"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].endswith("model.from: names a run, and model.name names a network")
+    assert told[2] == "  do:       write --set 'model={from: runs/a-001}', which replaces all of `model`"
+    assert main(["validate", "job.yaml", "--set", "model={from: runs/a-001}"]) == 2
+    assert "model.from: runs/a-001 does not exist" in capsys.readouterr().err
+
+
 SPLINTERS = (
     b"null",
     b"true",
