@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from runtime.data.custom.arrays import described
 from runtime.data.custom.user_errors import blamed
-from runtime.data.custom.user_loss import LINES, CustomTerms, Refuse
+from runtime.data.custom.user_loss import CustomTerms, Refuse
 from runtime.data.dataset import Batch, Dataset, Head, Split
 from runtime.data.loader.batches import in_order
 
@@ -59,7 +59,7 @@ def check(module: nn.Module, dataset: Dataset, name: str, refuse: Refuse) -> Non
 
 def _outputs(module: nn.Module, batch: Batch, name: str, refuse: Refuse) -> Any:
     given = f"{name}, called with inputs of shape {', '.join(str(tuple(x.shape)) for x in batch.inputs)}, raised"
-    with blamed(lambda told: refuse(f"{given} {told}", "", LINES)):
+    with blamed(lambda told, do: refuse(f"{given} {told}", "", do)):
         return module(*batch.inputs)
 
 

@@ -302,6 +302,9 @@ def test_an_error_inside_torchs_layers_is_reported_too(tmp_path: Path) -> None:
         "model.file: the object returned by build() in my_model.py raised ValueError: Expected more than 1 value"
         in str(raised.value)
     )
+    layer, action = str(raised.value).splitlines()[1:]
+    assert layer.startswith("    in layer 1: BatchNorm1d(2, eps=1e-05")
+    assert action == "  do:       change this layer, or what it gets: the data, or the layer before it"
 
 
 def test_an_error_of_the_user_loss_names_the_loss(tmp_path: Path) -> None:

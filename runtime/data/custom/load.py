@@ -21,8 +21,6 @@ from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 from runtime.job.custom import CustomJob, CustomTask
 
-LINES = "fix these lines"
-
 
 def load(job: CustomJob) -> Dataset:
     """Call the user's function and check what it returns.
@@ -33,7 +31,7 @@ def load(job: CustomJob) -> Dataset:
     """
     data = job.data
     name = f"data.file: {data.factory}() in {data.file}"
-    with blamed(lambda told: DataError(f"{name} raised {told}", "", LINES)):
+    with blamed(lambda told, do: DataError(f"{name} raised {told}", "", do)):
         found, _ = user_code.at(job.folder).call(data.file, data.factory, data.arguments)
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise DataError(
@@ -161,7 +159,7 @@ def read(
 
 def _called(reader: Mapping[str, Any], paths: Sequence[Path], preprocessing: Mapping[str, Any]) -> object:
     name, code = f"{reader['function']}() in {reader['file']}", user_code.allowed(Path(preprocessing["code"]))
-    with blamed(lambda told: DataError(f"{name} raised {told}", "", LINES)):
+    with blamed(lambda told, do: DataError(f"{name} raised {told}", "", do)):
         return code.call(reader["file"], reader["function"], {}, reader["arguments"], [list(paths)])[0]
 
 

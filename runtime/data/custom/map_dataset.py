@@ -113,7 +113,7 @@ class ItemSplit:
     def _collated(self, ids: Ids) -> tuple[Inputs, Tensor | None]:
         _seed(stateless_random.key(self.seed, "items", self.name, ids.tobytes().hex()))
         at = 0
-        with blamed(lambda told: DataError(f"{self.name}: sample {at} raised {told}", "", "fix these lines")):
+        with blamed(lambda told, do: DataError(f"{self.name}: sample {at} raised {told}", "", do)):
             items = [self.dataset[(at := index)] for index in ids.tolist()]
         try:
             made: Any = default_collate(items)
@@ -188,7 +188,7 @@ def opened(value: object, name: str, seed: int, inputs: int | None = None) -> It
     ):
         hint = "pass its dataset" if isinstance(value, DataLoader) else "write __len__ and __getitem__"
         raise DataError(f"{name}: is {described(value)}, which has no __getitem__ or no __len__", FORMS, hint)
-    with blamed(lambda told: DataError(f"{name}: len() raised {told}", FORMS, "fix these lines")):
+    with blamed(lambda told, do: DataError(f"{name}: len() raised {told}", FORMS, do)):
         size = len(value)
     if not size:
         raise empty(name)

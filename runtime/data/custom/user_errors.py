@@ -6,6 +6,8 @@ import contextlib
 import traceback
 from collections.abc import Callable, Iterator
 
+from torch import nn
+
 from runtime.data.custom.user_code import short_name
 from runtime.errors import DrivetrainError
 from runtime.job.formatting import printable
@@ -14,8 +16,11 @@ from runtime.system import torch_errors
 
 
 @contextlib.contextmanager
-def blamed(refuse: Callable[[str], DrivetrainError]) -> Iterator[None]:
-    """Turn an exception of user code into `refuse(text)`; the text holds the exception and the user's lines."""
+def blamed(refuse: Callable[[str, str], DrivetrainError]) -> Iterator[None]:
+    """Turn an exception of user code into `refuse(text, action)`.
+
+    The text holds the exception, the user's lines, and the layer; the action says which of them to change.
+    """
     try:
         yield
     except DrivetrainError:
@@ -23,7 +28,7 @@ def blamed(refuse: Callable[[str], DrivetrainError]) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if torch_errors.is_out_of_memory(error):
             raise
-        raise refuse(told(error)) from error
+        raise refuse(told(error), action(error)) from error
 
 
 def told(error: BaseException) -> str:
@@ -33,7 +38,17 @@ def told(error: BaseException) -> str:
         place = describe_syntax_error(short_name(error.filename) or error.filename, error)
         return "\n".join([f"{type(error).__name__}: {place}", *lines])
     text = printable(" ".join(str(error).split()), 500)
-    return "\n".join([f"{type(error).__name__}: {text}".removesuffix(": "), *lines])
+    inner = [f"    in {found}"] if (found := _layer(error)) else []
+    return "\n".join([f"{type(error).__name__}: {text}".removesuffix(": "), *lines, *inner])
+
+
+def action(error: BaseException) -> str:
+    """What to do about an exception of user code: not every one has a line of the user's."""
+    if own_lines(error):
+        return "fix these lines"
+    if _layer(error):
+        return "change this layer, or what it gets: the data, or the layer before it"
+    return "correct what this message names"
 
 
 def own_lines(error: BaseException) -> list[str]:
@@ -44,3 +59,23 @@ def own_lines(error: BaseException) -> list[str]:
             where = "" if frame.name == "<module>" else f"in {frame.name}: "
             found.append(f"    {short}:{frame.lineno}: {where}{(frame.line or '').strip()}")
     return found
+
+
+def _layer(error: BaseException) -> str:
+    """`layer body.2: Linear(in_features=5, out_features=8, bias=True)`, if it raised the error behind the user's lines.
+
+    Empty if the last frame with a layer belongs to the user.
+    """
+    found: list[nn.Module] = []
+    inside = False
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        layer, own = frame.f_locals.get("self"), bool(short_name(frame.f_code.co_filename))
+        if isinstance(layer, nn.Module):
+            found.append(layer)
+        inside = not own and (inside or isinstance(layer, nn.Module))
+    if not inside:
+        return ""
+    last = found[-1]
+    name = next((name for name, each in found[0].named_modules() if each is last), "")
+    kind = type(last).__name__ if next(last.children(), None) else printable(" ".join(repr(last).split()), 200)
+    return f"layer {name}: {kind}" if name else f"the network: {kind}"

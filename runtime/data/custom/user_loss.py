@@ -16,7 +16,6 @@ from runtime.job.custom import CustomJob, CustomLossSpec
 Refuse = Callable[[str, str, str], SpecError]
 """(given, possible, do) -> the error."""
 POSSIBLE = "one term per sample, shape (N,), or their mean as a scalar"
-LINES = "fix these lines"
 
 
 class CustomTerms:
@@ -71,7 +70,7 @@ class CustomTerms:
             SpecError: if it raises, or its result cannot be a loss.
         """
         given = f"{self.name}, called with outputs {_shape(outputs)} and targets {_shape(targets)}, raised"
-        with blamed(lambda told: self.refuse(f"{given} {told}", "", LINES)):
+        with blamed(lambda told, do: self.refuse(f"{given} {told}", "", do)):
             self(outputs, targets)
 
 
@@ -89,7 +88,7 @@ def load(job: CustomJob) -> CustomTerms | None:
         return SpecError([Problem(job.document.place(key), ".".join(key), given, possible, action)])
 
     name = f"{spec.factory}() in {spec.file}"
-    with blamed(lambda told: refuse(f"{name} raised {told}", "", LINES)):
+    with blamed(lambda told, do: refuse(f"{name} raised {told}", "", do)):
         made, _ = user_code.at(job.folder).call(spec.file, spec.factory, spec.arguments)
     return CustomTerms(made, f"the loss of {name}", refuse)
 

@@ -29,7 +29,7 @@ from torch.nn.parameter import is_lazy
 from runtime.data import stateless_random
 from runtime.data.custom import user_code
 from runtime.data.custom.arrays import described
-from runtime.data.custom.user_errors import blamed, own_lines, told
+from runtime.data.custom.user_errors import action, blamed, own_lines, told
 from runtime.data.dataset import Batch, Dataset
 from runtime.data.tables import features
 from runtime.errors import CheckpointError, DrivetrainError, SpecError
@@ -42,7 +42,6 @@ from runtime.models.code_consent import stored
 from runtime.system import torch_errors
 
 KEY = ("model", "file")
-LINES = "fix these lines"
 
 
 def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict[str, object]]:
@@ -55,7 +54,7 @@ def made(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dict
     first = dry_run.first(dataset, dataset.train)
     # Reading the user's samples may have advanced the random state; seed again.
     torch.manual_seed(stateless_random.key(job.train.seed, "weights"))
-    with blamed(lambda told: SpecError([job.problem(KEY, f"{name} raised {told}", "", LINES)])):
+    with blamed(lambda told, do: SpecError([job.problem(KEY, f"{name} raised {told}", "", do)])):
         module, arguments = user_code.at(job.folder).call(
             spec.file, spec.factory, spec.arguments, _offered(dataset, first)
         )
@@ -94,7 +93,9 @@ def rebuilt(model: Path, digests: Mapping[str, str], given: Mapping[str, Any], *
     """
     code, name = stored(model, digests, consent=consent), f"{given['factory']}() in {given['file']}"
     print(f"running the model's own code: {given['file']} in {code.folder}", file=sys.stderr, flush=True)
-    with blamed(lambda told: CheckpointError(f"{name} raised {told}", "the Python and the libraries of the training")):
+    with blamed(
+        lambda told, _: CheckpointError(f"{name} raised {told}", "the Python and the libraries of the training")
+    ):
         module = code.call(given["file"], given["factory"], given["arguments"])[0]
     if not isinstance(module, nn.Module):
         raise CheckpointError(f"{name} returned {described(module)}", "a torch.nn.Module")
@@ -139,7 +140,7 @@ def guarded(job: Job) -> Iterator[None]:
             raise
         key, part = _last(job, lines)
         given = f"the object returned by {part.factory}() in {part.file} raised {told(error)}"
-        raise SpecError([job.problem((*key, "file"), given, "", LINES)]) from error
+        raise SpecError([job.problem((*key, "file"), given, "", action(error))]) from error
 
 
 def _inside(job: Job, error: BaseException) -> bool:

@@ -31,6 +31,20 @@ def terms(body: str) -> dict[str, str]:
 
 
 # Files, parts of the spec, and what the first lines of the message are.
+IN_SEQUENCE = """from torch import nn
+def body():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(7, 2))
+"""
+INNER = """class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = body()
+
+    def forward(self, x):
+        return self.inner(x)
+def build():
+    return Net()
+"""
 BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "data that raises": (
         loads("return int('x')"),
@@ -206,7 +220,22 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
         {"my_model.py": "from torch import nn\ndef build():\n    return nn.Linear(3, 2)\n"},
         {},
         f"{NETWORK}, called with inputs of shape (2, 4), raised RuntimeError: mat1 and mat2 shapes cannot be "
-        "multiplied (2x4 and 3x2)\n  do:       fix these lines",
+        "multiplied (2x4 and 3x2)\n    in the network: Linear(in_features=3, out_features=2, bias=True)\n"
+        "  do:       change this layer, or what it gets: the data, or the layer before it",
+    ),
+    "a layer of a Sequential": (
+        {"my_model.py": IN_SEQUENCE + "def build():\n    return body()\n"},
+        {},
+        f"{NETWORK}, called with inputs of shape (2, 4), raised RuntimeError: mat1 and mat2 shapes cannot be "
+        "multiplied (2x8 and 7x2)\n    in layer 2: Linear(in_features=7, out_features=2, bias=True)\n"
+        "  do:       change this layer, or what it gets: the data, or the layer before it",
+    ),
+    "a layer of a Sequential in a network of the user's": (
+        {"my_model.py": IN_SEQUENCE + INNER},
+        {},
+        f"{NETWORK}, called with inputs of shape (2, 4), raised RuntimeError: mat1 and mat2 shapes cannot be "
+        "multiplied (2x8 and 7x2)\n    my_model.py:10: in forward: return self.inner(x)\n"
+        "    in layer inner.2: Linear(in_features=7, out_features=2, bias=True)\n  do:       fix these lines",
     ),
     "a weight of two classes for three": (
         both("torch.zeros(6, 4), torch.arange(6) % 3"),
