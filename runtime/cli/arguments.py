@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from runtime.cli import csv_option
 from runtime.job import JOBS
 from runtime.supervisor import named_run
 from runtime.system.version import VERSION
@@ -153,6 +154,7 @@ def _add_use(add: Add) -> None:
         "--data", type=Path, metavar="PATH", help="labeled data to use instead of the run's validation data"
     )
     made.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: evaluation/ in the run)")
+    _add_csv(made)
     made.add_argument("--run-code", action="store_true", help=code)
     made = add("predict", "predict new samples with a trained model")
     made.add_argument("run", type=named_run.parse, help=run)
@@ -170,13 +172,19 @@ def _add_use(add: Add) -> None:
         help="output format: one CSV row or JSON line per sample (default: csv)",
     )
     made.add_argument("--output", type=Path, metavar="FILE", help="output file (default: standard output)")
+    _add_csv(made)
     made.add_argument("--probabilities", action="store_true", help="include the probability of every class")
     made.add_argument("--run-code", action="store_true", help=code)
     made = add("export", "export a trained model to ONNX and check it against the original")
     made.add_argument("run", type=named_run.parse, help=run)
     made.add_argument("--output", type=Path, metavar="FILE", help="output file (default: model.onnx in the run)")
     made.add_argument("--data", type=Path, metavar="PATH", help="samples for the check (default: random inputs)")
+    _add_csv(made)
     made.add_argument("--run-code", action="store_true", help=code)
+
+
+def _add_csv(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--csv", default="", metavar="KEY=VALUE,...", help=csv_option.HELP)
 
 
 def _add_data(add: Add) -> None:
@@ -197,6 +205,7 @@ def _add_data(add: Add) -> None:
         help="column to predict; repeat it for several",
     )
     made.add_argument("--text", metavar="COLUMN", help="column that holds the texts")
+    _add_csv(made)
     made.add_argument(
         "--output", type=Path, metavar="FILE", help="job file to write (default: NAME.yaml, named after the data)"
     )

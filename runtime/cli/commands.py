@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from runtime.cli import csv_option
 from runtime.errors import DeviceError, SpecError
 from runtime.launch import image_contents, project, run_in_image
 from runtime.system.installation import SETUP
@@ -176,7 +177,9 @@ def evaluate(given: argparse.Namespace) -> int:
     """Evaluate a trained model."""
     from runtime.inference import evaluate as evaluating
 
-    return evaluating.judge(evaluating.EvaluateRequest(given.run, given.data, given.output, given.run_code))
+    return evaluating.judge(
+        evaluating.EvaluateRequest(given.run, given.data, given.output, given.run_code, csv_option.parse(given.csv))
+    )
 
 
 def predict(given: argparse.Namespace) -> int:
@@ -185,7 +188,13 @@ def predict(given: argparse.Namespace) -> int:
 
     return predicting.predict(
         predicting.PredictRequest(
-            given.run, given.inputs, given.format, given.output, given.probabilities, given.run_code
+            given.run,
+            given.inputs,
+            given.format,
+            given.output,
+            given.probabilities,
+            given.run_code,
+            csv_option.parse(given.csv),
         )
     )
 
@@ -194,7 +203,9 @@ def export(given: argparse.Namespace) -> int:
     """Export a trained model."""
     from runtime.inference import export as exporting
 
-    return exporting.export(exporting.ExportRequest(given.run, given.output, given.data, given.run_code))
+    return exporting.export(
+        exporting.ExportRequest(given.run, given.output, given.data, given.run_code, csv_option.parse(given.csv))
+    )
 
 
 def sample(given: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import os
 import shlex
 from pathlib import Path
 
+from runtime.cli import csv_option
 from runtime.errors import DataError, SpecError
 from runtime.job.draft import Draft, run_name
 from runtime.system.files import storage_error
@@ -26,7 +27,11 @@ def init(given: argparse.Namespace) -> int:
     name = run_name(Path(os.path.abspath(given.data)).stem or "job")
     output = given.output or Path(f"{name}.yaml")
     _check_free(output)
-    draft = look(SurveyRequest(given.data, output.parent, given.task, tuple(given.target), given.text))
+    draft = look(
+        SurveyRequest(
+            given.data, output.parent, given.task, tuple(given.target), given.text, csv_option.parse(given.csv)
+        )
+    )
     _write(output, draft.text(name, _heading(given.data, output)))
     _print(draft, output)
     return 0

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 
 from runtime.data.dataset import Dataset, InputRecord, head
+from runtime.data.formats import csv_dialect
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.custom import CustomJob
+from runtime.job.data import TableFileData
 from runtime.job.job import ImageJob
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
@@ -38,7 +41,13 @@ def load(job: Job, settled: InputRecord | None = None) -> Dataset:
         SpecError: if the job's loss does not fit its classes.
     """
     earlier = earlier_run.find(job) if settled is None else None
-    dataset = _read(job, _record(earlier) if earlier else settled)
+    record = _record(earlier) if earlier else settled
+    options = job.data.csv.declared() if isinstance(job.data, TableFileData) else {}
+    files = csv_dialect.of_job(options, record.preprocessing if record else {})
+    dataset = _read(job, record, files)
+    dataset.notes[1:1] = files.notes
+    if files.stored:
+        dataset.preprocessing["csv"] = files.stored
     if earlier:
         dataset.notes.append(f"{_TAKEN[dataset.preprocessing['kind']]} are those of {earlier.folder}")
     check_loss(job, dataset)
@@ -74,23 +83,23 @@ def check_loss(job: Job, dataset: Dataset) -> None:
         )
 
 
-def _read(job: Job, settled: InputRecord | None) -> Dataset:
+def _read(job: Job, settled: InputRecord | None, files: CsvFiles) -> Dataset:
     if isinstance(job, ImageJob):
         from runtime.data.images import load as images
 
-        return images.load(job, settled)
+        return images.load(job, settled, files)
     if isinstance(job, TextJob):
         from runtime.data.text import load as text
 
-        return text.load(job, settled)
+        return text.load(job, settled, files)
     if isinstance(job, SeriesJob):
         from runtime.data.series import load as series
 
-        return series.load(job, settled)
+        return series.load(job, settled, files)
     if isinstance(job, TableJob):
         from runtime.data.tables import load as tables
 
-        return tables.load(job, settled)
+        return tables.load(job, settled, files)
     if isinstance(job, CustomJob):
         from runtime.data.custom import load as custom
 

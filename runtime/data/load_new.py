@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from runtime.data.dataset import Head, NewSamples
+from runtime.data.formats import csv_dialect
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.errors import CheckpointError, DataError
 
 
-def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, Head], *, labelled: bool) -> NewSamples:
+def read(
+    paths: Sequence[Path],
+    preprocessing: dict[str, Any],
+    heads: dict[str, Head],
+    *,
+    labelled: bool,
+    csv: Mapping[str, str] | None = None,
+) -> NewSamples:
     """Read new samples, preprocessed exactly as the validation samples were.
 
     Args:
@@ -18,11 +27,26 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
         preprocessing: as stored with the model.
         heads: the outputs of the model, by name.
         labelled: whether to read targets.
+        csv: how CSV files are written, as in the spec; what it leaves open is found in the files.
 
     Raises:
         DataError: if no sample can be used, or a label is not among the classes.
         CheckpointError: if this version does not know such a model.
     """
+    files = csv_dialect.of_model(preprocessing, csv or {})
+    samples = _read(paths, preprocessing, heads, files, labelled=labelled)
+    samples.notes[:0] = files.notes
+    return samples
+
+
+def _read(
+    paths: Sequence[Path],
+    preprocessing: dict[str, Any],
+    heads: dict[str, Head],
+    files: CsvFiles,
+    *,
+    labelled: bool,
+) -> NewSamples:
     lost = [str(path) for path in paths if not path.exists()]
     if lost:
         raise DataError(
@@ -35,19 +59,19 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
         case "images":
             from runtime.data.images import load_new
 
-            return load_new.read(paths, preprocessing, heads, labelled=labelled)
+            return load_new.read(paths, preprocessing, heads, files, labelled=labelled)
         case "texts":
             from runtime.data.text import load as text
 
-            return text.read(paths, preprocessing, heads, labelled=labelled)
+            return text.read(paths, preprocessing, heads, files, labelled=labelled)
         case "table":
             from runtime.data.tables import load as tables
 
-            return tables.read(paths, preprocessing, heads, labelled=labelled)
+            return tables.read(paths, preprocessing, heads, files, labelled=labelled)
         case "series":
             from runtime.data.series import load as series
 
-            return series.read(paths, preprocessing, heads, labelled=labelled)
+            return series.read(paths, preprocessing, heads, files, labelled=labelled)
         case "own":
             from runtime.data.custom import load as custom
 

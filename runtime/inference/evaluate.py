@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,8 @@ class EvaluateRequest:
     """Folder for metrics and confusion matrix; evaluation/ in the run if None."""
     run_code: bool = False
     """Whether the code of a model folder outside of its run may be run."""
+    csv: Mapping[str, str] = field(default_factory=dict)
+    """How CSV files are written, with the keys of `data.csv`."""
 
 
 def judge(request: EvaluateRequest) -> int:
@@ -61,7 +63,7 @@ def judge(request: EvaluateRequest) -> int:
         tally = _validation(request, trained, device)
         source, over = "validation data of the run", "validation/"
     else:
-        source, over, tally = str(request.data), "", _new(request.data, trained, device)
+        source, over, tally = str(request.data), "", _new(request.data, trained, device, request.csv)
     metrics, counts = tally.metrics(over), confusions(tally.confusion())
     _show(source, metrics, counts)
     folder = request.output or request.run / "evaluation"
@@ -112,13 +114,13 @@ def _changed(what: str) -> DataError:
     )
 
 
-def _new(path: Path, trained: SavedModel, device: torch.device) -> MetricAccumulator:
+def _new(path: Path, trained: SavedModel, device: torch.device, csv: Mapping[str, str]) -> MetricAccumulator:
     """Evaluate on new data; without a loss, which may depend on class weights of the training data."""
     from runtime.data import load_new
     from runtime.inference import forward
     from runtime.training.evaluation.metrics import MetricAccumulator
 
-    data = load_new.read([path], trained.preprocessing, trained.heads, labelled=True)
+    data = load_new.read([path], trained.preprocessing, trained.heads, labelled=True, csv=csv)
     for note in data.notes:
         print(notes.line(note), file=sys.stderr, flush=True)
     tally = MetricAccumulator(trained.heads, None)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ class ExportRequest:
     """Samples for the comparison; random ones if None."""
     run_code: bool = False
     """Whether the code of a model folder outside of its run may be run."""
+    csv: Mapping[str, str] = field(default_factory=dict)
+    """How CSV files are written, with the keys of `data.csv`."""
 
 
 def export(request: ExportRequest) -> int:
@@ -55,7 +58,7 @@ def export(request: ExportRequest) -> int:
 
     trained = saved_model.load(request.run, consent=request.run_code)
     output = request.output or request.run / "model.onnx"
-    first, *others = _examples(trained, request.data)
+    first, *others = _examples(trained, request.data, request.csv)
     names = onnx_file.input_names(trained.network, len(first)), [name or "output" for name in trained.heads]
     network = onnx_file.FlatOutputs(trained.network, tuple(trained.heads))
     beside = output.with_name(f".{os.getpid()}-{output.name}")
@@ -89,7 +92,7 @@ def _check_packages() -> None:
         )
 
 
-def _examples(trained: SavedModel, data: Path | None) -> list[Inputs]:
+def _examples(trained: SavedModel, data: Path | None, csv: Mapping[str, str]) -> list[Inputs]:
     """Preprocessed inputs of several batch sizes, and for texts of several lengths."""
     from runtime.data import load_new
     from runtime.inference import dummy_inputs
@@ -98,7 +101,7 @@ def _examples(trained: SavedModel, data: Path | None) -> list[Inputs]:
         return [dummy_inputs.inputs(trained.preprocessing, count, seed=count) for count in (TRACED, *TRIED)]
     import numpy as np
 
-    read = load_new.read([data], trained.preprocessing, trained.heads, labelled=False)
+    read = load_new.read([data], trained.preprocessing, trained.heads, labelled=False, csv=csv)
     found, start = [], 0
     for count in (TRACED, *TRIED):
         ids = np.arange(start, start + count, dtype=np.int64) % len(read.split)

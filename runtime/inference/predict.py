@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -49,6 +49,8 @@ class PredictRequest:
     """Whether to write the probability of every class."""
     run_code: bool = False
     """Whether the code of a model folder outside of its run may be run."""
+    csv: Mapping[str, str] = field(default_factory=dict)
+    """How CSV files are written, with the keys of `data.csv`."""
 
 
 def predict(request: PredictRequest) -> int:
@@ -67,7 +69,7 @@ def predict(request: PredictRequest) -> int:
     from runtime.models import saved_model
 
     trained = saved_model.load(request.run, consent=request.run_code)
-    data = load_new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False)
+    data = load_new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False, csv=request.csv)
     for note in data.notes:
         print(notes.line(note), file=sys.stderr, flush=True)
     started = time.monotonic()

@@ -35,6 +35,53 @@ class Data(Spec):
     )
 
 
+Encoding = Literal[
+    "auto",
+    "utf-8",
+    "utf-16",
+    "utf-16-le",
+    "utf-16-be",
+    "windows-1250",
+    "windows-1251",
+    "windows-1252",
+    "windows-1253",
+    "windows-1254",
+    "latin-1",
+    "iso-8859-2",
+    "iso-8859-15",
+    "cp437",
+    "cp850",
+    "mac-roman",
+    "koi8-r",
+    "shift-jis",
+    "gb18030",
+    "big5",
+    "euc-kr",
+]
+
+
+class CsvOptions(Spec):
+    """How CSV and TSV files are written. auto: found in each file; an error if it can be read in two ways."""
+
+    delimiter: Literal["auto", "comma", "semicolon", "tab", "pipe"] = Field("auto", description="what separates cells")
+    decimal: Literal["auto", "point", "comma"] = Field(
+        "auto", description="point: 1,234.5 is a thousand; comma: 1.234,5 is; auto: as the numbers of the file show"
+    )
+    encoding: Encoding = Field(
+        "auto", description="how characters are stored; auto: UTF-8, UTF-16 with a byte order mark, or windows-1252"
+    )
+
+    def declared(self) -> dict[str, str]:
+        """The options that are not auto."""
+        return {key: value for key, value in self.model_dump().items() if value != "auto"}
+
+
+class TableFileData(Data):
+    """Keys of the tasks that read tables from files."""
+
+    csv: CsvOptions = Field(CsvOptions(), description="how CSV and TSV files are written, if it is not to be found out")
+
+
 class RandAugment(Spec):
     """RandAugment (Cubuk et al. 2020)."""
 
@@ -93,7 +140,7 @@ class ImageAugment(Spec):
     )
 
 
-class ImageData(Data):
+class ImageData(TableFileData):
     """Images: a folder with one folder per class, a CSV or Parquet manifest, or an .npz with `images` and `labels`."""
 
     path_column: str = Field("path", description="column of a manifest that holds paths, relative to the manifest")

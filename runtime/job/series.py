@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from runtime.errors import Problem
 from runtime.job.column_names import Column, OneOrMore
-from runtime.job.data import Data, Mixup
+from runtime.job.data import Mixup, TableFileData
 from runtime.job.job import Job
 from runtime.job.model import CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.values import Count, Fraction, Positive, Spec, named
@@ -25,7 +25,7 @@ class SeriesAugment(Spec):
     mixup: Mixup | None = Field(None, description="mixup, for the whole batch, with random numbers from (seed, step)")
 
 
-class SeriesData(Data):
+class SeriesData(TableFileData):
     """Series: a long table (.csv, .tsv, .jsonl, .parquet) with one row per time, or arrays (.npz).
 
     Windows of a long table are cut in the order of time; the label of a window is that of its last row. A fraction for

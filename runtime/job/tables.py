@@ -9,13 +9,13 @@ from pydantic import Discriminator, Field, Tag
 
 from runtime.errors import Problem
 from runtime.job.column_names import OneOrMore
-from runtime.job.data import Data
+from runtime.job.data import TableFileData
 from runtime.job.job import Job
 from runtime.job.model import CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.values import Count, Fraction, named
 
 
-class TableData(Data):
+class TableData(TableFileData):
     """A table: a .csv, .tsv, .jsonl or .parquet file with one sample per row.
 
     Number and boolean columns are numeric, text is categorical. An empty number becomes the median of the training

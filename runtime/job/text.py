@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError, core_schema
 
 from runtime.errors import Problem
-from runtime.job.data import Data
+from runtime.job.data import TableFileData
 from runtime.job.job import Job
 from runtime.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.values import FilePath, Fraction, Positive, Spec, named
@@ -62,7 +62,7 @@ def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-class TextData(Data):
+class TextData(TableFileData):
     """Texts and labels: a .csv, .jsonl or .parquet file with a text column and one or several label columns."""
 
     text: Annotated[str, Field(min_length=1)] = Field(description="column that holds the texts")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from runtime.errors import Problem, nearest
 from runtime.job import Document, Job, dotted
+from runtime.job.data import TableFileData
 from runtime.job.formatting import shown
 from runtime.job.train import Plateau, Sgd
 
@@ -13,6 +14,7 @@ from runtime.job.train import Plateau, Sgd
 def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     """All such problems of a job: metrics, loss, range of the fp16 scale, Nesterov momentum."""
     yield from _metric_problems(job, document)
+    yield from _csv_problems(job, document)
     loss, optimizer = job.train.loss, job.train.optimizer
     if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
         path = document.nearest(("train", "loss", "name"))
@@ -41,6 +43,21 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
             "is true",
             "with momentum above 0 and dampening 0 only",
             "change those two, or leave it out",
+        )
+
+
+def _csv_problems(job: Job, document: Document) -> Iterator[Problem]:
+    """Options of CSV files in a job that has none."""
+    declared = job.data.csv.declared() if isinstance(job.data, TableFileData) else {}
+    paths = [text for _, text in job.data_paths()]
+    if declared and not any(text.lower().endswith((".csv", ".tsv")) for text in paths):
+        path = document.nearest(("data", "csv"))
+        yield Problem(
+            document.place(path),
+            dotted(path),
+            f"has {', '.join(declared)}, and {paths[0]!r} is no CSV file",
+            "for .csv and .tsv files only",
+            "remove it",
         )
 
 

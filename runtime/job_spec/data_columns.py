@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.data.formats import csv_header
+from runtime.data.formats import csv_dialect, csv_header, csv_layout, other_files
 from runtime.errors import DataError, nearest
 from runtime.job import Job, dotted
+from runtime.job.data import TableFileData
 from runtime.job.job import ImageJob
 from runtime.job.series import SeriesJob
 from runtime.job.tables import TableJob
@@ -41,21 +42,24 @@ def check(job: Job) -> None:
     """Check the headers of all data files of a job.
 
     Raises:
-        DataError: if a file is no table with commas, or lacks columns; names all of them.
+        DataError: if a file is no table, if its separator or encoding is not clear, or if it lacks columns; names all of them.
     """
     missing: list[Missing] = []
+    files = csv_dialect.of_job(job.data.csv.declared() if isinstance(job.data, TableFileData) else {}, {})
     for key, text in job.data_paths():
         path = job.resolve(text)
         label = f"{job.document.place(key)}: {dotted(key)}"
         if path.is_dir() and isinstance(job, TABLES):
             raise DataError(f"{label}: {path} is a folder", "a table: CSV, TSV, JSONL or Parquet", "name one file")
-        if path.suffix.lower() not in csv_header.SUFFIXES or not path.is_file():
+        if path.is_file():
+            other_files.check(path, label)
+        if path.suffix.lower() not in csv_layout.SUFFIXES or not path.is_file():
             continue
         if path.stat().st_size == 0:
             raise DataError(
                 f"{label}: {path} is empty (0 bytes)", "a header and at least one row", "check how the file was written"
             )
-        if names := csv_header.names(path, label):
+        if names := csv_header.names(path, label, files):
             missing += [Missing(*named, path, names) for named in _wanted(job, key) if named[1] not in names]
     if missing:
         raise _error(job, missing)

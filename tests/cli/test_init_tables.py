@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.survey import table_sample
 from tests.cli.drafted import beginning, made, refused, table
 
@@ -20,18 +20,34 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_a_spanish_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """Semicolons and Latin-1 are refused with the commands that convert them; then it goes on."""
-    rows = [[f"Avería número {i} en el tren de laminación", ("eléctrica", "mecánica")[i % 2]] for i in range(40)]
-    path = table("averías de año.csv", ["descripción", "clase"], rows, encoding="latin-1", delimiter=";")
-    error = refused(capsys, path)
-    assert "iconv -f LATIN1 -t UTF-8" in error
-    path.write_text(path.read_text("latin-1"), "utf-8")
-    error = refused(capsys, path)
-    assert "separated by semicolons" in error
-    subprocess.run(error.split("convert it: ")[1].split("; numbers")[0], shell=True, check=True)
-    job = made("averías de año-commas.csv")
-    assert (job.name, job.task) == ("averias-de-ano-commas", "text-classification")
+    """Semicolons, decimal commas and Windows-1252 are read, and the draft says so."""
+    rows = [
+        [f"Avería número {i} en el tren de laminación", f"{i % 7},5", ("eléctrica", "mecánica")[i % 2]]
+        for i in range(40)
+    ]
+    table("averías de año.csv", ["descripción", "carga", "clase"], rows, encoding="latin-1", delimiter=";")
+    job = made("averías de año.csv")
+    told = "averías de año.csv: semicolons, decimal commas, windows-1252"
+    assert told in capsys.readouterr().out
+    assert f"# Found: {told}" in Path("averias-de-ano.yaml").read_text()
+    assert (job.name, job.task) == ("averias-de-ano", "text-classification")
     assert (beginning(job)["text"], list(beginning(job)["labels"])) == ("descripción", ["clase"])
+
+
+def test_numbers_that_can_be_read_in_two_ways_are_declared(capsys: pytest.CaptureFixture[str]) -> None:
+    path = table("rows.csv", ["load", "kind"], [[f"{1 + i % 9},{100 + i}", "ab"[i % 2]] for i in range(40)])
+    told = refused(capsys, path)
+    assert 'column "load" row 1: `1,100` can be 1.100 or 1100' in told
+    assert "--csv decimal=comma if it is 1.100, point if it is 1100" in told
+    assert "--csv: 'decimals=comma' names no option" in refused(capsys, path, "--csv", "decimals=comma", code=2)
+    assert 'did you mean "comma"?' in refused(capsys, path, "--csv", "decimal=coma", code=2)
+    job = made(path, "--csv", "decimal=comma")
+    assert beginning(job)["csv"] == {"decimal": "comma"}
+
+
+def test_a_spreadsheet_is_refused_with_the_command_that_converts_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows.xlsx").write_bytes(b"PK")
+    assert "libreoffice --headless" in refused(capsys, "rows.xlsx")
 
 
 def test_an_id_and_a_date_are_ignored() -> None:
@@ -118,8 +134,9 @@ def test_a_name_is_no_text_to_learn_from() -> None:
 
 
 def test_numbers_with_decimal_commas_are_not_taken_for_categories(capsys: pytest.CaptureFixture[str]) -> None:
-    path = table("rows.csv", ["load", "kind"], [[f"{i % 9},5", "ab"[i % 2]] for i in range(40)])
-    assert "load (numbers with decimal commas; use decimal points)" in refused(capsys, path)
+    made(table("rows.csv", ["load", "kind"], [[f"{i % 9},5", "ab"[i % 2]] for i in range(40)]))
+    assert "rows.csv: decimal commas" in capsys.readouterr().out
+    assert "1 columns of numbers, 0 of categories" in Path("rows.yaml").read_text()
 
 
 def test_rows_with_dates_that_may_be_a_series() -> None:
@@ -164,7 +181,7 @@ def test_a_large_table_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("large.jsonl").write_text("\n".join(json.dumps({"load": a, "class": b}) for a, b in rows))
     monkeypatch.setattr(table_sample, "WHOLE", 1000)
     for kind, least, most in (("csv", 25_000, 35_000), ("parquet", 30_000, 30_000), ("jsonl", 25_000, 35_000)):
-        sample = table_sample.read(Path(f"large.{kind}"))
+        sample = table_sample.read(Path(f"large.{kind}"), CsvFiles())
         assert (len(sample.table), sample.complete) == (5000, False)
         assert least <= sample.rows <= most
         # The first rows are of one class; the name of the column is enough.

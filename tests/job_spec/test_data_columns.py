@@ -62,8 +62,11 @@ def test_columns_of_the_validation_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("a;b;label\n1,5;2;x\n", "the columns of rows.csv are separated by semicolons"),
-        ("a\tb\tlabel\n1\t2\tx\n", "the columns of rows.csv are separated by tabs"),
+        (
+            "a,b;label\n1,5;2\n",
+            "the columns of rows.csv could be separated by comma (2 columns: a | b;label) or by semicolon (2 columns: a,b "
+            "| label)",
+        ),
         ("", "rows.csv is empty (0 bytes)"),
         ("\n\n", "rows.csv has no rows"),
         ("a,b,label\n", "rows.csv has a header and no rows"),
@@ -85,19 +88,35 @@ def test_a_file_that_is_no_table_with_commas(tmp_path: Path, text: str, told: st
     ids=["byte order mark", "line break", "comma", "one column"],
 )
 def test_headers_that_are_read_as_pyarrow_does(tmp_path: Path, text: str) -> None:
-    from runtime.data.formats import csv_file, csv_header
+    from runtime.data.formats import csv_header
+    from runtime.data.formats.csv_dialect import CsvFiles
+    from runtime.data.formats.csv_file import CsvReader
 
     path = tmp_path / "rows.csv"
     path.write_text(text, newline="")
-    assert csv_header.names(path, "data.train") == csv_file.names(path, "data.train")
+    assert csv_header.names(path, "data.train", CsvFiles()) == CsvReader(path, "data.train", CsvFiles()).names()
     (tmp_path / "job.yaml").write_text(TABLE.format(train="rows.csv", target="label"))
     job_spec.load(tmp_path / "job.yaml")
 
 
-def test_a_header_that_is_not_utf8(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_bytes("a,descripción\n1,x\n".encode("latin-1"))
-    told = refused(tmp_path, TABLE.format(train="rows.csv", target="a"))
-    assert "UTF-8" in told[0]
+@pytest.mark.parametrize("sign", [";", "\t", "|"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
+def test_a_header_in_another_dialect(tmp_path: Path, sign: str, encoding: str) -> None:
+    (tmp_path / "rows.csv").write_bytes(f"a{sign}descripción\n1,5{sign}x\n".encode(encoding))
+    spec = TABLE.format(train="rows.csv", target="descripcion")
+    (tmp_path / "job.yaml").write_text(spec)
+    with pytest.raises(DataError, match="its columns: a, descripción"):
+        job_spec.load(tmp_path / "job.yaml")
+    (tmp_path / "job.yaml").write_text(spec.replace("descripcion", "descripción"))
+    job_spec.load(tmp_path / "job.yaml")
+
+
+def test_a_spreadsheet_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    (tmp_path / "rows.xlsx").write_bytes(b"PK")
+    (tmp_path / "job.yaml").write_text(TABLE.format(train="rows.xlsx", target="a"))
+    with pytest.raises(DataError, match="libreoffice --headless") as caught:
+        job_spec.load(tmp_path / "job.yaml")
+    assert "job.yaml:3:8: data.train" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +142,7 @@ def test_the_nearest_file(tmp_path: Path, given: str, meant: str | None) -> None
 
 def test_a_start_with_wrong_columns_leaves_no_run_folder(tmp_path: Path) -> None:
     """It cost a container, and left a folder that the next start called resumed."""
-    (tmp_path / "rows.csv").write_text("a;b;label\n1;2;x\n")
+    (tmp_path / "rows.csv").write_text("a,b,kind\n1,2,x\n")
     (tmp_path / "job.yaml").write_text(TABLE.format(train="rows.csv", target="label"))
     runs = tmp_path / "runs"
     assert main.main(["train", str(tmp_path / "job.yaml"), "--runs", str(runs)]) == DataError.exit_code

@@ -20,7 +20,7 @@ Mask = npt.NDArray[np.bool_]
 LARGEST = float(np.finfo(np.float32).max)
 """Larger numbers count as infinite, since the network computes in float32."""
 _NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?(inf|infinity|Inf|Infinity)$"
-_NOTHING = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None")
+NOTHING = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None")
 
 
 def kind(column: pyarrow.ChunkedArray) -> str:
@@ -46,7 +46,7 @@ def numbers(column: pyarrow.ChunkedArray) -> tuple[Numbers, Mask]:
         trimmed = texts(column)
         good = compute.fill_null(compute.match_substring_regex(trimmed, _NUMBER), False)
         empty = compute.is_null(trimmed)
-        strange = ~_array(compute.or_(good, compute.or_(empty, _is_one_of(trimmed, _NOTHING))))
+        strange = ~_array(compute.or_(good, compute.or_(empty, _is_one_of(trimmed, NOTHING))))
         column = compute.if_else(good, trimmed, None)
     elif types.is_boolean(column.type):
         column = column.cast(int8())

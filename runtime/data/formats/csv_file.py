@@ -1,132 +1,216 @@
-"""Reads CSV files with commas and TSV files with tabs: UTF-8, with a header, cells quoted where needed."""
+"""Reads CSV and TSV files with a header: any separator, encoding and form of numbers that `csv_dialect` has words for."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.data.formats import csv_header, text_encoding
+from runtime.data.formats import csv_header, csv_layout, number_format, text_encoding
+from runtime.data.formats.csv_dialect import CsvFiles, Dialect
 from runtime.errors import DataError
 from runtime.job.formatting import printable
 
 BLOCK = 1 << 22
 """Bytes from which the first rows are read."""
+TAIL = 1 << 16
+"""Bytes at the end in which empty rows are found."""
 SHOWN = 5
 """Largest number of rows of wrong length in a message."""
+_NAMELESS = "\0"
+"""Starts the names of columns that have none in the file."""
 
 
-def names(path: Path, key: str) -> list[str]:
-    """The column names in the header.
-
-    Raises:
-        DataError: if there is no header, or another separator is used; names `key`.
-    """
-    from pyarrow import ArrowInvalid, csv
-
-    try:
-        with csv.open_csv(path, parse_options=_parsing(path)) as reader:
-            found = list(reader.schema.names)
-    except ArrowInvalid as error:
-        if "Empty CSV" in str(error):
-            raise csv_header.no_rows(path, key) from None
-        csv_header.check_separator(path, key)
-        _check_lengths(path, key)
-        raise
-    if len(found) == 1:
-        csv_header.check_separator(path, key)
-    return found
-
-
-def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> Any:
-    """Read these columns; those in `text` are kept as written.
+class CsvReader:
+    """Reads one file.
 
     Raises:
-        DataError: if rows have different numbers of cells, or a quote is not closed; names `key`.
+        DataError: if it has no header, or encoding or separator are not clear; names `key`.
     """
-    from pyarrow import ArrowInvalid, csv, string
 
-    options = csv.ConvertOptions(include_columns=list(columns), column_types=dict.fromkeys(text, string()))
-    try:
-        table = csv.read_csv(path, parse_options=_parsing(path), convert_options=options)
-    except ArrowInvalid:
-        _check_lengths(path, key)
-        raise
-    _check_last(path, key, table)
-    return table
+    def __init__(self, path: Path, key: str, files: CsvFiles) -> None:
+        self.path, self.key, self.files = path, key, files
+        self.layout = csv_layout.find(path, key, files)
 
+    def names(self) -> list[str]:
+        """The column names in the header.
 
-def head(path: Path, key: str, rows: int) -> tuple[Any, int]:
-    """The first rows, and the approximate number of all rows.
+        Raises:
+            DataError: if there is none.
+        """
+        from pyarrow import ArrowInvalid, csv
 
-    Raises:
-        DataError: if rows have different numbers of cells; names `key`.
-    """
-    from pyarrow import ArrowInvalid, Table, csv
+        if self.layout.blank:
+            return list(self.layout.names)
+        try:
+            with csv.open_csv(self.path, read_options=self._reading(), parse_options=self._parsing()) as reader:
+                return list(reader.schema.names)
+        except ArrowInvalid as error:
+            if "Empty CSV" in str(error):
+                raise csv_header.no_rows(self.path, self.key) from None
+            self._check_lengths()
+            raise
 
-    options = csv.ReadOptions(block_size=BLOCK)
-    try:
-        with csv.open_csv(path, read_options=options, parse_options=_parsing(path)) as reader:
-            block = Table.from_batches([next(iter(reader))])
-    except ArrowInvalid:
-        _check_lengths(path, key)
-        raise
-    size = path.stat().st_size
-    return block.slice(0, rows), max(len(block), len(block) * size // min(BLOCK, size))
+    def read(self, columns: Sequence[str], text: Sequence[str]) -> Any:
+        """Read these columns; those in `text` are kept as written.
 
+        Raises:
+            DataError: if rows have different numbers of cells, a quote is not closed, or numbers are not clear.
+        """
+        from pyarrow import csv
 
-def _parsing(path: Path, **options: object) -> object:
-    from pyarrow import csv
+        def parse(columns: Sequence[str], text: Sequence[str]) -> Any:
+            return self._parsed(csv.read_csv, columns, text)
 
-    separator = "\t" if path.suffix.lower() == ".tsv" else ","
-    return csv.ParseOptions(delimiter=separator, newlines_in_values=True, **options)
+        last = [f"{_NAMELESS}{i}" for i in range(self.layout.blank)]
+        table = parse([*columns, *last], text)
+        self._check_last(table)
+        for name in last:
+            self._check_nameless(table[name])
+        table = table.select(list(columns))
+        empty = min(self._empty_rows(), len(table))
+        return self._with_numbers(table.slice(0, len(table) - empty), text, parse, empty)
 
+    def head(self, rows: int) -> tuple[Any, int]:
+        """The first rows, and the approximate number of all rows.
 
-def _check_lengths(path: Path, key: str) -> None:
-    """Read the file again in one thread to find the rows that are too short or too long."""
-    from pyarrow import ArrowInvalid, csv
+        Raises:
+            DataError: if rows have different numbers of cells, or numbers are not clear; names `key`.
+        """
+        from pyarrow import Table, csv
 
-    # The message shows the text of rows with a wrong length.
-    text_encoding.check(path, key)
+        def block(path: Path, **options: Any) -> Any:
+            with csv.open_csv(path, **options) as reader:
+                return Table.from_batches([next(iter(reader))])
 
-    wrong: list[str] = []
+        def parse(columns: Sequence[str], text: Sequence[str]) -> Any:
+            return self._parsed(block, columns, text)
 
-    def note(row: Any) -> str:
-        # For the parser the header is row 1.
-        wrong.append(f"row {row.number - 1}: {row.actual_columns} cells, {printable(row.text)}")
-        expected.append(row.expected_columns)
-        return "skip"
+        names = self.names()
+        table = parse(names, ())
+        size = self.path.stat().st_size
+        count = max(len(table), len(table) * size // min(BLOCK, size))
+        return self._with_numbers(table, (), parse, 0).slice(0, rows), count
 
-    expected: list[int] = []
-    serial = csv.ReadOptions(use_threads=False)
-    try:
-        with csv.open_csv(path, read_options=serial, parse_options=_parsing(path, invalid_row_handler=note)) as reader:
-            for _ in reader:
-                pass
-    except ArrowInvalid:
-        # If no row is wrong, the failure has another cause, which the caller reports.
-        pass
-    if wrong:
-        more = [f"and {len(wrong) - SHOWN:,} more"] if len(wrong) > SHOWN else []
-        head = f"{key}: {path} has {expected[0]} columns; rows of another length: {len(wrong):,}"
-        raise DataError(
-            "\n    ".join([head, *wrong[:SHOWN], *more]),
-            "as many cells in each row as in the header",
-            "put quotes around cells that contain a comma, and add missing commas",
-        )
+    def _with_numbers(self, table: Any, text: Sequence[str], parse: number_format.Parse, empty: int) -> Any:
+        """The table with its numbers in the form of the file; keeps what was found."""
+        found = number_format.read(table, text, parse, f"{self.key}: {self.path}", self.layout.delimiter, self.files)
+        notes = [f"{self.path.name}: {note}" for note in found.notes]
+        if empty:
+            notes.append(f"{self.path.name}: {empty:,} empty rows at the end are left out")
+        self.files.add(self.path, Dialect(self.layout.delimiter, self.layout.encoding, found.decimal), notes)
+        return found.table
 
+    def _parsed(self, parse: Any, columns: Sequence[str], text: Sequence[str]) -> Any:
+        from pyarrow import ArrowInvalid, csv, string
 
-def _check_last(path: Path, key: str, table: Any) -> None:
-    """Check the last row: an unclosed quote turns the rest of the file into one cell, and the parser accepts that."""
-    cell = table.column(table.num_columns - 1)[-1].as_py() if len(table) and table.num_columns else None
-    if not isinstance(cell, str) or "\n" not in cell:
-        return
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 64))
-        closed = file.read().rstrip().endswith(b'"')
-    if not closed:
-        raise DataError(
-            f"{key}: {path} row {len(table):,}: a quote is not closed, so the rest of the file is read as one cell",
-            'quotes in pairs; a quote inside of a cell is written ""',
-            "close it",
-        )
+        kinds = {**dict.fromkeys(text, string()), **{name: string() for name in columns if name.startswith(_NAMELESS)}}
+        options = csv.ConvertOptions(include_columns=list(columns), column_types=kinds)
+        try:
+            return parse(
+                self.path, read_options=self._reading(), parse_options=self._parsing(), convert_options=options
+            )
+        except ArrowInvalid:
+            self._check_lengths()
+            raise
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self.key}: {self.path} has a byte 0x{error.object[error.start]:02X} that {self.layout.encoding} "
+                "does not have",
+                f"text in one encoding, which {self.files.key('encoding')} can name",
+                "write the file again in UTF-8, or name its encoding",
+            ) from None
+
+    def _reading(self, **options: object) -> object:
+        from pyarrow import csv
+
+        layout = self.layout
+        if layout.blank:
+            names = [*layout.names, *(f"{_NAMELESS}{i}" for i in range(layout.blank))]
+            options |= {"column_names": names, "skip_rows": layout.header}
+        else:
+            options |= {"skip_rows": layout.skipped}
+        return csv.ReadOptions(encoding=layout.encoding, block_size=BLOCK, **options)
+
+    def _parsing(self, **options: object) -> object:
+        from pyarrow import csv
+
+        return csv.ParseOptions(delimiter=self.layout.sign, newlines_in_values=True, **options)
+
+    def _check_lengths(self) -> None:
+        """Read the file again in one thread to find the rows that are too short or too long."""
+        from pyarrow import ArrowInvalid, csv
+
+        if self.layout.encoding == "utf-8":
+            # The message shows the text of rows with a wrong length.
+            text_encoding.check(self.path, self.key)
+        wrong: list[str] = []
+        expected: list[int] = []
+
+        def note(row: Any) -> str:
+            # For the parser the header is row 1.
+            wrong.append(f"row {row.number - 1}: {row.actual_columns} cells, {printable(row.text)}")
+            expected.append(row.expected_columns)
+            return "skip"
+
+        options = {"read_options": self._reading(use_threads=False)}
+        try:
+            with csv.open_csv(self.path, parse_options=self._parsing(invalid_row_handler=note), **options) as reader:
+                for _ in reader:
+                    pass
+        except ArrowInvalid:
+            # If no row is wrong, the failure has another cause, which the caller reports.
+            pass
+        if wrong:
+            more = [f"and {len(wrong) - SHOWN:,} more"] if len(wrong) > SHOWN else []
+            head = f"{self.key}: {self.path} has {expected[0]} columns; rows of another length: {len(wrong):,}"
+            name = self.layout.delimiter
+            raise DataError(
+                "\n    ".join([head, *wrong[:SHOWN], *more]),
+                "as many cells in each row as in the header",
+                f"put quotes around cells that contain a {name}, and add missing {name}s",
+            )
+
+    def _check_last(self, table: Any) -> None:
+        """Check the last row: an unclosed quote turns the rest of the file into one cell, and the parser accepts that."""
+        cell = table.column(table.num_columns - 1)[-1].as_py() if len(table) and table.num_columns else None
+        if not isinstance(cell, str) or "\n" not in cell:
+            return
+        if not self._end(64).rstrip().endswith(b'"'):
+            raise DataError(
+                f"{self.key}: {self.path} row {len(table):,}: a quote is not closed, so the rest of the file is read as "
+                "one cell",
+                'quotes in pairs; a quote inside of a cell is written ""',
+                "close it",
+            )
+
+    def _check_nameless(self, column: Any) -> None:
+        from pyarrow import compute
+
+        filled = compute.not_equal(compute.utf8_trim_whitespace(column), "").to_numpy(zero_copy_only=False)
+        if filled.any():
+            row = int(filled.argmax())
+            raise DataError(
+                f"{self.key}: {self.path} has a column without a name at its end, and row {row + 1} has "
+                f"`{printable(str(column[row].as_py()), 40)}` there",
+                "a name for every column that has values",
+                "name the column in the header, or remove it",
+            )
+
+    def _empty_rows(self) -> int:
+        """How many rows at the end are separators only, as spreadsheets write for cleared rows."""
+        sign = re.escape(self.layout.sign.encode())
+        if self.layout.sign == "\t":
+            sign = rb"\t"
+        lines = re.split(rb"\r\n|\n|\r", self._end(TAIL).rstrip(b"\r\n"))
+        count = 0
+        while count < len(lines) - 1 and re.fullmatch(rb"[ ]*(" + sign + rb"[ ]*)+", lines[-1 - count]):
+            count += 1
+        return count
+
+    def _end(self, size: int) -> bytes:
+        """The last bytes of the file; the zero bytes of UTF-16 are left out."""
+        with self.path.open("rb") as file:
+            file.seek(max(0, self.path.stat().st_size - size))
+            return file.read().replace(b"\0", b"")

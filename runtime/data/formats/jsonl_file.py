@@ -16,36 +16,40 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-def names(path: Path, key: str) -> list[str]:
-    """All keys, in the order in which they first occur.
+class JsonlReader:
+    """Reads one file."""
 
-    Raises:
-        DataError: if a line is not an object, or a key changes its type; names `key`.
-    """
-    return list(_table(path, key).column_names)
+    def __init__(self, path: Path, key: str) -> None:
+        self.path, self.key = path, key
 
+    def names(self) -> list[str]:
+        """All keys, in the order in which they first occur.
 
-def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
-    """Read these columns; a key that a line lacks gives an empty cell."""
-    from pyarrow import schema, string, types
+        Raises:
+            DataError: if a line is not an object, or a key changes its type.
+        """
+        return list(_table(self.path, self.key).column_names)
 
-    table = _table(path, key)
-    # Text that looks like a time would be returned in another form.
-    changed = [name for name in text if types.is_temporal(table.schema.field(name).type)]
-    if changed:
-        table = _table(path, key, schema([(name, string()) for name in changed]))
-    return table.select(list(columns))
+    def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
+        """Read these columns; a key that a line lacks gives an empty cell."""
+        from pyarrow import schema, string, types
 
+        table = _table(self.path, self.key)
+        # Text that looks like a time would be returned in another form.
+        changed = [name for name in text if types.is_temporal(table.schema.field(name).type)]
+        if changed:
+            table = _table(self.path, self.key, schema([(name, string()) for name in changed]))
+        return table.select(list(columns))
 
-def head(path: Path, key: str, rows: int) -> tuple[pyarrow.Table, int]:
-    """The first rows, and the approximate number of all rows."""
-    from pyarrow import json as reader
+    def head(self, rows: int) -> tuple[pyarrow.Table, int]:
+        """The first rows, and the approximate number of all rows."""
+        from pyarrow import json as reader
 
-    with path.open("rb") as file:
-        lines = list(islice(file, rows))
-    size = sum(map(len, lines))
-    table = reader.read_json(BytesIO(b"".join(lines)))
-    return table, max(len(table), len(table) * path.stat().st_size // max(1, size))
+        with self.path.open("rb") as file:
+            lines = list(islice(file, rows))
+        size = sum(map(len, lines))
+        table = reader.read_json(BytesIO(b"".join(lines)))
+        return table, max(len(table), len(table) * self.path.stat().st_size // max(1, size))
 
 
 def _table(path: Path, key: str, schema: object = None) -> pyarrow.Table:

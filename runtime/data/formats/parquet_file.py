@@ -12,37 +12,41 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-def names(path: Path, key: str) -> list[str]:
-    """The column names."""
-    from pyarrow import ArrowInvalid, parquet
+class ParquetReader:
+    """Reads one file."""
 
-    try:
-        return list(parquet.read_schema(path).names)
-    except ArrowInvalid as error:
-        if "magic bytes" in str(error):
-            raise DataError(
-                f"{key}: {path} is not a Parquet file, or is incomplete",
-                "a complete Parquet file",
-                "copy or write it again",
-            ) from None
-        raise
+    def __init__(self, path: Path, key: str) -> None:
+        self.path, self.key = path, key
 
+    def names(self) -> list[str]:
+        """The column names."""
+        from pyarrow import ArrowInvalid, parquet
 
-def read(path: Path, key: str, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
-    """Read these columns; dictionary columns as their values."""
-    from pyarrow import parquet
+        try:
+            return list(parquet.read_schema(self.path).names)
+        except ArrowInvalid as error:
+            if "magic bytes" in str(error):
+                raise DataError(
+                    f"{self.key}: {self.path} is not a Parquet file, or is incomplete",
+                    "a complete Parquet file",
+                    "copy or write it again",
+                ) from None
+            raise
 
-    return _decoded(parquet.read_table(path, columns=list(columns)))
+    def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
+        """Read these columns; dictionary columns as their values."""
+        from pyarrow import parquet
 
+        return _decoded(parquet.read_table(self.path, columns=list(columns)))
 
-def head(path: Path, key: str, rows: int) -> tuple[pyarrow.Table, int]:
-    """The first rows, and the number of all rows."""
-    from pyarrow import Table, parquet
+    def head(self, rows: int) -> tuple[pyarrow.Table, int]:
+        """The first rows, and the number of all rows."""
+        from pyarrow import Table, parquet
 
-    with parquet.ParquetFile(path) as file:
-        batch = next(file.iter_batches(rows), None)
-        table = file.schema_arrow.empty_table() if batch is None else Table.from_batches([batch])
-        return _decoded(table), file.metadata.num_rows
+        with parquet.ParquetFile(self.path) as file:
+            batch = next(file.iter_batches(rows), None)
+            table = file.schema_arrow.empty_table() if batch is None else Table.from_batches([batch])
+            return _decoded(table), file.metadata.num_rows
 
 
 def _decoded(table: pyarrow.Table) -> pyarrow.Table:

@@ -8,12 +8,13 @@ separator in a text is not quoted, and then the rows around it cannot be trusted
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from runtime.data.formats import csv_file, jsonl_file, parquet_file, text_encoding
+from runtime.data.formats import jsonl_file, other_files, parquet_file, text_encoding
+from runtime.data.formats.csv_dialect import CsvFiles
+from runtime.data.formats.csv_file import CsvReader
 from runtime.data.labels import listed
 from runtime.errors import DataError, nearest
 
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
     import pyarrow
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-POSSIBLE = "a CSV or TSV in UTF-8 with a header, a JSONL with one object in each line, or a Parquet file"
-_KINDS: dict[str, ModuleType] = {
-    ".csv": csv_file,
-    ".tsv": csv_file,
-    ".jsonl": jsonl_file,
-    ".parquet": parquet_file,
-}
+POSSIBLE = "a CSV or TSV with a header, a JSONL with one object in each line, or a Parquet file"
+
+
+class _Reader(Protocol):
+    """Reads one file."""
+
+    def names(self) -> list[str]: ...
+    def read(self, columns: Sequence[str], text: Sequence[str]) -> Any: ...
+    def head(self, rows: int) -> tuple[Any, int]: ...
 
 
 def read(
@@ -38,6 +41,7 @@ def read(
     only: bool = False,
     leave: Collection[str] = (),
     text: Collection[str] = (),
+    csv: CsvFiles | None = None,
 ) -> Any:
     """Read a table.
 
@@ -48,6 +52,7 @@ def read(
         only: read only the required columns.
         leave: columns that are not read.
         text: columns that are kept as text: a label 007 stays 007.
+        csv: how CSV files are written; gets what was found. None: as the file shows.
 
     Returns:
         A pyarrow.Table with at least one row, columns in the order of the file. Types are those of the file; for CSV
@@ -57,55 +62,50 @@ def read(
     Raises:
         DataError: if it cannot be read, has no rows, has two columns of one name, or lacks a column; names `key`.
     """
-    kind = _kind(path, key)
+    suffix = _suffix(path, key)
     wanted = wanted or {}
     try:
-        if kind is not parquet_file:
-            text_encoding.check_mark(path, key)
-        names = kind.names(path, key)
+        reader = _reader(path, suffix, key, csv)
+        names = reader.names()
         _check_names(names, path, key)
         check_wanted(names, wanted, path)
         chosen = [name for name in names if (name in wanted or not only) and name not in leave]
         written = [name for name in chosen if name in text]
-        table = _as_text(kind.read(path, key, chosen, written), written)
+        table = _as_text(reader.read(chosen, written), written)
         # Readers accept text that is not UTF-8.
         table.validate(full=True)
     except _failures() as error:
-        raise _unreadable(kind, path, key, error) from None
-    _check_content(table, kind, path, key)
+        raise _unreadable(path, suffix, key, error) from None
+    _check_content(table, path, suffix, key)
     return table
 
 
-def head(path: Path, key: str, rows: int) -> tuple[pyarrow.Table, int]:
+def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[pyarrow.Table, int]:
     """The first rows of a large table, and the approximate number of all rows; columns and types as from `read`.
 
     Raises:
         DataError: as from `read`, for problems in the first rows.
     """
-    kind = _kind(path, key)
+    suffix = _suffix(path, key)
     try:
-        if kind is not parquet_file:
-            text_encoding.check_mark(path, key)
-        if kind is csv_file:
-            kind.names(path, key)
-        table, count = kind.head(path, key, rows)
+        table, count = _reader(path, suffix, key, csv).head(rows)
         _check_names(table.column_names, path, key)
         table.validate(full=True)
     except _failures() as error:
-        raise _unreadable(kind, path, key, error) from None
-    _check_content(table, kind, path, key)
+        raise _unreadable(path, suffix, key, error) from None
+    _check_content(table, path, suffix, key)
     return table, count
 
 
-def _unreadable(kind: ModuleType, path: Path, key: str, error: Exception) -> DataError:
+def _unreadable(path: Path, suffix: str, key: str, error: Exception) -> DataError:
     """The error for a file that its reader refused; a separate one for text that is not UTF-8."""
-    if kind is not parquet_file:
+    if suffix == ".jsonl":
         text_encoding.check(path, key)
     return DataError(f"{key}: {path} cannot be read: {_reason(error)}", POSSIBLE, "write the file again")
 
 
-def _check_content(table: pyarrow.Table, kind: ModuleType, path: Path, key: str) -> None:
-    if kind is not parquet_file and any("binary" in str(field.type) for field in table.schema):
+def _check_content(table: pyarrow.Table, path: Path, suffix: str, key: str) -> None:
+    if suffix != ".parquet" and any("binary" in str(field.type) for field in table.schema):
         # pyarrow's message for text that is not UTF-8.
         text_encoding.check(path, key)
     if not len(table):
@@ -127,7 +127,17 @@ def check_wanted(names: Collection[str], wanted: Mapping[str, str], path: Path) 
             )
 
 
-def _kind(path: Path, key: str) -> ModuleType:
+def _reader(path: Path, suffix: str, key: str, csv: CsvFiles | None) -> _Reader:
+    if suffix == ".parquet":
+        return parquet_file.ParquetReader(path, key)
+    if suffix == ".jsonl":
+        text_encoding.check_mark(path, key)
+        return jsonl_file.JsonlReader(path, key)
+    return CsvReader(path, key, csv or CsvFiles())
+
+
+def _suffix(path: Path, key: str) -> str:
+    """The suffix that tells the kind of the file, which is not empty."""
     try:
         import pyarrow  # noqa: F401 - only asks whether it is there
     except ImportError:
@@ -139,13 +149,14 @@ def _kind(path: Path, key: str) -> ModuleType:
     if path.is_dir():
         raise DataError(f"{key}: {path} is a folder", POSSIBLE, "name one file")
     suffix = path.suffix.lower()
-    if suffix not in _KINDS:
+    other_files.check(path, key)
+    if suffix not in SUFFIXES:
         raise DataError(
             f"{key}: {path} has an unknown file type", POSSIBLE, f"name a file that ends in {', '.join(SUFFIXES)}"
         )
     if path.exists() and path.stat().st_size == 0:
         raise DataError(f"{key}: {path} is empty (0 bytes)", POSSIBLE, "check how the file was written")
-    return _KINDS[suffix]
+    return suffix
 
 
 def _as_text(table: pyarrow.Table, names: list[str]) -> pyarrow.Table:
@@ -178,7 +189,7 @@ def _check_names(names: list[str], path: Path, key: str) -> None:
         raise DataError(
             f"{key}: column {number} of {path} has no name",
             "a name for every column",
-            "name or remove it; a pandas index is written this way: use to_csv(..., index=False)",
+            "name or remove it; pandas and R write row names this way: use to_csv(..., index=False) or row.names = FALSE",
         )
 
 

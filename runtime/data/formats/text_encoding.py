@@ -1,13 +1,163 @@
-"""Finds where a text file is not UTF-8, and how to convert it; called only after a file could not be read."""
+"""Finds the encoding of a text file, and where a file is not in it."""
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Iterator
 from pathlib import Path
 
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.errors import DataError
 from runtime.job.formatting import printable
 
 _MARKS = (b"\xff\xfe", b"\xfe\xff")
+_UTF8 = b"\xef\xbb\xbf"
+BLOCK = 1 << 22
+LOOKED_AT = 2000
+"""Lines that are not UTF-8 from which the encoding is guessed."""
+_OTHERS = ("windows-1252", "windows-1251", "windows-1250", "cp850", "mac-roman", "shift-jis", "gb18030")
+"""Encodings in which a line is shown if the right one is not clear."""
+_IN_WORDS = "\u2019\u2018\u00b7\u00ad\u00a0\u2013\u2014\u00b4\u2026"
+"""Signs of Windows-1252 that can stand between two letters."""
+
+
+def find(path: Path, key: str, files: CsvFiles, most: int | None) -> str:
+    """The encoding of a CSV file, in the words of the spec.
+
+    Args:
+        path: the file.
+        key: the spec key that names it, for messages.
+        files: what is declared.
+        most: bytes to look at; None for all.
+
+    Raises:
+        DataError: if it cannot be told, or the declared one is not right; names `key`.
+        OSError: if the file cannot be read.
+    """
+    with path.open("rb") as file:
+        start = file.read(4096)
+    declared = files.declared.get("encoding")
+    marked = "utf-16" if start.startswith(_MARKS) else "utf-8" if start.startswith(_UTF8) else None
+    if marked and declared and not declared.startswith(marked):
+        raise _contradicted(path, key, files, f"starts with the byte order mark of {marked.upper()}", declared, marked)
+    if marked == "utf-16" or (declared and declared.startswith("utf-16")):
+        return declared or "utf-16"
+    if not marked and start.count(b"\0") * 5 > len(start):
+        little = start[1::2].count(b"\0") > start[::2].count(b"\0")
+        raise DataError(
+            f"{key}: {path} has zero bytes like UTF-16, and no byte order mark",
+            f"text in UTF-8, or an encoding in {files.key('encoding')}",
+            files.advice("encoding", ["utf-16-le" if little else "utf-16-be"]),
+        )
+    if _is_utf8(path, most):
+        if declared not in (None, "utf-8") and (line := _accented(path, most)):
+            shown = printable(line.decode(declared, "replace").strip())
+            given = f"is UTF-8: in {declared} a line of it reads `{shown}`"
+            raise _contradicted(path, key, files, given, declared, "utf-8")
+        return declared or "utf-8"
+    if declared == "utf-8":
+        check(path, key)
+    return declared or _guessed(path, key, files, most)
+
+
+def _contradicted(path: Path, key: str, files: CsvFiles, given: str, declared: str, right: str) -> DataError:
+    return DataError(
+        f"{key}: {path} {given}, and {files.key('encoding')} is {declared}",
+        "the encoding of the file",
+        f"{files.advice('encoding', [right])}, or leave it out",
+    )
+
+
+def _is_utf8(path: Path, most: int | None) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(BLOCK if most is None else most):
+                decoder.decode(block)
+                if most is not None:
+                    return True
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _lines(path: Path, most: int | None) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not ASCII, with their numbers."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if most is not None and file.tell() > most and number > 1:
+                return
+            if not line.isascii():
+                yield number, line
+
+
+def _accented(path: Path, most: int | None) -> bytes | None:
+    return next((line for _, line in _lines(path, most)), None)
+
+
+def _guessed(path: Path, key: str, files: CsvFiles, most: int | None) -> str:
+    """Windows-1252, which has all characters of Latin-1, if the text reads well in it."""
+    bad: list[tuple[int, bytes]] = []
+    accented = 0
+    for number, line in _lines(path, most):
+        if _first_bad(line) is None:
+            accented += 1
+        elif len(bad) < LOOKED_AT:
+            bad.append((number, line))
+    if accented:
+        raise _not_utf8(path, key, bad, accented)
+    if files.usual and files.usual.encoding not in ("utf-8", "utf-16"):
+        return files.usual.encoding
+    number, line = bad[0]
+    if _is_western([line for _, line in bad]):
+        text = _extract(line, "windows-1252")
+        files.notes.append(f"{path.name}: not UTF-8, so read as windows-1252: line {number} is `{text}`")
+        return "windows-1252"
+    read: dict[str, str] = {}
+    for name in _OTHERS:
+        try:
+            read.setdefault(_extract(line, name), name)
+        except UnicodeDecodeError:
+            continue
+    shown = ", ".join(f"`{text}` in {name}" for text, name in read.items())
+    raise DataError(
+        f"{key}: {path} is not UTF-8, and its encoding is not clear: line {number} reads {shown}",
+        f"a file in UTF-8, or its encoding in {files.key('encoding')}",
+        f"{files.advice('encoding', ['NAME'])}, with the name in which the line reads right",
+    )
+
+
+def _extract(line: bytes, name: str) -> str:
+    """The part of a line around its first character beyond ASCII."""
+    text = line.decode(name, "strict").strip()
+    place = next((i for i, c in enumerate(text) if c > "\x7f"), 0)
+    return printable(text[max(0, place - 25) : place + 35])
+
+
+def _is_western(lines: list[bytes]) -> bool:
+    """Whether text in Windows-1252 looks like a language of Western Europe.
+
+    Text of another encoding has runs of accented letters, signs inside of words, or capitals after small letters.
+    """
+    letters = pairs = strange = total = 0
+    for line in lines:
+        try:
+            text = line.decode("windows-1252")
+        except UnicodeDecodeError:
+            return False
+        for i, sign in enumerate(text):
+            if sign < "\x80":
+                continue
+            before, after = text[i - 1 : i], text[i + 1 : i + 2]
+            total += 1
+            if sign.isalpha():
+                letters += 1
+                pairs += after > "\x7f" and after.isalpha()
+                strange += sign.isupper() and before.islower()
+            else:
+                strange += before.isalpha() and after.isalpha() and sign not in _IN_WORDS
+    return pairs * 2 <= letters and strange * 10 <= total
 
 
 def check_mark(path: Path, key: str) -> None:
@@ -30,13 +180,11 @@ def check(path: Path, key: str) -> None:
     bad: list[tuple[int, bytes]] = []
     accented = 0
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.isascii():
-                    if _first_bad(line) is None:
-                        accented += 1
-                    else:
-                        bad.append((number, line))
+        for number, line in _lines(path, None):
+            if _first_bad(line) is None:
+                accented += 1
+            else:
+                bad.append((number, line))
     except OSError:
         # The caller reports why the file cannot be opened.
         return
@@ -57,7 +205,7 @@ def _not_utf8(path: Path, key: str, bad: list[tuple[int, bytes]], accented: int)
         mixed = f"the encodings are mixed: lines in {name}: {len(bad):,}, lines in UTF-8: {accented:,}"
         return DataError(
             f"{given}; {mixed}",
-            "a file in UTF-8 throughout",
+            "one encoding throughout",
             "export the file again, all of it in UTF-8",
         )
     return _error(given, path, name)
@@ -69,7 +217,7 @@ def _error(given: str, path: Path, name: str) -> DataError:
 
 
 def _first_bad(line: bytes) -> int | None:
-    """Position of the first byte that is not UTF-8."""
+    """The first byte that is not UTF-8."""
     try:
         line.decode()
     except UnicodeDecodeError as error:

@@ -14,6 +14,8 @@ import torch
 
 from runtime.data import labels, stateless_random, stratify
 from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, Targets
+from runtime.data.formats import csv_dialect
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.images import decoded_cache, geometry, pixel_scale, source
 from runtime.data.images.augment import Augment
 from runtime.data.images.decoded_cache import Decoded
@@ -51,13 +53,14 @@ class ImageSplit:
         return self.images.title(int(self.rows[index]))
 
 
-def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
+def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
     """Read and check the images of a job; preprocessing is taken from `settled` if given, else computed.
 
     Raises:
         DataError: if they cannot be used.
     """
-    train = source.read(job.resolve(job.data.train), job.data, "data.train")
+    files = files or csv_dialect.of_job(job.data.csv.declared(), {})
+    train = source.read(job.resolve(job.data.train), job.data, "data.train", files)
     classes = settled.heads[""].classes if settled and settled.same_data else _classes(train)
     wanted = image_input.expected(job)
     size, channels, notes = geometry.chosen(job, train, wanted)
@@ -70,7 +73,7 @@ def load(job: ImageJob, settled: InputRecord | None = None) -> Dataset:
     targets = labels.indices(train.used(), classes, train.key)
     read = [(train.key, train.images)]
     if isinstance(job.data.validation, str):
-        held = source.read(job.resolve(job.data.validation), job.data, "data.validation")
+        held = source.read(job.resolve(job.data.validation), job.data, "data.validation", files)
         held.fit(size, channels, fit)
         parts = _apart(train, targets, held, classes)
         notes += [*held.notes, *_shared(train, held)]

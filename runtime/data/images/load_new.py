@@ -13,7 +13,8 @@ import numpy as np
 from runtime.data import bad_samples, labels
 from runtime.data.bad_samples import BadSample
 from runtime.data.dataset import Head, NewSamples
-from runtime.data.formats import table_file
+from runtime.data.formats import csv_dialect, table_file
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.images import class_folders, image_files, manifest, npz_images
 from runtime.data.images.decode import EXTENSIONS
 from runtime.data.images.load import ImageSplit
@@ -39,7 +40,14 @@ class _FoundImages:
     notes: list[str] = field(default_factory=list)
 
 
-def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, Head], *, labelled: bool) -> NewSamples:
+def read(
+    paths: Sequence[Path],
+    preprocessing: dict[str, Any],
+    heads: dict[str, Head],
+    files: CsvFiles | None = None,
+    *,
+    labelled: bool,
+) -> NewSamples:
     """Read new images, preprocessed exactly as the validation images were.
 
     Args:
@@ -47,16 +55,18 @@ def read(paths: Sequence[Path], preprocessing: dict[str, Any], heads: dict[str, 
             folders of class folders, manifests with a label column, or one .npz.
         preprocessing: as stored with the model.
         heads: the outputs of the model.
+        files: how CSV files are written; gets what was found.
         labelled: whether to read labels.
 
     Raises:
         DataError: if no image can be used, or a label is not among the classes.
     """
+    files = files or csv_dialect.of_model(preprocessing, {})
     preparer = from_preprocessing(preprocessing)
     if any(path.suffix.lower() == ".npz" for path in paths):
         found = _arrays(paths, preparer, labelled)
     else:
-        found = _files(paths, preprocessing, labelled)
+        found = _files(paths, preprocessing, files, labelled)
     unusable = [*found.absent, *found.broken.values()]
     total = len(found.images) + len(found.absent)
     notes = [*found.notes, *bad_samples.check(unusable, total, 1.0, KEY)]
@@ -102,7 +112,7 @@ def _check_range(images: ImageArrays, preparer: ImagePreprocessing, path: Path) 
         )
 
 
-def _files(paths: Sequence[Path], preprocessing: dict[str, Any], labelled: bool) -> _FoundImages:
+def _files(paths: Sequence[Path], preprocessing: dict[str, Any], files: CsvFiles, labelled: bool) -> _FoundImages:
     names: list[str] = []
     given: list[str] = []
     absent: list[BadSample] = []
@@ -110,7 +120,7 @@ def _files(paths: Sequence[Path], preprocessing: dict[str, Any], labelled: bool)
     for path in paths:
         if path.suffix.lower() in table_file.SUFFIXES and path.is_file():
             column = preprocessing["label_column"] if labelled else None
-            rows = manifest.read(path, preprocessing["path_column"], column, KEY)
+            rows = manifest.read(path, preprocessing["path_column"], column, KEY, files)
             names += [os.path.join(path.parent, name) for name in rows.names]
             given += rows.labels
             absent += rows.bad

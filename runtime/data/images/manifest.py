@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from runtime.data.bad_samples import BadSample
 from runtime.data.formats import table_file
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class ManifestRows:
     bad: list[BadSample] = field(default_factory=list)
 
 
-def read(file: Path, path_column: str, label_column: str | None, key: str) -> ManifestRows:
+def read(file: Path, path_column: str, label_column: str | None, key: str, files: CsvFiles) -> ManifestRows:
     """Read a manifest; whitespace around paths and labels is stripped, a label 007 stays 007.
 
     Without a label column no labels are read, and a row needs only a path.
@@ -32,7 +33,7 @@ def read(file: Path, path_column: str, label_column: str | None, key: str) -> Ma
         DataError: if the file is not a table with these columns; names `key`.
     """
     options = {path_column: "data.path_column"} | ({label_column: "data.label_column"} if label_column else {})
-    table = table_file.read(file, key, wanted=options, only=True, text=options)
+    table = table_file.read(file, key, wanted=options, only=True, text=options, csv=files)
     rows = ManifestRows()
     for number, cells in enumerate(zip(*(_text(table, name, file, key) for name in options), strict=True), start=1):
         empty = [name for name, cell in zip(options, cells, strict=True) if not cell]

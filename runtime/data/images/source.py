@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from runtime.data import bad_samples
-from runtime.data.formats import table_file
+from runtime.data.formats import other_files, table_file
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.images import class_folders, image_files, manifest, npz_images
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
@@ -43,13 +44,14 @@ class ImageSource:
         self.images = self.images.fitted(size, channels, fit)
 
 
-def read(path: Path, data: ImageData, key: str) -> ImageSource:
+def read(path: Path, data: ImageData, key: str, files: CsvFiles) -> ImageSource:
     """Find, decode once and check every image of a path.
 
     Args:
         path: a folder or a file.
         data: column names, and the limit for bad samples.
         key: the spec key that names the path, for messages.
+        files: how CSV files are written; gets what was found.
 
     Raises:
         DataError: if there is no usable data, or more bad samples than allowed.
@@ -65,9 +67,10 @@ def read(path: Path, data: ImageData, key: str) -> ImageSource:
         found, broken = image_files.checked(str(path), listing.names)
         return _checked(key, found, listing.labels, broken, [], listing.notes, data)
     if suffix in table_file.SUFFIXES:
-        rows = manifest.read(path, data.path_column, data.label_column, key)
+        rows = manifest.read(path, data.path_column, data.label_column, key, files)
         found, broken = image_files.checked(os.path.dirname(path) or ".", rows.names)
         return _checked(key, found, rows.labels, broken, rows.bad, [], data)
+    other_files.check(path, key)
     raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")
 
 

@@ -11,6 +11,8 @@ import numpy as np
 
 from runtime.data import stratify, target_columns
 from runtime.data.dataset import Dataset, Head, InputRecord, NewSamples, as_it_is
+from runtime.data.formats import csv_dialect
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.series import timeline, window_split, windows
 from runtime.data.series.timeline import WindowLayout
 from runtime.data.series.window_split import WindowSplit
@@ -19,12 +21,13 @@ from runtime.errors import DataError, SpecError
 from runtime.job.series import SeriesClassificationJob, SeriesJob
 
 
-def load(job: SeriesJob, settled: InputRecord | None = None) -> Dataset:
+def load(job: SeriesJob, settled: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
     """Read and check the windows of a job; the scale is taken from `settled` if given, else computed.
 
     Raises:
         DataError: if they cannot be used.
     """
+    files = files or csv_dialect.of_job(job.data.csv.declared(), {})
     classes, path = isinstance(job, SeriesClassificationJob), job.resolve(job.data.train)
     if settled and not settled.same_data:
         _check_roles(job, settled)
@@ -32,7 +35,7 @@ def load(job: SeriesJob, settled: InputRecord | None = None) -> Dataset:
         kept, held = _arrays(job, path, classes)
         stored: dict[str, Any] = {"form": "arrays", "classes": classes}
     else:
-        kept, held, layout = _long(job, path, _layout(job, classes, settled))
+        kept, held, layout = _long(job, path, _layout(job, classes, settled), files)
         stored = {"form": "long", **layout.to_json()}
     if settled and not settled.same_data:
         _check_channels(job, settled, stored, kept.values.shape[1])
@@ -62,7 +65,12 @@ def load(job: SeriesJob, settled: InputRecord | None = None) -> Dataset:
 
 
 def read(
-    paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
+    paths: Sequence[Path],
+    preprocessing: Mapping[str, Any],
+    heads: Mapping[str, Head],
+    files: CsvFiles | None = None,
+    *,
+    labelled: bool,
 ) -> NewSamples:
     """Read new windows, preprocessed exactly as the training windows were.
 
@@ -70,14 +78,16 @@ def read(
         paths: long tables with time and features, or arrays, as in training.
         preprocessing: of the `Dataset` that the network was trained on.
         heads: of that dataset.
+        files: how CSV files are written; gets what was found.
         labelled: whether to read targets, for an evaluation.
 
     Raises:
         DataError: if a file cannot be used, or has a label that training did not have.
     """
+    files = files or csv_dialect.of_model(preprocessing, {})
     scale, made = _scale(preprocessing), []
     for path in paths:
-        part = _new(path, preprocessing, labelled)
+        part = _new(path, preprocessing, files, labelled)
         made.append((part, part.split(scale.scaled(part.values), heads[""] if labelled else None)))
     notes = [note for part, _ in made for note in part.notes]
     return NewSamples(windows.joined([split for _, split in made]), as_it_is, notes)
@@ -129,13 +139,15 @@ def _layout(job: SeriesJob, classes: bool, settled: InputRecord | None) -> Windo
     )
 
 
-def _long(job: SeriesJob, path: Path, layout: WindowLayout) -> tuple[WindowSplit, WindowSplit, WindowLayout]:
+def _long(
+    job: SeriesJob, path: Path, layout: WindowLayout, files: CsvFiles
+) -> tuple[WindowSplit, WindowSplit, WindowLayout]:
     """Training and validation windows of long tables: from two tables, or from one that is split in time."""
     data = job.data
-    read = timeline.read(path, "data.train", layout, data.bad_samples, labelled=True)
+    read = timeline.read(path, "data.train", layout, data.bad_samples, files, labelled=True)
     if isinstance(data.validation, str):
         own = timeline.read(
-            job.resolve(data.validation), "data.validation", read.layout, data.bad_samples, labelled=True
+            job.resolve(data.validation), "data.validation", read.layout, data.bad_samples, files, labelled=True
         )
         return window_split.whole(read, data.bad_samples), window_split.whole(own, data.bad_samples), read.layout
     return *window_split.divided(read, data.validation, data.bad_samples), read.layout
@@ -166,7 +178,7 @@ def _arrays(job: SeriesJob, path: Path, classes: bool) -> tuple[WindowSplit, Win
     return train.taken(kept), replace(train.taken(held), notes=[])
 
 
-def _new(path: Path, preprocessing: Mapping[str, Any], labelled: bool) -> WindowSplit:
+def _new(path: Path, preprocessing: Mapping[str, Any], files: CsvFiles, labelled: bool) -> WindowSplit:
     arrays = preprocessing["form"] == "arrays"
     if (path.suffix.lower() == ".npz") != arrays:
         raise DataError(
@@ -179,4 +191,4 @@ def _new(path: Path, preprocessing: Mapping[str, Any], labelled: bool) -> Window
         cut.check_shape(preprocessing["length"], preprocessing["channels"])
         return cut
     layout = timeline.layout({name: preprocessing[name] for name in WindowLayout.__dataclass_fields__})
-    return window_split.whole(timeline.read(path, str(path), layout, None, labelled=labelled), None)
+    return window_split.whole(timeline.read(path, str(path), layout, None, files, labelled=labelled), None)

@@ -12,6 +12,7 @@ import numpy as np
 from runtime.data import bad_samples, target_columns
 from runtime.data.bad_samples import BadSample
 from runtime.data.formats import column_values, table_file
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.labels import listed
 from runtime.data.series import timestamps as clock
 from runtime.data.series.timestamps import SeriesOrder
@@ -67,7 +68,9 @@ class Timeline:
         return len(self.values)
 
 
-def read(path: Path, key: str, layout: WindowLayout, budget: float | None, *, labelled: bool) -> Timeline:
+def read(
+    path: Path, key: str, layout: WindowLayout, budget: float | None, files: CsvFiles, *, labelled: bool
+) -> Timeline:
     """Read, sort and fill a long table.
 
     Args:
@@ -75,12 +78,13 @@ def read(path: Path, key: str, layout: WindowLayout, budget: float | None, *, la
         key: the spec key that names it, for messages.
         layout: its columns.
         budget: largest share of rows that lack a time or a feature; None for any share.
+        files: how CSV files are written; gets what was found.
         labelled: whether to read labels.
 
     Raises:
         DataError: if the table cannot be used.
     """
-    table = _table(path, key, layout, labelled)
+    table = _table(path, key, layout, files, labelled)
     ticking, notes = clock.read(table, layout.time, layout.group, path, key, budget)
     table = table.take(ticking.rows)
     layout, more = _with_features(table, layout, path, key)
@@ -98,14 +102,14 @@ def option(key: str, name: str) -> str:
     return f"data.{name}" if key == "data.train" else key
 
 
-def _table(path: Path, key: str, layout: WindowLayout, labelled: bool) -> pyarrow.Table:
+def _table(path: Path, key: str, layout: WindowLayout, files: CsvFiles, labelled: bool) -> pyarrow.Table:
     wanted = dict.fromkeys(layout.features, option(key, "features")) | {layout.time: option(key, "time")}
     if labelled:
         wanted |= dict.fromkeys(layout.label, option(key, "label"))
     if layout.group:
         wanted[layout.group] = option(key, "group")
     text = [*(layout.label if layout.classes else ()), *([layout.group] if layout.group else ())]
-    return table_file.read(path, key, wanted=wanted, only=bool(layout.features), text=text)
+    return table_file.read(path, key, wanted=wanted, only=bool(layout.features), text=text, csv=files)
 
 
 def _with_features(table: pyarrow.Table, layout: WindowLayout, path: Path, key: str) -> tuple[WindowLayout, list[str]]:

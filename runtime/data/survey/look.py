@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.data.formats import column_values, table_file
+from runtime.data.formats import column_values, csv_dialect, csv_layout, other_files, table_file
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.images import class_folders
 from runtime.data.images.decode import EXTENSIONS
 from runtime.data.labels import listed
@@ -22,7 +23,7 @@ from runtime.data.survey import (
 from runtime.data.survey.request import KEY, SurveyRequest
 from runtime.data.survey.table_sample import TableSample
 from runtime.errors import DataError, SpecError
-from runtime.job.draft import Draft
+from runtime.job.draft import Draft, Entry
 
 FILES = (*table_file.SUFFIXES, ".npz")
 SHORT = 15
@@ -76,13 +77,20 @@ def _one(folder: Path, tables: Sequence[Path]) -> Path:
 
 def _file(request: SurveyRequest, path: Path) -> Draft:
     suffix = path.suffix.lower()
+    other_files.check(path, KEY)
     if not path.is_file() or suffix not in FILES:
         raise DataError(
             f"{KEY}: {path} is of no known kind", POSSIBLE, f"name a folder, or a file that ends in {', '.join(FILES)}"
         )
     if suffix == ".npz":
         return array_draft.array_draft(request, path)
-    return _table(request, table_sample.read(path))
+    files = CsvFiles(request.csv, csv_dialect.OPTION)
+    draft = _table(request, table_sample.read(path, files))
+    draft.found += files.notes
+    if request.csv and suffix in csv_layout.SUFFIXES:
+        written = ", ".join(f"{key}: {value}" for key, value in request.csv.items())
+        draft.data.insert(1, Entry("csv", f"{{{written}}}", "how the file is written"))
+    return draft
 
 
 def _table(request: SurveyRequest, sample: TableSample) -> Draft:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.errors import SpecError
@@ -22,6 +23,8 @@ class SurveyRequest:
     task: str | None = None
     targets: tuple[str, ...] = ()
     text: str | None = None
+    csv: Mapping[str, str] = field(default_factory=dict)
+    """How CSV files are written, with the keys of `data.csv`."""
 
     def written(self, path: Path) -> str:
         """A path as it is written in the spec: relative to the spec if both are in the working folder."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runtime.data.formats import column_values, table_file
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.survey.request import KEY
 from runtime.data.tables import column_roles
 from runtime.errors import DataError
@@ -27,7 +28,6 @@ FEW, MANY = 20, 50
 """Up to this many distinct integers, or texts, a column is taken for classes."""
 DATE = "a date"
 """Why a column of times is no feature."""
-_DECIMAL_COMMA = r"^[-+]?\d+,\d+$"
 MOST_SPOILT = 0.04
 """Share of rows with text or infinity in a numeric column, which training drops."""
 WORDS = 4
@@ -119,19 +119,19 @@ class TableSample:
         return float(1 - good.mean())
 
 
-def read(path: Path) -> TableSample:
+def read(path: Path, files: CsvFiles) -> TableSample:
     """Read a table, or the start of a large one.
 
     Raises:
         DataError: as from `table_file.read`.
     """
     if path.exists() and path.stat().st_size > WHOLE:
-        table, rows = table_file.head(path, KEY, ROWS)
+        table, rows = table_file.head(path, KEY, ROWS, files)
         if path.suffix.lower() != ".parquet":
             # Estimated from the file size, so rounded to two digits.
             rows = max(len(table), round(rows, 2 - len(str(rows))))
     else:
-        table = table_file.read(path, KEY)
+        table = table_file.read(path, KEY, csv=files)
         rows = len(table)
     return TableSample(
         path, table, rows, {name: _profile(table, name, len(table) == rows) for name in table.column_names}
@@ -178,8 +178,6 @@ def _refused(table: pyarrow.Table, name: str, different: int, filled: int) -> tu
     with np.errstate(invalid="ignore"):
         spoilt = float((strange | (np.abs(values) > column_values.LARGEST)).mean())
     number = column_values.kind(table[name]) == "number"
-    if not number and _decimal_commas(table[name]) >= column_roles.MOSTLY * filled > 0:
-        return "numbers with decimal commas; use decimal points", False
     if (number and spoilt > MOST_SPOILT) or not filled:
         return "infinite in many rows" if filled else "empty", False
     try:
@@ -194,11 +192,3 @@ def _refused(table: pyarrow.Table, name: str, different: int, filled: int) -> tu
     if (~np.isnan(values)).sum() < column_roles.MOSTLY * filled:
         return f"{different:,} different texts in {filled:,} rows", False
     return ("", True) if spoilt <= MOST_SPOILT else ("numbers with text in many rows", False)
-
-
-def _decimal_commas(column: pyarrow.ChunkedArray) -> int:
-    """The number of cells such as `0,5`, which are numbers but read as text."""
-    from pyarrow import compute
-
-    found = compute.match_substring_regex(column_values.texts(column), _DECIMAL_COMMA)
-    return int(compute.sum(found).as_py() or 0)

@@ -13,15 +13,16 @@ import torch
 from runtime.data import stratify
 from runtime.data import target_columns as targets
 from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, as_it_is
-from runtime.data.formats import table_file
+from runtime.data.formats import csv_dialect, table_file
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.labels import listed
 from runtime.data.stateless_random import Ids
-from runtime.data.tables import features
-from runtime.data.tables.column_roles import Roles, roles
+from runtime.data.tables import earlier_features, features
+from runtime.data.tables.column_roles import roles
 from runtime.data.tables.features import Features
 from runtime.data.tables.usable_rows import RowNames, taken, usable
 from runtime.data.target_columns import TargetColumn
-from runtime.errors import DataError, SpecError
+from runtime.errors import DataError
 from runtime.job.tables import TableClassificationJob, TableData, TableJob
 
 
@@ -68,17 +69,18 @@ class _TablePart:
         return TableSplit(self.inputs, rows, made, RowNames((self.path.name,), (0,)))
 
 
-def load(job: TableJob, settled: InputRecord | None = None) -> Dataset:
+def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
     """Read and check the rows of a job; preprocessing is taken from `settled` if given, else computed.
 
     Raises:
         DataError: if they cannot be used.
     """
+    files = files or csv_dialect.of_job(job.data.csv.declared(), {})
     data, path = job.data, job.resolve(job.data.train)
     classes = isinstance(job, TableClassificationJob)
-    earlier = _earlier(job, settled) if settled and not settled.same_data else None
-    table = _table(path, data, classes, earlier)
-    found = _known_roles(earlier) if earlier else roles(table, data, str(path))
+    earlier = earlier_features.features_of(job, settled) if settled and not settled.same_data else None
+    table = _table(path, data, classes, earlier, files)
+    found = earlier_features.known_roles(earlier) if earlier else roles(table, data, str(path))
     goal = targets.read(table, data.target, classes=classes, option="data.target", source=str(path))
     rows, notes = usable(table, found.numeric, goal, path, "data.train", data.bad_samples)
     kept, held = _divided(job, goal, rows, notes)
@@ -101,7 +103,8 @@ def load(job: TableJob, settled: InputRecord | None = None) -> Dataset:
         )
     train = _TablePart(path, "data.train", fitted.tensors(table), rows, goal, [found.note(), *notes, *left_out])
     if isinstance(data.validation, str):
-        own = _part(job.resolve(data.validation), "data.validation", fitted, data.target, classes, data.bad_samples)
+        place = job.resolve(data.validation)
+        own = _part(place, "data.validation", fitted, data.target, classes, data.bad_samples, files)
         validation = own.split(own.rows, head)
     else:
         own = _TablePart(path, "data.train", train.inputs, held, goal, fitted.notes(taken(table, held), "validation"))
@@ -120,7 +123,12 @@ def load(job: TableJob, settled: InputRecord | None = None) -> Dataset:
 
 
 def read(
-    paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
+    paths: Sequence[Path],
+    preprocessing: Mapping[str, Any],
+    heads: Mapping[str, Head],
+    files: CsvFiles | None = None,
+    *,
+    labelled: bool,
 ) -> NewSamples:
     """Read new rows, preprocessed exactly as the training rows were.
 
@@ -128,14 +136,16 @@ def read(
         paths: files with at least the columns that the network uses.
         preprocessing: of the `Dataset` that the network was trained on.
         heads: of that dataset.
+        files: how CSV files are written; gets what was found.
         labelled: whether to read targets, for an evaluation.
 
     Raises:
         DataError: if a file cannot be used, or has a label that training did not have.
     """
+    files = files or csv_dialect.of_model(preprocessing, {})
     fitted, head = features.from_json(preprocessing), heads[""]
     wanted = preprocessing["target"] if labelled else ()
-    parts = [_part(path, str(path), fitted, wanted, preprocessing["classes"], None) for path in paths]
+    parts = [_part(path, str(path), fitted, wanted, preprocessing["classes"], None, files) for path in paths]
     starts = np.cumsum([0, *(len(part.inputs[0]) for part in parts)])
     rows = np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=False)])
     inputs = tuple(torch.cat(same) for same in zip(*(part.inputs for part in parts), strict=True))
@@ -146,38 +156,7 @@ def read(
     return NewSamples(TableSplit(inputs, rows, made, titles), as_it_is, [note for part in parts for note in part.notes])
 
 
-def _earlier(job: TableJob, settled: InputRecord) -> Features:
-    """The features of the run that the job starts from.
-
-    Raises:
-        SpecError: if the job names other features, or predicts one of them.
-    """
-    fitted, data = features.from_json(settled.preprocessing), job.data
-    for option, possible, action in (
-        ("target", "a column that it did not see", "use another run"),
-        ("ignore", "columns that it did not see", "remove it from data.ignore, or use another run"),
-    ):
-        if both := [name for name in getattr(data, option) or () if name in fitted.names]:
-            given = f"has {both[0]!r}, which is a feature of the earlier run"
-            raise SpecError([job.problem(("data", option), given, possible, action)])
-    if data.features and set(data.features) != set(fitted.names):
-        given = f"is {listed(data.features, 8)}, and the earlier run was trained on {listed(fitted.names, 8)}"
-        raise SpecError([job.problem(("data", "features"), given, "the same columns", "leave data.features out")])
-    known = _known_roles(fitted)
-    for option, names in (("numeric", known.numeric), ("categorical", known.categorical)):
-        if strange := [name for name in getattr(data, option) or () if name not in names]:
-            given = f"has {strange[0]!r}, which is no {option} feature of the earlier run"
-            possible = f"its {option} features: {listed(names, 8) or 'none'}"
-            raise SpecError([job.problem(("data", option), given, possible, f"leave data.{option} out")])
-    return fitted
-
-
-def _known_roles(earlier: Features) -> Roles:
-    """The kind of each column in an earlier run, which the job's file may seem to contradict."""
-    return Roles([number.name for number in earlier.numbers], [category.name for category in earlier.categories])
-
-
-def _table(path: Path, data: TableData, classes: bool, earlier: Features | None) -> Any:
+def _table(path: Path, data: TableData, classes: bool, earlier: Features | None, files: CsvFiles) -> Any:
     """The training table, with the columns that the job uses; those of an earlier run if it starts from one."""
     options = ("target", "features", "numeric", "categorical", "ignore")
     wanted = {name: f"data.{option}" for option in reversed(options) for name in getattr(data, option) or ()}
@@ -192,6 +171,7 @@ def _table(path: Path, data: TableData, classes: bool, earlier: Features | None)
         only=data.features is not None or earlier is not None,
         leave=data.ignore or (),
         text=text,
+        csv=files,
     )
 
 
@@ -201,12 +181,18 @@ def _classes(target: Sequence[str], classes: bool) -> Sequence[str]:
 
 
 def _part(
-    path: Path, key: str, fitted: Features, target: Sequence[str], classes: bool, budget: float | None
+    path: Path,
+    key: str,
+    fitted: Features,
+    target: Sequence[str],
+    classes: bool,
+    budget: float | None,
+    files: CsvFiles,
 ) -> _TablePart:
     """Read a separate file, preprocessed as the training rows were; without a budget any number of rows may be dropped."""
     text = [*(category.name for category in fitted.categories), *_classes(target, classes)]
     wanted = dict.fromkeys((*fitted.names, *target), key)
-    table = table_file.read(path, key, wanted=wanted, only=True, text=text)
+    table = table_file.read(path, key, wanted=wanted, only=True, text=text, csv=files)
     goal = targets.read(table, target, classes=classes, option=key, source=str(path)) if target else None
     rows, notes = usable(table, [number.name for number in fitted.numbers], goal, path, key, budget)
     return _TablePart(

@@ -13,6 +13,7 @@ import numpy as np
 
 from runtime.data.bad_samples import BadSample
 from runtime.data.formats import table_file
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.labels import listed
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
@@ -52,7 +53,7 @@ class Corpus:
         return f"{path.name} row {self.rows[index]}: {text[:80]}{'…' if len(text) > 80 else ''}"
 
 
-def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: str) -> Corpus:
+def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: str, files: CsvFiles) -> Corpus:
     """Read the texts and labels of a file; rows without a text, or without one of the labels, are bad samples.
 
     Args:
@@ -61,6 +62,7 @@ def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: s
         text: the text column.
         labels: the label columns, each with the spec key that names it; empty to read texts only.
         text_key: the spec key that names the text column.
+        files: how CSV files are written; gets what was found.
 
     Raises:
         DataError: if the file cannot be read, or a column is missing or does not hold text.
@@ -68,7 +70,7 @@ def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: s
     from pyarrow import compute
 
     wanted = {text: text_key, **labels}
-    table = table_file.read(path, key, wanted=wanted, only=True, text=wanted)
+    table = table_file.read(path, key, wanted=wanted, only=True, text=wanted, csv=files)
     for name, option in wanted.items():
         _check_type(table, name, option, path)
     trimmed = {name: compute.utf8_trim_whitespace(table[name]) for name in wanted}

@@ -13,6 +13,8 @@ import torch
 
 from runtime.data import bad_samples
 from runtime.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, as_it_is
+from runtime.data.formats import csv_dialect
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.stateless_random import Ids
 from runtime.data.text import corpus, max_length, tokenizer
 from runtime.data.text import split as text_split
@@ -53,14 +55,15 @@ class TextSplit:
         return self.part.title(index)
 
 
-def load(job: TextJob, settled: InputRecord | None = None) -> Dataset:
+def load(job: TextJob, settled: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
     """Read, check and tokenize the texts of a job, with the tokenizer in `settled` or a new one.
 
     Raises:
         DataError: if they cannot be used.
         SpecError: if the job's network does not fit them.
     """
-    train, held, heads, notes = text_split.read(job, settled.heads if settled and settled.same_data else None)
+    files = files or csv_dialect.of_job(job.data.csv.declared(), {})
+    train, held, heads, notes = text_split.read(job, files, settled.heads if settled and settled.same_data else None)
     columns = train.texts, held.texts
     words, most, source = _tokenizer(job, columns[0], settled)
     encoded = [words.encode(texts) for texts in columns]
@@ -148,7 +151,12 @@ def _unknown(words: Tokenizer, tokens: Ragged) -> list[str]:
 
 
 def read(
-    paths: Sequence[Path], preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
+    paths: Sequence[Path],
+    preprocessing: Mapping[str, Any],
+    heads: Mapping[str, Head],
+    files: CsvFiles | None = None,
+    *,
+    labelled: bool,
 ) -> NewSamples:
     """Read new texts, preprocessed exactly as the validation texts were.
 
@@ -156,14 +164,19 @@ def read(
         paths: .csv, .tsv, .jsonl or .parquet files.
         preprocessing: as `load` stored it in the dataset.
         heads: the outputs of the model, by name.
+        files: how CSV files are written; gets what was found.
         labelled: whether to read labels.
 
     Raises:
         DataError: if no text can be used, or a label is not among the classes.
     """
+    files = files or csv_dialect.of_model(preprocessing, {})
     columns = preprocessing["labels"].values() if labelled else ()
     source = corpus.joined(
-        [corpus.read(path, "data", preprocessing["text"], dict.fromkeys(columns, "data"), "data") for path in paths]
+        [
+            corpus.read(path, "data", preprocessing["text"], dict.fromkeys(columns, "data"), "data", files)
+            for path in paths
+        ]
     )
     notes = bad_samples.check(source.bad, len(source) + len(source.bad), 1.0, "data")
     if not len(source):

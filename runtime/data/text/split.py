@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from runtime.data import bad_samples, labels, stratify
 from runtime.data.dataset import Head
+from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.stateless_random import Ids
 from runtime.data.text import corpus
 from runtime.data.text.corpus import Corpus
@@ -47,23 +48,26 @@ class TextPart:
         return self.source.title(int(self.rows[index]))
 
 
-def read(job: TextJob, settled: Mapping[str, Head] | None = None) -> tuple[TextPart, TextPart, Heads, list[str]]:
+def read(
+    job: TextJob, files: CsvFiles, settled: Mapping[str, Head] | None = None
+) -> tuple[TextPart, TextPart, Heads, list[str]]:
     """Training part, validation part, heads and notes.
 
     Args:
         job: the job.
+        files: how CSV files are written; gets what was found.
         settled: the heads of a resumed run; None to take them from the training texts.
 
     Raises:
         DataError: if there are no usable texts, or the label columns hold no classes.
     """
-    train, notes = _usable(job, job.data.train, "data.train")
+    train, notes = _usable(job, job.data.train, "data.train", files)
     heads, more = _heads(job, train)
     heads = dict(settled or heads)
     notes += more
     classes = indices(train, heads)
     if isinstance(job.data.validation, str):
-        held, more = _usable(job, job.data.validation, "data.validation")
+        held, more = _usable(job, job.data.validation, "data.validation", files)
         parts = whole(train, classes), whole(held, indices(held, heads))
     else:
         kept, rest, more = _divided(classes, heads, job.data.validation, job.train.seed)
@@ -94,9 +98,9 @@ def indices(source: Corpus, heads: Mapping[str, Head]) -> Classes:
     }
 
 
-def _usable(job: TextJob, path: str, key: str) -> tuple[Corpus, list[str]]:
+def _usable(job: TextJob, path: str, key: str, files: CsvFiles) -> tuple[Corpus, list[str]]:
     options = {column: f"data.labels.{column}" for column in job.data.labels}
-    source = corpus.read(job.resolve(path), key, job.data.text, options, "data.text")
+    source = corpus.read(job.resolve(path), key, job.data.text, options, "data.text", files)
     return source, bad_samples.check(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
 
 

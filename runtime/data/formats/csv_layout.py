@@ -1,0 +1,145 @@
+"""The layout of a CSV or TSV file: separator, encoding, header; found in its first rows, without pyarrow."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.data.formats import text_encoding
+from runtime.data.formats.csv_dialect import SIGNS, CsvFiles
+from runtime.errors import DataError
+from runtime.job.formatting import printable
+
+SUFFIXES = (".csv", ".tsv")
+SAMPLE = 1 << 18
+"""Bytes of the first rows, in which separator and header are found."""
+_SEP = re.compile(r'"?sep=(.)"?[;,\t]*(?:\r\n|\r|\n|$)', re.IGNORECASE)
+"""A first line for Excel, which is no part of the table."""
+
+
+@dataclass(frozen=True)
+class CsvLayout:
+    """What a parser must know about a file."""
+
+    delimiter: str
+    """A key of SIGNS."""
+    encoding: str
+    names: tuple[str, ...]
+    """The header, without `blank` names; empty if only the parser of the whole file can tell."""
+    blank: int = 0
+    """Columns at the end without name and values: each row ends in separators."""
+    skipped: int = 0
+    """Lines before the header."""
+    header: int = 1
+    """Lines up to the end of the header."""
+    rows: int = 0
+    """Rows below the header in the sample."""
+    is_empty: bool = False
+    """Whether the file has empty lines only."""
+
+    @property
+    def sign(self) -> str:
+        """The character that separates cells."""
+        return SIGNS[self.delimiter]
+
+
+def find(path: Path, key: str, files: CsvFiles, *, whole: bool = True) -> CsvLayout:
+    """The layout of a file.
+
+    Args:
+        path: a CSV or TSV file.
+        key: the spec key that names it, for messages.
+        files: what is declared.
+        whole: whether the encoding is found from the whole file, not from its start.
+
+    Raises:
+        DataError: if the encoding or the separator cannot be told; names `key`.
+        OSError: if it cannot be read.
+    """
+    encoding = text_encoding.find(path, key, files, None if whole else SAMPLE)
+    with path.open("rb") as file:
+        start = file.read(SAMPLE)
+        complete = not file.read(1)
+    text = start.decode("utf-8-sig" if encoding == "utf-8" else encoding, "replace")
+    first = _SEP.match(text)
+    skipped = 1 if first else 0
+    body = text[first.end() :] if first else text
+    readings = {name: found for name, sign in SIGNS.items() if (found := _rows(body, sign, complete))}
+    named = next((name for name, sign in SIGNS.items() if first and sign == first[1]), None)
+    delimiter = files.declared.get("delimiter") or named or _delimiter(path, key, files, readings)
+    if delimiter not in readings:
+        return CsvLayout(delimiter, encoding, (), skipped=skipped, is_empty=complete and not body.strip())
+    rows, lines = readings[delimiter]
+    names = rows[0]
+    blank = len(names) - len(_trimmed(names))
+    if blank == len(names) or not all(_is_blank(row[len(names) - blank :]) for row in rows[1:]):
+        blank = 0
+    longer = max((len(row) for row in rows[1:]), default=len(names)) - len(names)
+    if (
+        not blank
+        and longer > 0
+        and all(len(row) - len(names) == longer and _is_blank(row[-longer:]) for row in rows[1:])
+    ):
+        blank = longer
+    kept = tuple(names[: len(names) - blank] if _is_blank(names[len(names) - blank :]) else names)
+    return CsvLayout(delimiter, encoding, kept, blank, skipped, skipped + lines, len(rows) - 1)
+
+
+def _rows(text: str, sign: str, complete: bool) -> tuple[list[list[str]], int] | None:
+    """Rows that are not empty, and the number of lines up to the end of the header; None if they cannot be parsed."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=sign)
+    rows: list[list[str]] = []
+    lines = 0
+    try:
+        for row in reader:
+            if row:
+                lines = lines or reader.line_num
+                rows.append(row)
+    except csv.Error:
+        return None
+    # The last row of a sample is cut off.
+    return (rows if complete or len(rows) < 2 else rows[:-1], lines) if rows else None
+
+
+def _delimiter(path: Path, key: str, files: CsvFiles, readings: Mapping[str, tuple[list[list[str]], int]]) -> str:
+    """The separator that gives the most rows as many cells as the header; the usual one if there is one column."""
+    usual = "tab" if path.suffix.lower() == ".tsv" else "comma"
+    several = {name: rows for name, (rows, _) in readings.items() if len(_trimmed(rows[0])) > 1}
+    if len(several) < 2 or usual == "tab" in several:
+        return next(iter(several), usual)
+    fitting = {name: sum(_fits(row, rows[0]) for row in rows) / len(rows) for name, rows in several.items()}
+    best = [name for name, share in fitting.items() if share == max(fitting.values())]
+    if files.usual and files.usual.delimiter in best:
+        return files.usual.delimiter
+    if len(best) > 1:
+        read = [f"{name} ({len(several[name][0])} columns: {_shown(several[name][0])})" for name in best]
+        raise DataError(
+            f"{key}: the columns of {path} could be separated by {' or by '.join(read)}",
+            f"one of them, in {files.key('delimiter')}",
+            files.advice("delimiter", best),
+        )
+    return best[0]
+
+
+def _trimmed(names: list[str]) -> list[str]:
+    """Names without the empty ones at the end."""
+    count = len(names)
+    while count and not names[count - 1].strip():
+        count -= 1
+    return names[:count]
+
+
+def _is_blank(cells: list[str]) -> bool:
+    return not any(cell.strip() for cell in cells)
+
+
+def _fits(row: list[str], header: list[str]) -> bool:
+    return len(row) == len(header) or (len(row) > len(header) and _is_blank(row[len(header) :]))
+
+
+def _shown(names: list[str]) -> str:
+    return printable(" | ".join(names), 40)

@@ -1,0 +1,204 @@
+"""Finds out how the numbers of a CSV file are written, and reads them: decimal commas, thousands, percent signs.
+
+`1.234,5` and `0,5` show decimal commas, `1,234.5` and `0.5` decimal points. `1,234` alone can be both, so a file with
+nothing but such numbers is an error. Semicolons separate columns in many languages that write decimal
+commas: there `1.234` alone can be both, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.data.formats.column_values import NOTHING
+from runtime.data.formats.csv_dialect import CsvFiles
+from runtime.errors import DataError
+from runtime.job.formatting import printable
+
+Parse = Callable[[Sequence[str], Sequence[str]], Any]
+"""(columns, those of them to keep as text) -> a pyarrow table."""
+SIGNS = {"%": "in percent", "€": "in €", "$": "in $", "£": "in £"}
+MOSTLY = 0.5
+"""Share of numbers among the filled cells from which on a text column is read as numbers."""
+LOOKED_AT = 1000
+"""Distinct texts of a column from which it is told whether it can be numbers."""
+_STARTS = r"^\s*[-+]?[%€$£]?\s*[.,]?\d"
+_SPACES = " \t\u00a0\u202f\u2009"
+_APART = "[ '\u2019\u00a0\u202f\u2009]"
+"""What separates thousands in every language."""
+_EXPONENT = r"([eE][-+]?\d+)?$"
+_ANY_THOUSANDS = rf"^[-+]?\d{{1,3}}({_APART}\d{{3}})+([.,]\d+)?$"
+_PLAIN = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
+_LIST = r"^\d+(,\d+){2,}$"
+
+
+def _with(pattern: str, decimal: str) -> str:
+    """A pattern in which D is the decimal sign, and T separates thousands."""
+    signs = (r"\.", ",") if decimal == "point" else (",", r"\.")
+    return pattern.replace("D", signs[0]).replace("T", signs[1])
+
+
+_NUMBER = r"^[-+]?(\d{1,3}(T\d{3})+(D\d+)?|\d+(D\d*)?|D\d+)([eE][-+]?\d+)?$"
+_SURE = r"^[-+]?(\d*D(\d{1,2}|\d{4,})|0*D\d{3}|\d{4,}D\d{3}|\d{1,3}(T\d{3})+D\d+|\d{1,3}(T\d{3}){2,})([eE][-+]?\d+)?$"
+_EITHER = r"^[-+]?[1-9]\d{0,2}D\d{3}$"
+_OTHER = {"point": "comma", "comma": "point"}
+
+
+@dataclass
+class _Column:
+    name: str
+    cells: Any
+    """Trimmed texts without percent signs and spaces between thousands; null where there is no value."""
+    sign: str
+
+
+@dataclass
+class NumbersRead:
+    """A table with its numbers."""
+
+    table: Any
+    decimal: str | None
+    """point or comma; None if no number tells."""
+    notes: list[str] = field(default_factory=list)
+
+
+def read(table: Any, text: Sequence[str], parse: Parse, source: str, delimiter: str, files: CsvFiles) -> NumbersRead:
+    """A parsed table with the numbers that its parser took for text, or read in another language.
+
+    Args:
+        table: a pyarrow table, of which numbers with a point are read already.
+        text: columns that stay as they are.
+        parse: reads columns of the file again, as text.
+        source: key and file, for messages.
+        delimiter: what separates the columns.
+        files: what is declared, and the dialect that decides if the file does not tell.
+
+    Raises:
+        DataError: if the decimal sign is not clear.
+    """
+    from pyarrow import types
+
+    kinds = {field.name: field.type for field in table.schema if field.name not in text}
+    suspects = [name for name, kind in kinds.items() if types.is_string(kind) and _looks_numeric(table[name])]
+    declared = files.declared.get("decimal")
+    if not suspects and delimiter != "semicolon" and declared != "comma":
+        return NumbersRead(table, declared)
+    known = [name for name, kind in kinds.items() if types.is_floating(kind)]
+    raw = parse([*suspects, *known], [*suspects, *known]) if suspects or known else None
+    columns = [_cleaned(raw[name].slice(0, len(table)), name) for name in (*suspects, *known)] if raw else []
+    decimal = declared or _decimal(columns, source, delimiter, known, files)
+    notes = []
+    for column in columns:
+        if column.name in known and decimal != "comma":
+            continue
+        made, note = _numbers(column, decimal or "point")
+        if made is not None:
+            table = table.set_column(table.column_names.index(column.name), column.name, made)
+            notes += [note] * bool(note)
+    return NumbersRead(table, decimal, notes)
+
+
+def _looks_numeric(column: Any) -> bool:
+    """Whether at least half of the distinct texts are numbers, and one is in a form that is to be found out."""
+    from pyarrow import compute
+
+    distinct = compute.unique(column)
+    start = distinct.slice(0, LOOKED_AT)
+    if _count(start, _STARTS) < len(start) / 10:
+        # A column of texts or names, which may be long.
+        return False
+    cleaned = _cleaned(distinct, "")
+    cells, filled = cleaned.cells, len(cleaned.cells) - cleaned.cells.null_count
+    plain, lists = _count(cells, _PLAIN), _count(cells, _LIST)
+    number = [compute.fill_null(compute.match_substring_regex(cells, _with(_NUMBER, name)), False) for name in _OTHER]
+    either = compute.sum(compute.or_(*number)).as_py() or 0
+    grouped = _count(distinct, _ANY_THOUSANDS)
+    thousands = sum(_count(cells, _with(r"^[-+]?\d{1,3}(T\d{3})+$", name)) for name in _OTHER)
+    return (
+        either >= max(1, MOSTLY * filled)
+        and lists <= thousands
+        and (either > plain or cleaned.sign != "" or grouped > 0)
+    )
+
+
+def _count(cells: Any, pattern: str) -> int:
+    from pyarrow import compute
+
+    return int(compute.sum(compute.match_substring_regex(cells, pattern)).as_py() or 0)
+
+
+def _cleaned(column: Any, name: str) -> _Column:
+    from pyarrow import array, compute
+
+    cells = compute.utf8_trim(column, _SPACES)
+    empty = compute.is_in(cells, array(NOTHING, cells.type))
+    cells = compute.if_else(empty, None, cells)
+    filled = len(cells) - cells.null_count
+    sign = next((one for one in SIGNS if _count(cells, rf"^[-+]?[{one}]|[{one}]$") > MOSTLY * filled), "")
+    if sign:
+        bare = compute.utf8_trim(compute.replace_substring_regex(cells, rf"^([-+]?)[{sign}]|[{sign}]$", r"\1"), _SPACES)
+        cells = compute.if_else(compute.match_substring_regex(cells, rf"^[-+]?[{sign}]|[{sign}]$"), bare, cells)
+    joined = compute.replace_substring_regex(cells, _APART, "")
+    cells = compute.if_else(compute.match_substring_regex(cells, _ANY_THOUSANDS), joined, cells)
+    return _Column(name, cells, sign)
+
+
+def _decimal(
+    columns: Sequence[_Column], source: str, delimiter: str, known: Sequence[str], files: CsvFiles
+) -> str | None:
+    """The decimal sign that the cells show.
+
+    Raises:
+        DataError: if they show both, or could be read with both.
+    """
+    sure = {name: _first(columns, _with(_SURE, name)) for name in _OTHER}
+    if sure["point"] and sure["comma"]:
+        raise DataError(
+            f"{source} has decimal points ({sure['point']}) and decimal commas ({sure['comma']})",
+            f"one decimal sign for all numbers of a file, which {files.key('decimal')} can name",
+            f"write all numbers with one decimal sign, or {files.advice('decimal', ['comma', 'point'])}: cells with the "
+            "other sign are then no numbers",
+        )
+    if found := next((name for name, example in sure.items() if example), None):
+        return found
+    doubtful = [column for column in columns if column.name not in known or delimiter == "semicolon"]
+    either = _first(doubtful, _with(_EITHER, "comma")) or _first(doubtful, _with(_EITHER, "point"))
+    if not either or (files.usual and files.usual.decimal):
+        return files.usual.decimal if files.usual and either else None
+    cell = either.rsplit("`", 2)[1]
+    one, thousand = cell.replace(",", "."), cell.replace(",", "").replace(".", "")
+    right = ("comma", "point") if "," in cell else ("point", "comma")
+    raise DataError(
+        f"{source}: {either} can be {one} or {thousand}, and no other number of the file tells",
+        f"a decimal comma or a decimal point, in {files.key('decimal')}",
+        f"{files.advice('decimal', [right[0]])} if it is {one}, {right[1]} if it is {thousand}",
+    )
+
+
+def _first(columns: Sequence[_Column], pattern: str) -> str:
+    """The first cell that matches, with its place; empty if none does."""
+    from pyarrow import compute
+
+    for column in columns:
+        found = compute.fill_null(compute.match_substring_regex(column.cells, pattern), False)
+        row = compute.index(found, True).as_py()
+        if row >= 0:
+            return f'column "{column.name}" row {row + 1}: `{printable(column.cells[row].as_py(), 40)}`'
+    return ""
+
+
+def _numbers(column: _Column, decimal: str) -> tuple[Any, str]:
+    """The column as numbers, or as text with decimal points if a cell is none; and a note."""
+    from pyarrow import compute, float64, int64
+
+    cells = column.cells
+    good = compute.fill_null(compute.match_substring_regex(cells, _with(_NUMBER, decimal)), False)
+    point, thousands = (".", ",") if decimal == "point" else (",", ".")
+    plain = compute.replace_substring(compute.replace_substring(cells, thousands, ""), point, ".")
+    values = compute.if_else(good, plain, cells)
+    note = f"{column.name}: {SIGNS[column.sign]}, read without the sign" if column.sign else ""
+    if int(compute.sum(good).as_py() or 0) + cells.null_count < len(cells):
+        return values, note
+    whole = _count(values, r"^[-+]?\d{1,18}$") + values.null_count == len(values)
+    return compute.cast(values, int64() if whole else float64()), note
