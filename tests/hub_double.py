@@ -68,10 +68,13 @@ def certificates(folder: Path) -> tuple[Path, Path]:
     return authority, signed
 
 
-def entry_of(file: Path) -> dict[str, object]:
-    """A file as the hub lists it."""
-    digest = hashlib.sha1(file.read_bytes(), usedforsecurity=False).hexdigest()
-    return {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": digest}
+def entry_of(name: str, content: bytes) -> dict[str, object]:
+    """A file as the hub lists it: large ones by SHA-256, small ones as git names them."""
+    git = hashlib.sha1(f"blob {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
+    entry: dict[str, object] = {"type": "file", "path": name, "size": len(content), "oid": git}
+    if name.endswith((".safetensors", ".bin")):
+        entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+    return entry
 
 
 @contextmanager
@@ -111,7 +114,10 @@ def running(folder: Path, name: str, model: Path, token: str, password: str) -> 
             if self.headers["Authorization"] != f"Bearer {token}":
                 self._answer(401, b"")
             elif path.startswith(f"/api/models/{name}/tree/"):
-                self._answer(200, json.dumps([entry_of(file) for file in sorted(model.iterdir())]).encode())
+                self._answer(
+                    200,
+                    json.dumps([entry_of(file.name, file.read_bytes()) for file in sorted(model.iterdir())]).encode(),
+                )
             elif path.startswith(f"/api/models/{name}"):
                 files = [{"rfilename": file.name} for file in sorted(model.iterdir())]
                 self._answer(200, json.dumps({"id": name, "sha": COMMIT, "siblings": files}).encode())

@@ -94,6 +94,7 @@ class Job(Spec):
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("job"))
     _folder: Path = PrivateAttr(default_factory=Path)
+    _pretrained_commit: str = PrivateAttr("")
 
     @property
     def document(self) -> Document:
@@ -104,6 +105,15 @@ class Job(Spec):
     def folder(self) -> Path:
         """The folder from which relative paths start."""
         return self._folder
+
+    @property
+    def pretrained_commit(self) -> str:
+        """The commit of the pretrained network on the hub, once it is known; empty before, and without such a network."""
+        return self._pretrained_commit
+
+    def fix_commit(self, commit: str) -> None:
+        """Take this commit of the pretrained network from now on."""
+        self._pretrained_commit = commit
 
     def heads(self) -> tuple[str, ...]:
         """Names of the outputs; one empty name for a single output."""

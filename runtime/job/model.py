@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
-from runtime.job.values import Count, FilePath, Fraction, Natural, Spec, named
+from runtime.job.values import Count, FilePath, Fraction, Natural, Revision, Spec, named
 
 
 class Freeze(Spec):
@@ -60,6 +60,7 @@ class ImagePretrained(BuiltIn):
 
     source: Literal["transformers"]
     name: FilePath = Field(description="a local folder, or a name on the Hugging Face hub")
+    revision: Revision | None = Field(None, description="branch, tag or commit on the hub; main if absent")
     dropout: Fraction = Field(0.0, description="dropout before the classifier")
 
 

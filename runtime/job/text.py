@@ -13,7 +13,7 @@ from runtime.errors import Problem
 from runtime.job.data import TableFileData
 from runtime.job.job import Job
 from runtime.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, model_kind
-from runtime.job.values import FilePath, Fraction, Positive, Spec, named
+from runtime.job.values import FilePath, Fraction, Positive, Revision, Spec, named
 
 LENGTH = 4096
 """Largest `max_length`: the memory of attention grows with its square."""
@@ -94,6 +94,7 @@ class TextPretrained(BuiltIn):
 
     source: Literal["transformers"]
     name: FilePath = Field(description="a local folder, or a name on the Hugging Face hub")
+    revision: Revision | None = Field(None, description="branch, tag or commit on the hub; main if absent")
     dropout: Fraction | None = Field(None, description="dropout before the outputs; as the folder says if absent")
     pooling: Pooling | Literal["auto"] = Field(
         "auto", description="a text's vector: first token (cls) or mean of its tokens; auto by family"

@@ -28,6 +28,7 @@ _STEPS = re.compile(r"(?=[0-9]*[1-9])([0-9]{1,12}) *steps?")
 # No user name and password, because the spec is copied into every run folder.
 _ADDRESS = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!-\"$-~]*)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_REVISION = re.compile(r"(?=.{1,200}$)[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -157,6 +158,12 @@ def check_variable_name(text: str) -> None:
         )
 
 
+def check_revision(text: str) -> None:
+    """Check a revision on the hub, which becomes a file name."""
+    if not _REVISION.fullmatch(text):
+        raise PydanticCustomError("revision", "a branch, a tag, or a commit of 40 digits")
+
+
 def fraction_or_path(value: Any) -> object:
     """Check a fraction of the training data, or the path of separate data."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -196,6 +203,7 @@ def check_web_address(text: str) -> None:
 Address = Annotated[str, _Checked(check_web_address, _ADDRESS.pattern)]
 Name = Annotated[str, _Checked(check_run_name, _NAME.pattern)]
 VariableName = Annotated[str, _Checked(check_variable_name, _VARIABLE.pattern)]
+Revision = Annotated[str, _Checked(check_revision, _REVISION.pattern)]
 Size = Annotated[str, _Checked(check_size, SIZE_PATTERN.pattern)]
 Duration = Annotated[str, _Checked(duration_seconds, _DURATION.pattern)]
 Interval = Annotated[str, _Checked(interval, f"epoch|{_STEPS.pattern}|{_DURATION.pattern}")]

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from runtime.errors import SpecError
 from runtime.job import Job
+from runtime.pretrained import hub
+from runtime.pretrained.hub_error import HubError
 from runtime.system.installation import SETUP
-from runtime.system.secrets import masked
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,11 +28,9 @@ KEY = ("model", "name")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
-"""Files that are downloaded from the hub."""
-PATIENCE = 10.0
-"""Seconds to wait for the hub's first answer."""
+"""Files that are read, by pattern."""
 ENCODERS = "encoders such as bert, distilbert, roberta"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _POSSIBLE = "a Hugging Face folder with config.json and model.safetensors, or a name on the hub"
 
 
@@ -43,6 +42,8 @@ class Pretrained:
     folder: Path
     config: Any
     """A transformers.PretrainedConfig."""
+    origin: str = ""
+    """Name and commit on the hub; empty for a local folder."""
 
     def network(self) -> nn.Module:
         """The network with its weights, in float32.
@@ -92,42 +93,41 @@ def find(job: Job, name: str) -> Pretrained:
     if where.is_file():
         act = f"run `drivetrain convert {where}`, then use its folder" if _pickle(where) else "name its folder"
         _refuse(job, f"{where} is a file", _POSSIBLE, act)
+    origin = ""
     if where.is_dir():
         folder = where
-    elif _HUB_NAME.fullmatch(name):
-        folder = _fetched(job, name)
+        if getattr(getattr(job, "model", None), "revision", None):
+            problem = job.problem(
+                ("model", "revision"), f"{where} is a local folder", "a revision of a name on the hub", "remove it"
+            )
+            raise SpecError([problem])
+    elif HUB_NAME.fullmatch(name):
+        folder, origin = _of_hub(job, name)
     else:
         _refuse(job, f"{where} does not exist", _POSSIBLE, "correct the path; it is relative to the job's folder")
     _check_files(job, folder)
-    return Pretrained(job, folder, _config(job, folder))
+    return Pretrained(job, folder, _config(job, folder), origin)
 
 
-def _fetched(job: Job, name: str) -> Path:
-    """The folder of a name in the hub's cache; downloaded if it is missing."""
+def _of_hub(job: Job, name: str) -> tuple[Path, str]:
+    """The folder of a name on the hub, and its name and commit; a run takes the same commit whenever it is resumed."""
+    revision = getattr(getattr(job, "model", None), "revision", None) or hub.MAIN
     try:
-        from huggingface_hub import HfApi, snapshot_download
-    except ImportError:
-        _refuse(
-            job,
-            f"{name!r} is not a local folder, and huggingface_hub is not installed",
-            "a local folder",
-            f"use a local folder, or run `{SETUP}`, or pip install huggingface_hub",
-        )
-    with contextlib.suppress(OSError, ValueError):
-        return Path(snapshot_download(name, allow_patterns=FILES, local_files_only=True))
-    try:
-        commit = HfApi().model_info(name, timeout=PATIENCE).sha
-        return Path(snapshot_download(name, revision=commit, allow_patterns=FILES))
-    except Exception as error:  # versions of the client differ in the library errors that they pass on
+        found = hub.fetch(name, job.pretrained_commit or revision)
+    except HubError as error:
+        if not error.offline:
+            _refuse(job, f"{name!r}: {error.given}", error.possible, error.action)
         by_hand = (
             "; `docker compose` gives one with DRIVETRAIN_NETWORK=bridge" if "DRIVETRAIN_IMAGE" in os.environ else ""
         )
         _refuse(
             job,
-            f"{name!r} is not a local folder, not in the Hugging Face cache, and cannot be downloaded: {masked(_first_line(error))}",
-            _POSSIBLE,
-            f"use a local folder, or check the name and the network connection{by_hand}",
+            f"{name!r} is not a local folder, and {error.given}",
+            error.possible,
+            f"{error.action}; where there is a network, `drivetrain fetch {job.document.name}` fills the cache{by_hand}",
         )
+    job.fix_commit(found.snapshot.commit)
+    return found.snapshot.folder, found.origin
 
 
 def _check_files(job: Job, folder: Path) -> None:

@@ -52,6 +52,8 @@ def read(job: Job, folder: Path) -> Dataset:
         CheckpointError: if it has changed.
     """
     settled = stored(folder) if checkpoint.steps(folder / "checkpoints") else None
+    if settled is not None:
+        _fix_commit(job, read_json(folder / RECORD))
     if settled is None or os.environ.get(world.RANK, "0") != "0":
         return load(job, settled)
     return unchanged(job, folder, settled, lambda changed: _unlike(folder, changed, "--new"))
@@ -70,11 +72,19 @@ def unchanged(job: Job, folder: Path, settled: InputRecord, refuse: Refuse) -> D
         DataError: if it cannot be used.
         DrivetrainError: if a file was changed, removed or added since the run started.
     """
-    record, places = read_json(folder / RECORD), _places(job)
+    record = read_json(folder / RECORD)
+    _fix_commit(job, record)
+    places = _places(job)
     _check(_changed(record["files"], places), refuse)
     dataset = load(job, settled)
     _check([*_added(record["files"], places, dataset), *_differs(record, settled, dataset)], refuse)
     return dataset
+
+
+def _fix_commit(job: Job, record: Mapping[str, Any]) -> None:
+    """A pretrained network of the hub is the one that the run began with, whatever its branch means by now."""
+    if commit := record.get("pretrained_commit"):
+        job.fix_commit(str(commit))
 
 
 def stored(folder: Path) -> InputRecord | None:
@@ -134,7 +144,12 @@ def _keep(run: Run, say: Callable[[str], None]) -> None:
     )
     write_json(
         run.folder / RECORD,
-        {"files": files, "arrays": data.content(), "preprocessing": sha256(run.folder / SETTLED)},
+        {
+            "files": files,
+            "arrays": data.content(),
+            "preprocessing": sha256(run.folder / SETTLED),
+            "pretrained_commit": run.job.pretrained_commit,
+        },
     )
     spent = time.monotonic() - start
     if spent > LONG:

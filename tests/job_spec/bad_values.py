@@ -61,6 +61,8 @@ VALUES = (
         "the name of an environment variable, such as HF_TOKEN, without its value", "change the value"),
     Row("environment: HF_TOKEN", "4:1", "environment: is 'HF_TOKEN'",
         "a list", "change the value"),
+    Row("model: {source: transformers, name: a, revision: ../x}", "4:44", "model.revision: is '../x'",
+        "a branch, a tag, or a commit of 40 digits", "change the value"),
     Row("limits: {gpus: 2}", "4:10", "limits.gpus: is 2",
         "auto, all, none, or the numbers of some GPUs such as [0, 1]", "change the value"),
     Row("limits: {gpus: []}", "4:10", "limits.gpus: is []",

@@ -103,7 +103,7 @@ def _tokenizer(job: TextJob, texts: object, settled: InputRecord | None) -> tupl
     if isinstance(job.model, TextPretrained):
         found = pretrained.find(job, job.model.name)
         how = families.pooling(found.config) if job.model.pooling == "auto" else job.model.pooling
-        note = f"encoder {found.config.model_type} from {found.folder}; a text is represented by its {POOLED[how]}"
+        note = f"encoder {found.config.model_type} from {found.origin or found.folder}; a text is represented by its {POOLED[how]}"
         words = _known(settled) if settled else tokenizer.of(found)
         return words, families.longest(found.config), [note]
     if settled and (earlier := earlier_run.find(job)):

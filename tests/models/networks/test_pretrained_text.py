@@ -19,7 +19,7 @@ from runtime.errors import DataError, SpecError
 from runtime.models import saved_model
 from runtime.models.builders import BUILDERS
 from runtime.models.networks.text_encoder import TextNetwork
-from runtime.pretrained import convert
+from runtime.pretrained import convert, hub_connection
 from runtime.pretrained import folder as pretrained
 from runtime.training import run
 from tests import reports, tiny
@@ -262,16 +262,15 @@ def test_a_pickle_file_as_the_networks_name(folder: Path) -> None:
 
 def hub(monkeypatch: pytest.MonkeyPatch, folder: Path, port: int) -> None:
     """A hub at a port of this machine, and a cache in the folder."""
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache"))
 
 
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_name_on_the_hub_without_network(folder: Path, monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
     """Nobody listens, or somebody listens and never says a word."""
-    monkeypatch.setattr(pretrained, "PATIENCE", 0.2)
+    monkeypatch.setattr(hub_connection, "PATIENCE", 0.2)
+    monkeypatch.setattr(hub_connection, "PAUSE", 0.01)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         if answers:
@@ -279,12 +278,15 @@ def test_a_name_on_the_hub_without_network(folder: Path, monkeypatch: pytest.Mon
         hub(monkeypatch, folder, silent.getsockname()[1])
         with pytest.raises(SpecError) as caught:
             load(reports.job(folder, model="{source: transformers, name: bert-base-nowhere}"))
-    message = str(caught.value)
-    assert (
-        "model.name: 'bert-base-nowhere' is not a local folder, not in the Hugging Face cache, and cannot be downloaded"
-        in message
+        port = silent.getsockname()[1]
+    why = "no answer within 0.2 s" if answers else "Connection refused"
+    assert str(caught.value) == (
+        f"{folder}/job.yaml:5:31: model.name: 'bert-base-nowhere' is not a local folder, and at revision main is not "
+        f"in the cache {folder}/cache, and http://127.0.0.1:{port} cannot be reached: {why}\n"
+        "  possible: a network, or files that were fetched before\n"
+        "  do:       check the network connection, https_proxy and HF_ENDPOINT; where there is a network, "
+        f"`drivetrain fetch {folder}/job.yaml` fills the cache"
     )
-    assert "use a local folder, or check the name and the network connection" in message
 
 
 def test_a_name_in_the_cache_needs_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,218 @@
+"""Fetches a network by its name on the Hugging Face hub, once: later runs find it in the cache and ask for nothing.
+
+A revision is resolved to a commit once. Every file is compared with its hash before it gets its name. Of a repository
+that has only a pickle, the pickle is converted in an isolated process. Code in a repository is neither fetched nor run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import quote
+
+from runtime.errors import DataError, StorageError
+from runtime.pretrained import convert as converting
+from runtime.pretrained import hub_cache, hub_connection
+from runtime.pretrained.hub_cache import Repository, Snapshot
+from runtime.pretrained.hub_connection import Connection
+from runtime.pretrained.hub_download import HubFile, Progress, download
+from runtime.pretrained.hub_error import HubError
+from runtime.system.console import say as say_line
+from runtime.system.files import read_json, sha256
+
+MAIN = "main"
+CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+_BESIDE = re.compile(r"[\w+-][\w.+-]*\.(json|txt|model)")
+"""Configuration and vocabularies."""
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+_PAGES = 20
+_POSSIBLE = f"a network of transformers: {CONFIG}, and {WEIGHTS} or {PICKLE}"
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A network in the cache, and what this call did for it."""
+
+    snapshot: Snapshot
+    revision: str
+    new: tuple[str, ...] = ()
+    """Files that were downloaded by this call."""
+    note: str = ""
+    """What could not be checked; empty if everything was."""
+
+    @property
+    def origin(self) -> str:
+        """Name and commit, for messages."""
+        return f"{self.snapshot.name} at {self.snapshot.commit[:12]}"
+
+
+def fetch(name: str, revision: str, say: Callable[[str], None] = say_line) -> Fetched:
+    """The network of a name, from the cache or else from the hub.
+
+    Args:
+        name: such as `google-bert/bert-base-cased`.
+        revision: a branch, a tag or a commit.
+        say: takes lines about a download.
+
+    Raises:
+        HubError: if there is none, or it cannot be downloaded or used.
+        StorageError: if the cache cannot be written.
+    """
+    place = hub_cache.repository(hub_connection.cache_folder(), name)
+    if there := _complete(place, revision):
+        return there
+    foreign = place.foreign(commit) if (commit := place.commit_of(revision)) else None
+    if hub_connection.is_offline():
+        return _adopted(place, revision, foreign, HubError("", "", "unset HF_HUB_OFFLINE", offline=True))
+    try:
+        connection = hub_connection.connect(say)
+        commit, listed = _listed(connection, name, commit or revision)
+        with place.locked(say):
+            if there := _complete(place, commit):
+                place.keep(there.snapshot, revision)
+                return replace(there, revision=revision)
+            return _fetched(connection, place, revision, commit, listed)
+    except HubError as error:
+        if not error.offline:
+            raise
+        return _adopted(place, revision, foreign, error)
+
+
+def _complete(place: Repository, revision: str) -> Fetched | None:
+    snapshot = place.complete(place.commit_of(revision))
+    return Fetched(snapshot, revision) if snapshot else None
+
+
+def _adopted(place: Repository, revision: str, foreign: Snapshot | None, error: HubError) -> Fetched:
+    """What another program has put into the cache, where the hub cannot be asked.
+
+    Raises:
+        HubError: if there is nothing, or a part of it.
+    """
+    names = {file.name for file in foreign.files} if foreign else set()
+    if foreign and not (_lacking(foreign) or names.isdisjoint((WEIGHTS, INDEX))):
+        with contextlib.suppress(StorageError):  # a cache that cannot be written can be read
+            place.keep(foreign, revision)
+        plain = any(not hub_cache.HASH.fullmatch(file.hash) for file in foreign.files)
+        note = "its files have no hashes that they could be compared with" if plain else ""
+        return Fetched(foreign, revision, note=note)
+    lacking = _lacking(foreign) if foreign else ""
+    what = (
+        f"incomplete in the cache: it lacks {lacking or WEIGHTS}"
+        if foreign
+        else f"not in the cache {place.root.parent}"
+    )
+    why = f", and {error.given}" if error.given else ", and HF_HUB_OFFLINE is set, so the hub is not asked"
+    raise HubError(f"at revision {revision} is {what}{why}", error.possible, error.action, offline=True)
+
+
+def _lacking(snapshot: Snapshot) -> str:
+    """The first shard that is missing; empty if there is none."""
+    names = {file.name for file in snapshot.files}
+    if WEIGHTS in names or INDEX not in names:
+        return ""
+    index = read_json(snapshot.folder / INDEX)
+    shards = index.get("weight_map") if isinstance(index, dict) else None
+    wanted = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else [WEIGHTS]
+    return next((shard for shard in wanted if shard not in names), "")
+
+
+def _listed(connection: Connection, name: str, revision: str) -> tuple[str, list[HubFile]]:
+    """Commit and top files of a revision."""
+    where = f"/api/models/{quote(name)}"
+    about, _ = connection.json(f"{where}/revision/{quote(revision, safe='')}")
+    commit = about.get("sha") if isinstance(about, dict) else None
+    if not isinstance(commit, str) or not hub_cache.COMMIT.fullmatch(commit):
+        raise _strange(connection, "no commit")
+    files: list[HubFile] = []
+    path = f"{where}/tree/{commit}"
+    for _ in range(_PAGES):
+        rows, path = connection.json(path)
+        if not isinstance(rows, list):
+            raise _strange(connection, "no list of files")
+        files += (file for row in rows if isinstance(row, dict) for file in _file(row))
+        if not path:
+            break
+    return commit, files
+
+
+def _file(row: dict[str, object]) -> Iterator[HubFile]:
+    """A file of the list, if its values are sound: they become names in the cache."""
+    large = row.get("lfs")
+    name, size = row.get("path"), row.get("size")
+    digest = large.get("oid") if isinstance(large, dict) else row.get("oid")
+    sound = isinstance(name, str) and isinstance(size, int) and isinstance(digest, str)
+    if row.get("type") == "file" and sound and hub_cache.HASH.fullmatch(str(digest)) and "/" not in str(name):
+        yield HubFile(str(name), int(str(size)), str(digest))
+
+
+def _strange(connection: Connection, what: str) -> HubError:
+    return HubError(
+        f"{connection.endpoint} answers with {what}", "a hub, or a mirror of it", "check HF_ENDPOINT and the proxy"
+    )
+
+
+def choose(files: list[HubFile]) -> list[HubFile]:
+    """The files that are needed: configuration, vocabulary, and the weights once.
+
+    Raises:
+        HubError: if it is no network that can be used.
+    """
+    names = {file.name for file in files}
+    if CONFIG not in names:
+        raise HubError(f"has no {CONFIG}", _POSSIBLE, "use another network")
+    beside = [file for file in files if _BESIDE.fullmatch(file.name)]
+    if WEIGHTS in names:
+        weights = [file for file in files if file.name == WEIGHTS]
+        beside = [file for file in beside if file.name != INDEX]
+    elif INDEX in names:
+        weights = [file for file in files if _SHARD.fullmatch(file.name)]
+    elif PICKLE in names:
+        weights = [file for file in files if file.name == PICKLE]
+    else:
+        others = sorted(name for name in names if name.endswith((".safetensors", ".bin", ".h5", ".msgpack", ".gguf")))
+        raise HubError(
+            f"has no weights that can be used; it has {', '.join(others[:4]) or 'none'}",
+            _POSSIBLE,
+            "use another network",
+        )
+    return [*beside, *weights]
+
+
+def _fetched(connection: Connection, place: Repository, revision: str, commit: str, listed: list[HubFile]) -> Fetched:
+    """Download what is missing of a commit; the caller holds the lock."""
+    files = choose(listed)
+    missing = [file for file in files if not file.is_in(place.blobs / file.hash)]
+    pickle = next((file for file in files if file.name == PICKLE), None)
+    total = sum(file.size for file in missing)
+    connection.say(
+        f"hub: fetching {place.name} at {commit[:12]} from {connection.endpoint}: {len(missing)} files, {total / 1e6:,.1f} MB"
+    )
+    progress = Progress(total, connection.say)
+    for file in missing:
+        url = f"{connection.endpoint}/{quote(place.name)}/resolve/{commit}/{quote(file.name)}"
+        download(connection, url, file, place.blobs / file.hash, progress)
+    with place.staged(commit, {file.name: file.hash for file in files}) as folder:
+        if pickle:
+            files = [*(file for file in files if file != pickle), _converted(connection, place, folder, pickle)]
+    if pickle in missing:
+        (place.blobs / pickle.hash).unlink()
+    snapshot = Snapshot(place.name, commit, place.folder(commit), tuple(files), PICKLE if pickle else "")
+    place.keep(snapshot, revision)
+    return Fetched(snapshot, revision, tuple(file.name for file in missing))
+
+
+def _converted(connection: Connection, place: Repository, folder: Path, pickle: HubFile) -> HubFile:
+    """Convert the pickle of a staged folder, and take it away."""
+    connection.say(f"hub: {place.name} has only a pickle ({pickle.name}); converting it in an isolated process")
+    try:
+        made = converting.convert(folder / pickle.name)
+    except DataError as error:
+        raise HubError(
+            f"has only a pickle, which cannot be converted: {error.given}", error.possible, "use another network"
+        ) from None
+    (folder / pickle.name).unlink()
+    return replace(pickle, name=WEIGHTS, size=made.size, hash=sha256(made.path))

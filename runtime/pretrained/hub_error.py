@@ -1,0 +1,72 @@
+"""What can be wrong with a network on the Hugging Face hub, in three parts; the key and its place are added later."""
+
+from __future__ import annotations
+
+from email.message import Message
+
+
+class HubError(Exception):
+    """A network of the hub that cannot be used.
+
+    Args:
+        given: what was found, after the name of the network.
+        possible: what is possible here.
+        action: what to do about it.
+        offline: whether the hub could not be reached at all.
+        ended: whether the file has no byte at the requested position.
+    """
+
+    def __init__(self, given: str, possible: str, action: str, *, offline: bool = False, ended: bool = False) -> None:
+        super().__init__(given)
+        self.given, self.possible, self.action, self.offline, self.ended = given, possible, action, offline, ended
+
+
+_NEW_TOKEN = (
+    "export HF_TOKEN=... with a token that may read it ({endpoint}/settings/tokens), "
+    "and write environment: [HF_TOKEN] into the job"
+)
+
+
+def refused(status: int, headers: Message, endpoint: str, source: str, pause: float | None) -> HubError:
+    """The error for an answer of the hub.
+
+    Args:
+        status: of the answer.
+        headers: of the answer.
+        endpoint: address of the hub.
+        source: where the token that was sent comes from; empty if none was sent.
+        pause: seconds that the hub asks to wait.
+    """
+    code, text = headers.get("X-Error-Code") or "", headers.get("X-Error-Message") or ""
+    new_token = _NEW_TOKEN.format(endpoint=endpoint)
+    if status == 429:
+        return HubError(
+            f"the hub answers 429, too many requests, and asks to wait {pause or 0:,.0f} s",
+            "fewer requests, or more with a token",
+            f"try again later, or {new_token}" if not source else "try again later",
+        )
+    if status >= 500:
+        return HubError(f"the hub answers {status}, an error of its own", "a hub that works", "try again later")
+    if status == 401 and source and (code == "InvalidToken" or "nvalid" in text):
+        return HubError(f"the hub does not accept the token of {source}", "a valid token, or none", new_token)
+    if code == "GatedRepo" or (status == 403 and not code):
+        return HubError(
+            f"the hub answers {status}: this network is gated"
+            + (f", and the token of {source} has no access" if source else ""),
+            "an account that was given access",
+            f"ask for access on its page at {endpoint}" + ("" if source else f", then {new_token}"),
+        )
+    if code == "RevisionNotFound":
+        return HubError(
+            "the hub has no such revision of it", "a branch, a tag or a commit of it", "correct model.revision"
+        )
+    if status in (401, 403, 404):
+        who = f"the token of {source} sees" if source else "everybody sees"
+        return HubError(
+            f"the hub has no network of this name that {who} ({status})",
+            "a name such as google-bert/bert-base-cased, as its page shows it",
+            f"check the spelling; if it is private, {new_token}"
+            if not source
+            else "check the spelling, and whose token it is",
+        )
+    return HubError(f"the hub answers {status}", "a file of it", "check HF_ENDPOINT and the name", ended=status == 416)

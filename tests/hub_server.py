@@ -1,0 +1,135 @@
+"""A Hugging Face hub on 127.0.0.1, with the faults that real ones have; a real server, which real requests reach."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from tests.hub_double import COMMIT, entry_of
+
+NAME = "casa/beto"
+
+
+@dataclass
+class Fault:
+    """What happens instead of an answer, to as many requests as `times` says."""
+
+    path: str = ""
+    """Part of the path; all requests if empty."""
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    cut: int | None = None
+    """The body ends after so many bytes."""
+    spoil: bool = False
+    """The body has other bytes."""
+    pause: float = 0.0
+    """Seconds before each piece of the body."""
+    times: int = 10**9
+
+
+@dataclass
+class Hub:
+    """The content of the hub, and what was asked of it."""
+
+    files: dict[str, bytes]
+    name: str = NAME
+    revisions: dict[str, str] = field(default_factory=lambda: {"main": COMMIT})
+    token: str = ""
+    """What a request needs to see anything; empty: nothing."""
+    whole: bool = False
+    """Whether Range is ignored, as some proxies do."""
+    elsewhere: str = ""
+    """Address that files are redirected to."""
+    faults: list[Fault] = field(default_factory=list)
+    asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    """Path and headers of every request."""
+    endpoint: str = ""
+
+    def paths(self, part: str = "") -> list[str]:
+        """The paths that were asked for, of those that contain the part."""
+        return [path for path, _ in self.asked if part in path]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, as the hub has them."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+@contextmanager
+def serving(hub: Hub) -> Iterator[Hub]:
+    """The hub, for the time of the block."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            hub.asked.append((path, dict(self.headers.items())))
+            fault = next((each for each in hub.faults if each.path in path and each.times), Fault())
+            fault.times -= 1
+            if fault.status:
+                self._answer(fault.status, b"", fault)
+            elif hub.token and self.headers["Authorization"] != f"Bearer {hub.token}":
+                self._answer(401, b"", Fault(headers={"X-Error-Code": "RepoNotFound"}))
+            elif path.startswith(f"/api/models/{hub.name}/tree/"):
+                rows = [entry_of(name, content) for name, content in hub.files.items()]
+                self._answer(200, json.dumps(rows).encode(), fault)
+            elif path.startswith(f"/api/models/{hub.name}/revision/"):
+                self._revision(path.rpartition("/")[2], fault)
+            elif f"/{hub.name}/resolve/" in path and (content := hub.files.get(path.rpartition("/")[2])) is not None:
+                self._file(path, content, fault)
+            else:
+                self._answer(404, b"", Fault(headers={"X-Error-Code": "RepoNotFound"}))
+
+        def _revision(self, revision: str, fault: Fault) -> None:
+            commit = hub.revisions.get(revision, revision if revision in hub.revisions.values() else "")
+            if commit:
+                self._answer(200, json.dumps({"id": hub.name, "sha": commit}).encode(), fault)
+            else:
+                self._answer(404, b"", Fault(headers={"X-Error-Code": "RevisionNotFound"}))
+
+        def _file(self, path: str, content: bytes, fault: Fault) -> None:
+            if hub.elsewhere:
+                self._answer(302, b"", Fault(headers={"Location": f"{hub.elsewhere}{path}?signature=s"}))
+                return
+            start = 0 if hub.whole else int(self.headers.get("Range", "bytes=0-")[6:].rstrip("-"))
+            if start and start >= len(content):
+                self._answer(416, b"", fault)
+                return
+            more = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
+            self._answer(206 if start else 200, content[start:], fault, more)
+
+        def _answer(self, status: int, content: bytes, fault: Fault, more: Mapping[str, str] | None = None) -> None:
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(content)), **fault.headers, **(more or {})}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            body = bytes(reversed(content)) if fault.spoil else content
+            body = body if fault.cut is None else body[: fault.cut]
+            step = max(1, len(body) // 10) if fault.pause else max(1, len(body))
+            for start in range(0, len(body), step):
+                time.sleep(fault.pause)
+                with suppress(OSError):  # whoever asked has gone
+                    self.wfile.write(body[start : start + step])
+            if len(body) < len(content):
+                self.close_connection = True
+
+        def log_message(self, format: str, *words: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,148 @@
+"""Training from a name on the hub: fetched once, the same commit when resumed, a pickle converted by itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from runtime.data.load import load
+from runtime.errors import SpecError
+from runtime.models import saved_model
+from runtime.pretrained import folder as pretrained
+from tests import hub_server, reports, tiny
+from tests.hub_double import COMMIT
+from tests.hub_server import NAME, Fault, Hub
+
+MODEL = f"{{source: transformers, name: {NAME}}}"
+OTHER = "89abcdef0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with a small BERT, an empty cache, and reports in this folder."""
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    reports.write(tmp_path)
+    with hub_server.serving(Hub(hub_server.files_of(reports.pretrained(tmp_path)))) as made:
+        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+        shutil.rmtree(tmp_path / "saved")
+        yield made
+
+
+def pickled(hub: Hub, folder: Path) -> dict[str, torch.Tensor]:
+    """The hub has the weights only as a pickle."""
+    weights = safetensors.torch.load(hub.files.pop("model.safetensors"))
+    torch.save(weights, folder / "pytorch_model.bin")
+    hub.files["pytorch_model.bin"] = (folder / "pytorch_model.bin").read_bytes()
+    return weights
+
+
+def test_it_starts_with_the_weights_of_the_hub(hub: Hub, tmp_path: Path) -> None:
+    made = tiny.plain(reports.job(tmp_path, model=MODEL), tmp_path)
+    wanted = safetensors.torch.load(hub.files["model.safetensors"])
+    own = made.model.encoder.state_dict()  # type: ignore[union-attr, operator]
+    assert all(torch.equal(own[name], wanted[name]) for name in own)
+    assert any(note.startswith(f"encoder bert from {NAME} at {COMMIT[:12]}; ") for note in made.dataset.notes)
+    assert len(hub.paths("/revision/")) == 1, "asked once, although data and network both need it"
+
+
+def test_a_pickle_is_converted_by_itself(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = pickled(hub, tmp_path)
+    found = pretrained.find(reports.job(tmp_path, model=MODEL), NAME)
+    told = capsys.readouterr().out
+    assert f"hub: {NAME} has only a pickle (pytorch_model.bin); converting it in an isolated process" in told
+    assert sorted(path.name for path in found.folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    own = found.network().state_dict()
+    assert all(torch.equal(own[name], wanted[name]) for name in own if not name.startswith("pooler."))
+    assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file() and path.read_bytes()[:2] == b"PK"]
+    hub.asked.clear()
+    assert pretrained.find(reports.job(tmp_path, model=MODEL), NAME).folder == found.folder
+    assert hub.asked == []
+
+
+def test_a_pickle_that_is_no_checkpoint(hub: Hub, tmp_path: Path) -> None:
+    pickled(hub, tmp_path)
+    hub.files["pytorch_model.bin"] = b"cos\nsystem\n(S'touch /tmp/never'\ntR."
+    with pytest.raises(SpecError, match=r"has only a pickle, which cannot be converted: (.|\n)*use another network"):
+        load(reports.job(tmp_path, model=MODEL))
+    assert not list((tmp_path / "home").rglob("model.safetensors"))
+
+
+def test_code_of_a_repository_is_neither_fetched_nor_run(hub: Hub, tmp_path: Path) -> None:
+    hub.files["config.json"] = json.dumps(
+        json.loads(hub.files["config.json"]) | {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}
+    ).encode()
+    hub.files["mine.py"] = f"open({str(tmp_path / 'ran')!r}, 'w')".encode()
+    with pytest.raises(SpecError, match=r"config.json cannot be used: (.|\n)*part of transformers"):
+        load(reports.job(tmp_path, model=MODEL))
+    assert not (tmp_path / "ran").exists()
+    assert hub.paths(".py") == []
+
+
+def test_errors_name_the_key(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [Fault(status=401, headers={"X-Error-Code": "GatedRepo"})]
+    with pytest.raises(SpecError) as caught:
+        load(reports.job(tmp_path, model=MODEL))
+    first, possible, action = str(caught.value).splitlines()
+    assert first == (f"{tmp_path}/job.yaml:5:31: model.name: '{NAME}': the hub answers 401: this network is gated")
+    assert possible == "  possible: an account that was given access"
+    assert action == (
+        f"  do:       ask for access on its page at {hub.endpoint}, then export HF_TOKEN=... with a token that may read "
+        f"it ({hub.endpoint}/settings/tokens), and write environment: [HF_TOKEN] into the job"
+    )
+
+
+def test_a_revision_of_a_folder(hub: Hub, tmp_path: Path) -> None:
+    reports.pretrained(tmp_path)
+    with pytest.raises(SpecError, match=r"job.yaml:5:44: model.revision: .*saved is a local folder(.|\n)*remove it"):
+        load(reports.job(tmp_path, model="{source: transformers, name: saved, revision: main}"))
+
+
+def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "runtime", *map(str, words)]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def trained(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return command("train", folder / "job.yaml", "--runs", folder / "runs", *more)
+
+
+def test_a_run_keeps_its_commit_and_predicts_without_the_hub(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports.job(tmp_path, model=MODEL)
+    assert trained(tmp_path, "--set", "train.max_time=0.01s").returncode == 75
+    run = tmp_path / "runs" / "reports-001"
+    assert json.loads((run / "data.json").read_text())["pretrained_commit"] == COMMIT
+    # Meanwhile main has moved, another program has fetched it, and the cache has lost the old commit.
+    hub.revisions = {"main": OTHER, "old": COMMIT}
+    place = tmp_path / "home" / "hub" / "models--casa--beto"
+    (place / "refs" / "main").write_text(OTHER)
+    shutil.rmtree(place / "snapshots")
+    done = trained(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"encoder bert from {NAME} at {COMMIT[:12]}" in done.stdout
+
+    shutil.copytree(run / "model", tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "home")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    new = reports.table(tmp_path / "new.csv", [["motor no arranca", ""], ["freno ruidoso", ""]])
+    done = command("predict", tmp_path / "elsewhere", new, "--output", tmp_path / "out.csv")
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
+    assert not (tmp_path / "home").exists()
+    stored = saved_model.load(tmp_path / "elsewhere").preprocessing["tokenizer"]["json"]
+    assert json.loads(stored)["model"] == json.loads(hub.files["tokenizer.json"])["model"]

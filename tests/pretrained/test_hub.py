@@ -1,0 +1,446 @@
+"""Networks by name: fetched once, compared with their hashes, and what a hub can do wrong, against a real server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from runtime.errors import StorageError
+from runtime.pretrained import hub as hubs
+from runtime.pretrained import hub_connection, hub_download
+from runtime.pretrained.hub import Fetched, fetch
+from runtime.pretrained.hub_error import HubError
+from tests import hub_double
+from tests.hub_double import COMMIT
+from tests.hub_server import NAME, Fault, Hub, serving
+
+FILES = {
+    "config.json": b'{"model_type": "bert"}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": bytes(range(256)) * 4000,
+    "modeling_own.py": b"raise SystemExit('run')",
+    "tf_model.h5": b"other weights",
+    "README.md": b"words",
+}
+NEEDED = ["config.json", "model.safetensors", "tokenizer.json"]
+OTHER = "89abcdef0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cache of this test, no token and no proxy of the user, and short pauses."""
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(hub_connection, "PAUSE", 0.01)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving(Hub(dict(FILES))) as made:
+        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+        yield made
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    return []
+
+
+def got(lines: list[str] | None = None, revision: str = "main") -> Fetched:
+    return fetch(NAME, revision, (lines if lines is not None else []).append)
+
+
+def refused(lines: list[str] | None = None, revision: str = "main") -> HubError:
+    with pytest.raises(HubError) as caught:
+        got(lines, revision)
+    return caught.value
+
+
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "hub" / "models--casa--beto"
+
+
+def unfinished(tmp_path: Path) -> list[str]:
+    """What is left that is not complete."""
+    return sorted(path.name for path in root(tmp_path).rglob("*") if path.name.endswith(".part"))
+
+
+def test_it_is_fetched_once_and_found_without_a_request(hub: Hub, lines: list[str], tmp_path: Path) -> None:
+    found = got(lines)
+    assert found.snapshot.folder == root(tmp_path) / "snapshots" / COMMIT
+    assert {path.name: path.read_bytes() for path in found.snapshot.folder.iterdir()} == {n: FILES[n] for n in NEEDED}
+    assert sorted(found.new) == NEEDED
+    assert lines == [f"hub: fetching casa/beto at {COMMIT[:12]} from {hub.endpoint}: 3 files, 1.0 MB"]
+    assert not [path for path in hub.paths() if path.endswith((".py", ".h5", ".md"))], "neither code nor other weights"
+    hub.asked.clear()
+    again = got(lines)
+    assert (again.snapshot, again.new, hub.asked, len(lines)) == (found.snapshot, (), [], 1)
+
+
+def test_other_libraries_find_it(hub: Hub, tmp_path: Path) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    found = got()
+    told = huggingface_hub.snapshot_download(
+        NAME, cache_dir=tmp_path / "home" / "hub", local_files_only=True, allow_patterns=["*.json", "*.safetensors"]
+    )
+    assert Path(told) == found.snapshot.folder
+    assert len(huggingface_hub.scan_cache_dir(tmp_path / "home" / "hub").repos) == 1
+
+
+def test_a_revision_is_resolved_once(hub: Hub) -> None:
+    got()
+    hub.revisions = {"main": OTHER, "old": COMMIT}
+    assert got().snapshot.commit == COMMIT, "main stays what it was when it was fetched"
+    assert got(revision=OTHER).snapshot.commit == OTHER
+    assert got(revision="old").snapshot.commit == COMMIT
+    hub.asked.clear()
+    assert [got(revision=word).snapshot.commit for word in ("old", OTHER, "main")] == [COMMIT, OTHER, COMMIT]
+    assert hub.asked == []
+    assert refused(revision="none").given == "the hub has no such revision of it"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "token", "given", "action"),
+    [
+        (404, {"X-Error-Code": "RepoNotFound"}, "", "no network of this name that everybody sees (404)", "check the spelling; if it is private, export HF_TOKEN"),
+        (401, {"X-Error-Code": "RepoNotFound"}, "", "no network of this name that everybody sees (401)", "environment: [HF_TOKEN]"),
+        (404, {"X-Error-Code": "RepoNotFound"}, "t0ken", "no network of this name that the token of HF_TOKEN sees", "whose token it is"),
+        (401, {"X-Error-Code": "GatedRepo"}, "", "answers 401: this network is gated", "ask for access on its page"),
+        (403, {"X-Error-Code": "GatedRepo"}, "t0ken", "is gated, and the token of HF_TOKEN has no access", "ask for access"),
+        (401, {"X-Error-Message": "Invalid credentials in Authorization header"}, "t0ken", "does not accept the token of HF_TOKEN", "export HF_TOKEN"),
+        (418, {}, "", "the hub answers 418", "check HF_ENDPOINT"),
+    ],
+)  # fmt: skip
+def test_refusals(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, status: int, headers: dict[str, str], token: str, given: str, action: str
+) -> None:
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    hub.faults = [Fault(status=status, headers=headers)]
+    error = refused()
+    assert given in error.given
+    assert action in error.action
+    assert error.possible
+    assert token == "" or token not in f"{error.given} {error.action}"
+    assert len(hub.asked) == 1, "the same answer would come again"
+
+
+def test_a_private_network_needs_the_token(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hub.token = "t0ken123"
+    assert "everybody sees" in refused().given
+    (tmp_path / "home").mkdir(exist_ok=True)
+    (tmp_path / "home" / "token").write_text("t0ken123\n")
+    assert got().new
+    assert all(headers["Authorization"] == "Bearer t0ken123" for _, headers in hub.asked[1:])
+
+
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of the client, which are not waited for."""
+    slept: list[float] = []
+    monkeypatch.setattr(hub_connection, "time", SimpleNamespace(sleep=slept.append, time=time.time))
+    return slept
+
+
+@pytest.mark.parametrize("date", [False, True])
+def test_too_many_requests_waits_as_asked(
+    hub: Hub, lines: list[str], date: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept = pauses(monkeypatch)
+    wait = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True) if date else "20"
+    hub.faults = [Fault(status=429, headers={"Retry-After": wait}, times=2)]
+    assert got(lines).new
+    assert len(slept) == 2
+    assert all(18 <= seconds <= 20 for seconds in slept)
+    assert re.fullmatch(r"hub: 429, too many requests; next attempt in (18|19|20) s", lines[0])
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Retry-After": "3600"}, {"Retry-After": "90"}, {"RateLimit": '"api";r=0;t=200'}, {}]
+)
+def test_too_many_requests_ends(hub: Hub, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = pauses(monkeypatch)
+    hub.faults = [Fault(status=429, headers=headers)]
+    error = refused()
+    assert "429, too many requests, and asks to wait" in error.given
+    assert "try again later, or export HF_TOKEN" in error.action
+    assert sum(slept) <= hub_connection.LONGEST_WAIT
+    assert bool(slept) == (headers != {"Retry-After": "3600"})
+
+
+def test_an_error_of_the_hub_passes(hub: Hub, lines: list[str]) -> None:
+    hub.faults = [Fault(status=503, times=2), Fault(path="safetensors", status=502, times=1)]
+    assert got(lines).new
+    assert lines[0] == "hub: 503, an error of the hub; next attempt in 0 s"
+
+
+def test_an_error_of_the_hub_stays(hub: Hub) -> None:
+    hub.faults = [Fault(status=500)]
+    error = refused()
+    assert (error.given, error.action) == ("the hub answers 500, an error of its own", "try again later")
+    assert len(hub.asked) == hub_connection.ATTEMPTS
+
+
+def test_a_cut_file_is_resumed(hub: Hub, lines: list[str], tmp_path: Path) -> None:
+    hub.faults = [Fault(path="safetensors", cut=300_000, times=2)]
+    assert (got(lines).snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    asked = [headers.get("Range") for path, headers in hub.asked if path.endswith("safetensors")]
+    assert asked == [None, "bytes=300000-", "bytes=600000-"]
+    assert lines[1].startswith("hub: model.safetensors was cut after 0.3 of 1.0 MB: ")
+    assert unfinished(tmp_path) == []
+
+
+def test_a_truncated_file_ends_and_the_next_call_resumes_it(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [Fault(path="safetensors", cut=300_000, times=1), Fault(path="safetensors", cut=0)]
+    error = refused()
+    assert error.given.startswith("model.safetensors ends after 0.3 of 1.0 MB: ")
+    assert "it resumes there" in error.action
+    assert len(unfinished(tmp_path)) == 1
+    assert not (root(tmp_path) / "snapshots" / COMMIT).exists(), "a part is never used"
+    hub.faults, hub.asked[:] = [], []
+    assert got().new
+    assert [headers.get("Range") for path, headers in hub.asked if path.endswith("safetensors")] == ["bytes=300000-"]
+
+
+def test_a_file_that_is_shorter_than_its_entry(hub: Hub) -> None:
+    whole = hub.files["model.safetensors"]
+    hub.files["model.safetensors"] = whole[:1000]
+    listed = hubs.HubFile("model.safetensors", len(whole), hashlib.sha256(whole).hexdigest())
+    with pytest.raises(HubError, match=r"ends after 0.0 of 1.0 MB: the hub answers 416"):
+        direct(hub, listed)
+
+
+def test_a_server_that_ignores_ranges(hub: Hub, lines: list[str]) -> None:
+    hub.whole, hub.faults = True, [Fault(path="safetensors", cut=300_000, times=1)]
+    assert (got(lines).snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_a_wrong_hash_is_fetched_again_and_then_refused(hub: Hub, lines: list[str], tmp_path: Path) -> None:
+    hub.faults = [Fault(path="safetensors", spoil=True, times=1)]
+    assert (got(lines).snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert lines[1:] == ["hub: model.safetensors has another hash than the hub says; downloading it again"]
+    shutil.rmtree(root(tmp_path))
+    hub.faults = [Fault(path="tokenizer.json", spoil=True), Fault(path="safetensors", spoil=True)]
+    error = refused()
+    assert "has another hash than the hub says, in two downloads" in error.given
+    assert "a proxy or a mirror (HF_ENDPOINT) changes files" in error.action
+    assert unfinished(tmp_path) == []
+    assert not list(root(tmp_path).rglob("snapshots/*"))
+
+
+def direct(hub: Hub, listed: hubs.HubFile) -> None:
+    connection = hub_connection.connect(lambda line: None)
+    place = Path(os.environ["HF_HOME"])
+    place.mkdir(exist_ok=True)
+    url = f"{hub.endpoint}/{NAME}/resolve/{COMMIT}/{listed.name}"
+    hub_download.download(connection, url, listed, place / "x", hub_download.Progress(listed.size, lambda line: None))
+
+
+def test_the_token_stays_with_its_host(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "t0ken123"
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    with serving(Hub(dict(FILES))) as other:
+        hub.elsewhere = other.endpoint
+        assert got().new
+    assert len(other.asked) == 3
+    assert all("Authorization" not in headers for _, headers in other.asked)
+    assert all("Authorization" in headers for _, headers in hub.asked)
+
+
+def test_the_token_goes_over_no_open_line(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
+    monkeypatch.setenv("HF_TOKEN", "t0ken123")
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.example")
+    assert hub_connection.connect(lines.append).token == ""
+    assert lines == ["hub: http://hub.example is not encrypted, so the token of HF_TOKEN is not sent"]
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
+    assert hub_connection.connect(lines.append).token == "t0ken123"
+
+
+@pytest.mark.parametrize("address", ["ftp://127.0.0.1/x", "file:///etc/passwd"])
+def test_a_redirect_to_something_else_than_the_web(hub: Hub, address: str) -> None:
+    hub.faults = [Fault(status=302, headers={"Location": address})]
+    assert refused().given
+
+
+def test_a_slow_link_is_told(hub: Hub, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_download, "EVERY", 0.1)
+    hub.faults = [Fault(path="safetensors", pause=0.05)]
+    got(lines)
+    told = [
+        line for line in lines[1:] if re.fullmatch(r"hub: 0\.\d of 1\.0 MB, \d+\.\d\d MB/s, about \d+ s left", line)
+    ]
+    assert 2 <= len(told) <= 6
+    assert told == lines[1:]
+
+
+def test_a_hub_that_falls_silent(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hub_connection, "PATIENCE", 0.1)
+    hub.faults = [Fault(path="safetensors", pause=0.5)]
+    error = refused()
+    assert "model.safetensors ends after" in error.given or "cannot be reached" in error.given
+    assert len(unfinished(tmp_path)) == 1
+
+
+def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        error = refused()
+    assert error.offline
+    assert error.given.startswith(
+        f"at revision main is not in the cache {tmp_path / 'home' / 'hub'}, and http://127.0.0.1:"
+    )
+    assert error.given.endswith("cannot be reached: Connection refused")
+
+
+def test_offline_by_request(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    error = refused()
+    assert "HF_HUB_OFFLINE is set, so the hub is not asked" in error.given
+    assert "unset HF_HUB_OFFLINE" in error.action
+    assert hub.asked == []
+
+
+def test_a_hub_that_talks_nonsense(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.revisions = {"main": "../../../etc"}
+    assert "answers with no commit" in refused().given
+    monkeypatch.setenv("HF_ENDPOINT", "huggingface.co")
+    assert refused().given == "HF_ENDPOINT is 'huggingface.co'"
+
+
+def test_names_and_hashes_that_would_leave_the_cache(hub: Hub) -> None:
+    rows = [
+        {"type": "file", "path": "a.json", "size": 1, "oid": "../../x"},
+        {"type": "file", "path": "../a.json", "size": 1, "oid": "0" * 40},
+        {"type": "file", "path": "a.json", "size": "1", "oid": "0" * 40},
+        {"type": "directory", "path": "b", "oid": "0" * 40},
+    ]
+    assert [file for row in rows for file in hubs._file(row)] == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("files", "given"),
+    [
+        ({"model.safetensors": b"x"}, "has no config.json"),
+        ({"config.json": b"{}", "tf_model.h5": b"x"}, "has no weights that can be used; it has tf_model.h5"),
+        ({"config.json": b"{}"}, "has no weights that can be used; it has none"),
+    ],
+)
+def test_what_is_no_network(hub: Hub, files: dict[str, bytes], given: str) -> None:
+    hub.files = files
+    assert refused().given == given
+    assert hub.paths("resolve") == []
+
+
+def test_shards(hub: Hub) -> None:
+    del hub.files["model.safetensors"]
+    parts = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    hub.files |= {part: part.encode() for part in parts}
+    hub.files["model.safetensors.index.json"] = json.dumps({"weight_map": dict(zip("ab", parts, strict=True))}).encode()
+    assert {file.name for file in got().snapshot.files} >= {*parts, "model.safetensors.index.json"}
+
+
+def cached(tmp_path: Path, files: dict[str, bytes]) -> Path:
+    """What another program has put into the cache."""
+    place = root(tmp_path)
+    for part in ("blobs", f"snapshots/{COMMIT}", "refs"):
+        (place / part).mkdir(parents=True)
+    (place / "refs" / "main").write_text(COMMIT)
+    for name, content in files.items():
+        digest = hashlib.sha256(content).hexdigest()
+        (place / "blobs" / digest).write_bytes(content)
+        (place / "snapshots" / COMMIT / name).symlink_to(Path("..", "..", "blobs", digest))
+    return place
+
+
+def test_a_part_of_another_program_is_completed(hub: Hub, tmp_path: Path) -> None:
+    place = cached(tmp_path, {"config.json": FILES["config.json"], "notes": b"mine", "model.safetensors": b"damaged"})
+    found = got()
+    assert {path.name for path in found.snapshot.folder.iterdir()} == {*NEEDED, "notes"}
+    assert (found.snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert sorted(path.name for path in (place / "snapshots").iterdir()) == [COMMIT]
+
+
+def test_what_another_program_has_fetched_is_enough_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub
+) -> None:
+    place = cached(tmp_path, {name: FILES[name] for name in NEEDED})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert got().snapshot.commit == COMMIT
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert got().snapshot.commit == COMMIT
+    assert hub.asked == [], "it was compared with its hashes, and that is on record"
+    shutil.rmtree(place / "drivetrain")
+    (place / "snapshots" / COMMIT / "model.safetensors").resolve().write_bytes(b"x")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "not in the cache" in refused().given
+
+
+def test_a_damaged_file_of_ours_is_fetched_again(hub: Hub) -> None:
+    path = got().snapshot.folder / "model.safetensors"
+    path.resolve().write_bytes(b"short")
+    assert got().new == ("model.safetensors",)
+    assert path.read_bytes() == FILES["model.safetensors"]
+
+
+def test_two_processes_fetch_it_once(hub: Hub) -> None:
+    hub.faults = [Fault(path="safetensors", pause=0.02)]
+    told: list[str] = []
+    threads = [threading.Thread(target=fetch, args=(NAME, "main", told.append)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(hub.paths("safetensors")) == 1
+    assert "hub: another process is fetching casa/beto; waiting for it" in told
+
+
+def test_a_full_disk_and_a_cache_of_somebody_else(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hub_download, "_SPARE", 1 << 62)
+    with pytest.raises(StorageError, match=r"needs \d+ MB, and [\d,]+ MB are free(.|\n)*set HF_HOME"):
+        got()
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError):
+        got()
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
+def test_behind_a_proxy_with_a_password_and_its_own_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in NEEDED:
+        (model / name).write_bytes(FILES[name])
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN", "t0ken123")
+    with hub_double.running(tmp_path / "tls", NAME, model, "t0ken123", "pa55word") as proxied:
+        monkeypatch.setenv("HF_ENDPOINT", proxied.endpoint)
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxied.port}")
+        error = refused()
+        assert "407" in error.given
+        assert "http://USER:PASSWORD@HOST:PORT" in error.action
+        monkeypatch.setenv("https_proxy", f"http://someone:pa55word@127.0.0.1:{proxied.port}")
+        error = refused()
+        assert "certificate verify failed" in error.given
+        assert "SSL_CERT_FILE=FILE" in error.action
+        monkeypatch.setenv("SSL_CERT_FILE", str(proxied.authority))
+        assert sorted(got().new) == NEEDED
+        assert "pa55word" not in error.given + error.action
