@@ -209,6 +209,8 @@ def _add_data(add: Add) -> None:
     made.add_argument(
         "--output", type=Path, metavar="FILE", help="job file to write (default: NAME.yaml, named after the data)"
     )
+    made = _with_job(add("fetch", "download the pretrained network of a job, for a machine without a network"))
+    made.add_argument("--container", action="store_true", help="into the volume of the containers that `launch` starts")
     made = add("convert", "convert a pickle checkpoint to safetensors, in an isolated process")
     made.add_argument(
         "file", type=Path, metavar="FILE", help="checkpoint file: pytorch_model.bin, best_model.bin, *.pt"

@@ -10,18 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runtime.cli import csv_option
+from runtime.cli.fetch import fetch
+from runtime.cli.init import init
 from runtime.errors import DeviceError, SpecError
 from runtime.launch import image_contents, project, run_in_image
 from runtime.system.installation import SETUP
 
 Command = Callable[[argparse.Namespace], int]
-
-
-def init(given: argparse.Namespace) -> int:
-    """Draft a job file from data."""
-    from runtime.cli.init import init as draft
-
-    return draft(given)
 
 
 def validate(given: argparse.Namespace) -> int:
@@ -263,5 +258,6 @@ COMMANDS: dict[str, Command] = {
     "export": export,
     "sample": sample,
     "init": init,
+    "fetch": fetch,
     "convert": convert,
 }

@@ -24,7 +24,7 @@ from runtime.launch.project import PROJECT, image
 from runtime.system.files import read_json
 from runtime.system.installation import SETUP
 
-WITH_JOB = ("find-lr", "memory", "bench")
+WITH_JOB = ("find-lr", "memory", "bench", "fetch")
 COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "sample", "convert", "init")
 """Commands that compute, draw or decode, except training."""
 READERS = ("numpy", "pyarrow", "PIL")

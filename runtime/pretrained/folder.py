@@ -102,15 +102,21 @@ def find(job: Job, name: str) -> Pretrained:
             )
             raise SpecError([problem])
     elif HUB_NAME.fullmatch(name):
-        folder, origin = _of_hub(job, name)
+        found = fetched(job, name)
+        folder, origin = found.snapshot.folder, found.origin
     else:
         _refuse(job, f"{where} does not exist", _POSSIBLE, "correct the path; it is relative to the job's folder")
     _check_files(job, folder)
     return Pretrained(job, folder, _config(job, folder), origin)
 
 
-def _of_hub(job: Job, name: str) -> tuple[Path, str]:
-    """The folder of a name on the hub, and its name and commit; a run takes the same commit whenever it is resumed."""
+def fetched(job: Job, name: str) -> hub.Fetched:
+    """The network of a name on the hub; a run takes the same commit whenever it is resumed.
+
+    Raises:
+        SpecError: if there is none, or it cannot be downloaded or used.
+        StorageError: if the cache cannot be written.
+    """
     revision = getattr(getattr(job, "model", None), "revision", None) or hub.MAIN
     try:
         found = hub.fetch(name, job.pretrained_commit or revision)
@@ -127,7 +133,7 @@ def _of_hub(job: Job, name: str) -> tuple[Path, str]:
             f"{error.action}; where there is a network, `drivetrain fetch {job.document.name}` fills the cache{by_hand}",
         )
     job.fix_commit(found.snapshot.commit)
-    return found.snapshot.folder, found.origin
+    return found
 
 
 def _check_files(job: Job, folder: Path) -> None:

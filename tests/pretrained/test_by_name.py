@@ -13,8 +13,10 @@ import pytest
 import safetensors.torch
 import torch
 
+from runtime.cli.main import main
 from runtime.data.load import load
 from runtime.errors import SpecError
+from runtime.launch import docker_engine
 from runtime.models import saved_model
 from runtime.pretrained import folder as pretrained
 from tests import hub_server, reports, tiny
@@ -146,3 +148,49 @@ def test_a_run_keeps_its_commit_and_predicts_without_the_hub(
     assert not (tmp_path / "home").exists()
     stored = saved_model.load(tmp_path / "elsewhere").preprocessing["tokenizer"]["json"]
     assert json.loads(stored)["model"] == json.loads(hub.files["tokenizer.json"])["model"]
+
+
+def test_fetch_fills_the_cache_for_a_machine_without_a_network(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports.job(tmp_path, model=MODEL)
+    assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
+    first = capsys.readouterr().out.splitlines()
+    size = sum(map(len, hub.files.values())) / 1e6
+    assert first == [
+        f"hub: fetching {NAME} at {COMMIT[:12]} from {hub.endpoint}: 3 files, {size:,.1f} MB",
+        f"{NAME}: fetched 3 files, {size:,.1f} MB, each compared with its hash",
+        *(f"  {name}  {len(content) / 1e6:,.1f} MB" for name, content in sorted(hub.files.items())),
+        f"revision main: commit {COMMIT}",
+        f"in {tmp_path}/home/hub/models--casa--beto/snapshots/{COMMIT}",
+    ]
+    hub.asked.clear()
+    assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
+    again = capsys.readouterr().out.splitlines()
+    assert again[0].startswith(f"{NAME}: everything is there, 3 files, {size:,.1f} MB; each was compared with its hash")
+    assert (again[1:], hub.asked) == (first[2:], [])
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert load(reports.job(tmp_path, model=MODEL)).preprocessing["kind"] == "texts"
+    reports.job(tmp_path)
+    assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/job.yaml: the job needs nothing from the Hugging Face hub\n"
+
+
+def test_fetch_of_a_name_that_is_nowhere(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reports.job(tmp_path, model=MODEL.replace("beto", "bet0"))
+    assert main(["fetch", str(tmp_path / "job.yaml")]) == 2
+    assert (
+        "model.name: 'casa/bet0': the hub has no network of this name that everybody sees (404)"
+        in capsys.readouterr().err
+    )
+
+
+def test_fetch_into_a_volume_without_an_engine(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        docker_engine, "connect", lambda: docker_engine.EngineMissing("nobody listens", "`make engine`")
+    )
+    reports.job(tmp_path, model=MODEL)
+    assert main(["fetch", str(tmp_path / "job.yaml"), "--container"]) == 9
+    assert "--container: no Docker engine answers: nobody listens" in capsys.readouterr().err
