@@ -1,4 +1,4 @@
-"""A GPU machine measured in one go: the tutorial loop against the plan on five networks, and four precisions.
+"""A GPU machine measured in one go: the tutorial loop against the plan on five networks, four precisions, compile.
 
     python benchmarks/gpu.py [--folder DIR] [--minutes 8] [--rows resnet18 ...] [--out DIR] [--smoke]
 
@@ -34,6 +34,7 @@ from runtime.job_spec import load as job_spec  # noqa: E402
 from runtime.plan import plan  # noqa: E402
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+COMPILED = "{compile: true, measure: off}"
 LONGEST = 150.0
 """Seconds that one arm may take, compiling included."""
 
@@ -49,7 +50,7 @@ def main() -> int:
         return 9
     found: dict[str, Any] = {
         "date": datetime.date.today().isoformat(), "machine": machine.to_json(), "smoke": given.smoke,
-        "rows": {}, "precisions": {},
+        "rows": {}, "precisions": {}, "compiled": {},
     }
     for name in given.rows:
         folder = given.folder / name
@@ -60,6 +61,9 @@ def main() -> int:
     for precision in PRECISIONS:
         settings = f"{{precision: {precision}, compile: false, measure: off}}"
         found["precisions"][precision] = left(given, start, machine, given.folder / curves, curves, "plan", settings)
+    # Last, since compiling takes longest.
+    for name in given.rows:
+        found["compiled"][name] = left(given, start, machine, given.folder / name, name, "plan", COMPILED)
     found["curves"], found["seconds"] = curves, round(time.monotonic() - start, 1)
     name = f"gpu-{slug(machine)}-{found['date']}"
     given.out.mkdir(parents=True, exist_ok=True)

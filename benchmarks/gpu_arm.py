@@ -40,7 +40,7 @@ from runtime.training import losses, optimizer, run
 from runtime.training.phase_timer import PhaseTimer
 
 WARM, SHOWN = 8, 60
-"""Steps before the clock starts, and steps whose loss is kept."""
+"""Fewest steps before the clock starts, and steps whose loss is kept."""
 Steps = Iterator[tuple[float, int]]
 """Loss and samples of each step."""
 
@@ -66,7 +66,8 @@ def main() -> int:
         whole = run.assemble(job, machine, made, folder, dataset, network, Signals(), PhaseTimer())
         found["plan"] = {row.name: row.value for row in made.decisions}
         steps = planned(whole)
-    print(json.dumps(found | measured(steps, machine, device, seconds)))
+    epoch = -(-len(dataset.train) // job.train.batch)
+    print(json.dumps(found | measured(steps, machine, device, seconds, max(WARM, epoch + 4))))
     return 0
 
 
@@ -112,13 +113,15 @@ def planned(whole: run.Run) -> Steps:
         whole.counters.epoch += 1
 
 
-def measured(steps: Steps, machine: Hardware, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Speed, memory, utilization and the first losses."""
+def measured(steps: Steps, machine: Hardware, device: torch.device, seconds: float, warm: int) -> dict[str, Any]:
+    """Speed, memory, utilization and the first losses; the clock starts after `warm` steps, an epoch and more, since
+    its smaller last batch is new to the compiler and to cuDNN.
+    """
     cuda = device.type == "cuda"
     start = time.perf_counter()
     shown = [next(steps)[0]]
     first = time.perf_counter() - start
-    shown += [next(steps)[0] for _ in range(WARM - 1)]
+    shown += [next(steps)[0] for _ in range(warm - 1)]
     waits = synchronized(lambda: shown.append(next(steps)[0])) if cuda else None
     if cuda:
         torch.cuda.synchronize()
@@ -126,7 +129,7 @@ def measured(steps: Steps, machine: Hardware, device: torch.device, seconds: flo
     times, samples = [], 0
     with Busy(machine) as busy:
         begin = before = time.perf_counter()
-        while before - begin < seconds or len(shown) < min(SHOWN, WARM + 12):
+        while before - begin < seconds or len(shown) < min(SHOWN, warm + 12):
             loss, count = next(steps)
             shown.append(loss)
             now = time.perf_counter()

@@ -27,7 +27,7 @@ def slug(machine: Hardware) -> str:
 
 def page(found: dict[str, Any], machine: Hardware) -> str:
     """The whole page."""
-    return "\n".join([*_head(found, machine), *_rows(found), *_plans(found), *_curves(found), *_goals(found)]) + "\n"
+    return "\n".join([*_head(found, machine), *_rows(found), *_plans(found), *_curves(found), *_compiled(found), *_goals(found)]) + "\n"
 
 
 def _head(found: dict[str, Any], machine: Hardware) -> Iterator[str]:
@@ -95,7 +95,7 @@ def _plans(found: dict[str, Any]) -> Iterator[str]:
 def _curves(found: dict[str, Any]) -> Iterator[str]:
     yield f"## Loss in four precisions: {ROWS[found['curves']].title}, without compile"
     yield ""
-    yield "fp32 is as torch comes: its convolutions may use TF32, its matrix products not."
+    yield "fp32 is true fp32: TF32 is off in convolutions, too."
     yield ""
     measured = {name: arm for name, arm in found["precisions"].items() if "losses" in arm}
     if measured:
@@ -109,6 +109,28 @@ def _curves(found: dict[str, Any]) -> Iterator[str]:
     for name, arm in found["precisions"].items():
         if "missing" in arm:
             yield f"- {name}: {arm['missing']}"
+    yield ""
+
+
+def _compiled(found: dict[str, Any]) -> Iterator[str]:
+    yield "## The plan with compile"
+    yield ""
+    yield ("Pays after: optimizer steps until the saved time makes up for the longer first step. Median times, since a "
+           "step may compile again.")
+    yield ""
+    rows = [["network", "plan step", "compiled step", "plan first step", "compiled first step", "pays after"]]
+    for name, two in found["compiled"].items():
+        one = found["rows"][name]["plan"]
+        if "missing" in one or "missing" in two:
+            yield f"- {name}: {two.get('missing') or one['missing']}"
+            continue
+        gain, cost = one["median_step"] - two["median_step"], two["first_step"] - one["first_step"]
+        rows.append([ROWS[name].title, *(f"{arm['median_step'] * 1e3:.1f} ms" for arm in (one, two)),
+                     *(f"{arm['first_step']:.1f} s" for arm in (one, two)),
+                     f"{cost / gain:,.0f} steps" if gain > 0 else "never"])
+    if len(rows) > 1:
+        yield ""
+        yield from _table(rows)
     yield ""
 
 

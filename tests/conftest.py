@@ -10,7 +10,9 @@ import pytest
 from tests.paths import TESTS
 
 # Tests compute on the CPU, on a machine with a GPU too, where they would find other settings; `tests/gpu` uses the GPU.
-HIDDEN_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
+# A worker of xdist starts with the environment that the first process has changed.
+SHOWN = "DRIVETRAIN_TESTS_SHOWN_GPUS"
+os.environ.setdefault(SHOWN, os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 

@@ -59,8 +59,8 @@ class Buffers:
         if [id(b) for b in found] != [id(b) for b in self.tensors] or not _alike(found, self.before):
             self._check(known)
             self.tensors, self.before = found, [b.clone() for b in found]
-        elif found:
-            torch._foreach_copy_(self.before, found)
+        else:
+            _copy(self.before, found)
 
     def _check(self, before: Mapping[str, tuple[int, ...]]) -> None:
         now = _saved(self.model)
@@ -84,8 +84,7 @@ class Buffers:
                 tensor.resize_(before.shape)
         # A tensor whose elements share memory cannot have been changed in place, only replaced.
         filled = [pair for pair in zip(self.tensors, self.before, strict=True) if not _shares(pair[0])]
-        if filled:
-            torch._foreach_copy_([tensor for tensor, _ in filled], [before for _, before in filled])
+        _copy([tensor for tensor, _ in filled], [before for _, before in filled])
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -106,6 +105,13 @@ def unshare(model: nn.Module) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and not is_lazy(buffer) and _shares(buffer):
                 module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each source onto its target, with one GPU kernel for each dtype: torch copies mixed lists one by one."""
+    for dtype in dict.fromkeys(tensor.dtype for tensor in targets):
+        pairs = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype]
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 def _shares(tensor: Tensor) -> bool:

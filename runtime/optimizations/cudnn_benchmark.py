@@ -19,13 +19,13 @@ Values = bool
 
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
-    """On for convolutions over samples of one size, unless the job is deterministic."""
+    """Off: it costs seconds at the start, and only a measurement shows whether a run gets them back."""
     obstacle = refuse(job, hardware, workload, True)
     if obstacle:
         return Choice(False, obstacle)
     if hardware.gpu and not tensor_cores(hardware.gpu) and hardware.gpu.capability >= (7, 0):
         return Choice(False, "on GTX 16 GPUs cuDNN's benchmark has picked slow kernels")
-    return Choice(True, "all samples have one size, so the benchmark runs once per layer")
+    return Choice(False, "trying all kernels of a layer takes seconds at the start; used only if measured faster or requested")
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:

@@ -71,6 +71,7 @@ def arm(speed: float, peak: int, **more: Any) -> dict[str, Any]:
         "busy": 93.0,
         "waits_per_step": 1.0,
         "first_step": 12.0,
+        "median_step": 0.010,
         "losses": [1.0 / n for n in range(1, 61)],
         **more,
     }
@@ -88,6 +89,7 @@ def test_the_page_of_a_gpu(pages: ModuleType) -> None:
         "seconds": 400.0,
         "rows": rows,
         "precisions": precisions,
+        "compiled": {"resnet18": arm(1, 1, median_step=0.008, first_step=32.0), "cnn-lstm": {"missing": "no time"}},
         "curves": "resnet18",
     }
     text = pages.page(found, H200)
@@ -102,6 +104,8 @@ def test_the_page_of_a_gpu(pages: ModuleType) -> None:
         "| step | fp32 | tf32 |",
         "| 10 | 0.1000 | 0.1000 |",
         "- fp16: not measured, the time was spent",
+        "| ResNet-18, 224 px | 10.0 ms | 8.0 ms | 12.0 s | 32.0 s | 10,000 steps |",
+        "- cnn-lstm: no time",
         "- a vision row: 5.20x, 5x wanted: reached",
         "- CNN-LSTM: not measured, 2.5x wanted",
         "- less memory on a row: 0.50, 0.4 wanted: reached",

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from runtime.hardware import nvidia
-from tests.conftest import HIDDEN_GPUS
+from tests.conftest import SHOWN
 
 
 def environment() -> dict[str, str]:
     """The environment of a process that may use the GPU."""
     rest = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    return rest if HIDDEN_GPUS is None else rest | {"CUDA_VISIBLE_DEVICES": HIDDEN_GPUS}
+    shown = os.environ[SHOWN]
+    return rest if shown == "all" else rest | {"CUDA_VISIBLE_DEVICES": shown}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -112,10 +114,11 @@ def killed(job: Path, runs: Path, settings: tuple[str, ...]) -> None:
     sets = [word for setting in settings for word in ("--set", setting)]
     process = subprocess.Popen(
         command("train", str(job), "--runs", str(runs), *sets),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, env=environment(), start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment(), start_new_session=True,
     )  # fmt: skip
     wait(lambda: any(runs.glob("*/checkpoints/step-[1-9]*/MANIFEST.json")) or process.poll() is not None)
     assert process.poll() is None, "it ended before it could be killed"
+    os.killpg(process.pid, signal.SIGKILL)
     subprocess.run(["pkill", "-9", "-f", str(runs)], check=False)
     process.wait()
 
