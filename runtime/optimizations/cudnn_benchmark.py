@@ -25,7 +25,9 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(False, obstacle)
     if hardware.gpu and not tensor_cores(hardware.gpu) and hardware.gpu.capability >= (7, 0):
         return Choice(False, "on GTX 16 GPUs cuDNN's benchmark has picked slow kernels")
-    return Choice(False, "trying all kernels of a layer takes seconds at the start; used only if measured faster or requested")
+    return Choice(
+        False, "trying all kernels of a layer takes seconds at the start; used only if measured faster or requested"
+    )
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:
