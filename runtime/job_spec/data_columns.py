@@ -5,7 +5,7 @@ Only CSV and TSV files can be checked in this way. The reader of the data checks
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def check(job: Job) -> None:
 
 def _error(job: Job, missing: list[Missing]) -> DataError:
     possible = {
-        f"{one.path}: " * (len({other.path for other in missing}) > 1) + _listed(one.names): None for one in missing
+        f"{one.path}: " * (len({other.path for other in missing}) > 1) + listed(one.names): None for one in missing
     }
     meant = dict.fromkeys(nearest(one.name, one.names) for one in missing)
     return DataError(
@@ -77,9 +77,10 @@ def _error(job: Job, missing: list[Missing]) -> DataError:
     )
 
 
-def _listed(names: list[str]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+def listed(names: Sequence[str], most: int = SHOWN) -> str:
+    """`a, b, c` and how many more."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _wanted(job: Job, file: Key) -> Iterator[tuple[Key, str]]:

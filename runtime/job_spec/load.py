@@ -19,7 +19,7 @@ from runtime.job import custom as custom_job
 from runtime.job.formatting import shown
 from runtime.job.user_files import find_trouble, nearest_path
 from runtime.job.values import Spec
-from runtime.job_spec import data_columns
+from runtime.job_spec import data_columns, earlier_run_keys
 from runtime.job_spec.combinations import combination_problems
 from runtime.job_spec.validation_errors import UNKNOWN_KEY, problems, without_errors
 from runtime.job_spec.yaml_file import read, set_value
@@ -43,7 +43,8 @@ def load(
         batch_size: the measured number in place of `train.batch_size: auto`.
 
     Raises:
-        SpecError: with all problems, each with file:line:column and key; or if the run it starts from cannot be used.
+        SpecError: with all problems, each with file:line:column and key; or if the run it starts from cannot be used,
+            or contradicts a key.
         DataError: if a path in the spec does not exist, or a table lacks columns.
     """
     path = Path(path)
@@ -68,7 +69,8 @@ def load(
     job = check(document)
     job._folder = folder or path.parent
     _check_paths(job)
-    earlier_run.find(job)
+    if earlier := earlier_run.find(job):
+        earlier_run_keys.check(earlier)
     data_columns.check(job)
     return job
 

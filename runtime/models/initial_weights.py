@@ -180,10 +180,6 @@ def _resized(job: Job, earlier: EarlierModel, dataset: Dataset) -> dict[str, Any
     size, known = dataset.preprocessing["image_size"], earlier.preprocessing["image_size"]
     if size == known:
         return arguments
-    if earlier.builder != "images":
-        earlier.refuse(
-            f"is {size}, and {earlier.folder} takes {known}", str(known), "leave it out", ("data", "image_size")
-        )
     if arguments["stem"] == "auto":
         # The size decided the stem when that run began.
         arguments["stem"] = "small" if known <= cnn.SMALL_IMAGE else "large"

@@ -145,16 +145,6 @@ def test_heads_in_another_order_keep_their_weights(tmp_path: Path) -> None:
         torch.testing.assert_close(now[name], values, rtol=1e-5, atol=1e-6)
 
 
-def test_a_feature_of_the_earlier_run_cannot_be_the_target(tmp_path: Path) -> None:
-    case = CASES["table"]
-    trained(case, tmp_path)
-    job = follow(
-        tmp_path, case, f"{{from: {FIRST}}}", ("target: kind", "target: note"), ("ignore: [", "ignore: [kind, ")
-    )
-    with pytest.raises(SpecError, match=r"data\.target: has 'note', which is a feature of the earlier run"):
-        load(job)
-
-
 def test_a_larger_image_keeps_the_stem(tmp_path: Path) -> None:
     case = CASES["image arrays"]
     trained(case, tmp_path)

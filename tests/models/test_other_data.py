@@ -25,27 +25,6 @@ def rewritten(path: Path, column: int, mark: str) -> None:
     path.write_text("\n".join([header, *made]) + "\n")
 
 
-TABLES = {
-    "ignored": ("ignore: [", "ignore: [city, ", "data.ignore: has 'city', which is a feature of the earlier run"),
-    "another kind": ("ignore: [", "categorical: [age], ignore: [", "data.categorical: has 'age', which is no"),
-    "new": ("ignore: [price, ", "numeric: [price], ignore: [", "data.numeric: has 'price', which is no numeric"),
-}
-
-
-@pytest.mark.parametrize("wrong", TABLES)
-def test_keys_about_columns_cannot_contradict_the_earlier_run(tmp_path: Path, wrong: str) -> None:
-    before, after, message = TABLES[wrong]
-    trained(CASES["table"], tmp_path)
-    if wrong == "new":
-        before, after = "price, weight", "weight"
-        job = follow(tmp_path, CASES["table"], FROM, (before, after), ("ignore: [", "numeric: [price], ignore: ["))
-    else:
-        job = follow(tmp_path, CASES["table"], FROM, (before, after))
-    with pytest.raises(SpecError) as refused:
-        load(job)
-    assert message in str(refused.value)
-
-
 def test_a_number_that_is_now_text_is_not_filled_with_the_median(tmp_path: Path) -> None:
     trained(CASES["table"], tmp_path)
     rewritten(tmp_path / "train.csv", 0, "x")
@@ -60,14 +39,6 @@ def test_categories_that_the_earlier_run_did_not_have_are_told(tmp_path: Path) -
     path.write_text(path.read_text().replace("Lima", "Bogota"))
     notes = load(follow(tmp_path, CASES["table"])).notes
     assert any("train.csv: city has categories that are not in the training data" in note for note in notes), notes
-
-
-def test_a_feature_of_the_earlier_run_cannot_be_the_time_of_a_series(tmp_path: Path) -> None:
-    case = CASES["series"]
-    trained(case, tmp_path)
-    job = follow(tmp_path, case, FROM, ("time: time", "time: heat"), ("features: [heat, noise], ", ""))
-    with pytest.raises(SpecError, match=r"data\.time: has 'heat', which is a feature of the earlier run"):
-        load(job)
 
 
 def test_a_window_that_the_pooling_leaves_nothing_of(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from runtime.data.dataset import InputRecord
 from runtime.data.images import input_shape, npz_images
 from runtime.data.images.source import ImageSource
-from runtime.errors import SpecError
 from runtime.job.job import ImageJob
 from runtime.pretrained.image_input import Expected
 
@@ -36,21 +35,9 @@ def chosen(job: ImageJob, train: ImageSource, wanted: Expected | None) -> tuple[
 
 
 def of_earlier(job: ImageJob, settled: InputRecord) -> tuple[int, int]:
-    """Size and channels of the stored preprocessing; of an earlier run, the job may change the size.
-
-    Raises:
-        SpecError: if the job requests other channels, or another way to make images square.
-    """
+    """Size and channels of the stored preprocessing; of an earlier run, the job may change the size."""
     size, channels = settled.preprocessing["image_size"], settled.preprocessing["channels"]
-    if settled.same_data:
-        return size, channels
-    fit = settled.preprocessing.get("fit", "crop")
-    requested = {"channels": (job.data.channels, channels), "fit": (job.data.fit, fit)}
-    for key, (given, known) in requested.items():
-        if key in job.data.model_fields_set and given not in ("auto", known):
-            text = f"is {given}, and the earlier run was trained on {known}"
-            raise SpecError([job.problem(("data", key), text, str(known), f"write {known}, or leave it out")])
-    return (size if job.data.image_size == "auto" else job.data.image_size), channels
+    return (size if settled.same_data or job.data.image_size == "auto" else job.data.image_size), channels
 
 
 def oblong(train: ImageSource, fit: str) -> list[str]:

@@ -29,8 +29,6 @@ def load(job: SeriesJob, settled: InputRecord | None = None, files: CsvFiles | N
     """
     files = files or csv_dialect.of_job(job.data.csv.declared(), {})
     classes, path = isinstance(job, SeriesClassificationJob), job.resolve(job.data.train)
-    if settled and not settled.same_data:
-        _check_roles(job, settled)
     if job.data.arrays:
         kept, held = _arrays(job, path, classes)
         stored: dict[str, Any] = {"form": "arrays", "classes": classes}
@@ -91,20 +89,6 @@ def read(
         made.append((part, part.split(scale.scaled(part.values), heads[""] if labelled else None)))
     notes = [note for part, _ in made for note in part.notes]
     return NewSamples(windows.joined([split for _, split in made]), as_it_is, notes)
-
-
-def _check_roles(job: SeriesJob, settled: InputRecord) -> None:
-    """Check that no feature of an earlier run is predicted, or the time or group of this job.
-
-    Raises:
-        SpecError: if one is.
-    """
-    features = settled.preprocessing.get("features") or ()
-    places = {"label": job.data.label or (), "time": (job.data.time,), "group": (job.data.group,)}
-    for option, names in places.items():
-        if both := [name for name in names if name in features]:
-            given = f"has {both[0]!r}, which is a feature of the earlier run"
-            raise SpecError([job.problem(("data", option), given, "a column that it did not see", "use another run")])
 
 
 def _check_channels(job: SeriesJob, settled: InputRecord, stored: Mapping[str, Any], channels: int) -> None:

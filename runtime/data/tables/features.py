@@ -93,6 +93,10 @@ class Features:
         """Names of the columns."""
         return [*(number.name for number in self.numbers), *(category.name for category in self.categories)]
 
+    def roles(self) -> Roles:
+        """The kind of each column, which the file of a job that starts from this run may seem to contradict."""
+        return Roles([number.name for number in self.numbers], [category.name for category in self.categories])
+
     def tensors(self, table: pyarrow.Table) -> Inputs:
         """A table's rows: numbers (N, width) float32 and categories (N, columns) int32, each only if there are any."""
         rows = (row for number in self.numbers for row in number.scaled(column_values.numbers(table[number.name])[0]))

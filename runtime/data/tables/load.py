@@ -17,7 +17,7 @@ from runtime.data.formats import csv_dialect, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.labels import listed
 from runtime.data.stateless_random import Ids
-from runtime.data.tables import earlier_features, features
+from runtime.data.tables import features
 from runtime.data.tables.column_roles import roles
 from runtime.data.tables.features import Features
 from runtime.data.tables.usable_rows import RowNames, taken, usable
@@ -78,9 +78,9 @@ def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | No
     files = files or csv_dialect.of_job(job.data.csv.declared(), {})
     data, path = job.data, job.resolve(job.data.train)
     classes = isinstance(job, TableClassificationJob)
-    earlier = earlier_features.features_of(job, settled) if settled and not settled.same_data else None
+    earlier = features.from_json(settled.preprocessing) if settled and not settled.same_data else None
     table = _table(path, data, classes, earlier, files)
-    found = earlier_features.known_roles(earlier) if earlier else roles(table, data, str(path))
+    found = earlier.roles() if earlier else roles(table, data, str(path))
     goal = targets.read(table, data.target, classes=classes, option="data.target", source=str(path))
     rows, notes = usable(table, found.numeric, goal, path, "data.train", data.bad_samples)
     kept, held = _divided(job, goal, rows, notes)

@@ -1,0 +1,136 @@
+"""Keys that contradict the earlier run a job starts from: `validate` refuses them, from the run's config.json alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runtime.cli.main import main
+
+IMAGES = "task: image-classification\ndata: {train: folder, "
+TABLE = "task: tabular-classification\ndata: {train: rows.csv, "
+SERIES = "task: series-classification\ndata: {train: rows.csv, window: 2, "
+PREPROCESSING = {
+    "image-classification": {"kind": "images", "image_size": 32, "channels": 3, "fit": "pad"},
+    "tabular-classification": {
+        "kind": "table",
+        "numeric": [{"name": "age"}],
+        "categorical": [{"name": "city"}],
+    },
+    "series-classification": {"kind": "series", "channels": 2, "features": ["heat", "noise"]},
+}
+ROWS = "age,city,kind,price,heat,noise,time\n1,Lima,a,2,3,4,5\n"
+
+REFUSED = {
+    "fit": (
+        f"{IMAGES}fit: squash}}",
+        "data.fit: is squash, and the earlier run was trained on pad",
+        "pad",
+        "write pad, or leave it out",
+    ),
+    "channels": (
+        f"{IMAGES}channels: 1}}",
+        "data.channels: is 1, and the earlier run was trained on 3",
+        "3",
+        "write 3, or leave it out",
+    ),
+    "target": (
+        f"{TABLE}target: city}}",
+        "data.target: has 'city', which is a feature of the earlier run",
+        "a column that it did not see",
+        "use another run",
+    ),
+    "ignore": (
+        f"{TABLE}target: kind, ignore: [city]}}",
+        "data.ignore: has 'city', which is a feature of the earlier run",
+        "columns that it did not see",
+        "remove it from data.ignore, or use another run",
+    ),
+    "features": (
+        f"{TABLE}target: kind, features: [age, price]}}",
+        "data.features: is age, price, and the earlier run was trained on age, city",
+        "the same columns",
+        "leave data.features out",
+    ),
+    "numeric": (
+        f"{TABLE}target: kind, numeric: [price]}}",
+        "data.numeric: has 'price', which is no numeric feature of the earlier run",
+        "its numeric features: age",
+        "leave data.numeric out",
+    ),
+    "categorical": (
+        f"{TABLE}target: kind, categorical: [age]}}",
+        "data.categorical: has 'age', which is no categorical feature of the earlier run",
+        "its categorical features: city",
+        "leave data.categorical out",
+    ),
+    "time": (
+        f"{SERIES}label: kind, time: heat}}",
+        "data.time: has 'heat', which is a feature of the earlier run",
+        "a column that it did not see",
+        "use another run",
+    ),
+    "series features": (
+        f"{SERIES}label: kind, time: time, features: [noise, heat]}}",
+        "data.features: is noise, heat, and the earlier run was trained on heat, noise",
+        "the same columns in the same order",
+        "leave features out",
+    ),
+}
+ALLOWED = {
+    "the same fit": f"{IMAGES}fit: pad, channels: auto}}",
+    "another size": f"{IMAGES}image_size: 64}}",
+    "the same features": f"{TABLE}target: kind, features: [city, age], numeric: [age]}}",
+    "the same channels": f"{SERIES}label: kind, time: time, features: [heat, noise]}}",
+}
+
+
+def written(folder: Path, spec: str, builder: str = "images") -> Path:
+    """A job that starts from a run that was trained on PREPROCESSING."""
+    task = spec.split()[1]
+    (folder / "folder").mkdir()
+    (folder / "rows.csv").write_text(ROWS)
+    config = {"builder": builder, "arguments": {}, "heads": [], "preprocessing": PREPROCESSING[task]}
+    (folder / "run" / "model").mkdir(parents=True)
+    (folder / "run" / "model" / "config.json").write_text(json.dumps(config))
+    (folder / "run" / "model" / "model.safetensors").touch()
+    path = folder / "job.yaml"
+    path.write_text(f"name: next\n{spec}\nmodel: {{from: run}}\n")
+    return path
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_validate_refuses_it(tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    spec, given, possible, action = REFUSED[case]
+    assert main(["validate", str(written(tmp_path, spec))]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].split(": ", 1)[1] == given
+    assert lines[1:] == [f"  possible: {possible}", f"  do:       {action}"]
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_what_agrees_is_valid(tmp_path: Path, case: str) -> None:
+    assert main(["validate", str(written(tmp_path, ALLOWED[case]))]) == 0
+
+
+def test_a_network_for_one_size_takes_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, f"{IMAGES}image_size: 64}}", builder="vision")
+    assert main(["validate", str(path)]) == 2
+    assert "data.image_size: is 64, and the earlier run was trained on 32" in capsys.readouterr().err
+
+
+def test_train_leaves_no_run_folder(tmp_path: Path) -> None:
+    """It was refused at the start of training, each time with a failed run folder."""
+    path = written(tmp_path, REFUSED["fit"][0])
+    assert main(["train", str(path), "--runs", str(tmp_path / "runs")]) == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_from_before_data_fit_was_cropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, f"{IMAGES}fit: squash}}")
+    config = tmp_path / "run" / "model" / "config.json"
+    config.write_text(config.read_text().replace(', "fit": "pad"', ""))
+    assert main(["validate", str(path)]) == 2
+    assert "data.fit: is squash, and the earlier run was trained on crop" in capsys.readouterr().err
