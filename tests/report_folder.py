@@ -13,7 +13,7 @@ from runtime.hardware.facts import load
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
 from runtime.plan import plan as plans
-from runtime.supervisor.run_folder import spec_text
+from runtime.supervisor.spec_difference import spec_text
 from tests.paths import ROOT
 
 MACHINES = ROOT / "tests" / "machines"

@@ -12,7 +12,7 @@ from PIL import Image
 
 from runtime.data.loader.batches import in_order
 from runtime.job_spec import load as job_spec
-from runtime.supervisor.run_folder import spec_text
+from runtime.supervisor.spec_difference import spec_text
 from runtime.system.files import write_text
 from runtime.training import run
 from runtime.training.checkpoints import final_weights

@@ -88,7 +88,7 @@ def _add_training(add: Add) -> None:
     made.add_argument(
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="parent of the run folders (default: runs)"
     )
-    made.add_argument("--new", action="store_true", help="start a new run, even if an earlier one is unfinished")
+    _add_start(made)
     made.add_argument(
         "--trace", action="store_true", help="profile a few steps: slowest operators, and a trace for Perfetto"
     )
@@ -100,12 +100,29 @@ def _add_training(add: Add) -> None:
     )
     made.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="use a CPU or a GPU image (default: cpu)")
     made.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
-    made.add_argument("--new", action="store_true", help="start a new run, even if an earlier one is unfinished")
+    _add_start(made)
     made.add_argument(
         "--trace", action="store_true", help="profile a few steps: slowest operators, and a trace for Perfetto"
     )
     made.add_argument("--network", action="store_true", help="give the container network access, for your own code")
     made.add_argument("--image", metavar="NAME", help="use this image; it is pulled if it is missing")
+
+
+def _add_start(made: argparse.ArgumentParser) -> None:
+    """Options that choose between a new run, the unfinished one, and one that continues a finished run."""
+    made.add_argument("--new", action="store_true", help="start a new run, even if an earlier one is unfinished")
+    made.add_argument(
+        "--extend",
+        type=named_run.parse,
+        metavar="RUN",
+        help="continue a finished run with more epochs, in a new run folder; the job's train.epochs counts from the start "
+        "of that run",
+    )
+    made.add_argument(
+        "--restart-schedule",
+        action="store_true",
+        help="with --extend: start the learning-rate schedule again over the added epochs",
+    )
 
 
 def _add_measuring(add: Add) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from runtime.cli import csv_option
 from runtime.cli.fetch import fetch
 from runtime.cli.init import init
-from runtime.errors import DeviceError, SpecError
+from runtime.errors import DeviceError
 from runtime.launch import image_contents, project, run_in_image
 from runtime.system.installation import SETUP
 
@@ -72,16 +72,16 @@ def plan(given: argparse.Namespace) -> int:
 def train(given: argparse.Namespace) -> int:
     """Train or resume."""
     from runtime.supervisor import supervisor
+    from runtime.supervisor.extended_run import ExtendRequest
 
-    if given.plain and given.plan:
-        raise SpecError("--plain and --plan together", "one of them", "remove one")
     if word := os.environ.get("DRIVETRAIN_IMAGE"):
         image_contents.check_in_container(word)
     if run_in_image.missing():
         return _train_contained(given)
+    extend = ExtendRequest(given.extend, given.restart_schedule) if given.extend else None
     return supervisor.train(
         supervisor.TrainRequest(
-            given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new, given.trace
+            given.job, tuple(given.set), given.runs, given.plain, given.plan, given.new, extend, given.trace
         )
     )
 
@@ -105,10 +105,11 @@ def launch(given: argparse.Namespace) -> int:
     """Train in a container."""
     from runtime.launch import container
 
-    flags = tuple(f"--{name}" for name in ("plain", "new", "trace") if getattr(given, name))
+    names = ("plain", "new", "trace", "restart_schedule")
+    flags = tuple(f"--{name.replace('_', '-')}" for name in names if getattr(given, name))
     return container.launch(
         container.LaunchRequest(
-            given.job, tuple(given.set), given.device, flags, network=given.network, image=given.image
+            given.job, tuple(given.set), given.device, flags, given.extend, network=given.network, image=given.image
         )
     )
 

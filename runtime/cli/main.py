@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from runtime.cli.command_line import parse
 from runtime.cli.commands import COMMANDS
-from runtime.errors import DrivetrainError
+from runtime.errors import DrivetrainError, SpecError
 from runtime.launch import run_in_image
 from runtime.supervisor import named_run
 from runtime.system import secrets
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     secrets.take()
     try:
         given = parse(arguments)
-        _find_runs(given)
+        _check(given)
         if run_in_image.wanted(given.command):
             return run_in_image.run(given, sys.argv[1:] if arguments is None else arguments)
         return COMMANDS[given.command](given)
@@ -32,9 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _find_runs(given: argparse.Namespace) -> None:
-    """Check that every run on the command line exists; `watch` without a run means the newest."""
+def _check(given: argparse.Namespace) -> None:
+    """Check the runs and options that the parser cannot check; `watch` without a run means the newest."""
     if given.command == "watch" and given.run is None:
         given.run = named_run.newest()
-    for path in [given.run] if hasattr(given, "run") else given.runs if given.command == "compare" else ():
+    named = [given.run] if hasattr(given, "run") else given.runs if given.command == "compare" else []
+    for path in [*named, *filter(None, [getattr(given, "extend", None)])]:
         named_run.existing(path)
+    if given.command == "train" and given.plain and given.plan:
+        raise SpecError("--plain and --plan together", "one of them", "remove one")
+    if getattr(given, "restart_schedule", False) and not given.extend:
+        raise SpecError("--restart-schedule without --extend", "both together", "add --extend RUN, or remove it")

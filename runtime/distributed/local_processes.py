@@ -62,7 +62,7 @@ def _folder(run: Path, rank: int) -> Path:
     """The folder for a follower's records; it reads plan, checkpoints and the rest from the leader's."""
     folder = run / "ranks" / str(rank)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("checkpoints", "hardware.json", "plan.json", "data.json", "preprocessing.json"):
+    for name in ("checkpoints", "hardware.json", "plan.json", "data.json", "preprocessing.json", "extension.json"):
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(Path("..", "..", name))
     return folder

@@ -53,6 +53,8 @@ class LaunchRequest:
     device: str = "cpu"
     flags: Sequence[str] = ()
     """Options that are passed on to `train`."""
+    extend: Path | None = None
+    """The finished run that this one continues."""
     network: bool = False
     """Whether the container gets a network although the job does not need one."""
     image: str | None = None
@@ -144,16 +146,16 @@ def _native(request: LaunchRequest, job: Job, word: str) -> int:
                 "see the output above",
                 f"fix it, or run `{installation.ENGINE}` and train in a container",
             )
-    command = [sys.executable, "-m", "runtime", "train", str(request.spec), *_options(request)]
+    command = [sys.executable, "-m", "runtime", "train", str(request.spec), *_options(request, request.extend)]
     if word == "cpu" and job.limits.gpus == "auto" and detect(Path("runs")).gpus:
         command += ["--set", "limits.gpus=none"]  # without a container the GPU is visible
     sys.stdout.flush()
     os.execve(sys.executable, command, surroundings({}))
 
 
-def _options(request: LaunchRequest) -> list[str]:
+def _options(request: LaunchRequest, extend: Path | None) -> list[str]:
     options = [word for assignment in request.assignments for word in ("--set", assignment)]
-    return [*options, *request.flags]
+    return [*options, *request.flags, *(["--extend", str(extend)] if extend else [])]
 
 
 def _start(client: Any, override: dict[str, Any], job: Job, word: str, variables: Mapping[str, str]) -> Any:
@@ -214,7 +216,11 @@ def _refuse_if_running(client: Any, project: str) -> None:
 
 def _override(request: LaunchRequest, job: Job) -> dict[str, Any]:
     """The compose override of this job: its command, and read-only mounts of files outside of the project."""
-    command = ["train", _inside(request.spec), *_options(request)]
+    command = [
+        "train",
+        work_folder.path_inside(request.spec),
+        *_options(request, work_folder.run_inside(request.extend)),
+    ]
     # Long form: a path may contain a colon, and a missing path must not be created.
     volumes = [
         {
@@ -242,12 +248,3 @@ def _literal(value: Any) -> Any:
     if isinstance(value, list):
         return [_literal(item) for item in value]
     return value.replace("$", "$$") if isinstance(value, str) else value
-
-
-def _inside(path: Path) -> str:
-    """A path as seen in the container: relative to the project if it lies inside."""
-    # For a spec that is a symlink, relative paths start from the folder of the link, on the host and in the container.
-    for full in (Path(os.path.abspath(path)), path.parent.resolve() / path.name):
-        if full.is_relative_to(PROJECT):
-            return str(full.relative_to(PROJECT))
-    return os.path.abspath(path)

@@ -41,9 +41,9 @@ class PlanRequest:
         if self in (before, PlanRequest(False, stored.values())):
             return before
         raise CheckpointError(
-            f"{run} is unfinished and was started {before}; this command is {self._beside(before)}",
+            f"{run} was started {before}; this command is {self._beside(before)}",
             "one plan for the whole run",
-            f"run it {before} to resume, or start a new run with --new",
+            f"run it {before}, or start a new run with --new",
         )
 
     def _beside(self, before: PlanRequest) -> str:

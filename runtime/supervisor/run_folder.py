@@ -4,34 +4,20 @@ it.
 
 from __future__ import annotations
 
-import difflib
 import fcntl
 import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from runtime.errors import Busy, CheckpointError, DataError, SpecError
 from runtime.job import Job
-from runtime.job_spec.yaml_file import dump, parse
-from runtime.system.files import read_json, storage_error, write_text
+from runtime.supervisor.spec_difference import difference, spec_text
+from runtime.system.files import make_folder, read_json, storage_error, write_text
 
-# Keys that may change on a resume: they affect neither the training nor which weights are kept.
-FREE = (
-    "limits",
-    "checkpoint.every",
-    "checkpoint.keep",
-    "checkpoint.notice",
-    "train.max_time",
-    "optimize.loader_workers",
-    "environment",
-)
 BEGUN = (
     "job.yaml",
     "hardware.json",
@@ -67,13 +53,15 @@ class RunFolder:
     resumes: bool
     lock: int
     """Open file that holds the lock; pass it to the trainer, so that the lock lives as long as any of the processes."""
+    extends: str = ""
+    """The finished run that it has just begun to continue; empty for every other start."""
 
     def state(self) -> dict[str, Any]:
         """The state that the supervisor wrote last."""
         return read_json(self.path / "state.json") or {}
 
 
-def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, object] | None = None) -> RunFolder:
+def open_run(runs: Path, job: Job, *, new: bool = False) -> RunFolder:
     """The unfinished run of this job's name, or a new one with the next number.
 
     Raises:
@@ -81,26 +69,40 @@ def open_run(runs: Path, job: Job, *, new: bool = False, changes: Mapping[str, o
         Busy: if another process is training in it.
         CheckpointError: if the unfinished run was started with another spec.
     """
-    try:
-        runs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(runs, error) from None
-    known = numbered(runs, job.name)
-    last = known[-1] if known else None
-    if last and not new and _of_a_run(last) and (read_json(last / "state.json") or {}).get("status") != "done":
-        lock = _lock(last)
-        if _is_untrained(last) or (not (last / "checkpoints").exists() and _difference(last, job)):
+    make_folder(runs)
+    last = None if new else unfinished(runs, job.name)
+    if last:
+        lock = lock_folder(last)
+        if _is_untrained(last) or (not (last / "checkpoints").exists() and difference(last, job)):
             return _anew(last, job, lock)
         _same_spec(last, job)
         _sweep(last)
         return RunFolder(last, True, lock)
-    path = runs / f"{job.name}-{_number(last) + 1 if last else 1:03}"
+    path = next_path(runs, job.name)
     try:
         path.mkdir()
         write_text(path / "job.yaml", spec_text(job))
     except OSError as error:
         raise storage_error(path, error) from None
-    return RunFolder(path, False, _lock(path))
+    return RunFolder(path, False, lock_folder(path))
+
+
+def unfinished(runs: Path, name: str) -> Path | None:
+    """The last run folder of a name, if its run has not finished."""
+    last = next(reversed(numbered(runs, name)), None)
+    return last if last and _of_a_run(last) and status(last) != "done" else None
+
+
+def status(path: Path) -> str | None:
+    """The status of a run: running, done, stopped or failed; None if nothing recorded it."""
+    state = read_json(path / "state.json")
+    return state.get("status") if isinstance(state, dict) else None
+
+
+def next_path(runs: Path, name: str) -> Path:
+    """The path of the next run folder of a name."""
+    last = next(reversed(numbered(runs, name)), None)
+    return runs / f"{name}-{_number(last) + 1 if last else 1:03}"
 
 
 def numbered(runs: Path, name: str) -> list[Path]:
@@ -111,11 +113,6 @@ def numbered(runs: Path, name: str) -> list[Path]:
 
 def _number(path: Path) -> int:
     return int(path.name.rpartition("-")[2])
-
-
-def spec_text(job: Job) -> str:
-    """The resolved spec as YAML."""
-    return dump(job.dumped())
 
 
 def _anew(path: Path, job: Job, lock: int) -> RunFolder:
@@ -150,7 +147,7 @@ def _is_untrained(path: Path) -> bool:
 
 
 def _same_spec(path: Path, job: Job) -> None:
-    lines = _difference(path, job)
+    lines = difference(path, job)
     if lines:
         raise CheckpointError(
             f"{path} is unfinished and was started with another job file:\n"
@@ -160,49 +157,6 @@ def _same_spec(path: Path, job: Job) -> None:
         )
 
 
-def _difference(path: Path, job: Job) -> list[str]:
-    """Lines of a diff of what must not change and has changed."""
-    try:
-        stored = (path / "job.yaml").read_text(encoding="utf-8")
-    except FileNotFoundError:  # killed before it was written
-        write_text(path / "job.yaml", spec_text(job))
-        return []
-    except OSError as error:
-        raise storage_error(path / "job.yaml", error) from None
-    before, now = (_fixed_part(spec) for spec in (_filled(stored, job), job.dumped()))
-    _forgive_older_default(before, now)
-    # As text, since for Python 1 equals True and 16 equals 16.0, and mappings in another order are equal: arguments of a
-    # user's function and the order of label columns are neither.
-    lines = dump(before).splitlines(), dump(now).splitlines()
-    return list(difflib.unified_diff(*lines, "the unfinished run", "this spec", lineterm="", n=1))
-
-
-def _forgive_older_default(before: dict[str, object], now: Mapping[str, object]) -> None:
-    """Earlier versions stored `deterministic: true` where the job file says nothing."""
-    old, new = before.get("train"), now.get("train")
-    if isinstance(old, dict) and isinstance(new, Mapping) and new.get("deterministic") == "auto":
-        old["deterministic"] = "auto" if old.get("deterministic") is True else old.get("deterministic")
-
-
-def _filled(text: str, job: Job) -> Mapping[str, object]:
-    """A stored spec with the defaults of keys that were added since."""
-    stored = parse(text, "job.yaml").data
-    try:
-        return type(job).model_validate(stored).dumped()
-    except ValidationError:
-        return stored
-
-
-def _fixed_part(spec: Mapping[str, object]) -> dict[str, object]:
-    """The part of a spec that must not change."""
-    kept: dict[str, object] = {}
-    for key, value in spec.items():
-        if key not in FREE:
-            inner = value.items() if isinstance(value, Mapping) else None
-            kept[key] = value if inner is None else {name: one for name, one in inner if f"{key}.{name}" not in FREE}
-    return kept
-
-
 def _sweep(path: Path) -> None:
     """Remove incomplete files of a killed process; we hold the lock, so no other process is writing."""
     for rest in path.iterdir():
@@ -210,7 +164,13 @@ def _sweep(path: Path) -> None:
             shutil.rmtree(rest, ignore_errors=True) if rest.is_dir() else rest.unlink(missing_ok=True)
 
 
-def _lock(path: Path) -> int:
+def lock_folder(path: Path) -> int:
+    """Lock a run folder; returns the open file that holds the lock.
+
+    Raises:
+        StorageError: if the folder cannot be written.
+        Busy: if another process holds the lock.
+    """
     try:
         handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:

@@ -53,7 +53,8 @@ class RunLifecycle:
         """Record that an attempt starts on this machine."""
         write_json(self.run.path / "hardware.json", machine.to_json())
         write_json(self.run.path / "state.json", self.state)
-        say(f"run {self.run.path} {'resumes' if self.run.resumes else 'starts'}")
+        how = f"continues {self.run.extends}" if self.run.extends else "resumes" if self.run.resumes else "starts"
+        say(f"run {self.run.path} {how}")
 
     def end(self, code: int) -> None:
         """Record that the attempt has ended with this exit code."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,9 +26,11 @@ from runtime.job.environment import check_environment
 from runtime.job_spec.spec_source import SpecSource
 from runtime.plan import effective_plan, evidence, show_plan
 from runtime.plan import plan as plans
-from runtime.supervisor import run_folder
+from runtime.supervisor import extended_run, run_folder
+from runtime.supervisor.extended_run import ExtendRequest
 from runtime.supervisor.run_lifecycle import RunLifecycle
 from runtime.system import child_process, exit_codes, signals
+from runtime.system.console import say
 from runtime.system.exit_codes import KILLED
 from runtime.system.files import write_json
 from runtime.system.units import format_bytes
@@ -53,6 +56,8 @@ class TrainRequest:
     plain: bool = False
     plan: Path | None = None
     new: bool = False
+    extend: ExtendRequest | None = None
+    """The finished run that this one continues."""
     trace: bool = False
     """Whether a few steps are profiled."""
     batch_size: int | None = None
@@ -75,7 +80,7 @@ def train(request: TrainRequest) -> int:
     machine = device_check.select_devices(detect(request.runs), job.limits.gpus)
     world.check_world_size(job, machine)
     asked = effective_plan.PlanRequest(request.plain, plans.load(request.plan).values() if request.plan else None)
-    run = run_folder.open_run(request.runs, job, new=request.new)
+    run = _opened(request, job, asked)
     if job.train.batch_size == "auto":
         code, size = batch_size.measured(request.source(), job, machine, run.path, plain=request.plain)
         if size is None:
@@ -92,6 +97,17 @@ def train(request: TrainRequest) -> int:
         plan = plans.carried(plan, stored)
     show_plan.show(plan, job, machine, run.path / "plan.json", stored)
     return _run(request, job, machine, plan, run, asked)
+
+
+def _opened(request: TrainRequest, job: Job, asked: effective_plan.PlanRequest) -> run_folder.RunFolder:
+    """The run folder that the command trains in."""
+    if request.extend:
+        return extended_run.open_extended(request.runs, job, request.extend, asked, new=request.new)
+    run = run_folder.open_run(request.runs, job, new=request.new)
+    words = ["drivetrain", "train", str(request.spec), *(w for each in request.assignments for w in ("--set", each))]
+    if not run.resumes and (line := extended_run.offer(request.runs, job, shlex.join(words))):
+        say(line)
+    return run
 
 
 def _run(
@@ -111,7 +127,7 @@ def _run(
     code = _attempts(request, job, machine, plan, run)
     kernel_crash.tidy(run.path)
     lifecycle.end(code)
-    if code not in signals.AT_ONCE:
+    if code not in signals.AT_ONCE and not extended_run.discard_refused(run, code):
         seconds = STOPPED_REPORT if code == Stopped.exit_code else None
         lifecycle.report(seconds, begin=functools.partial(signals.die_with, os.getpid()))
     return code

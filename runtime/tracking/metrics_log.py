@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from runtime.system.files import read_lines, storage_error, write_text
 from runtime.tracking.tensorboard import TensorBoardWriter
@@ -26,7 +27,7 @@ class MetricsLog:
     def __init__(
         self, folder: Path, *, after: int | None = None, epoch: int = 0, tell: Callable[[str], None] = print
     ) -> None:
-        """Open the files; on resume, rows after step `after` and evaluations from `epoch` on are removed first.
+        """Open the files; on resume, rows after step `after` and evaluations at it from `epoch` on are removed first.
 
         `tell` reports it if TensorBoard's files cannot be written.
 
@@ -50,10 +51,10 @@ class MetricsLog:
             raise storage_error(self.path, error) from None
 
     def cut(self, after: int, epoch: int) -> None:
-        """Remove rows after step `after`, and evaluations from `epoch` on."""
+        """Remove rows after step `after`, and evaluations at it from `epoch` on."""
         self.flush()
         os.close(self.handle)
-        rows = [row for row in read_lines(self.path) if row["step"] <= after and (row["epoch"] < epoch or "lr" in row)]
+        rows = [row for row in read_lines(self.path) if _stays(row, after, epoch)]
         write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
         self._open()
 
@@ -92,3 +93,8 @@ class MetricsLog:
         finally:
             os.close(self.handle)
             self.board.close()
+
+
+def _stays(row: Mapping[str, Any], after: int, epoch: int) -> bool:
+    """Whether a row is part of the history up to step `after`; only rows of steps have a learning rate."""
+    return bool(row["step"] < after or (row["step"] == after and (row["epoch"] < epoch or "lr" in row)))

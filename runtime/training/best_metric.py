@@ -82,8 +82,8 @@ class BestMetric:
         return {**{name: asdict(t) if t else None for name, t in trackers.items()}, "drops": self.drops}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`."""
+        """Restore `state`. A tracker that it has no values for starts anew: an extended run may watch something else."""
         self.best = BestValue(**state["best"])
-        self.stopping = BestValue(**state["stopping"]) if self.stopping else None
-        self.plateau = BestValue(**state["plateau"]) if self.plateau else None
+        self.stopping = BestValue(**state["stopping"]) if self.stopping and state["stopping"] else self.stopping
+        self.plateau = BestValue(**state["plateau"]) if self.plateau and state["plateau"] else self.plateau
         self.drops = state["drops"]

@@ -164,7 +164,7 @@ def _go_back(run: Run, saver: Saver, kind: str, why: str, rest: str = "") -> Non
         run.events.add("storage", line)
     run_state.restore(run, loaded)
     assert run.metrics is not None
-    run.metrics.cut(run.counters.step, run.counters.epoch)
+    run.metrics.cut(run.counters.step, run_state.evaluated_epochs(run))
     run.events.add(kind, f"{why}; back to {loaded.path.name}{rest}", run.counters.step)
 
 

@@ -25,6 +25,7 @@ from runtime.errors import CheckpointError, DrivetrainError
 from runtime.job import Job
 from runtime.job.custom import parts
 from runtime.job.embedded import EmbeddedJob
+from runtime.job.extension import unfinished
 from runtime.job.formatting import dotted
 from runtime.pretrained import earlier_run
 from runtime.pretrained import folder as pretrained
@@ -159,7 +160,7 @@ def _keep(run: Run, say: Callable[[str], None]) -> None:
 
 def _unlike(folder: Path, changed: str, new: str) -> CheckpointError:
     return CheckpointError(
-        f"{folder} is unfinished, and its data has changed since it started: {changed}",
+        f"{unfinished(folder)}, and its data has changed since it started: {changed}",
         "the data that the run was started with",
         f"restore it, or start a new run with {new}",
     )

@@ -21,7 +21,8 @@ from runtime.data.mixup import mix, mixes
 from runtime.distributed.ranks import ALONE, Ranks, join_ranks
 from runtime.distributed.world import RANK
 from runtime.hardware.facts import Hardware
-from runtime.job import Job
+from runtime.job import Job, extension
+from runtime.job.extension import Extension
 from runtime.job.train import Fp16
 from runtime.job.values import duration_seconds
 from runtime.models import strided_convolution
@@ -31,14 +32,14 @@ from runtime.plan.plan import Plan
 from runtime.system.signals import Signals
 from runtime.tracking.event_log import EventLog
 from runtime.tracking.metrics_log import MetricsLog
-from runtime.training import identical_ranks, losses, optimizer, torch_setup
+from runtime.training import identical_ranks, losses, optimizer, schedules, torch_setup
 from runtime.training.best_metric import BestMetric
 from runtime.training.checkpoints import resume
 from runtime.training.counters import Counters
 from runtime.training.ema import Ema
 from runtime.training.nonfinite import NonfiniteGuard
 from runtime.training.phase_timer import PhaseTimer
-from runtime.training.schedules import Schedule, schedule
+from runtime.training.schedules import Schedule
 from runtime.training.step import Step
 from runtime.training.step_options import StepOptions
 
@@ -76,6 +77,8 @@ class Run:
     """What the exact bits of the run depend on, beside spec and plan."""
     ranks: Ranks = ALONE
     """This process among those that train together."""
+    extension: Extension | None = None
+    """The finished run that this one continues."""
     replaced: Dataset | None = None
     """The original dataset, if cached activations of a frozen prefix have replaced it."""
     prefix_dtype: torch.dtype | None = None
@@ -180,8 +183,8 @@ def assemble(
     batches = Batches(dataset.train, job.train.batch, job.train.seed)
     if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
         batches.shard = ranks.shard
-    total = batches.per_epoch * job.train.epochs
     size = len(ranks.shard(np.arange(job.train.batch)))
+    extends = extension.read(folder)
     run = Run(
         job=job,
         hardware=hardware,
@@ -199,13 +202,14 @@ def assemble(
         step=_step(
             model, made, goal, job.train.clip_norm, device, ranks, size, signals, partial(_report, events, counters)
         ),
-        schedule=schedule(job.train.schedule, min(total, job.train.steps or total), batches.per_epoch),
+        schedule=schedules.of_job(job.train, batches.per_epoch, extends.origin if extends else 0),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
         watch=BestMetric(job.best(), job.train.early_stopping, job.train.schedule),
         numerics=NonfiniteGuard(job.train.loss_spike, job.train.fp16),
         events=events,
         counters=counters,
         ranks=ranks,
+        extension=extends,
     )
     for optimization in optimizations.every():
         value = plan.value(optimization.name)

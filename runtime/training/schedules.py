@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from runtime.job.train import Constant, Cosine, Linear, OneCycle, Plateau, StepDown
+from runtime.job.train import Constant, Cosine, Linear, OneCycle, Plateau, StepDown, Train
 
 Spec = OneCycle | Cosine | Linear | StepDown | Plateau | Constant
 Schedule = Callable[[int], float]
@@ -15,14 +15,24 @@ ONE_CYCLE_START = 1 / 25
 ONE_CYCLE_END = 1e-4
 
 
-def schedule(spec: Spec, steps: int, per_epoch: int) -> Schedule:
+def of_job(train: Train, per_epoch: int, origin: int = 0) -> Schedule:
+    """The schedule of a run of `per_epoch` steps per epoch; `origin` as in `schedule`."""
+    total = per_epoch * train.epochs
+    return schedule(train.schedule, min(total, train.steps or total), per_epoch, origin)
+
+
+def schedule(spec: Spec, steps: int, per_epoch: int, origin: int = 0) -> Schedule:
     """The factor by step.
 
     Args:
         spec: from the job.
         steps: optimizer steps of the whole run.
         per_epoch: optimizer steps per epoch.
+        origin: the step that the schedule starts at; not 0 if it was started again in an extended run.
     """
+    if origin:
+        rest = schedule(spec, steps - origin, per_epoch)
+        return lambda step: rest(step - origin)
     match spec:
         case OneCycle():
             return lambda step: _one_cycle(step, steps, spec.warmup)

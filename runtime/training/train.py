@@ -115,7 +115,7 @@ def _begun(run: Run) -> Saver:
     run.metrics = MetricsLog(
         run.folder,
         after=run.counters.step,
-        epoch=run.counters.epoch,
+        epoch=run_state.evaluated_epochs(run),
         tell=lambda text: run.events.add("tensorboard", text, run.counters.step),
     )
     if run.ranks.is_rank0:

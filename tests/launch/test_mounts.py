@@ -12,7 +12,7 @@ import pytest
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
-from runtime.launch import container, mounts, network
+from runtime.launch import container, mounts, network, work_folder
 from tests import own_job
 from tests.paths import ROOT
 
@@ -249,7 +249,7 @@ def test_a_spec_that_is_a_link_into_the_project(project: Path, tmp_path: Path) -
     service = container._override(container.LaunchRequest(path), job_spec.load(path))["services"]["trainer"]
     assert service["command"] == ["train", str(path)]
     (tmp_path / "alias").symlink_to(project)
-    assert container._inside(tmp_path / "alias" / "jobs" / "job.yaml") == "jobs/job.yaml"
+    assert work_folder.path_inside(tmp_path / "alias" / "jobs" / "job.yaml") == "jobs/job.yaml"
 
 
 def test_compose_reads_what_it_is_given() -> None:

@@ -31,8 +31,8 @@ def test_what_changes_the_plan_of_an_unfinished_run_is_refused(tmp_path: Path) -
     trained.finish(job, expected=75, **STOPPED)
     before = trained.read(trained.run(job), "plan.json")["decisions"]
     refused = trained.finish(job, "--plain", expected=4)
-    assert "small-001 is unfinished and was started without --plain and --plan; this command is with --plain" in refused
-    assert "run it without --plain and --plan to resume, or start a new run with --new" in refused
+    assert "small-001 was started without --plain and --plan; this command is with --plain" in refused
+    assert "run it without --plain and --plan, or start a new run with --new" in refused
     assert trained.read(trained.run(job), "plan.json")["decisions"] == before
     trained.finish(job, "--plan", str(trained.run(job) / "plan.json"))
     assert trained.read(trained.run(job), "state.json")["plan"] is None

@@ -12,7 +12,7 @@ import yaml
 from runtime.errors import Busy, CheckpointError
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
-from runtime.supervisor import run_folder
+from runtime.supervisor import run_folder, spec_difference
 
 TEXT = "name: a\ntask: image-classification\ndata: {train: data}\n"
 
@@ -153,9 +153,9 @@ def test_another_type_or_order_is_a_change(
 ) -> None:
     asked = job(tmp_path)
     (tmp_path / "job.yaml").write_text("name: a")
-    monkeypatch.setattr(run_folder, "_filled", lambda text, job: {"data": {"arguments": before}})
+    monkeypatch.setattr(spec_difference, "_filled", lambda text, job: {"data": {"arguments": before}})
     monkeypatch.setattr(type(asked), "dumped", lambda self: {"data": {"arguments": now}})
-    assert run_folder._difference(tmp_path, asked)
+    assert spec_difference.difference(tmp_path, asked)
 
 
 def test_files_of_the_user_stay(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from runtime.errors import OutOfMemory, SpecError
 from runtime.job_spec import spec_source
 from runtime.job_spec.spec_source import SpecSource
 from runtime.supervisor import supervisor
-from runtime.supervisor.run_folder import spec_text
+from runtime.supervisor.spec_difference import spec_text
 from runtime.system import signals
 from runtime.system.files import write_json
 from runtime.tuning import batch_size, measuring_child

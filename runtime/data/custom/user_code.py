@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from runtime.errors import CheckpointError
+from runtime.job.extension import unfinished
 from runtime.system.files import read_json, write_json
 
 RECORD = "code.json"
@@ -231,7 +232,7 @@ def remember(run: Path, code: Code) -> None:
     changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     if changed:
         raise CheckpointError(
-            f"{run} is unfinished and was started with a different {', '.join(changed)}",
+            f"{unfinished(run)} and was started with a different {', '.join(changed)}",
             "the files that the run was started with",
             "undo the change, or start a new run with --new",
         )

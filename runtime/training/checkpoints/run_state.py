@@ -41,6 +41,9 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     optimizer_state.load_optimizer(run.model, run.optimizer, loaded.tensors["optimizer"])
     state = loaded.state
     run.counters.restore(state["counters"])
+    if run.extension and run.counters.step == run.extension.step and not run.counters.batch:
+        # A run that `train.steps` ended within an epoch counts that epoch; the extension trains its rest.
+        run.counters.epoch, run.counters.batch = divmod(run.counters.step, run.batches.per_epoch)
     run.samples_before = run.counters.samples
     run.watch.load(state["watch"])
     run.step.scaler.load(state["scaler"])
@@ -54,3 +57,8 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     if state["micro_batch"] is not None:
         # Memory ran out with a larger micro-batch; the plan may have a smaller one by now.
         run.step.use_micro_batch(min(state["micro_batch"], run.step.micro_batch or state["micro_batch"]))
+
+
+def evaluated_epochs(run: Run) -> int:
+    """The first epoch whose evaluation is still to come. One that `train.steps` once ended early was evaluated there."""
+    return run.counters.epoch + (0 < run.counters.batch < run.batches.per_epoch)

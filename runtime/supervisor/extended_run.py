@@ -1,0 +1,181 @@
+"""Opens the run folder that continues a finished run: a copy of its records and of its last checkpoint.
+
+The copy is made beside the run folders and renamed when it is complete. From then on it is an unfinished run like any
+other: the same command resumes it after a kill. The finished run is only read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import CheckpointError, DataError, DrivetrainError, SpecError
+from runtime.job import Job
+from runtime.job import extension as records
+from runtime.job.extension import Extension
+from runtime.plan import effective_plan
+from runtime.plan.effective_plan import PlanRequest
+from runtime.supervisor import extension_rules, finished_run, run_folder
+from runtime.supervisor.finished_run import MAY_CHANGE, FinishedRun
+from runtime.supervisor.run_folder import RunFolder
+from runtime.supervisor.spec_difference import difference, spec_text, stored_job
+from runtime.system.console import say
+from runtime.system.files import make_folder, read_json, sha256, storage_error, sync_folder, write_json, write_text
+from runtime.tracking.event_log import EventLog
+from runtime.training.checkpoints.manifest import MANIFEST, verify
+
+HISTORY = (
+    "plan.json",
+    "batch_size.json",
+    "code.json",
+    "data.json",
+    "preprocessing.json",
+    "metrics.jsonl",
+    "events.jsonl",
+    "telemetry.jsonl",
+    "progress.json",
+    "tensorboard",
+)
+"""What an extended run takes over: what its bits depend on, and the curves so far."""
+REFUSALS = (SpecError.exit_code, DataError.exit_code, CheckpointError.exit_code)
+
+
+@dataclass(frozen=True)
+class ExtendRequest:
+    """The options of `drivetrain train --extend`."""
+
+    run: Path
+    restart: bool = False
+    """Whether the schedule starts again."""
+
+
+def open_extended(runs: Path, job: Job, request: ExtendRequest, asked: PlanRequest, *, new: bool = False) -> RunFolder:
+    """The run folder that continues a finished run: the unfinished one that was begun before, or a new one.
+
+    Raises:
+        SpecError: if the job leaves nothing to train, or its schedule has come to its end.
+        CheckpointError: if the run cannot be continued, or another run of this name is unfinished.
+        StorageError: if the folder cannot be written.
+        Busy: if another process is extending a run of this name, or training in the unfinished one.
+    """
+    make_folder(runs)
+    last = None if new else run_folder.unfinished(runs, job.name)
+    if last and last.resolve() != request.run.resolve():
+        return _resumed(runs, last, job, request)
+    done = finished_run.find(request.run, job)
+    state = read_json(done.path / "state.json")
+    requested = asked.resumed(done.path, state, effective_plan.plan_of(done.path))
+    extension = extension_rules.decide(done, job, restart=request.restart)
+    return _begun(runs, job, done, extension, {"plain": requested.plain, "plan": requested.plan})
+
+
+def _resumed(runs: Path, last: Path, job: Job, request: ExtendRequest) -> RunFolder:
+    """The unfinished run, if it continues the same one."""
+    begun = records.read(last)
+    if begun is None or begun.run != request.run.resolve().name:
+        raise CheckpointError(
+            f"{last} is unfinished" + (f" and continues {begun.run}" if begun else ""),
+            "one unfinished run of a name",
+            "the command without --extend resumes it; with --new in addition, another run begins",
+        )
+    if request.restart and begun.schedule != "restarts":
+        raise CheckpointError(
+            f"{last} is unfinished and was started without --restart-schedule",
+            "one schedule for the whole run",
+            "remove --restart-schedule to resume it, or begin another run with --new",
+        )
+    return run_folder.open_run(runs, job)
+
+
+def _begun(runs: Path, job: Job, done: FinishedRun, extension: Extension, requested: Mapping[str, object]) -> RunFolder:
+    """Copy the finished run into a new folder."""
+    beside, path = runs / f".{job.name}.extension", run_folder.next_path(runs, job.name)
+    make_folder(beside)
+    lock = run_folder.lock_folder(beside)
+    try:
+        for rest in beside.iterdir():  # of a killed attempt
+            if rest.name != run_folder.LOCK:
+                shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
+        _copy(done, beside, extension_rules.kept_watch(done, job, extension))
+        records.write(beside, extension)
+        write_json(beside / "state.json", {"status": "stopped", "attempts": 0, **requested})
+        write_text(beside / "job.yaml", spec_text(job))
+        beside.rename(path)
+        sync_folder(runs)
+    except OSError as error:
+        os.close(lock)
+        raise storage_error(path, error) from None
+    events = EventLog(path)
+    for line in extension_rules.told(done, job, extension, path.name):
+        events.add("extend", line, extension.step)
+    return RunFolder(path, True, lock, extends=str(done.path))
+
+
+def _copy(done: FinishedRun, to: Path, watch: dict[str, Any]) -> None:
+    for place in map(done.path.joinpath, HISTORY):
+        if place.is_dir():
+            shutil.copytree(place, to / place.name)
+        elif place.is_file():
+            shutil.copyfile(place, to / place.name)
+    best = done.checkpoint.with_name(f"best-{done.state['watch']['best']['step']}")
+    if best.exists() and (wrong := verify(best)):
+        say(f"checkpoint {best.name} of {done.path} is not taken over: {wrong}")
+    elif best.exists():
+        shutil.copytree(best, to / "checkpoints" / best.name)
+    copy = to / "checkpoints" / done.checkpoint.name
+    shutil.copytree(done.checkpoint, copy)
+    if watch != done.state["watch"]:
+        # As checkpoint.save writes it: not write_json, which would not keep infinity.
+        write_text(copy / "state.json", json.dumps({**done.state, "watch": watch}, indent=1) + "\n")
+        manifest = read_json(copy / MANIFEST)
+        entry = {"bytes": (copy / "state.json").stat().st_size, "sha256": sha256(copy / "state.json")}
+        write_json(copy / MANIFEST, {**manifest, "files": {**manifest["files"], "state.json": entry}})
+    for file in to.rglob("*"):
+        _sync(file)
+
+
+def _sync(path: Path) -> None:
+    """Make a file or folder survive a power loss."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def discard_refused(run: RunFolder, code: int) -> bool:
+    """Remove a copy whose trainer refused it before its first step; the finished run can then be extended again."""
+    extension = records.read(run.path) if run.extends else None
+    if extension is None or code not in REFUSALS:
+        return False
+    if any(int(place.name.rpartition("-")[2]) > extension.step for place in run.path.glob("checkpoints/step-*")):
+        return False
+    shutil.rmtree(run.path, ignore_errors=True)
+    say(f"run {run.path} is removed, since nothing was trained in it; {run.extends} is as it was")
+    return True
+
+
+def offer(runs: Path, job: Job, command: str) -> str | None:
+    """A line for a new run whose predecessor differs only in that it was shorter; None otherwise."""
+    last = next((p for p in reversed(run_folder.numbered(runs, job.name)) if run_folder.status(p) is not None), None)
+    if last is None or run_folder.status(last) != "done" or not (last / "job.yaml").is_file():
+        return None
+    try:
+        before = None if difference(last, job, MAY_CHANGE) else stored_job(last, job)
+    except (DrivetrainError, OSError):
+        return None  # its spec cannot be read, so nothing is known about it
+    if before is None or (job.train.epochs, job.train.steps) == (before.train.epochs, before.train.steps):
+        return None
+    done = read_json(last / "result.json")
+    epochs = done.get("epochs") if isinstance(done, dict) else None
+    stopped_early = before.train.steps is None and epochs != before.train.epochs
+    if not isinstance(epochs, int) or stopped_early or job.train.epochs < epochs:
+        return None
+    ends = job.train.schedule == before.train.schedule and job.train.schedule.name in extension_rules.ENDING
+    words = f"{command} --extend {last}" + (" --restart-schedule" if ends else "")
+    return f"{last} finished after {epochs} epoch{'s' * (epochs != 1)}; to continue it instead: {words}"

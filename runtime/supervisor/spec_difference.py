@@ -1,0 +1,91 @@
+"""Compares the spec of a run with the present one: what must not change when a run is resumed or extended."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from runtime.job import Job
+from runtime.job_spec.yaml_file import dump, parse
+from runtime.system.files import storage_error, write_text
+
+# Keys that may change on a resume: they affect neither the training nor which weights are kept.
+FREE = (
+    "limits",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "checkpoint.notice",
+    "train.max_time",
+    "optimize.loader_workers",
+    "environment",
+)
+
+
+def spec_text(job: Job) -> str:
+    """The resolved spec as YAML."""
+    return dump(job.dumped())
+
+
+def difference(path: Path, job: Job, free: Collection[str] = FREE, before: str = "the unfinished run") -> list[str]:
+    """Lines of a diff of what must not change and has changed.
+
+    Args:
+        path: the run folder.
+        job: the present spec.
+        free: keys that may change.
+        before: what the folder is called.
+    """
+    try:
+        stored = (path / "job.yaml").read_text(encoding="utf-8")
+    except FileNotFoundError:  # killed before it was written
+        write_text(path / "job.yaml", spec_text(job))
+        return []
+    except OSError as error:
+        raise storage_error(path / "job.yaml", error) from None
+    specs = [_fixed_part(spec, free) for spec in (_filled(stored, job), job.dumped())]
+    _forgive_older_default(*specs)
+    # As text, since for Python 1 equals True and 16 equals 16.0, and mappings in another order are equal: arguments of a
+    # user's function and the order of label columns are neither.
+    lines = [dump(spec).splitlines() for spec in specs]
+    return list(difflib.unified_diff(lines[0], lines[1], before, "this spec", lineterm="", n=1))
+
+
+def _forgive_older_default(before: dict[str, object], now: Mapping[str, object]) -> None:
+    """Earlier versions stored `deterministic: true` where the job file says nothing."""
+    old, new = before.get("train"), now.get("train")
+    if isinstance(old, dict) and isinstance(new, Mapping) and new.get("deterministic") == "auto":
+        old["deterministic"] = "auto" if old.get("deterministic") is True else old.get("deterministic")
+
+
+def stored_job(path: Path, job: Job) -> Job | None:
+    """The spec of a run, if it is of the same task as the present one and this version can read it.
+
+    Raises:
+        SpecError: if it is no YAML mapping.
+        OSError: if it cannot be read.
+    """
+    try:
+        return type(job).model_validate(parse((path / "job.yaml").read_text(encoding="utf-8"), "job.yaml").data)
+    except ValidationError:
+        return None
+
+
+def _filled(text: str, job: Job) -> Mapping[str, object]:
+    """A stored spec with the defaults of keys that were added since."""
+    stored = parse(text, "job.yaml").data
+    try:
+        return type(job).model_validate(stored).dumped()
+    except ValidationError:
+        return stored
+
+
+def _fixed_part(spec: Mapping[str, object], free: Collection[str], above: str = "") -> dict[str, object]:
+    """The part of a spec, or of what lies below the key `above` (with a dot), that must not change."""
+    return {
+        key: _fixed_part(value, free, f"{above}{key}.") if isinstance(value, Mapping) else value
+        for key, value in spec.items()
+        if f"{above}{key}" not in free
+    }
