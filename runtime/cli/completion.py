@@ -37,6 +37,7 @@ _drivetrain() {{
     case $kind in
         none) return ;;
         file) COMPREPLY=($(compgen -f -- "$word")) && return ;;
+        run) COMPREPLY=($(cd {folder} 2>/dev/null && compgen -d -- "$word")) && return ;;
     esac
     case $word in
         -*) COMPREPLY=($(compgen -W "$options" -- "$word")) && return ;;
@@ -54,7 +55,11 @@ _COMPLETE = "complete -o filenames -F _drivetrain drivetrain\n"
 def script(shell: str, parser: argparse.ArgumentParser) -> str:
     """The completion of a shell."""
     commands = commands_of(parser)
-    takes_runs = [name for name, made in commands.items() if any(_is_run(action) for action in made._actions)]
+    takes_runs = [
+        name
+        for name, made in commands.items()
+        if any(_is_run(action) and not action.option_strings for action in made._actions)
+    ]
     body = _BASH.format(
         commands="\n".join((*commands, "--help", "--version")),
         options="\n".join(_case(name, "options", options_of(made)) for name, made in commands.items()),
@@ -83,7 +88,7 @@ def _values(name: str, made: argparse.ArgumentParser) -> Iterator[str]:
         if action.choices:
             yield _case(pattern, "values", [str(value) for value in action.choices])
         else:
-            yield _case(pattern, "kind", ["file" if action.type is Path else "none"])
+            yield _case(pattern, "kind", ["run" if _is_run(action) else "file" if action.type is Path else "none"])
 
 
 def _places(name: str, made: argparse.ArgumentParser) -> Iterator[str]:

@@ -19,7 +19,7 @@ from runtime.system import installation
 from runtime.system.exit_codes import KILLED, explain_kill
 from runtime.system.units import format_bytes
 
-_RUN = re.compile(rb"^run (runs/\S+) (?:starts|resumes|goes on)\r?$", re.MULTILINE)
+_RUN = re.compile(rb"^run (runs/\S+) (?:starts|resumes|goes on|continues \S+)\r?$", re.MULTILINE)
 """The last form is that of an older image; a terminal ends its lines with a carriage return."""
 
 

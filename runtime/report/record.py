@@ -28,6 +28,7 @@ _LOST = {
     "events.jsonl": "some events cannot be shown",
     "operators.json": "the slowest operators cannot be shown",
     "mistakes.json": "the most confident mistakes cannot be shown",
+    "extension.json": "the run that this one continues cannot be shown",
 }
 
 
@@ -56,6 +57,8 @@ class Record:
     """By seconds since the start."""
     result: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
+    extension: Mapping[str, Any] = field(default_factory=dict)
+    """The finished run that this one continues, as in extension.json."""
     events: list[Mapping[str, Any]] = field(default_factory=list)
     trace: Mapping[str, Any] = field(default_factory=dict)
     """The operators of the profiled steps."""
@@ -89,6 +92,8 @@ def read(run: Path) -> Record:
         record.result = _object(record, run / _AT_THE_END)
     if (run / "events.jsonl").exists():  # a run without events has no such file
         record.events = list(_rows(record, run / "events.jsonl"))
+    if (run / "extension.json").exists():
+        record.extension = _object(record, run / "extension.json")
     if (run / "operators.json").exists():
         record.trace = _object(record, run / "operators.json")
     if (run / "mistakes.json").exists():

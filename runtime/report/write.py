@@ -52,6 +52,7 @@ def _data(record: Record, summary: Summary) -> dict[str, object]:
         "run": record.name,
         **summary.to_json(),
         "exit_meaning": summary.meaning(),
+        "extended_from": dict(record.extension) or None,
         "started": record.state.get("started"),
         "ended": record.state.get("ended"),
         "alerts": [text for text, _ in alerts(record)],

@@ -57,6 +57,8 @@ def offered(folder: Path, *words: str) -> list[str]:
         (["train", "job.yaml", "--set", ""], []),
         (["plan", "job.yaml", "--hardware", "j"], ["job.yaml"]),
         (["watch", "digits"], ["digits-001", "digits-002"]),
+        (["train", "job.yaml", "--extend", "o"], ["other-001"]),
+        (["train", "d"], []),
         (["predict", "digits-001", "my"], ["my data.csv"]),
         (["init", "my"], ["my data.csv"]),
         (["nonsense", ""], []),

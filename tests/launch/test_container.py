@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.cli import main
-from runtime.errors import Busy
+from runtime.errors import Busy, SpecError
 from runtime.hardware import detect
 from runtime.hardware.facts import Hardware
-from runtime.launch import container
+from runtime.launch import container, work_folder
 from tests.hardware.test_nvidia import RTX, Nvml
 from tests.launch.specs import job
 
@@ -44,6 +44,20 @@ def test_options_of_train_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None
     assert main.main(["launch", "job.yaml", "--trace", "--plain", "--set", "train.epochs=2"]) == 0
     words = container._override(asked[0], job())["services"]["trainer"]["command"]
     assert words[2:] == ["--set", "train.epochs=2", "--plain", "--trace"]
+
+
+def test_a_run_to_extend_is_named_as_the_container_sees_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[container.LaunchRequest] = []
+    monkeypatch.setattr(container, "launch", lambda request: asked.append(request) or 0)
+    monkeypatch.setattr(work_folder, "PROJECT", tmp_path)
+    for place in ("runs/digits-001", "elsewhere/digits-001"):
+        (tmp_path / place).mkdir(parents=True)
+        options = ["--extend", str(tmp_path / place), "--restart-schedule"]
+        assert main.main(["launch", "job.yaml", *options]) == 0
+    words = container._override(asked[0], job())["services"]["trainer"]["command"]
+    assert words[2:] == ["--restart-schedule", "--extend", "runs/digits-001"]
+    with pytest.raises(SpecError, match=r"elsewhere/digits-001: a container does not see this folder"):
+        container._override(asked[1], job())
 
 
 def test_a_job_in_training_is_no_storage_error() -> None:

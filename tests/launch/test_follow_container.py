@@ -78,7 +78,7 @@ def test_a_closed_output_says_that_the_container_goes_on(
     assert "drivetrain-trainer-1 goes on: `docker logs -f drivetrain-trainer-1`" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", ["starts", "resumes", "goes on"])
+@pytest.mark.parametrize("word", ["starts", "resumes", "goes on", "continues runs/digits-000"])
 def test_a_run_is_found_in_the_log_however_it_begins(word: str) -> None:
     assert follow_container._RUN.search(f"run runs/digits-001 {word}\n".encode())
 

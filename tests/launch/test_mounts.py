@@ -157,7 +157,7 @@ def test_a_spec_in_a_home_alone_is_fine(tmp_path: Path, monkeypatch: pytest.Monk
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "project"
     (folder / "jobs").mkdir(parents=True)
-    for module in (mounts, container):
+    for module in (mounts, container, work_folder):
         monkeypatch.setattr(module, "PROJECT", folder)
     monkeypatch.chdir(folder)
     return folder

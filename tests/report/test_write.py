@@ -237,3 +237,20 @@ def test_a_long_list_of_settings_is_folded_away(run: Path) -> None:
     assert "<summary>torch settings</summary><pre>torch.setting_0: False\ntorch.setting_1: False" in source
     assert '<td class="short" data-name="version and threads">2.13.0+cpu</td>' in source
     assert "torch.setting_29: False" in (run / "report.md").read_text(encoding="utf-8").replace("\\", "")
+
+
+def test_a_run_that_continues_another_says_so_and_marks_where(tmp_path: Path) -> None:
+    run = make(tmp_path / "digits-002")
+    write(run)
+    assert "digits-001" not in (run / "report.html").read_text()
+    record = {"run": "digits-001", "step": 225, "epoch": 5, "schedule": "continues", "origin": 0}
+    (run / "extension.json").write_text(json.dumps(record))
+    write(run)
+    page = (run / "report.html").read_text()
+    assert "continues digits-001 after epoch 5, step 225" in page
+    assert page.count("digits-001 </text>") == 5  # loss, accuracy, F1, learning rate, gradient norm
+    assert "continues digits-001 after epoch 5, step 225" in (run / "report.md").read_text()
+    assert json.loads((run / "report.json").read_text())["extended_from"] == record
+    (run / "extension.json").write_text("{")
+    write(run)
+    assert "the run that this one continues cannot be shown" in (run / "report.md").read_text()

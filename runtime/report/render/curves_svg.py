@@ -70,6 +70,17 @@ def curves(frame: Curves, name: str) -> str:
                 va="bottom",
                 color=_MUTED,
             )
+        if frame.joint:
+            text, value = frame.joint
+            axes.axvline(value, color=_MUTED, linewidth=1.2, linestyle=(0, (1, 2)))
+            axes.annotate(
+                f"{text} ",
+                (value, 1),
+                xycoords=("data", "axes fraction"),
+                ha="right",
+                va="top",
+                color=_MUTED,
+            )
         _scale(axes, frame)
         return _svg(figure, name, frame.title)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
+from runtime.report import log_series
 from runtime.report.blocks import Block, ConfusionMatrix, Curves, Details, Section, Table, Text, Tone
 from runtime.report.confusion import Confusion, confusions
 from runtime.report.formatting import duration, number, share, short, shown
@@ -36,7 +38,7 @@ def sections(record: Record, summary: Summary) -> list[Section]:
     """All sections that have content."""
     plan, hardware = record.plan, record.hardware
     found = [
-        curves_section(record.metrics),
+        curves_section(record.metrics, record.extension),
         *(confusion_section(confusion) for confusion in confusions(record.result.get("confusion"))),
         *worst_sections(record.mistakes),
         advice_section(record, summary),
@@ -54,8 +56,10 @@ def sections(record: Record, summary: Summary) -> list[Section]:
     return [section for section in found if section]
 
 
-def curves_section(metrics: Mapping[str, Series]) -> Section | None:
+def curves_section(metrics: Mapping[str, Series], extension: Mapping[str, Any] | None = None) -> Section | None:
     """A plot for each kind of value; series of the same kind share it."""
+    step = log_series.number(extension or {}, "step")
+    joint = None if extension is None or step is None else (shown(extension.get("run")), step)
     groups: dict[str, list[Series]] = {}
     for key, series in metrics.items():
         start, _, kind = key.rpartition("/")
@@ -63,16 +67,16 @@ def curves_section(metrics: Mapping[str, Series]) -> Section | None:
             groups.setdefault(kind, []).append(series.scaled(shown(start or kind)))
     ranks = {kind: -1 if kind in _FIRST else 1 if kind in _LAST else 0 for kind in groups}
     kinds = sorted(groups, key=lambda kind: ranks[kind])
-    frames = tuple(_frame(kind, groups[kind]) for kind in kinds)
+    frames = tuple(_frame(kind, groups[kind], joint) for kind in kinds)
     return Section("curves", "Curves", frames) if frames else None
 
 
-def _frame(kind: str, series: list[Series]) -> Curves:
+def _frame(kind: str, series: list[Series], joint: tuple[str, float] | None) -> Curves:
     low = min(min(s.ys) for s in series)
     high = max(max(s.ys) for s in series)
     wide = kind in ("loss", "grad_norm") and low > 0 and high / low > _WIDE_RANGE
     title = _TITLES.get(kind, shown(kind).capitalize()) + (" (log scale)" if wide else "")
-    return Curves(title, "step", tuple(series), logarithmic=wide)
+    return Curves(title, "step", tuple(series), joint=joint, logarithmic=wide)
 
 
 def confusion_section(confusion: Confusion) -> Section:

@@ -17,7 +17,7 @@ def headline(record: Record, summary: Summary) -> Headline:
     best = summary.best
     return Headline(
         run=record.name,
-        what=f"{summary.job} · {summary.task}",
+        what=" · ".join([summary.job, summary.task, *_continued(record)]),
         status=summary.status,
         tone=_TONES.get(summary.status, Tone.WARN),
         ending=ending(summary) + _source(record),
@@ -26,6 +26,11 @@ def headline(record: Record, summary: Summary) -> Headline:
         tiles=tuple(_tiles(summary, record)),
         alerts=tuple(alerts(record)),
     )
+
+
+def _continued(record: Record) -> list[str]:
+    run, epoch, step = (record.extension.get(key) for key in ("run", "epoch", "step"))
+    return [f"continues {shown(run)} after epoch {shown(epoch)}, step {shown(step)}"] if run else []
 
 
 def ending(summary: Summary) -> str:

@@ -1,0 +1,241 @@
+"""`train --extend`: a finished run goes on in a new folder, with the bits of one run; what cannot go on is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from runtime.cli import main
+from runtime.job import extension
+from runtime.supervisor import named_run
+from tests.faults import trained
+
+SHORT, LONG = "train.epochs=6", "train.epochs=14"
+STEPS = 8
+"""Of an epoch."""
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file of a folder with its hash."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The job of a run that finished after six epochs."""
+    job = trained.written(tmp_path_factory.mktemp("finished"))
+    trained.finish(job, "--set", SHORT)
+    return job
+
+
+@pytest.fixture
+def job(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be extended."""
+    shutil.copytree(finished.parent, tmp_path / "job")
+    return tmp_path / "job" / finished.name
+
+
+def extended(job: Path, *options: str) -> list[str]:
+    return ["train", str(job), "--runs", str(job.parent / "runs"), "--extend", str(first(job)), *options]
+
+
+def first(job: Path) -> Path:
+    return job.parent / "runs" / "small-001"
+
+
+def sets(*values: str) -> list[str]:
+    return [word for value in values for word in ("--set", value)]
+
+
+def refused(job: Path, capsys: pytest.CaptureFixture[str], *options: str, code: int) -> str:
+    """What an extension that is refused says; the finished run and its neighbours stay as they are."""
+    before = contents(job.parent / "runs")
+    assert main.main(extended(job, *options)) == code
+    assert contents(job.parent / "runs") == before
+    return capsys.readouterr().err
+
+
+def test_killed_in_the_middle_it_ends_with_the_bits_of_one_run(job: Path, tmp_path: Path) -> None:
+    before = contents(first(job))
+    options = ("--extend", str(first(job)), *sets(LONG))
+    said = trained.finish(job, *options, expected=137, FAULT=f"runtime.training.loop:_advance:{3 * STEPS}:kill")
+    assert "the result will be that of one run up to epoch 14 under the same plan, as exactly as after a resume" in said
+    assert trained.run(job).name == "small-002"
+    assert trained.last(trained.run(job)).name == "step-70"
+    said = trained.finish(job, *options)
+    assert "resumed from step-70" in said
+    assert "extend:" not in said
+    once = trained.written(tmp_path / "once")
+    trained.finish(once, *sets(LONG))
+    assert trained.differences(trained.run(job), trained.run(once)) == []
+    assert contents(first(job)) == before
+    assert trained.read(trained.run(job), "extension.json")["run"] == "small-001"
+
+
+def test_a_run_that_steps_ended_within_an_epoch_trains_its_rest(tmp_path: Path) -> None:
+    job, once = trained.written(tmp_path / "job"), trained.written(tmp_path / "once")
+    trained.finish(job, *sets("train.steps=20"))
+    options = (*sets("train.steps=43"), "--extend", str(first(job)))
+    trained.finish(job, *options, expected=137, FAULT="runtime.training.loop:_advance:6:kill")
+    trained.finish(job, *options)
+    trained.finish(once, *sets("train.steps=43"))
+    one, two = trained.last(trained.run(job)), trained.last(trained.run(once))
+    for name in ("model", "optimizer", "ema"):
+        assert (one / f"{name}.safetensors").read_bytes() == (two / f"{name}.safetensors").read_bytes()
+    rows, expected = trained.rows(trained.run(job)), trained.rows(trained.run(once))
+    extra = [row for row in rows if row not in expected]
+    assert [(row["step"], row["epoch"], "lr" in row) for row in extra] == [(20, 2, False)]
+    assert [row for row in rows if row not in extra] == expected
+
+
+@pytest.mark.parametrize("options", [["--restart-schedule"], sets("train.optimizer.lr=0.002")], ids=" ".join)
+def test_a_schedule_with_an_end_starts_again_only_if_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    """A one-cycle: its rate has come to a ten-thousandth of lr."""
+    job = trained.written(tmp_path / "job", schedule="{name: one-cycle, warmup: 0.5}", epochs="2")
+    job.write_text(job.read_text().replace(", patience: 1, factor: 0.5}", ""))
+    trained.finish(job)
+    text = refused(job, capsys, *sets("train.epochs=4"), code=2)
+    assert "train.schedule: is one-cycle, which was planned for the length of" in text
+    assert "--restart-schedule for once more; or --set train.schedule=constant" in text
+    if options == ["--restart-schedule"]:
+        said = trained.finish(job, "--extend", str(first(job)), *sets("train.epochs=4"), *options)
+        assert "schedule one-cycle starts again at step 16, with train.optimizer.lr 0.01" in said
+        rates = [row["lr"] for row in trained.rows(trained.run(job)) if "lr" in row]
+        assert rates[16:] == rates[:16]
+    else:
+        options = [*options, *sets("train.schedule=constant", "train.epochs=3")]
+        said = trained.finish(job, "--extend", str(first(job)), *options)
+        assert "schedule constant starts at step 16, with train.optimizer.lr 0.002" in said
+        assert {row["lr"] for row in trained.rows(trained.run(job)) if row["step"] > 16 and "lr" in row} == {0.002}
+
+
+def test_what_cannot_be_extended(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = refused(job, capsys, *sets(SHORT), code=2)
+    assert "train.epochs: is 6, and" in text
+    assert "has trained 6 epochs\n  possible: more than 6" in text
+    text = refused(job, capsys, *sets(LONG, "train.optimizer.weight_decay=0.1", "model.width=5"), code=4)
+    assert "small-001 was trained with another job file" in text
+    assert "-  width: 4" in text
+    assert "+  width: 5" in text
+    assert "+    weight_decay: 0.1" in text
+    text = refused(job, capsys, *sets(LONG, "train.early_stopping.patience=1"), code=2)
+    assert "train.early_stopping.patience: is 1, and validation/accuracy has not improved for" in text
+    assert "--set train.early_stopping=null" in text
+    text = refused(job, capsys, *sets(LONG), "--plain", code=4)
+    assert "small-001 was started without --plain and --plan; this command is with --plain" in text
+    state = first(job) / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"status": "stopped"}))
+    text = refused(job, capsys, *sets(LONG), code=4)
+    assert "small-001 is unfinished (status: stopped)" in text
+    assert "the same command without --extend, with --set train.epochs=6" in text
+    (first(job) / "job.yaml").unlink()
+    assert "has no job.yaml" in refused(job, capsys, *sets(LONG), code=4)
+
+
+def test_checkpoints_that_are_gone_damaged_or_without_an_optimizer(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest, *older = sorted(first(job).glob("checkpoints/step-*"), key=lambda path: -int(path.name[5:]))
+    assert [path.name for path in (newest, *older)] == ["step-48", "step-42"]
+    manifest = newest / "MANIFEST.json"
+    files = json.loads(manifest.read_text())
+    del files["files"]["optimizer.safetensors"]
+    manifest.write_text(json.dumps(files))
+    (older[0] / "model.safetensors").write_bytes(b"cut")
+    text = refused(job, capsys, *sets(LONG), code=4)
+    assert "small-001 has no checkpoint to continue from" in text
+    assert "step-48 cannot be used: it has weights but no optimizer state" in text
+    assert "step-42 cannot be used: model.safetensors has 3 bytes" in text
+    shutil.rmtree(first(job) / "checkpoints")
+    assert "small-001 has no checkpoint to continue from\n" in refused(job, capsys, *sets(LONG), code=4)
+
+
+def test_a_damaged_last_checkpoint_is_replaced_by_the_one_before(job: Path, tmp_path: Path) -> None:
+    (first(job) / "checkpoints" / "step-48" / "model.safetensors").write_bytes(b"cut")
+    said = trained.finish(job, "--extend", str(first(job)), *sets("train.epochs=8"))
+    assert "step-48 cannot be used: model.safetensors has 3 bytes" in said
+    assert "continuing from step-42" in said
+    once = trained.written(tmp_path / "once")
+    trained.finish(once, *sets("train.epochs=8"))
+    assert trained.differences(trained.run(job), trained.run(once)) == []
+
+
+def test_changed_data_is_refused_and_leaves_no_folder(job: Path) -> None:
+    data = job.parent / "images.npz"
+    data.write_bytes(data.read_bytes() + b"more")
+    said = trained.finish(job, "--extend", str(first(job)), *sets(LONG), expected=4)
+    assert "continues small-001, and its data has changed since it started" in said
+    assert "is removed, since nothing was trained in it" in said
+    assert trained.run(job).name == "small-001"
+
+
+def test_a_copy_that_was_killed_is_made_again(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = job.parent / "runs" / ".small.extension"
+    (beside / "checkpoints" / "step-999").mkdir(parents=True)
+    (beside / "metrics.jsonl").write_text("half")
+    monkeypatch.setattr(named_run, "RUNS", job.parent / "runs")
+    assert [path.name for path in named_run.by_age()] == ["small-001"]
+    trained.finish(job, "--extend", str(first(job)), *sets("train.epochs=7"))
+    assert trained.run(job).name == "small-002"
+    assert not beside.exists()
+    assert not (trained.run(job) / "checkpoints" / "step-999").exists()
+
+
+def test_an_extension_is_extended_and_another_unfinished_run_is_named(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = job.parent / "runs"
+    trained.finish(job, "--extend", str(first(job)), *sets("train.epochs=7"), "--restart-schedule")
+    assert extension.read(runs / "small-002") == extension.Extension("small-001", 48, 6, "restarts", 48)
+    trained.finish(job, "--extend", str(runs / "small-002"), *sets("train.epochs=8"))
+    assert extension.read(runs / "small-003") == extension.Extension("small-002", 56, 7, "continues", 48)
+    state = runs / "small-003" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"status": "stopped"}))
+    text = refused(job, capsys, *sets("train.epochs=8"), code=4)
+    assert "small-003 is unfinished and continues small-002" in text
+    damaged = runs / "small-003" / "extension.json"
+    damaged.write_text("{}")
+    assert "extension.json is damaged" in refused(job, capsys, *sets("train.epochs=8"), code=4)
+
+
+def test_more_epochs_of_a_finished_run_are_offered_and_a_new_run_starts(job: Path) -> None:
+    said = trained.finish(job, *sets("train.epochs=7"))
+    line = f"{first(job)} finished after 6 epochs; to continue it instead: drivetrain train {job} --set train.epochs=7"
+    assert f"{line} --extend {first(job)}\n" in said
+    assert trained.run(job).name == "small-002"
+    assert not (trained.run(job) / "extension.json").exists()
+    assert "to continue it instead" not in trained.finish(job, *sets("train.epochs=7"))
+    assert "to continue it instead" not in trained.finish(job, *sets("train.epochs=9", "train.seed=1"))
+
+
+def test_the_best_weights_of_the_finished_run_stay_the_best(job: Path) -> None:
+    """If no added epoch is better, the model of the extension is that of the finished run."""
+    options = sets("train.epochs=7", "train.optimizer.lr=1.0")
+    said = trained.finish(job, "--extend", str(first(job)), *options)
+    assert "train.optimizer.lr is 1.0, was 0.01" in said
+    assert "the result will be that of one run" not in said
+    folders = first(job), trained.run(job)
+    before, now = (trained.read(folder, "result.json") for folder in folders)
+    assert (before["steps"], now["steps"]) == (48, 56)
+    assert now["best"] == before["best"]
+    one, two = (safetensors.torch.load_file(folder / "model" / "model.safetensors") for folder in folders)
+    assert all(torch.equal(one[name], two[name]) for name in one.keys() | two.keys())
+
+
+def test_options_that_belong_together(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main.main(["train", "jobs/digits.yaml", "--restart-schedule"]) == 2
+    assert "--restart-schedule without --extend" in capsys.readouterr().err
+    assert main.main(["launch", "jobs/digits.yaml", "--extend", str(tmp_path / "digits-001")]) == 4
+    assert "there is no such folder" in capsys.readouterr().err
