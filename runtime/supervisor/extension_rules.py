@@ -143,7 +143,9 @@ def told(done: FinishedRun, job: Job, extension: Extension, name: str) -> list[s
     if train.early_stopping and _counted(done, job) is None:
         lines.append("early stopping counts from here")
     if _is_exact(done, job, extension):
-        lines.append(f"the result will be that of one run up to {end} under the same plan, as exactly as after a resume")
+        lines.append(
+            f"the result will be that of one run up to {end} under the same plan, as exactly as after a resume"
+        )
     return lines
 
 
