@@ -170,7 +170,12 @@ def _add_use(add: Add) -> None:
     made.add_argument(
         "--data", type=Path, metavar="PATH", help="labeled data to use instead of the run's validation data"
     )
-    made.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: evaluation/ in the run)")
+    made.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="output folder (default: evaluation/ in the run, or evaluation-DATA/)",
+    )
     _add_csv(made)
     made.add_argument("--run-code", action="store_true", help=code)
     made = add("predict", "predict new samples with a trained model")

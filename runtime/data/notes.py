@@ -1,8 +1,8 @@
-"""A note about the data as a line of the log."""
+"""A note about the data or the model as a line of the log."""
 
 from __future__ import annotations
 
 
-def line(note: str) -> str:
-    """The note after `data:`, unless it starts with a key such as data.train already."""
-    return note if note.startswith("data.") else f"data: {note}"
+def line(note: str, part: str = "data") -> str:
+    """The note after `data:` (or another part of the job), unless it starts with that word or one of its keys."""
+    return note if note.startswith((f"{part}.", f"{part}: ")) else f"{part}: {note}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from runtime.data import notes
 from runtime.errors import DataError, SpecError
 from runtime.hardware import device_check
-from runtime.inference import thread_limits
+from runtime.inference import evaluation_folder, thread_limits
 from runtime.report.confusion import Confusion, confusions
-from runtime.system import spreadsheet_cells
-from runtime.system.files import read_json, storage_error, write_json
+from runtime.system.files import read_json
 from runtime.tracking.live import pass_progress
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ class EvaluateRequest:
     data: Path | None = None
     """New labelled data; the validation data of the run if None."""
     output: Path | None = None
-    """Folder for metrics and confusion matrix; evaluation/ in the run if None."""
+    """Folder for metrics and confusion matrix; evaluation/ in the run, or evaluation-DATA/, if None."""
     run_code: bool = False
     """Whether the code of a model folder outside of its run may be run."""
     csv: Mapping[str, str] = field(default_factory=dict)
@@ -63,11 +61,11 @@ def judge(request: EvaluateRequest) -> int:
         tally = _validation(request, trained, device)
         source, over = "validation data of the run", "validation/"
     else:
-        source, over, tally = str(request.data), "", _new(request.data, trained, device, request.csv)
+        source, over, tally = str(request.data), "", _new(request, request.data, trained, device)
     metrics, counts = tally.metrics(over), confusions(tally.confusion())
     _show(source, metrics, counts)
-    folder = request.output or request.run / "evaluation"
-    _write(
+    folder = request.output or evaluation_folder.choose(request.run, request.data)
+    evaluation_folder.write(
         folder, {"data": source, "model": str(trained.folder), "trained": trained.trained, "metrics": metrics}, counts
     )
     print(f"written to {folder}")
@@ -114,16 +112,20 @@ def _changed(what: str) -> DataError:
     )
 
 
-def _new(path: Path, trained: SavedModel, device: torch.device, csv: Mapping[str, str]) -> MetricAccumulator:
-    """Evaluate on new data; without a loss, which may depend on class weights of the training data."""
+def _new(request: EvaluateRequest, path: Path, trained: SavedModel, device: torch.device) -> MetricAccumulator:
+    """Evaluate on new data, with the job's loss as far as it is known."""
     from runtime.data import load_new
-    from runtime.inference import forward
+    from runtime.inference import forward, new_data_loss
     from runtime.training.evaluation.metrics import MetricAccumulator
 
-    data = load_new.read([path], trained.preprocessing, trained.heads, labelled=True, csv=csv)
+    data = load_new.read([path], trained.preprocessing, trained.heads, labelled=True, csv=request.csv)
     for note in data.notes:
         print(notes.line(note), file=sys.stderr, flush=True)
-    tally = MetricAccumulator(trained.heads, None)
+    places = (request.run, trained.folder.parent)
+    goal, note = new_data_loss.objective(places, trained.heads, data.split.targets)
+    if note:
+        print(f"evaluate: {note}", file=sys.stderr, flush=True)
+    tally = MetricAccumulator(trained.heads, goal)
     found = forward.outputs(trained.network, trained.heads, data.split, data.prepare, device)
     _count(tally, found, data.split.targets)
     return tally
@@ -203,34 +205,3 @@ def _show(source: str, metrics: Mapping[str, float], counts: list[Confusion]) ->
         for truth, guess, count, share in confusion.mistakes(5):
             head = f"{confusion.head}: " if confusion.head else ""
             screen.print(f"  {head}{truth} predicted as {guess}: {count:,} of {round(count / share):,} ({share:.1%})")
-
-
-def _write(folder: Path, data: dict[str, object], counts: list[Confusion]) -> None:
-    from runtime.tracking import confusion_image
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "metrics.json", data)
-        for confusion in counts:
-            stem = folder / (f"confusion-{_safe(confusion.head)}" if confusion.head else "confusion")
-            _table(confusion, stem.with_name(f"{stem.name}.csv"))
-            image = confusion_image.draw(confusion.classes, confusion.matrix)
-            stem.with_name(f"{stem.name}.png").write_bytes(image.png)
-    except OSError as error:
-        raise storage_error(folder, error) from None
-
-
-def _safe(head: str) -> str:
-    """A column name in a form that is safe in a file name."""
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in head)
-
-
-def _table(confusion: Confusion, path: Path) -> None:
-    """True classes by row, predictions by column."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(spreadsheet_cells.escape_row(["truth", *confusion.classes]))
-        writer.writerows(
-            spreadsheet_cells.escape_row([name, *row])
-            for name, row in zip(confusion.classes, confusion.matrix, strict=True)
-        )

@@ -83,9 +83,9 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
         say(notes.line(note))
     network = build(job, dataset)
     if told := operations.note(network):
-        say(f"model: {told}")
+        say(notes.line(told, "model"))
     for note in network.notes:
-        say(f"model: {note}")
+        say(notes.line(note, "model"))
     if network.code is not None:
         user_code.remember(folder, network.code)
     facts = inspection.inspect_workload(dataset, network.module)

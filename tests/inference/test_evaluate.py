@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,69 @@ from runtime.inference import evaluate
 from runtime.report.confusion import Confusion
 from tests.models.test_initial_weights import follow
 from tests.trained import CASES, trained
+
+
+def judged(run: Path, data: Path) -> dict[str, float]:
+    """The metrics on other data, as they are stored."""
+    folder = run / f"evaluation-{data.stem}"
+    assert evaluate.judge(evaluate.EvaluateRequest(run, data)) == 0
+    found: dict[str, float] = json.loads((folder / "metrics.json").read_text())["metrics"]
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_other_data_has_the_metrics_of_validation(tmp_path: Path, name: str) -> None:
+    """It had no loss."""
+    case = CASES[name]
+    done = trained(case, tmp_path)
+    found = judged(done.folder, tmp_path / f"held{case.suffix}")
+    assert found == {
+        key.removeprefix("validation/"): pytest.approx(value, rel=1e-4) for key, value in done.last.items()
+    }
+
+
+def test_the_loss_on_other_data_has_no_class_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are a property of the training data; the loss of the plain job is the same but for them."""
+    case = CASES["table"]
+    done = trained(case, tmp_path)
+    plain = judged(done.folder, tmp_path / "held.csv")["loss"]
+    assert "class weights" not in capsys.readouterr().err
+    spec = done.folder / "job.yaml"
+    spec.write_text(spec.read_text().replace("class_weights: none", "class_weights: balanced"))
+    assert judged(done.folder, tmp_path / "held.csv")["loss"] == plain
+    assert "evaluate: the loss is computed without class weights" in capsys.readouterr().err
+    spec.write_text(spec.read_text().replace("loss: null", "loss: {name: focal, gamma: 2.0}"))
+    assert 0 < judged(done.folder, tmp_path / "held.csv")["loss"] < plain
+
+
+def test_a_copied_model_says_why_there_is_no_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = CASES["table"]
+    done = trained(case, tmp_path)
+    shutil.copytree(done.folder / "model", tmp_path / "copies" / "model")
+    assert "loss" not in judged(tmp_path / "copies" / "model", tmp_path / "held.csv")
+    assert "no loss is computed, since there is no job.yaml" in capsys.readouterr().err
+
+
+def test_no_evaluation_replaces_one_of_other_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That of the validation data was overwritten."""
+    done = trained(CASES["table"], tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in (tmp_path / "held.csv", tmp_path / "held.csv", other / "held.csv"):
+        if not path.exists():
+            shutil.copy(tmp_path / "held.csv", path)
+        assert evaluate.judge(evaluate.EvaluateRequest(done.folder, path)) == 0
+    assert evaluate.judge(evaluate.EvaluateRequest(done.folder)) == 0
+    capsys.readouterr()
+    stored = {
+        folder.name: json.loads((folder / "metrics.json").read_text())["data"]
+        for folder in sorted(done.folder.glob("evaluation*"))
+    }
+    assert stored == {
+        "evaluation": "validation data of the run",
+        "evaluation-held": str(tmp_path / "held.csv"),
+        "evaluation-held-2": str(other / "held.csv"),
+    }
 
 
 def test_mistakes_are_counted_among_the_samples_of_their_class(capsys: pytest.CaptureFixture[str]) -> None:

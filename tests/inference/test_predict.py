@@ -142,7 +142,7 @@ def test_csv_from_the_command_line_in_a_process_of_its_own(images: Run, tmp_path
     rows = list(csv.DictReader(done.stdout.splitlines()))
     assert list(rows[0]) == ["sample", "prediction", "probability", "probabilities.a", "probabilities.b"]
     assert len(rows) == 8
-    assert "1 of 9 samples cannot be used" in done.stderr
+    assert "\ndata: 1 of 9 samples cannot be used" in f"\n{done.stderr}"  # it began with data: data:
     assert f"left out: {folder / 'broken.jpg'}: empty file" in done.stderr
     assert "8 samples in" in done.stderr
     chosen = {row["sample"]: row for row in rows}
