@@ -104,15 +104,15 @@ def _begun(runs: Path, job: Job, done: FinishedRun, extension: Extension, reques
         _copy(done, beside, extension_rules.kept_watch(done, job, extension))
         records.write(beside, extension)
         write_json(beside / "state.json", {"status": "stopped", "attempts": 0, **requested})
+        events = EventLog(beside)
+        for line in extension_rules.told(done, job, extension, path.name):
+            events.add("extend", line, extension.step)
         write_text(beside / "job.yaml", spec_text(job))
         beside.rename(path)
         sync_folder(runs)
     except OSError as error:
         os.close(lock)
         raise storage_error(path, error) from None
-    events = EventLog(path)
-    for line in extension_rules.told(done, job, extension, path.name):
-        events.add("extend", line, extension.step)
     return RunFolder(path, True, lock, extends=str(done.path))
 
 
