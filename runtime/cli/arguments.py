@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
 
     _add_plan(add)
     _add_training(add)
+    _add_repeat(add)
     _add_measuring(add)
     _add_look(add)
     _add_use(add)
@@ -106,6 +107,19 @@ def _add_training(add: Add) -> None:
     )
     made.add_argument("--network", action="store_true", help="give the container network access, for your own code")
     made.add_argument("--image", metavar="NAME", help="use this image; it is pulled if it is missing")
+
+
+def _add_repeat(add: Add) -> None:
+    """The command that trains several times."""
+    made = _with_job(add("repeat", "train a job with several seeds: mean and standard deviation of every metric"))
+    made.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="number of seeds, from the job's own (default: 3)"
+    )
+    made.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
+    made.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="parent of the run folders (default: runs)"
+    )
+    made.add_argument("--new", action="store_true", help="start new runs in place of unfinished ones")
 
 
 def _add_start(made: argparse.ArgumentParser) -> None:

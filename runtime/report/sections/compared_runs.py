@@ -29,8 +29,8 @@ def sections(entries: Sequence[ComparedRun]) -> list[Section]:
     """Results, curves, and differences in specs, plans and machines."""
     names = tuple(entry.name for entry in entries)
     found = [Section("results", "Results", (Table(("result", *names), tuple(_results(entries))),))]
-    if frames := tuple(_frames(entries)):
-        found.append(Section("curves", "Curves", frames))
+    if curves := tuple(frames(entries)):
+        found.append(Section("curves", "Curves", curves))
     titles = {"spec": "Job specs", "plan": "Plans", "machine": "Machines"}
     for anchor, rows in _different(entries).items():
         title = titles[anchor]
@@ -115,7 +115,7 @@ def _machine(record: Record) -> dict[str, object]:
     }
 
 
-def _frames(entries: Sequence[ComparedRun]) -> Iterator[Curves]:
+def frames(entries: Sequence[ComparedRun]) -> Iterator[Curves]:
     """A plot for each value that at least two runs have, except values of single steps, which are too noisy."""
     keys = list(dict.fromkeys(key for entry in entries for key in entry.record.metrics if "/" in key))
     for key in sorted(keys, key=lambda key: not key.endswith("loss")):

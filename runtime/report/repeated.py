@@ -1,0 +1,138 @@
+"""The page of a repeated training: mean and standard deviation of every metric over its runs, and the runs."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.report.blocks import Headline, Section, Table, Text, Tile, Tone
+from runtime.report.formatting import clean, duration, number, plain, shown
+from runtime.report.record import Record, read
+from runtime.report.sections.compared_runs import ABSENT, ComparedRun, frames
+from runtime.report.summary import summarize
+from runtime.system.files import make_folder, write_json, write_text
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The values of a metric over all runs."""
+
+    metric: str
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean."""
+        return statistics.fmean(self.values)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the sample (n - 1); NaN for a single value."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
+
+    def __str__(self) -> str:
+        return f"{number(self.mean)} ± {number(self.deviation)}"
+
+
+def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str]) -> list[Spread]:
+    """Write repeat.html, repeat.md and repeat.json; returns the metrics, the one that selects the best weights first.
+
+    Args:
+        folder: for the files.
+        name: of the job.
+        runs: finished runs, by what they differ in: `seed 0`.
+        notes: remarks for the page.
+
+    Raises:
+        CheckpointError: if a folder holds no run.
+        StorageError: if the folder cannot be written.
+    """
+    # Matplotlib logs a message about its temporary cache if the user has no home, as in a container.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from runtime.report.render.markdown import markdown
+    from runtime.report.render.page import page
+
+    records = {key: read(run) for key, run in runs.items()}
+    entries = [ComparedRun(key, record, summarize(record)) for key, record in records.items()]
+    spreads = list(_spreads(entries))
+    head, below = _headline(name, entries, spreads), _sections(entries, spreads, notes)
+    make_folder(folder)
+    write_json(folder / "repeat.json", plain(_data(entries, spreads)))
+    write_text(folder / "repeat.md", clean(markdown(head, below)))
+    write_text(folder / "repeat.html", clean(page(head, below)))
+    return spreads
+
+
+def _metrics(record: Record) -> dict[str, float]:
+    """All metrics of the evaluation that selected the weights."""
+    best = record.result.get("best")
+    found = best.get("metrics") if isinstance(best, Mapping) else None
+    values = found.items() if isinstance(found, Mapping) else ()
+    return {str(key): float(v) for key, v in values if isinstance(v, int | float) and math.isfinite(v)}
+
+
+def _spreads(entries: Sequence[ComparedRun]) -> Iterator[Spread]:
+    """Of every metric that all runs have."""
+    values = [_metrics(entry.record) for entry in entries]
+    first = {entry.summary.best.metric for entry in entries if entry.summary.best}
+    for key in sorted(values[0], key=lambda key: key not in first):
+        if all(key in each for each in values):
+            yield Spread(key, tuple(each[key] for each in values))
+
+
+def _headline(name: str, entries: Sequence[ComparedRun], spreads: Sequence[Spread]) -> Headline:
+    count = f"{len(entries)} runs"
+    return Headline(
+        run=f"{name}, repeated",
+        what=" · ".join(entry.record.name for entry in entries),
+        status=count,
+        tone=Tone.PLAIN,
+        ending="mean ± standard deviation (n - 1) of the evaluation that selected the weights of each run",
+        value=str(spreads[0]) if spreads else "no result",
+        label=f"{spreads[0].metric} of {count}" if spreads else "no metric that all runs have",
+        tiles=tuple(
+            Tile(shown(spread.metric), number(spread.mean), f"± {number(spread.deviation)}") for spread in spreads
+        ),
+        alerts=(),
+    )
+
+
+def _sections(entries: Sequence[ComparedRun], spreads: Sequence[Spread], notes: Sequence[str]) -> list[Section]:
+    rows = tuple(
+        (shown(s.metric), *(number(v) for v in (s.mean, s.deviation, min(s.values), max(s.values)))) for s in spreads
+    )
+    table = Table(("metric", "mean", "standard deviation", "lowest", "highest"), rows)
+    found = [
+        Section("spread", "Mean and spread", (table, *(Text(note, Tone.QUIET) for note in notes))),
+        Section("runs", "Runs", (_runs(entries, [spread.metric for spread in spreads]),)),
+    ]
+    curves = tuple(frames(entries))
+    return [*found, Section("curves", "Curves", curves)] if curves else found
+
+
+def _runs(entries: Sequence[ComparedRun], metrics: Sequence[str]) -> Table:
+    rows = []
+    for entry in entries:
+        best, values = entry.summary.best, _metrics(entry.record)
+        epoch = number(best.epoch) if best and best.epoch is not None else ABSENT
+        rows.append(
+            (
+                entry.name,
+                entry.record.name,
+                *(number(values[key]) for key in metrics),
+                epoch,
+                duration(entry.summary.seconds),
+            )
+        )
+    return Table(("", "run", *map(shown, metrics), "best epoch", "time"), tuple(rows))
+
+
+def _data(entries: Sequence[ComparedRun], spreads: Sequence[Spread]) -> dict[str, object]:
+    return {
+        "metrics": {s.metric: {"mean": s.mean, "deviation": s.deviation, "values": s.values} for s in spreads},
+        "runs": {entry.name: {"run": entry.record.name, **entry.summary.to_json()} for entry in entries},
+    }

@@ -1,0 +1,76 @@
+"""`drivetrain repeat`: a run for each seed, resumed where it was stopped, and one page with mean and deviation."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runtime.cli import main
+from tests.faults import trained
+from tests.paths import ROOT
+
+EPOCHS = ("--set", "train.epochs=2")
+
+
+def repeat(job: Path, *options: str, expected: int = 0, **environment: str) -> str:
+    command = [word if word != "train" else "repeat" for word in trained.command(job, *EPOCHS, *options)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**trained.surroundings(job), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == expected, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_it_is_killed_resumed_and_reported(tmp_path: Path) -> None:
+    job = trained.written(tmp_path)
+    runs = tmp_path / "runs"
+    said = repeat(job, "--seeds", "2", expected=137, FAULT="runtime.training.loop:_advance:10:kill")
+    assert "seed 0 (1 of 2) did not finish; 0 of 2 runs are done, and the same command goes on here" in said
+    said = repeat(job, "--seeds", "2")
+    assert "run " + str(runs / "small-seed0-001") + " resumes" in said
+    assert "run " + str(runs / "small-seed1-001") + " starts" in said
+    folders = [runs / f"small-seed{seed}-001" for seed in (0, 1)]
+    values = [trained.read(folder, "result.json")["best"]["metrics"]["validation/accuracy"] for folder in folders]
+    found = trained.read(runs / "repeat-small", "repeat.json")
+    assert found["metrics"]["validation/accuracy"]["values"] == values
+    assert found["metrics"]["validation/accuracy"]["mean"] == pytest.approx(statistics.fmean(values))
+    assert found["metrics"]["validation/accuracy"]["deviation"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert next(iter(found["metrics"])) == "validation/accuracy"
+    assert [row["run"] for row in found["runs"].values()] == ["small-seed0-001", "small-seed1-001"]
+    assert trained.rows(folders[0])[0] != trained.rows(folders[1])[0]
+    # Another seed is added, another job begins again.
+    said = repeat(job, "--seeds", "3")
+    assert said.count("is done\n") == 2
+    assert "| seed 2 | small-seed2-001 |" in (runs / "repeat-small" / "repeat.md").read_text()
+    said = repeat(job, "--seeds", "2", "--set", "train.optimizer.lr=0.02")
+    assert "is done\n" not in said
+    assert "small-seed0-002 · small-seed1-002" in (runs / "repeat-small" / "repeat.md").read_text()
+
+
+def test_one_seed_is_no_repetition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = trained.written(tmp_path)
+    assert main.main(["repeat", str(job), "--seeds", "1"]) == 2
+    assert capsys.readouterr().err == "--seeds 1\n  possible: 2 to 100\n  do:       --seeds 3\n"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unfinished_run_of_another_spec_is_refused_or_left(tmp_path: Path) -> None:
+    job = trained.written(tmp_path)
+    repeat(job, "--seeds", "2", expected=137, FAULT="runtime.training.loop:_advance:10:kill")
+    changed = ("--seeds", "2", "--set", "train.clip_norm=0.5")
+    repeat(job, *changed, expected=4)
+    repeat(job, *changed, "--new")
+    names = [
+        row["run"] for row in json.loads((tmp_path / "runs/repeat-small/repeat.json").read_text())["runs"].values()
+    ]
+    assert names == ["small-seed0-002", "small-seed1-001"]
