@@ -66,10 +66,12 @@ def read_memory(root: Path, limits: CgroupLimits) -> Memory:
     host = info.get("MemTotal", 0)
     # Kernels before 3.14 do not report available memory.
     free = info.get("MemAvailable", info.get("MemFree", 0) + info.get("Cached", 0))
+    # Some virtual machines limit a group to a round number above the memory they have.
+    limit = limits.memory if limits.memory is not None and limits.memory < host else None
     return Memory(
         host=host,
-        limit=limits.memory,
-        used=limits.used if limits.memory is not None and limits.used is not None else max(host - free, 0),
+        limit=limit,
+        used=limits.used if limit is not None and limits.used is not None else max(host - free, 0),
         available=free if limits.room is None else min(free, limits.room),
         swap=info.get("SwapTotal", 0) > 0 and limits.swap,
     )

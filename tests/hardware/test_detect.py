@@ -37,8 +37,15 @@ def test_a_machine_without_limits(tmp_path: Path) -> None:
     assert (memory.host, memory.limit, memory.used, memory.available) == (total, None, total - free, free)
 
 
-def test_a_limit_above_what_the_machine_has_left(tmp_path: Path) -> None:
+def test_a_limit_above_the_memory_of_the_machine_is_none(tmp_path: Path) -> None:
+    """Seen on a rented GPU machine: 128 GiB of 125.9 GiB."""
     files = {"proc/meminfo": "MemTotal: 2048000 kB\nMemAvailable: 1024000 kB\nSwapTotal: 4 kB\n"}
+    memory = detect(tmp_path, plant(tmp_path, "v1-limited", files), mask={0}).memory
+    assert (memory.limit, memory.used, memory.available) == (None, 1024000 * 1024, 1024000 * 1024)
+
+
+def test_a_limit_above_what_the_machine_has_left(tmp_path: Path) -> None:
+    files = {"proc/meminfo": "MemTotal: 4096000 kB\nMemAvailable: 1024000 kB\nSwapTotal: 4 kB\n"}
     memory = detect(tmp_path, plant(tmp_path, "v1-limited", files), mask={0}).memory
     assert (memory.limit, memory.available, memory.swap) == (2 * GIB, 1024000 * 1024, False)
 

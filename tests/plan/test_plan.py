@@ -55,6 +55,7 @@ TABLE = {
     "l4": ("ampere", "bf16"),
     "rtx5090": ("ampere", "bf16"),
     "a100": ("ampere", "bf16"),
+    "h100": ("ampere", "bf16"),
     "h200": ("ampere", "bf16"),
     "graviton2": ("cpu", "fp32"),
     "graviton3": ("cpu", "fp32"),
