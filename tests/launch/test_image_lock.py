@@ -1,0 +1,109 @@
+"""`train` and `init` started at the same time: the image is built once, and the second command waits for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+DOCKER = """#!/bin/sh
+# An engine whose builds take two seconds.
+cd "{folder}"
+case "$*" in
+    "buildx build"*)
+        echo build >> builds
+        sleep 2
+        for word; do case $word in CONTENTS=*) echo "${{word#CONTENTS=}}" > contents ;; esac; done
+        ;;
+    *drivetrain.contents*) cat contents ;;
+    *Size*) echo 1000000 ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkout"
+    for name in ("docker", "runtime", "scripts", "compose"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.whl"))
+    shutil.copy(ROOT / "LICENSE", folder)
+    for name in ("wheels", "env"):
+        (folder / "scripts" / name).write_text("#!/bin/sh\n")
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text(DOCKER.format(folder=tmp_path))
+    docker.chmod(0o755)
+    return folder
+
+
+def build(checkout: Path, word: str = "cpu") -> subprocess.Popen[str]:
+    path = f"{checkout.parent / 'bin'}:{os.environ['PATH']}"
+    given = {**os.environ, "PATH": path, "PYTHON": sys.executable, "PYTHONPATH": "", "BASE_IMAGE": "base"}
+    return subprocess.Popen(
+        [checkout / "scripts" / "image", word],
+        env=given,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def builds(checkout: Path) -> int:
+    path = checkout.parent / "builds"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def started(checkout: Path, count: int) -> None:
+    until = time.monotonic() + 30
+    while builds(checkout) < count:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_two_commands_build_once(checkout: Path) -> None:
+    first = build(checkout)
+    started(checkout, 1)
+    second = build(checkout)
+    told = [process.communicate(timeout=60)[0] for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], told
+    assert builds(checkout) == 1
+    lines = told[1].splitlines()
+    assert lines[0] == "image: another command is building the image cpu; waiting for it"
+    assert lines[1].endswith("was built meanwhile")
+    assert "another command" not in told[0]
+
+
+def test_what_was_built_from_other_code_is_built_again(checkout: Path) -> None:
+    first = build(checkout)
+    started(checkout, 1)
+    (checkout / "LICENSE").write_text("changed\n")
+    second = build(checkout)
+    assert [process.communicate(timeout=60)[0].count("another command") for process in (first, second)] == [0, 1]
+    assert builds(checkout) == 2
+
+
+def test_another_image_does_not_wait(checkout: Path) -> None:
+    first = build(checkout)
+    started(checkout, 1)
+    second = build(checkout, "ampere")
+    assert "another command" not in second.communicate(timeout=60)[0]
+    first.communicate(timeout=60)
+
+
+def test_a_killed_build_leaves_no_lock(checkout: Path) -> None:
+    first = build(checkout)
+    started(checkout, 1)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    told = build(checkout).communicate(timeout=60)[0]
+    assert "another command" not in told
+    assert builds(checkout) == 2
