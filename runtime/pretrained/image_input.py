@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runtime.errors import SpecError
+from runtime.job.data import Fit
 from runtime.job.job import ImageJob
 from runtime.job.model import ImagePretrained
 from runtime.pretrained import folder as pretrained
 from runtime.system.files import read_json
+
+_BICUBIC = (1, 3, "bicubic", "lanczos")
+"""Pillow's numbers and timm's names; Lanczos has no equal here, and bicubic is next to it."""
+_WARPED = 384
+"""From this size on, ConvNeXt resizes each side by itself and crops nothing."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,11 @@ class Expected:
     mean: tuple[float, ...] | None
     """Per channel, for pixels from 0 to 1; None with `std` if the folder does not say."""
     std: tuple[float, ...] | None
+    fit: Fit | None = None
+    """How an image becomes square; None if the folder does not say."""
+    interpolation: str = "bilinear"
+    share: float = 1.0
+    """Part of each side that is kept around the center."""
 
 
 def expected(job: ImageJob) -> Expected | None:
@@ -32,18 +44,76 @@ def expected(job: ImageJob) -> Expected | None:
     if not isinstance(job.model, ImagePretrained):
         return None
     found = pretrained.find(job, job.model.name)
-    side, channels = getattr(found.config, "image_size", None), int(getattr(found.config, "num_channels", 3))
+    channels = int(getattr(found.config, "num_channels", 3))
     if job.data.channels not in ("auto", channels):
         given = f"is {job.data.channels}, and {found.folder} takes {channels}"
         raise SpecError([job.problem(("data", "channels"), given, str(channels), f"write {channels}, or leave it out")])
     beside = read_json(found.folder / "preprocessor_config.json")
+    return of_processor(beside if isinstance(beside, dict) else {}, channels, getattr(found.config, "image_size", None))
+
+
+def of_processor(beside: Mapping[str, object], channels: int, side: object) -> Expected:
+    """The input as an image processor of transformers describes it.
+
+    Args:
+        beside: content of preprocessor_config.json; empty if there is none.
+        channels: of the network.
+        side: size in the network's configuration, which comes first.
+    """
     mean, std = (_channel_values(beside, name, channels) for name in ("image_mean", "image_std"))
-    known = mean is not None and std is not None and all(std)
-    return Expected(side if isinstance(side, int) else None, channels, mean if known else None, std if known else None)
+    if beside.get("do_normalize") is False:
+        mean, std = (0.0,) * channels, (1.0,) * channels
+    if mean is None or std is None or not all(std):
+        mean = std = None
+    else:
+        mean, std = _for_unit_pixels(beside, mean, std)
+    size, fit, share = _geometry(beside)
+    interpolation = "bicubic" if beside.get("resample") in _BICUBIC else "bilinear"
+    return Expected(side if isinstance(side, int) else size, channels, mean, std, fit, interpolation, share)
 
 
-def _channel_values(beside: object, name: str, channels: int) -> tuple[float, ...] | None:
-    values = beside.get(name) if isinstance(beside, dict) else None
+def _for_unit_pixels(
+    beside: Mapping[str, object], mean: tuple[float, ...], std: tuple[float, ...]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation for pixels from 0 to 1, where the processor scales pixels in another way."""
+    factor = beside.get("rescale_factor", 1 / 255)
+    scale = 255 * (
+        1.0 if beside.get("do_rescale") is False else float(factor if isinstance(factor, int | float) else 1 / 255)
+    )
+    offset = 1.0 if beside.get("rescale_offset") is True else 0.0
+    if abs(scale - 1) < 1e-6 and not offset:
+        return mean, std
+    return tuple((value + offset) / scale for value in mean), tuple(value / scale for value in std)
+
+
+def _geometry(beside: Mapping[str, object]) -> tuple[int | None, Fit | None, float]:
+    """Side of the square, how an image becomes one, and the part of the short side that is kept."""
+    if beside.get("do_resize") is False:
+        return None, None, 1.0
+    given, ratio = beside.get("size"), beside.get("crop_pct")
+    cropped = _square(beside.get("crop_size")) if beside.get("do_center_crop") is True else None
+    short = given.get("shortest_edge") if isinstance(given, dict) else given if cropped or ratio else None
+    if isinstance(short, int) and cropped:
+        return cropped, "crop", min(1.0, cropped / short)
+    if isinstance(short, int) and isinstance(ratio, int | float) and 0 < ratio <= 1:
+        return short, *(("crop", float(ratio)) if short < _WARPED else ("squash", 1.0))
+    if isinstance(short, int):
+        return short, "crop", 1.0
+    square = _square(given)
+    if square and cropped:
+        return cropped, "squash", min(1.0, cropped / square)
+    return square, "squash" if square else None, 1.0
+
+
+def _square(value: object) -> int | None:
+    """The side of a square; None for another form."""
+    if isinstance(value, dict):
+        value = value.get("height") if value.get("height") == value.get("width") else None
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _channel_values(beside: Mapping[str, object], name: str, channels: int) -> tuple[float, ...] | None:
+    values = beside.get(name)
     if isinstance(values, list) and len(values) == channels and all(isinstance(v, int | float) for v in values):
         return tuple(float(value) for value in values)
     return None

@@ -7,32 +7,35 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.data.images.input_shape import padded
+from runtime.data.images.resize import USUAL, Resize
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in gray (ITU-R BT.601, as in Pillow and JPEG)."""
 
 
-def square(pixels: Tensor, size: int, channels: int, fit: str = "crop") -> Tensor:
+def square(pixels: Tensor, size: int, channels: int, resize: Resize = USUAL) -> Tensor:
     """Resize images to squares with the given number of channels; the dtype stays.
 
     Args:
         pixels: shape (N, C, H, W), uint8 or float32.
-        size: side of the square in pixels; bilinear, with antialiasing when it is smaller.
+        size: side of the square in pixels; with antialiasing when it is smaller.
         channels: 1 or 3; gray is repeated three times, color is converted to luma.
-        fit: crop, pad or squash.
+        resize: how the image becomes square.
 
     Returns:
         Shape (N, channels, size, size).
     """
     pixels = _recoloured(pixels, channels)
     height, width = pixels.shape[2:]
-    inner = padded((height, width), size) if fit == "pad" else (size, size)
-    if fit == "crop":
-        side = min(height, width)
-        top, left = (height - side) // 2, (width - side) // 2
-        pixels = pixels[:, :, top : top + side, left : left + side]
+    inner = padded((height, width), size) if resize.fit == "pad" else (size, size)
+    if resize.fit != "pad":
+        wide, high = (max(1, round(side)) for side in resize.kept(width, height))
+        top, left = (height - high) // 2, (width - wide) // 2
+        pixels = pixels[:, :, top : top + high, left : left + wide]
     if pixels.shape[2:] != inner:
-        parts = [_resized(pixels[start : start + 1024], inner) for start in range(0, len(pixels), 1024)]
+        parts = [
+            _resized(pixels[start : start + 1024], inner, resize.interpolation) for start in range(0, len(pixels), 1024)
+        ]
         pixels = torch.cat(parts)
     top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
     return functional.pad(pixels, (left, size - inner[1] - left, top, size - inner[0] - top)).contiguous()
@@ -46,8 +49,8 @@ def luma(pixels: Tensor) -> Tensor:
     return red + green + blue
 
 
-def _resized(pixels: Tensor, sides: tuple[int, int]) -> Tensor:
-    out = functional.interpolate(pixels.float(), sides, mode="bilinear", antialias=True)
+def _resized(pixels: Tensor, sides: tuple[int, int], mode: str) -> Tensor:
+    out = functional.interpolate(pixels.float(), sides, mode=mode, antialias=True)
     return _as(out, pixels.dtype)
 
 

@@ -1,12 +1,13 @@
 """Decodes an image file to a square of 8-bit pixels, in the same way for training, validation and prediction.
 
 Rules: the first frame of an animation; upright by EXIF; transparency over white; 16 bits scaled to 8; CMYK and palettes
-as Pillow converts them; square by `data.fit` (center crop, padding with black, or squashing), resized bilinearly with
+as Pillow converts them; square by `data.fit` (center crop, padding with black, or squashing), resized with
 antialiasing. A JPEG much larger than needed is decoded at 1/2, 1/4 or 1/8 scale, but never below twice the target size.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import warnings
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from runtime.data.images.input_shape import padded
+from runtime.data.images.resize import USUAL, Resize
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -58,14 +60,14 @@ class ImageHeader(NamedTuple):
     """Not square."""
 
 
-def pixels(path: str, size: int, channels: int, fit: str = "crop") -> npt.NDArray[np.uint8]:
+def pixels(path: str, size: int, channels: int, resize: Resize = USUAL) -> npt.NDArray[np.uint8]:
     """The image as a square.
 
     Args:
         path: an image file.
         size: side of the square in pixels.
         channels: 1 for gray, 3 for red, green, blue.
-        fit: `data.fit` of the job: crop, pad or squash.
+        resize: how the image becomes square.
 
     Returns:
         Shape (channels, size, size).
@@ -76,26 +78,26 @@ def pixels(path: str, size: int, channels: int, fit: str = "crop") -> npt.NDArra
     mode = "L" if channels == 1 else "RGB"
     with _opened(path) as image:
         # A JPEG stores luma separately, so decoding to gray needs no conversion.
-        drafted = image.draft("L" if channels == 1 else None, (2 * size, 2 * size))
+        enough = math.ceil(2 * size / resize.share)
+        drafted = image.draft("L" if channels == 1 else None, (enough, enough))
         flat = _flat(image, mode)
         # At 1/8 scale 601 pixels become 76 columns, the last of which covers less than 8 pixels.
         width, height = drafted[1][2:] if drafted else flat.size
-        small = _square(flat, width, height, size, fit)
+        small = _square(flat, width, height, size, resize)
         turn = _UPRIGHT.get(_orientation(image))
         array = np.asarray(small if turn is None else small.transpose(turn))
     return array.reshape(size, size, channels).transpose(2, 0, 1)
 
 
-def _square(flat: Image.Image, width: float, height: float, size: int, fit: str) -> Image.Image:
+def _square(flat: Image.Image, width: float, height: float, size: int, resize: Resize) -> Image.Image:
     """The top left part of an image, `width` x `height` pixels, resized to a square."""
-    if fit == "crop":
-        side = min(width, height)
-        left, top = (width - side) / 2, (height - side) / 2
-        return flat.resize((size, size), Image.Resampling.BILINEAR, (left, top, left + side, top + side))
-    inner = padded((width, height), size) if fit == "pad" else (size, size)
-    small = flat.resize(inner, Image.Resampling.BILINEAR, (0, 0, width, height))
-    if inner == (size, size):
-        return small
+    filter_ = Image.Resampling[resize.interpolation.upper()]
+    if resize.fit != "pad":
+        wide, high = resize.kept(width, height)
+        left, top = (width - wide) / 2, (height - high) / 2
+        return flat.resize((size, size), filter_, (left, top, left + wide, top + high))
+    inner = padded((width, height), size)
+    small = flat.resize(inner, filter_, (0, 0, width, height))
     square = Image.new(flat.mode, (size, size))
     square.paste(small, ((size - inner[0]) // 2, (size - inner[1]) // 2))
     return square

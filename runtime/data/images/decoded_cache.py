@@ -2,7 +2,7 @@
 
     <key>.u8    a row of 8-bit pixels per image, then a mark per row
 
-The key covers paths, sizes, times and inodes of the files, the image size and fit, and the versions of the decoder. A
+The key covers paths, sizes, times and inodes of the files, the image size and how it is resized, and the versions of the decoder. A
 mark is written after its row and holds the row's checksum, so a row that was interrupted by a kill or power loss is
 never used; two runs at once write the same bytes. A file is locked while in use; the least recently used files are
 removed for new ones.
@@ -17,7 +17,7 @@ import json
 import mmap
 import os
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -136,7 +136,7 @@ def kept(files: Files, folder: Path, room: int) -> Decoded:
 
 
 def _key(files: Files) -> str:
-    parts = [VERSION, PIL.__version__, files.size, files.channels, files.fit]
+    parts = [VERSION, PIL.__version__, files.size, files.channels, astuple(files.resize)]
     parts += [(path, stamp(path)) for path in map(os.path.abspath, map(files.title, range(len(files))))]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 

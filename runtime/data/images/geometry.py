@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from runtime.data.dataset import InputRecord
-from runtime.data.images import input_shape, npz_images
+from runtime.data.images import input_shape, npz_images, resize
+from runtime.data.images.resize import Resize
 from runtime.data.images.source import ImageSource
 from runtime.job.job import ImageJob
 from runtime.pretrained.image_input import Expected
@@ -32,6 +33,18 @@ def chosen(job: ImageJob, train: ImageSource, wanted: Expected | None) -> tuple[
     size, why = input_shape.choose_size(job.data.image_size, sides, exact)
     channels, because = input_shape.choose_channels(job.data.channels, bool(grey.all()))
     return size, channels, [f"image_size {size}: {why}", f"channels {channels}: {because}"]
+
+
+def resized(job: ImageJob, settled: InputRecord | None, wanted: Expected | None) -> tuple[Resize, list[str]]:
+    """How images become square: as stored, as the pretrained network expects, or as the job says; and notes."""
+    if settled:
+        return resize.of(settled.preprocessing), []
+    if wanted is None:
+        return Resize(job.data.fit), []
+    asked = "fit" in job.data.model_fields_set
+    fit = job.data.fit if asked else wanted.fit or job.data.fit
+    found = Resize(fit, wanted.interpolation, 1.0 if fit == "pad" else wanted.share)
+    return found, [f"images are resized as the pretrained network expects: {found.sentence()}"]
 
 
 def of_earlier(job: ImageJob, settled: InputRecord) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from runtime.data.bad_samples import BadSample
 from runtime.data.images import decode
+from runtime.data.images.resize import USUAL, Resize
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 
@@ -32,7 +33,7 @@ class Files:
     """Not square."""
     size: int = 0
     channels: int = 0
-    fit: str = "crop"
+    resize: Resize = USUAL
 
     def __len__(self) -> int:
         return len(self.names)
@@ -41,9 +42,9 @@ class Files:
         """The path of an image."""
         return os.path.join(self.root, self.names[row])
 
-    def fitted(self, size: int, channels: int, fit: str = "crop") -> Files:
+    def fitted(self, size: int, channels: int, resize: Resize = USUAL) -> Files:
         """The same files, decoded as squares of `size` pixels with the given number of channels."""
-        return replace(self, size=size, channels=channels, fit=fit)
+        return replace(self, size=size, channels=channels, resize=resize)
 
     def gather(self, rows: Ids) -> Tensor:
         """Images of these rows, shape (len(rows), channels, size, size), uint8.
@@ -53,7 +54,7 @@ class Files:
         """
         with decode.quiet():
             images = decode.every(
-                partial(_pixels, size=self.size, channels=self.channels, fit=self.fit), self._paths(rows)
+                partial(_pixels, size=self.size, channels=self.channels, resize=self.resize), self._paths(rows)
             )
         return torch.from_numpy(np.stack(images))
 
@@ -85,9 +86,9 @@ def _look(path: str) -> decode.ImageHeader | str:
         return str(reason)
 
 
-def _pixels(path: str, size: int, channels: int, fit: str) -> npt.NDArray[np.uint8]:
+def _pixels(path: str, size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
     try:
-        return decode.pixels(path, size, channels, fit)
+        return decode.pixels(path, size, channels, resize)
     except decode.UnreadableImage as reason:
         raise DataError(
             f"{path}: {reason}",

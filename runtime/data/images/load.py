@@ -21,6 +21,7 @@ from runtime.data.images.augment import Augment
 from runtime.data.images.decoded_cache import Decoded
 from runtime.data.images.image_files import Files
 from runtime.data.images.preprocess import ImagePreprocessing, channel_statistics, from_preprocessing, pixel_range
+from runtime.data.images.resize import Resize
 from runtime.data.images.source import Images, ImageSource
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
@@ -67,20 +68,20 @@ def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | No
     if settled:
         size, channels = geometry.of_earlier(job, settled)
         notes = [f"image_size {size}, channels {channels}: as in the earlier run"] if not settled.same_data else notes
-    fit = settled.preprocessing.get("fit", "crop") if settled else job.data.fit
-    notes += geometry.oblong(train, fit)
-    train.fit(size, channels, fit)
+    shape, why = geometry.resized(job, settled, wanted)
+    notes += [*why, *geometry.oblong(train, shape.fit)]
+    train.fit(size, channels, shape)
     targets = labels.indices(train.used(), classes, train.key)
     read = [(train.key, train.images)]
     if isinstance(job.data.validation, str):
         held = source.read(job.resolve(job.data.validation), job.data, "data.validation", files)
-        held.fit(size, channels, fit)
+        held.fit(size, channels, shape)
         parts = _apart(train, targets, held, classes)
         notes += [*held.notes, *_shared(train, held)]
         read.append((held.key, held.images))
     else:
         parts = _divided(train, targets, job.data.validation, job.train.seed)
-    preparer, more = _preparer(job, parts[0], classes, wanted)
+    preparer, more = _preparer(job, parts[0], classes, wanted, shape)
     if settled:
         known = from_preprocessing(dict(settled.preprocessing))
         if not settled.same_data:
@@ -184,7 +185,7 @@ def _shared(train: ImageSource, held: ImageSource) -> list[str]:
 
 
 def _preparer(
-    job: ImageJob, train: ImageSplit, classes: tuple[str, ...], wanted: Expected | None
+    job: ImageJob, train: ImageSplit, classes: tuple[str, ...], wanted: Expected | None, shape: Resize
 ) -> tuple[ImagePreprocessing, list[str]]:
     """The preprocessing, with statistics of the training images or those a pretrained network expects, and notes."""
     chosen = stateless_random.generator(job.train.seed, "statistics").permutation(len(train))[:MEASURED]
@@ -214,7 +215,7 @@ def _preparer(
         mean=tuple(mean),
         std=tuple(value or 1.0 for value in std),
         augment=Augment(job.data.augment, job.train.seed, tuple(mean)),
-        fit=job.data.fit,
+        resize=shape,
     )
     return preparer, notes
 

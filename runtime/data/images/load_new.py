@@ -80,7 +80,7 @@ def read(
     used = [found.labels[row] for row in rows.tolist()] if labelled else None
     classes = None if used is None else labels.indices(used, heads[""].classes, KEY)
     return NewSamples(
-        ImageSplit(found.images.fitted(preparer.image_size, preparer.channels, preparer.fit), rows, classes),
+        ImageSplit(found.images.fitted(preparer.image_size, preparer.channels, preparer.resize), rows, classes),
         preparer,
         notes,
     )

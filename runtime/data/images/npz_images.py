@@ -14,6 +14,7 @@ from torch import Tensor
 from runtime.data.bad_samples import BadSample
 from runtime.data.formats import npz_file
 from runtime.data.images.crop import square
+from runtime.data.images.resize import USUAL, Resize
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 
@@ -54,9 +55,9 @@ class ImageArrays:
         """Whether each image is not square."""
         return np.full(len(self), self.pixels.shape[2] != self.pixels.shape[3])
 
-    def fitted(self, size: int, channels: int, fit: str = "crop") -> ImageArrays:
+    def fitted(self, size: int, channels: int, resize: Resize = USUAL) -> ImageArrays:
         """The same images as squares of `size` pixels with the given number of channels."""
-        return replace(self, pixels=square(self.pixels, size, channels, fit))
+        return replace(self, pixels=square(self.pixels, size, channels, resize))
 
 
 def read(path: Path, key: str) -> tuple[ImageArrays, list[str], dict[int, BadSample], list[str]]:

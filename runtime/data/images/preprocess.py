@@ -9,16 +9,11 @@ import torch
 from torch import Tensor
 
 from runtime.data.dataset import Inputs
+from runtime.data.images import resize
 from runtime.data.images.augment import Augment
+from runtime.data.images.resize import USUAL, Resize
 from runtime.data.stateless_random import Ids
 from runtime.data.to_device import onto
-
-RESIZE = {
-    "crop": "upright, transparency over white, centre square of the short side, bilinear with antialias",
-    "pad": "upright, transparency over white, long side fits, black bars beside the short one, bilinear with antialias",
-    "squash": "upright, transparency over white, each side by itself, bilinear with antialias",
-}
-"""How an image is resized, by `data.fit`."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +30,8 @@ class ImagePreprocessing:
     std: tuple[float, ...]
     """By channel, of the training images, after scaling."""
     augment: Augment | None = None
-    fit: str = "crop"
-    """How an image that is not square is made square."""
+    resize: Resize = USUAL
+    """How an image becomes square."""
 
     def __call__(self, inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
         """Raw pixels (N, C, S, S) to network inputs (N, C, S, S) float32, on the device of the pixels."""
@@ -64,8 +59,7 @@ class ImagePreprocessing:
             "image_size": self.image_size,
             "channels": self.channels,
             "classes": list(self.classes),
-            "fit": self.fit,
-            "resize": RESIZE[self.fit],
+            **self.resize.to_json(),
             "low": self.low,
             "high": self.high,
             "mean": list(self.mean),
@@ -83,7 +77,7 @@ def from_preprocessing(data: dict[str, Any]) -> ImagePreprocessing:
         high=data["high"],
         mean=tuple(data["mean"]),
         std=tuple(data["std"]),
-        fit=data.get("fit", "crop"),  # models saved before the option existed
+        resize=resize.of(data),
     )
 
 

@@ -12,6 +12,7 @@ from runtime.data import bad_samples
 from runtime.data.formats import other_files, table_file
 from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.images import class_folders, image_files, manifest, npz_images
+from runtime.data.images.resize import Resize
 from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 from runtime.job.data import ImageData
@@ -39,9 +40,9 @@ class ImageSource:
         """Labels of the usable rows."""
         return [self.labels[row] for row in self.rows.tolist()]
 
-    def fit(self, size: int, channels: int, fit: str) -> None:
+    def fit(self, size: int, channels: int, resize: Resize) -> None:
         """Make `images.gather` return squares of `size` pixels with the given number of channels."""
-        self.images = self.images.fitted(size, channels, fit)
+        self.images = self.images.fitted(size, channels, resize)
 
 
 def read(path: Path, data: ImageData, key: str, files: CsvFiles) -> ImageSource:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from runtime.data import load_new
 from runtime.data.images import crop, decode, decoded_cache
+from runtime.data.images.resize import Resize
 from runtime.data.load import load
 from runtime.job_spec import load as job_spec
 from runtime.models import saved_model
@@ -40,9 +41,9 @@ def seen(square: np.ndarray, wide: bool) -> list[int]:
 @pytest.mark.parametrize("fit", FITS)
 def test_fit_of_a_long_image(tmp_path: Path, fit: str, wide: bool) -> None:
     Image.fromarray(bands(wide)).save(tmp_path / "x.png")
-    from_file = decode.pixels(str(tmp_path / "x.png"), 20, 1, fit)[0]
+    from_file = decode.pixels(str(tmp_path / "x.png"), 20, 1, Resize(fit))[0]
     assert seen(from_file, wide) == wanted(fit, wide)
-    from_array = crop.square(torch.from_numpy(bands(wide))[None, None], 20, 1, fit)[0, 0]
+    from_array = crop.square(torch.from_numpy(bands(wide))[None, None], 20, 1, Resize(fit))[0, 0]
     assert seen(from_array.numpy(), wide) == wanted(fit, wide)
     assert np.abs(from_file.astype(int) - from_array.numpy()).max() <= 2
 
@@ -91,4 +92,4 @@ def test_a_model_from_before_data_fit_crops() -> None:
 
     stored = ImagePreprocessing(8, 1, ("a", "b"), 0, 255, (0.0,), (1.0,)).to_json()
     del stored["fit"]
-    assert from_preprocessing(stored).fit == "crop"
+    assert from_preprocessing(stored).resize == Resize("crop")
