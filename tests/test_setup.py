@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -19,6 +20,7 @@ PYTHON = """#!/bin/sh
 echo "$@" >> "{log}"
 case "$*" in
     *"pip config list") echo "{settings}" ;;
+    *"index versions torch") echo "torch (9.0)"; echo "Available versions: {versions}" ;;
     *version_info.major*) echo 3.11 ;;
 esac
 """
@@ -49,7 +51,7 @@ def closed() -> str:
         return f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-def setup(folder: Path, index: str, settings: str = "") -> tuple[str, str]:
+def setup(folder: Path, index: str, settings: str = "", versions: str = "2.13.0, 2.12.1+cpu") -> tuple[str, str]:
     """What `scripts/setup native` says, and the line that installs what is locked."""
     shutil.copytree(ROOT / "scripts", folder / "scripts")
     (folder / "docker").mkdir()
@@ -57,7 +59,7 @@ def setup(folder: Path, index: str, settings: str = "") -> tuple[str, str]:
         shutil.copy2(path, folder / "docker") if path.is_file() else None
     log, python = folder / "log", folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(PYTHON.format(log=log, settings=settings))
+    python.write_text(PYTHON.format(log=log, settings=settings, versions=versions))
     python.chmod(0o755)
     (folder / "scripts" / "env").write_text("#!/bin/sh\n")
     environment = {**os.environ, "PYTHON": str(python), "TORCH_INDEX": index}
@@ -82,6 +84,17 @@ def test_an_index_that_does_not_answer_is_not_asked_again(tmp_path: Path) -> Non
     assert [row for row in told.splitlines() if silent in row] == [
         f"setup: {silent}, which has the CPU build of torch, does not answer; installing the CUDA build from pip's default index, which "
         "trains on the CPU too and is some 5 GB; TORCH_INDEX names a mirror"
+    ]
+
+
+def test_the_cpu_build_of_a_mirror_is_taken(tmp_path: Path) -> None:
+    """A mirror can have the builds of PyTorch's own index, too; 5 GB of CUDA were installed instead."""
+    (locked,) = re.findall(r"^torch==(\S+)", (ROOT / "docker" / "requirements-cpu.txt").read_text(), re.MULTILINE)
+    silent = closed()
+    told, line = setup(tmp_path, silent, versions=f"9.0, {locked}, 2.12.1")
+    assert line.endswith("-r docker/requirements-cpu.txt")
+    assert [row for row in told.splitlines() if silent in row] == [
+        f"setup: {silent} does not answer; the CPU build of torch comes from pip's default index"
     ]
 
 
