@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import CheckpointError, DataError, DrivetrainError, SpecError
+from runtime.errors import CheckpointError, DataError, DrivetrainError, SpecError, StorageError
 from runtime.job import Job
 from runtime.job import extension as records
 from runtime.job.extension import Extension
@@ -110,25 +110,24 @@ def _begun(runs: Path, job: Job, done: FinishedRun, extension: Extension, reques
         write_text(beside / "job.yaml", spec_text(job))
         beside.rename(path)
         sync_folder(runs)
-    except OSError as error:
+    except (OSError, StorageError) as error:
+        shutil.rmtree(beside, ignore_errors=True)  # it could fill the disk
         os.close(lock)
-        raise storage_error(path, error) from None
+        raise storage_error(path, error) if isinstance(error, OSError) else error from None
     return RunFolder(path, True, lock, extends=str(done.path))
 
 
 def _copy(done: FinishedRun, to: Path, watch: dict[str, Any]) -> None:
     for place in map(done.path.joinpath, HISTORY):
-        if place.is_dir():
-            shutil.copytree(place, to / place.name)
-        elif place.is_file():
-            shutil.copyfile(place, to / place.name)
+        if place.exists():
+            _copy_files(place, to / place.name)
     best = done.checkpoint.with_name(f"best-{done.state['watch']['best']['step']}")
     if best.exists() and (wrong := verify(best)):
         say(f"checkpoint {best.name} of {done.path} is not taken over: {wrong}")
     elif best.exists():
-        shutil.copytree(best, to / "checkpoints" / best.name)
+        _copy_files(best, to / "checkpoints" / best.name)
     copy = to / "checkpoints" / done.checkpoint.name
-    shutil.copytree(done.checkpoint, copy)
+    _copy_files(done.checkpoint, copy)
     if watch != done.state["watch"]:
         # As checkpoint.save writes it: not write_json, which would not keep infinity.
         write_text(copy / "state.json", json.dumps({**done.state, "watch": watch}, indent=1) + "\n")
@@ -137,6 +136,16 @@ def _copy(done: FinishedRun, to: Path, watch: dict[str, Any]) -> None:
         write_json(copy / MANIFEST, {**manifest, "files": {**manifest["files"], "state.json": entry}})
     for file in to.rglob("*"):
         _sync(file)
+
+
+def _copy_files(source: Path, to: Path) -> None:
+    """Copy a file or folder without its mode: a finished run may be read-only."""
+    if not source.is_dir():
+        shutil.copyfile(source, to)
+        return
+    to.mkdir(parents=True)
+    for each in source.iterdir():
+        _copy_files(each, to / each.name)
 
 
 def _sync(path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -191,6 +193,31 @@ def test_a_copy_that_was_killed_is_made_again(job: Path, monkeypatch: pytest.Mon
     assert trained.run(job).name == "small-002"
     assert not beside.exists()
     assert not (trained.run(job) / "checkpoints" / "step-999").exists()
+
+
+def test_a_full_disk_leaves_nothing(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, calls = shutil.copyfile, []
+
+    def full(source: Path, to: Path) -> None:
+        calls.append(to)
+        if len(calls) == 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        copy(source, to)
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    text = refused(job, capsys, *sets(LONG), code=7)
+    assert "small-002: No space left on device" in text
+    assert len(calls) == 12
+    assert os.listdir(job.parent / "runs") == ["small-001"]
+
+
+def test_a_finished_run_that_is_read_only_is_extended(job: Path) -> None:
+    for path in (first(job), *first(job).rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    trained.finish(job, "--extend", str(first(job)), *sets("train.epochs=7"))
+    assert [path for path in trained.run(job).rglob("*") if not path.stat().st_mode & 0o200] == []
 
 
 def test_an_extension_is_extended_and_another_unfinished_run_is_named(
