@@ -35,7 +35,11 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(
             "libomp", "LLVM's libomp is installed; KMP_BLOCKTIME=1 keeps waiting threads from using up the CPU quota"
         )
-    return Choice(OFF, "neither libiomp5 nor libomp is installed (Debian: libomp5); torch uses its own libgomp")
+    return Choice(
+        OFF,
+        OFF,
+        "neither libiomp5 (`pip install intel-openmp`) nor libomp (Debian: libomp5) is installed; torch uses its own libgomp",
+    )
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:

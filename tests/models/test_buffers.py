@@ -215,3 +215,23 @@ def test_a_user_network_with_a_buffer_whose_elements_share_memory(tmp_path: Path
     )
     made = trained(write(tmp_path, {"my_model.py": code}))
     assert saved_model.load(made / "model").network.get_buffer("mask").tolist() == [1.0] * 4
+
+
+def test_each_copy_is_of_one_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch copies a list of mixed dtypes tensor by tensor: 159 GPU kernels a step for ResNet-50."""
+    real, dtypes = torch._foreach_copy_, list[set[torch.dtype]]()
+
+    def seen(targets: list[Tensor], sources: list[Tensor]) -> None:
+        dtypes.append({tensor.dtype for tensor in [*targets, *sources]})
+        real(targets, sources)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", seen)
+    network = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3))
+    buffers = Buffers(network)
+    buffers.remember()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    network(torch.randn(5, 3))
+    buffers.rewind()
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    buffers.remember()
+    assert dtypes == [{torch.float32}, {torch.int64}] * 2

@@ -23,7 +23,7 @@ from runtime.models.build import build
 from runtime.models.networks import cnn_lstm, mlp, text_encoder
 from runtime.optimizations import Effect
 from runtime.plan import plan
-from runtime.system import torch_compat
+from runtime.system import torch_compat, torch_settings
 from runtime.training import losses
 from runtime.training.step import Step
 from runtime.training.step_options import StepOptions
@@ -258,3 +258,46 @@ def test_nothing_pokes_a_step(tmp_path: Path) -> None:
     made.configure_step(dtype=torch.bfloat16)
     assert (first.dtype, made.step.dtype) == (None, torch.bfloat16)
     assert (made.step.micro_batch, made.step.optimizer) == (2, first.optimizer)
+
+
+class Unpooled(nn.Module):
+    """A network with an operation that has no deterministic kernel, not even on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = nn.BatchNorm2d(1)
+        self.last = nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        small, where = nn.functional.max_pool2d(self.seen(x), 2, return_indices=True)
+        return self.last(nn.functional.max_unpool2d(small, where, 2).flatten(1))  # type: ignore[no-any-return]
+
+
+def unpooled(strict: bool, told: list[str]) -> Step:
+    torch.manual_seed(0)
+    network = Unpooled()
+    goal = losses.objective(CrossEntropy(name="cross-entropy"), {"": CLASSES}, {"": torch.arange(3)}, "none")
+    options = StepOptions(forward=network, report_numbers=told.append)
+    step = Step(network, torch.optim.SGD(network.parameters(), 0.1), goal, None, torch.device("cpu"), options)
+    step.state.strict = strict
+    return step
+
+
+def test_an_operation_without_deterministic_kernel_is_named_once_and_training_continues() -> None:
+    """With the same weights and statistics as if it had been allowed from the start."""
+    told, batch = list[str](), Batch(np.arange(6), (torch.randn(6, 1, 8, 8),), {"": torch.arange(6) % 3})
+    plain, strict = unpooled(False, told), unpooled(True, told)
+    with torch_settings.plain():
+        for seed in range(3):
+            assert plain(batch, seed) == strict(batch, seed)
+        assert torch.get_deterministic_debug_mode() == 0
+    assert len(told) == 1
+    assert "max_unpooling2d_forward_out has no deterministic kernel: results are not bit-identical" in told[0]
+    for one, other in zip(plain.model.state_dict().values(), strict.model.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_another_error_of_a_strict_step_is_raised() -> None:
+    step = unpooled(True, [])
+    with pytest.raises(RuntimeError, match="running_mean should contain 2"):
+        step(Batch(np.arange(6), (torch.randn(6, 2, 8, 8),), {"": torch.arange(6) % 3}), 0)
