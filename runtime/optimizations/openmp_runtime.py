@@ -35,11 +35,8 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         return Choice(
             "libomp", "LLVM's libomp is installed; KMP_BLOCKTIME=1 keeps waiting threads from using up the CPU quota"
         )
-    return Choice(
-        OFF,
-        OFF,
-        "neither libiomp5 (`pip install intel-openmp`) nor libomp (Debian: libomp5) is installed; torch uses its own libgomp",
-    )
+    missing = "neither libiomp5 (`pip install intel-openmp`) nor libomp (Debian: libomp5) is installed"
+    return Choice(OFF, f"{missing}; torch uses its own libgomp")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
