@@ -99,7 +99,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert train.optimizer == Adam(name="adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=1e-4)
     assert train.schedule == OneCycle(name="one-cycle", warmup=0.3)
     assert (train.loss, train.ema, train.early_stopping, train.max_time) == (None, None, None, None)
-    assert (train.clip_norm, train.deterministic, train.class_weights) == (1.0, True, "none")
+    assert (train.clip_norm, train.deterministic, train.class_weights) == (1.0, "auto", "none")
     assert (job.data.validation, job.data.image_size, job.optimize) == (0.1, "auto", {})
     assert job.model.name == "small-cnn"  # type: ignore[union-attr]
     assert (job.checkpoint.every, job.checkpoint.keep, job.best()) == ("5m", 2, "validation/accuracy")
