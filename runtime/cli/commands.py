@@ -26,6 +26,8 @@ def validate(given: argparse.Namespace) -> int:
 
     job = job_spec.load(given.job, given.set)
     print(f"{given.job}: valid ({job.name}, {job.task})")
+    for note in job.notes:
+        print(f"  {note}")
     return 0
 
 

@@ -177,6 +177,8 @@ class Dataset:
     """Whether the inputs are numbers that mixup can blend."""
     decoded: bool = True
     """False if samples are decoded from files each time they are used."""
+    test: NewSamples | None = None
+    """Samples for a final test after the training, which nothing else uses."""
     notes: list[str] = field(default_factory=list)
     """What the user should know about the data: counts, skipped files, conversions."""
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)

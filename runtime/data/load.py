@@ -45,7 +45,7 @@ def load(job: Job, settled: InputRecord | None = None) -> Dataset:
     options = job.data.csv.declared() if isinstance(job.data, TableFileData) else {}
     files = csv_dialect.of_job(options, record.preprocessing if record else {})
     dataset = _read(job, record, files)
-    dataset.notes[1:1] = files.notes
+    dataset.notes[1:1] = [*job.notes, *files.notes]
     if files.stored:
         dataset.preprocessing["csv"] = files.stored
     if earlier:

@@ -19,6 +19,7 @@ def read(
     *,
     labelled: bool,
     csv: Mapping[str, str] | None = None,
+    bad_samples: float = 1.0,
 ) -> NewSamples:
     """Read new samples, preprocessed exactly as the validation samples were.
 
@@ -28,13 +29,14 @@ def read(
         heads: the outputs of the model, by name.
         labelled: whether to read targets.
         csv: how CSV files are written, as in the spec; what it leaves open is found in the files.
+        bad_samples: largest share of samples that may be unusable.
 
     Raises:
         DataError: if no sample can be used, or a label is not among the classes.
         CheckpointError: if this version does not know such a model.
     """
     files = csv_dialect.of_model(preprocessing, csv or {})
-    samples = _read(paths, preprocessing, heads, files, labelled=labelled)
+    samples = _read(paths, preprocessing, heads, files, labelled=labelled, budget=bad_samples)
     samples.notes[:0] = files.notes
     return samples
 
@@ -46,6 +48,7 @@ def _read(
     files: CsvFiles,
     *,
     labelled: bool,
+    budget: float,
 ) -> NewSamples:
     lost = [str(path) for path in paths if not path.exists()]
     if lost:
@@ -59,19 +62,19 @@ def _read(
         case "images":
             from runtime.data.images import load_new
 
-            return load_new.read(paths, preprocessing, heads, files, labelled=labelled)
+            return load_new.read(paths, preprocessing, heads, files, labelled=labelled, budget=budget)
         case "texts":
             from runtime.data.text import load as text
 
-            return text.read(paths, preprocessing, heads, files, labelled=labelled)
+            return text.read(paths, preprocessing, heads, files, labelled=labelled, budget=budget)
         case "table":
             from runtime.data.tables import load as tables
 
-            return tables.read(paths, preprocessing, heads, files, labelled=labelled)
+            return tables.read(paths, preprocessing, heads, files, labelled=labelled, budget=budget)
         case "series":
             from runtime.data.series import load as series
 
-            return series.read(paths, preprocessing, heads, files, labelled=labelled)
+            return series.read(paths, preprocessing, heads, files, labelled=labelled, budget=budget)
         case "own":
             from runtime.data.custom import load as custom
 

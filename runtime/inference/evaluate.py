@@ -75,9 +75,8 @@ def judge(request: EvaluateRequest) -> int:
 def _validation(request: EvaluateRequest, trained: SavedModel, device: torch.device) -> MetricAccumulator:
     """Evaluate on the validation data, read again as in the job, with the job's loss."""
     from runtime.data.custom import user_code
-    from runtime.inference import forward
     from runtime.job import custom as custom_job
-    from runtime.models import code_consent
+    from runtime.models import code_consent, forward
     from runtime.training import losses
     from runtime.training.evaluation.metrics import MetricAccumulator
 
@@ -115,7 +114,8 @@ def _changed(what: str) -> DataError:
 def _new(request: EvaluateRequest, path: Path, trained: SavedModel, device: torch.device) -> MetricAccumulator:
     """Evaluate on new data, with the job's loss as far as it is known."""
     from runtime.data import load_new
-    from runtime.inference import forward, new_data_loss
+    from runtime.inference import new_data_loss
+    from runtime.models import forward
     from runtime.training.evaluation.metrics import MetricAccumulator
 
     data = load_new.read([path], trained.preprocessing, trained.heads, labelled=True, csv=request.csv)

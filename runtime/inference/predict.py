@@ -65,8 +65,8 @@ def predict(request: PredictRequest) -> int:
     import torch
 
     from runtime.data import load_new
-    from runtime.inference import forward, predictions
-    from runtime.models import saved_model
+    from runtime.inference import predictions
+    from runtime.models import forward, saved_model
 
     trained = saved_model.load(request.run, consent=request.run_code)
     data = load_new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False, csv=request.csv)

@@ -26,7 +26,7 @@ OFFERED = ("outputs", "classes", "inputs", "vocabulary", "categories")
 class CustomData(Spec):
     """Your own data: a function that returns training and validation data as a pair.
 
-    Each of the two is a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays, the last of which
+    A third value is data for a final test: it is evaluated once, after the training. Each of them is a torch Dataset of (inputs, target), a TensorDataset, or a tuple of arrays, the last of which
     holds the targets. Inputs are a tensor, an array, a number, or a tuple of these.
     """
 

@@ -29,6 +29,10 @@ class Data(Spec):
         description="training data: a folder or file, relative to the job's folder, then the project"
     )
     validation: Validation = Field(0.1, description="a fraction of the training data, or a path of its own")
+    test: FilePath | None = Field(
+        None,
+        description="data for a final test: evaluated once, after the training, with the best weights; no decision uses it",
+    )
     bad_samples: Fraction = Field(
         0.05,
         description="share of samples that may be unreadable; they are listed and skipped, more is an error (exit code 3)",

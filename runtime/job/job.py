@@ -95,6 +95,7 @@ class Job(Spec):
     _document: Document = PrivateAttr(default_factory=lambda: Document("job"))
     _folder: Path = PrivateAttr(default_factory=Path)
     _pretrained_commit: str = PrivateAttr("")
+    _notes: tuple[str, ...] = PrivateAttr(())
 
     @property
     def document(self) -> Document:
@@ -114,6 +115,11 @@ class Job(Spec):
     def fix_commit(self, commit: str) -> None:
         """Take this commit of the pretrained network from now on."""
         self._pretrained_commit = commit
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was found out about the data when the spec was loaded, for the user."""
+        return self._notes
 
     def heads(self) -> tuple[str, ...]:
         """Names of the outputs; one empty name for a single output."""
@@ -154,6 +160,8 @@ class Job(Spec):
         paths: list[tuple[tuple[str, ...], str]] = [(("data", "train"), self.data.train)]
         if isinstance(self.data.validation, str):
             paths.append((("data", "validation"), self.data.validation))
+        if self.data.test is not None:
+            paths.append((("data", "test"), self.data.test))
         return paths
 
     def model_paths(self) -> list[tuple[tuple[str, ...], str]]:

@@ -143,14 +143,15 @@ class SeriesJob(Job):
                         "a table with one row per time step needs time, label and window",
                         f"add `{option}:`",
                     )
-        own = self.data.validation
-        if isinstance(own, str) and own.lower().endswith(".npz") != self.data.arrays:
-            yield self.problem(
-                ("data", "validation"),
-                f"is {own!r}, and data.train is {self.data.train!r}",
-                "both .npz files, or both tables",
-                "convert one of the two",
-            )
+        for option in ("validation", "test"):
+            own = getattr(self.data, option)
+            if isinstance(own, str) and own.lower().endswith(".npz") != self.data.arrays:
+                yield self.problem(
+                    ("data", option),
+                    f"is {own!r}, and data.train is {self.data.train!r}",
+                    "both .npz files, or both tables",
+                    "convert one of the two",
+                )
 
 
 class SeriesClassificationJob(SeriesJob):

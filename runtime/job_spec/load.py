@@ -19,7 +19,7 @@ from runtime.job import custom as custom_job
 from runtime.job.formatting import shown
 from runtime.job.user_files import find_trouble, nearest_path
 from runtime.job.values import Spec
-from runtime.job_spec import data_columns, earlier_run_keys
+from runtime.job_spec import data_columns, earlier_run_keys, named_splits
 from runtime.job_spec.combinations import combination_problems
 from runtime.job_spec.validation_errors import UNKNOWN_KEY, problems, without_errors
 from runtime.job_spec.yaml_file import read, set_value
@@ -68,7 +68,9 @@ def load(
         document.data["train"] = {**train, "batch_size": batch_size}
     job = check(document)
     job._folder = folder or path.parent
+    job = named_splits.named(job)
     _check_paths(job)
+    named_splits.check_test(job)
     if earlier := earlier_run.find(job):
         earlier_run_keys.check(earlier)
     data_columns.check(job)

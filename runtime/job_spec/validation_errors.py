@@ -53,6 +53,7 @@ _ELSEWHERE = {
     "model.name": "arch architecture backbone network net model_name model_name_or_path",
     "data.train": "dataset data_dir data_path train_data train_path train_file root",
     "data.validation": "val valid val_split validation_split val_data valid_data eval_data test_size",
+    "data.test": "test_data test_set test_file holdout",
     "data.image_size": "img_size imgsz imgsize input_size resolution",
     "data.max_length": "max_len max_seq_length max_seq_len maxlen seq_len",
     "optimize.precision": "amp fp16 bf16 mixed_precision half dtype",

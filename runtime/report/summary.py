@@ -50,6 +50,8 @@ class Summary:
     """Seconds by phase."""
     watching: Mapping[str, float] = field(default_factory=dict)
     """CPU seconds of the monitoring threads: monitor and live view."""
+    test: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the final test."""
     efficiency: Mapping[str, float] = field(default_factory=dict)
     """FLOPs per training sample, and FLOP/s of a large matrix product on this machine."""
 
@@ -102,6 +104,7 @@ def summarize(record: Record) -> Summary:
         trainable=_whole(result, "trainable"),
         phases=_numbers(result.get("phases")),
         watching=_numbers(result.get("watching")),
+        test=_numbers(_mapping(result.get("test")).get("metrics")),
         efficiency=_numbers(result.get("efficiency")),
     )
 
@@ -162,6 +165,10 @@ def _numbers(values: object) -> dict[str, float]:
     if not isinstance(values, Mapping):
         return {}
     return {str(key): found for key in values if (found := number(values, key)) is not None}
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _whole(values: Mapping[str, object], key: str) -> int | None:

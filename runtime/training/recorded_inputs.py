@@ -17,7 +17,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime.data import fingerprint
+from runtime.data import fingerprint, load_test
 from runtime.data.dataset import Dataset, InputRecord, head
 from runtime.data.load import load
 from runtime.distributed import world
@@ -55,9 +55,15 @@ def read(job: Job, folder: Path) -> Dataset:
     settled = stored(folder) if checkpoint.steps(folder / "checkpoints") else None
     if settled is not None:
         _fix_commit(job, read_json(folder / RECORD))
-    if settled is None or os.environ.get(world.RANK, "0") != "0":
+    if os.environ.get(world.RANK, "0") != "0":
         return load(job, settled)
-    return unchanged(job, folder, settled, lambda changed: _unlike(folder, changed, "--new"))
+    if settled is None:
+        dataset = load(job)
+    else:
+        dataset = unchanged(job, folder, settled, lambda changed: _unlike(folder, changed, "--new"))
+    # Now, so that a mistake in it does not come up after the training.
+    load_test.add(job, dataset)
+    return dataset
 
 
 def unchanged(job: Job, folder: Path, settled: InputRecord, refuse: Refuse) -> Dataset:

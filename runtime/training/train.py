@@ -13,7 +13,7 @@ from runtime.tracking.monitor import Monitor
 from runtime.training import agreement, effective_settings, loop, recorded_inputs, tensorboard_overview
 from runtime.training.checkpoints import final_weights, resume, run_state
 from runtime.training.checkpoints.final_weights import FinalWeights
-from runtime.training.evaluation import worst_mistakes
+from runtime.training.evaluation import final_test, worst_mistakes
 from runtime.training.nonfinite import NotFinite
 from runtime.training.profiling import efficiency, step_phases
 from runtime.training.profiling.profiler import Profiler
@@ -52,6 +52,7 @@ def train(run: Run, *, trace: bool = False) -> str:
                     save_model(run, best)
                     worst_mistakes.write(run, best.confusion)
                     effective_settings.record_changes(run, say)
+                    tested = final_test.result(run)
             except Stopped as stop:
                 raise _stopped(run, saver, stop) from None
         finally:
@@ -60,7 +61,10 @@ def train(run: Run, *, trace: bool = False) -> str:
             progress.close()
             run.metrics.close()
     watching = {"monitor": monitor.spent, "live view": progress.spent}
-    write_json(folder / "result.json", _result(run, best, reason, monitor.peak, watching))
+    write_json(
+        folder / "result.json",
+        _result(run, best, reason, monitor.peak, watching) | ({"test": tested} if tested else {}),
+    )
     say(f"done: {reason}; {best.words()}; model in {folder}/model")
     return reason
 

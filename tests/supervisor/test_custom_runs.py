@@ -15,11 +15,11 @@ from runtime.data import load_new
 from runtime.data.custom import user_code
 from runtime.data.load import load
 from runtime.errors import CheckpointError, DataError, SpecError
-from runtime.inference import dummy_inputs, forward, predictions
+from runtime.inference import dummy_inputs, predictions
 from runtime.job import Job
 from runtime.job_spec import load as job_spec
 from runtime.job_spec.spec_source import SpecSource
-from runtime.models import code_consent, saved_model
+from runtime.models import code_consent, forward, saved_model
 from runtime.plan import plan
 from runtime.supervisor import run_folder, trainer_process
 from runtime.system.files import write_json

@@ -14,7 +14,7 @@ from torch import nn
 from torch.backends import cuda, cudnn
 
 import runtime
-from runtime.inference import forward
+from runtime.models import forward
 from runtime.optimizations import precision
 from runtime.supervisor import host_process
 from runtime.system import torch_settings

@@ -33,15 +33,21 @@ def load(job: CustomJob) -> Dataset:
     name = f"data.file: {data.factory}() in {data.file}"
     with blamed(lambda told, do: DataError(f"{name} raised {told}", "", do)):
         found, _ = user_code.at(job.folder).call(data.file, data.factory, data.arguments)
-    if not isinstance(found, tuple | list) or len(found) != 2:
+    if not isinstance(found, tuple | list) or len(found) not in (2, 3):
         raise DataError(
             f"{name} returned {described(found)}",
-            "a pair: (training data, validation data)",
+            "a pair: (training data, validation data); or three, the last of them for a final test",
             "return both, as `return training, validation`",
         )
     reader = {"file": data.file, "function": data.reader, "arguments": data.arguments} if data.reader else None
     labels = tuple(f"data.file: {kind} data of {data.factory}() in {data.file}" for kind in ("training", "validation"))
-    return dataset(job, (found[0], found[1]), labels, data.targets, data.names, user_loss.load(job), reader)
+    made = dataset(job, (found[0], found[1]), labels, data.targets, data.names, user_loss.load(job), reader)
+    if len(found) == 3:
+        label = f"data.file: test data of {data.factory}() in {data.file}"
+        test = opened(found[2], label, job.train.seed, len(made.preprocessing["inputs"]))
+        made.test = _like_training(test, label, made.preprocessing, made.heads, labelled=True)
+        made.notes.append(f"{len(test):,} samples for the final test")
+    return made
 
 
 def dataset(
@@ -136,10 +142,17 @@ def read(
         DataError: if no sample can be used.
         CheckpointError: if the model's code may not be run.
     """
-    shapes, reader = [tuple(x["shape"]) for x in preprocessing["inputs"]], preprocessing["reader"]
-    found = _called(reader, paths, preprocessing) if reader else _arrays(paths, len(shapes), labelled)
+    count, reader = len(preprocessing["inputs"]), preprocessing["reader"]
+    found = _called(reader, paths, preprocessing) if reader else _arrays(paths, count, labelled)
     name = f"{reader['function']}() in {reader['file']}" if reader else str(paths[0])
-    split = opened(found, name, 0, len(shapes))
+    return _like_training(opened(found, name, 0, count), name, preprocessing, heads, labelled=labelled)
+
+
+def _like_training(
+    split: Items, name: str, preprocessing: Mapping[str, Any], heads: Mapping[str, Head], *, labelled: bool
+) -> NewSamples:
+    """Samples that are checked and converted like those of the training."""
+    shapes = [tuple(x["shape"]) for x in preprocessing["inputs"]]
     if labelled and _bare(split):
         raise DataError(f"{name}: the samples have no targets", "samples with targets", "add targets, or use `predict`")
     given = [tuple(x.shape[1:]) for x in split.gather(np.arange(1))]

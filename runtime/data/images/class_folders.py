@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runtime.data.images import split_folders
 from runtime.data.images.decode import EXTENSIONS
 from runtime.data.labels import listed
 from runtime.errors import DataError
-
-_TRAIN, _VALIDATION = ("train", "training"), ("validation", "valid", "val", "dev")
-_PARTS = {*_TRAIN, *_VALIDATION, "test", "testing", "eval"}
 
 
 @dataclass
@@ -67,14 +65,6 @@ def subfolders(folder: Path, key: str) -> list[str]:
         DataError: if it cannot be listed; names `key`.
     """
     return sorted(entry.name for entry in _entries(folder, key) if _is_folder(entry))
-
-
-def parts(names: Sequence[str]) -> tuple[str, str | None] | None:
-    """The training and the validation folder among these, if all of them are splits of a data set."""
-    if not all(name.lower() in _PARTS for name in names):
-        return None
-    train, held = ([name for name in names if name.lower() in words] for words in (_TRAIN, _VALIDATION))
-    return (train[0], held[0] if held else None) if train else None
 
 
 @dataclass
@@ -134,14 +124,9 @@ def _is_image(name: str) -> bool:
 
 
 def _check_parts(folder: Path, classes: list[str], key: str) -> None:
-    if len(classes) > 1 and all(name.lower() in _PARTS for name in classes):
+    if len(classes) > 1 and all(name.lower() in split_folders.NAMES for name in classes):
         raise DataError(
             f"{key}: the folders of {folder} are splits of a data set, not classes: {listed(classes)}",
             "a folder with one folder per class",
-            f"name the parts: data.train: .../{max(classes, key=_is_train)}, "
-            f"data.validation: .../{min(classes, key=_is_train)}",
+            f"name one of them: {' or '.join(str(folder / name) for name in classes)}",
         )
-
-
-def _is_train(name: str) -> bool:
-    return name.lower().startswith("train")

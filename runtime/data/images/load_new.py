@@ -47,6 +47,7 @@ def read(
     files: CsvFiles | None = None,
     *,
     labelled: bool,
+    budget: float = 1.0,
 ) -> NewSamples:
     """Read new images, preprocessed exactly as the validation images were.
 
@@ -57,6 +58,7 @@ def read(
         heads: the outputs of the model.
         files: how CSV files are written; gets what was found.
         labelled: whether to read labels.
+        budget: largest share of samples that may be unusable.
 
     Raises:
         DataError: if no image can be used, or a label is not among the classes.
@@ -69,7 +71,7 @@ def read(
         found = _files(paths, preprocessing, files, labelled)
     unusable = [*found.absent, *found.broken.values()]
     total = len(found.images) + len(found.absent)
-    notes = [*found.notes, *bad_samples.check(unusable, total, 1.0, KEY)]
+    notes = [*found.notes, *bad_samples.check(unusable, total, budget, KEY)]
     rows = np.setdiff1d(np.arange(len(found.images), dtype=np.int64), np.array(list(found.broken), np.int64))
     if not len(rows):
         raise DataError(

@@ -69,6 +69,7 @@ def read(
     files: CsvFiles | None = None,
     *,
     labelled: bool,
+    budget: float = 1.0,
 ) -> NewSamples:
     """Read new windows, preprocessed exactly as the training windows were.
 
@@ -78,6 +79,7 @@ def read(
         heads: of that dataset.
         files: how CSV files are written; gets what was found.
         labelled: whether to read targets, for an evaluation.
+        budget: largest share of samples that may be unusable.
 
     Raises:
         DataError: if a file cannot be used, or has a label that training did not have.
@@ -85,7 +87,7 @@ def read(
     files = files or csv_dialect.of_model(preprocessing, {})
     scale, made = _scale(preprocessing), []
     for path in paths:
-        part = _new(path, preprocessing, files, labelled)
+        part = _new(path, preprocessing, files, budget, labelled)
         made.append((part, part.split(scale.scaled(part.values), heads[""] if labelled else None)))
     notes = [note for part, _ in made for note in part.notes]
     return NewSamples(windows.joined([split for _, split in made]), as_it_is, notes)
@@ -162,7 +164,7 @@ def _arrays(job: SeriesJob, path: Path, classes: bool) -> tuple[WindowSplit, Win
     return train.taken(kept), replace(train.taken(held), notes=[])
 
 
-def _new(path: Path, preprocessing: Mapping[str, Any], files: CsvFiles, labelled: bool) -> WindowSplit:
+def _new(path: Path, preprocessing: Mapping[str, Any], files: CsvFiles, budget: float, labelled: bool) -> WindowSplit:
     arrays = preprocessing["form"] == "arrays"
     if (path.suffix.lower() == ".npz") != arrays:
         raise DataError(
@@ -171,8 +173,8 @@ def _new(path: Path, preprocessing: Mapping[str, Any], files: CsvFiles, labelled
             "use a file of that kind",
         )
     if arrays:
-        cut = window_split.stacked(path, str(path), preprocessing["classes"], None, labelled=labelled)
+        cut = window_split.stacked(path, str(path), preprocessing["classes"], budget, labelled=labelled)
         cut.check_shape(preprocessing["length"], preprocessing["channels"])
         return cut
     layout = timeline.layout({name: preprocessing[name] for name in WindowLayout.__dataclass_fields__})
-    return window_split.whole(timeline.read(path, str(path), layout, None, files, labelled=labelled), None)
+    return window_split.whole(timeline.read(path, str(path), layout, budget, files, labelled=labelled), budget)

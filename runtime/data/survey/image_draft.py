@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.data.images import class_folders, decode, input_shape
+from runtime.data.images import class_folders, decode, input_shape, split_folders
 from runtime.data.labels import listed
 from runtime.data.survey import first_values
 from runtime.data.survey.request import KEY, SurveyRequest
@@ -73,7 +73,7 @@ def folder_draft(request: SurveyRequest, folder: Path) -> Draft:
     """
     request.check_task((TASK,), f"{folder} holds images in folders")
     request.check_no_columns("a folder of images has no columns")
-    root, held, choices = _root(folder)
+    root, held, test, choices = _root(folder)
     listing = class_folders.read(root, KEY)
     counts = _classes(root, listing.labels)
     found = ImageSurvey([os.path.join(root, name) for name in listing.names], listing.labels).open_some()
@@ -81,11 +81,15 @@ def folder_draft(request: SurveyRequest, folder: Path) -> Draft:
         wrong = _not_for_validation(held, counts)
         choices += [wrong] * bool(wrong)
         held = None if wrong else held
+    if test is not None and (wrong := _not_for_validation(test, counts)):
+        choices.append(wrong)
+        test = None
     draft = _draft(found, counts, "one folder for each class")
     draft.found += listing.notes
     draft.choices += choices
     train = Entry("train", scalar(request.written(root)), f"{len(listing.names):,} images, a folder for each class")
-    draft.data = [train, _validation(request, held, counts), *draft.data]
+    tested = [Entry("test", scalar(request.written(test)), "evaluated once, after the training")] if test else []
+    draft.data = [train, _validation(request, held, counts), *tested, *draft.data]
     return draft
 
 
@@ -119,29 +123,23 @@ def manifest_draft(
     return draft
 
 
-def _root(folder: Path) -> tuple[Path, Path | None, list[str]]:
-    """The folder with the class folders, the one for validation if there is one, and notes on the choice."""
+def _root(folder: Path) -> tuple[Path, Path | None, Path | None, list[str]]:
+    """The folder with the class folders, those for validation and test if there are any, and notes on the choice."""
     choices: list[str] = []
     inner, below = folder, class_folders.subfolders(folder, KEY)
     for _ in range(DEEPEST):
-        if len(below) != 1 or class_folders.parts(below):
+        if len(below) != 1 or split_folders.find(inner, KEY):
             break
         inner /= below[0]
         below = class_folders.subfolders(inner, KEY)
-    if inner != folder and (len(below) > 1 or (below and class_folders.parts(below))):
+    if inner != folder and len(below) > 1:
         choices.append(f"classes are the folders of {inner}, the only folder there")
         folder = inner
-    else:
-        below = class_folders.subfolders(folder, KEY)
-    found = class_folders.parts(below) if below else None
+    found = split_folders.find(folder, KEY)
     if not found:
-        return folder, None, choices
-    train, held = found
-    others = [name for name in below if name not in found]
-    if others:
-        unused = f"{listed(others)} is not used for training: `drivetrain evaluate RUN --data {folder / others[0]}`"
-        choices.append(unused)
-    return folder / train, folder / held if held else None, choices
+        return folder, None, None, choices
+    held, test = (folder / name if name else None for name in (found.validation, found.test))
+    return folder / found.train, held, test, choices
 
 
 def _classes(place: Path, labels: Sequence[str]) -> Counter[str]:

@@ -129,6 +129,7 @@ def read(
     files: CsvFiles | None = None,
     *,
     labelled: bool,
+    budget: float = 1.0,
 ) -> NewSamples:
     """Read new rows, preprocessed exactly as the training rows were.
 
@@ -138,6 +139,7 @@ def read(
         heads: of that dataset.
         files: how CSV files are written; gets what was found.
         labelled: whether to read targets, for an evaluation.
+        budget: largest share of samples that may be unusable.
 
     Raises:
         DataError: if a file cannot be used, or has a label that training did not have.
@@ -145,7 +147,7 @@ def read(
     files = files or csv_dialect.of_model(preprocessing, {})
     fitted, head = features.from_json(preprocessing), heads[""]
     wanted = preprocessing["target"] if labelled else ()
-    parts = [_part(path, str(path), fitted, wanted, preprocessing["classes"], None, files) for path in paths]
+    parts = [_part(path, str(path), fitted, wanted, preprocessing["classes"], budget, files) for path in paths]
     starts = np.cumsum([0, *(len(part.inputs[0]) for part in parts)])
     rows = np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=False)])
     inputs = tuple(torch.cat(same) for same in zip(*(part.inputs for part in parts), strict=True))

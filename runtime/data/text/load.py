@@ -157,6 +157,7 @@ def read(
     files: CsvFiles | None = None,
     *,
     labelled: bool,
+    budget: float = 1.0,
 ) -> NewSamples:
     """Read new texts, preprocessed exactly as the validation texts were.
 
@@ -166,6 +167,7 @@ def read(
         heads: the outputs of the model, by name.
         files: how CSV files are written; gets what was found.
         labelled: whether to read labels.
+        budget: largest share of samples that may be unusable.
 
     Raises:
         DataError: if no text can be used, or a label is not among the classes.
@@ -178,7 +180,7 @@ def read(
             for path in paths
         ]
     )
-    notes = bad_samples.check(source.bad, len(source) + len(source.bad), 1.0, "data")
+    notes = bad_samples.check(source.bad, len(source) + len(source.bad), budget, "data")
     if not len(source):
         raise DataError("\n    ".join(notes), "at least one row with a text", "check how the file was written")
     words = tokenizer.from_json(preprocessing["tokenizer"])

@@ -13,6 +13,7 @@ from runtime.report.formatting import duration, number, share, short, shown
 from runtime.report.log_series import Series
 from runtime.report.record import MissingRecord, Record
 from runtime.report.sections.advice import advice_section
+from runtime.report.sections.final_test import final_test_section
 from runtime.report.sections.machine import machine_section, time_section
 from runtime.report.sections.mistakes import worst_sections
 from runtime.report.sections.operators import operators_section
@@ -39,6 +40,7 @@ def sections(record: Record, summary: Summary) -> list[Section]:
     plan, hardware = record.plan, record.hardware
     found = [
         curves_section(record.metrics, record.extension),
+        final_test_section(record, summary),
         *(confusion_section(confusion) for confusion in confusions(record.result.get("confusion"))),
         *worst_sections(record.mistakes),
         advice_section(record, summary),

@@ -90,6 +90,8 @@ def _results(entries: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:
         )
     for name in dict.fromkeys(name for s in summaries for name in s.last):
         yield row(f"last {name}", (number(s.last[name]) if name in s.last else ABSENT for s in summaries))
+    for name in dict.fromkeys(name for s in summaries for name in s.test):
+        yield row(name, (number(s.test[name]) if name in s.test else ABSENT for s in summaries))
     yield row("time", (duration(s.seconds) for s in summaries))
     yield row("samples/s", (number(s.samples_per_second) for s in summaries))
     yield row("peak memory", (format_bytes(int(s.peak_memory)) if s.peak_memory else "unknown" for s in summaries))
