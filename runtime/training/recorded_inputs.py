@@ -17,7 +17,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime.data import fingerprint, load_test
+from runtime.data import fingerprint, load_tested
 from runtime.data.dataset import Dataset, InputRecord, head
 from runtime.data.load import load
 from runtime.distributed import world
@@ -62,7 +62,7 @@ def read(job: Job, folder: Path) -> Dataset:
     else:
         dataset = unchanged(job, folder, settled, lambda changed: _unlike(folder, changed, "--new"))
     # Now, so that a mistake in it does not come up after the training.
-    load_test.add(job, dataset)
+    load_tested.add(job, dataset)
     return dataset
 
 

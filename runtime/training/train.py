@@ -13,7 +13,7 @@ from runtime.tracking.monitor import Monitor
 from runtime.training import agreement, effective_settings, loop, recorded_inputs, tensorboard_overview
 from runtime.training.checkpoints import final_weights, resume, run_state
 from runtime.training.checkpoints.final_weights import FinalWeights
-from runtime.training.evaluation import final_test, worst_mistakes
+from runtime.training.evaluation import tested_model, worst_mistakes
 from runtime.training.nonfinite import NotFinite
 from runtime.training.profiling import efficiency, step_phases
 from runtime.training.profiling.profiler import Profiler
@@ -52,7 +52,7 @@ def train(run: Run, *, trace: bool = False) -> str:
                     save_model(run, best)
                     worst_mistakes.write(run, best.confusion)
                     effective_settings.record_changes(run, say)
-                    tested = final_test.result(run)
+                    tested = tested_model.result(run)
             except Stopped as stop:
                 raise _stopped(run, saver, stop) from None
         finally:

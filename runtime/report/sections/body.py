@@ -13,11 +13,11 @@ from runtime.report.formatting import duration, number, share, short, shown
 from runtime.report.log_series import Series
 from runtime.report.record import MissingRecord, Record
 from runtime.report.sections.advice import advice_section
-from runtime.report.sections.final_test import final_test_section
 from runtime.report.sections.machine import machine_section, time_section
 from runtime.report.sections.mistakes import worst_sections
 from runtime.report.sections.operators import operators_section
 from runtime.report.sections.plan import notes_section, plan_section, seen_section
+from runtime.report.sections.tested_model import final_test_section
 from runtime.report.summary import Summary
 
 _TITLES = {
