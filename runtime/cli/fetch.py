@@ -6,7 +6,9 @@ import argparse
 import os
 
 from runtime.errors import DeviceError
-from runtime.launch import docker_engine, network, run_in_image
+from runtime.launch import docker_engine, run_in_image
+from runtime.pretrained import hub_name
+from runtime.system.units import format_bytes
 
 
 def fetch(given: argparse.Namespace) -> int:
@@ -23,7 +25,7 @@ def fetch(given: argparse.Namespace) -> int:
     if given.container and "DRIVETRAIN_IMAGE" not in os.environ:
         return _contained(given)
     job = job_spec.load(given.job, given.set)
-    name = network.of_hub(job)
+    name = hub_name.of_hub(job)
     if name is None:
         print(f"{given.job}: the job needs nothing from the Hugging Face hub")
         return 0
@@ -38,7 +40,7 @@ def fetch(given: argparse.Namespace) -> int:
         )
     for file in sorted(snapshot.files, key=lambda file: file.name):
         made = f", made of {snapshot.converted}" if snapshot.converted and file.name == "model.safetensors" else ""
-        print(f"  {file.name}  {file.size / 1e6:,.1f} MB{made}")
+        print(f"  {file.name}  {format_bytes(file.size)}{made}")
     print(f"revision {found.revision}: commit {snapshot.commit}")
     print(f"in {snapshot.folder}")
     return 0

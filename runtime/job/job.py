@@ -13,7 +13,7 @@ from runtime.errors import Problem
 from runtime.job.data import Data, ImageData
 from runtime.job.document import Document
 from runtime.job.formatting import dotted
-from runtime.job.model import ImageModel, ImageNetwork
+from runtime.job.model import RESNET_WEIGHTS, ImageModel, ImageNetwork
 from runtime.job.train import Train
 from runtime.job.values import (
     Address,
@@ -168,8 +168,8 @@ class Job(Spec):
         """Every path in the spec's `model:` except user code, with its key; a pretrained network's name may be one."""
         model = getattr(self, "model", None)
         found = [("name", getattr(model, "name", None))] if getattr(model, "source", None) in FOLDERS else []
-        found.append(("weights", getattr(model, "weights", None)))
-        return [(self.model_key(key), text) for key, text in found if text]
+        found += [(key, getattr(model, key, None)) for key in ("weights", "pretrained")]
+        return [(self.model_key(key), text) for key, text in found if isinstance(text, str) and text]
 
     def model_key(self, key: str) -> tuple[str, ...]:
         """The path of a key of `model:`; `from` where the spec has the short form of a name."""
@@ -199,6 +199,32 @@ class ImageJob(Job):
     task: Literal["image-classification"]
     data: ImageData = Field(description="the training and validation data")
     model: ImageModel = Field(ImageNetwork(name="small-cnn"), description="the network")
+
+    def problems(self) -> Iterator[Problem]:
+        """Settings of a network that contradict its pretrained weights."""
+        model = self.model
+        if not isinstance(model, ImageNetwork):
+            return
+        if not model.pretrained:
+            if model.revision:
+                yield self.problem(
+                    ("model", "revision"), "chooses among pretrained weights", "with pretrained: true", "remove it"
+                )
+            return
+        key = ("model", "pretrained")
+        if model.name not in RESNET_WEIGHTS:
+            known = ", ".join(RESNET_WEIGHTS)
+            yield self.problem(key, f"there are no pretrained weights for {model.name}", f"for {known}", "remove it")
+        if model.weights:
+            yield self.problem(key, "is set, and weights too", "one of them", "remove one")
+        if model.stem == "small":
+            yield self.problem(
+                ("model", "stem"), "is small, and the pretrained weights are of the large one", "large", "remove it"
+            )
+        if model.width not in (None, 64):
+            yield self.problem(
+                ("model", "width"), f"is {model.width}, and the pretrained weights have 64", "64", "remove it"
+            )
 
 
 def lower_is_better(metric: str) -> bool:

@@ -42,6 +42,10 @@ class EarlierRun(BuiltIn):
     name: FilePath = Field(description="a run folder, or a model folder")
 
 
+RESNET_WEIGHTS = {name: f"timm/{name}.a1_in1k" for name in ("resnet18", "resnet34", "resnet50")}
+"""Weights on the Hugging Face hub for `pretrained: true`, of ImageNet (Wightman et al. 2021)."""
+
+
 class ImageNetwork(WithWeights):
     """Convolutional networks for images."""
 
@@ -51,8 +55,14 @@ class ImageNetwork(WithWeights):
     stem: Literal["small", "large", "auto"] = Field(
         "auto",
         description="small: 3x3 stride 1; large: 7x7 stride 2 and pooling, a sixteenth of the pixels; auto: "
-        "small up to image_size 96",
+        "small up to image_size 96 without pretrained weights",
     )
+    pretrained: bool | FilePath = Field(
+        False,
+        description="start a ResNet from weights of ImageNet on the Hugging Face hub (timm), with a new classifier; "
+        "or from such a folder or name",
+    )
+    revision: Revision | None = Field(None, description="branch, tag or commit on the hub; main if absent")
 
 
 class ImagePretrained(BuiltIn):

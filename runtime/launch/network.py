@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
 from runtime.job import Job
 from runtime.job import custom as custom_job
-
-
-def of_hub(job: Job) -> str | None:
-    """The name of the job's model on the Hugging Face hub; None if it is not from there."""
-    model = getattr(job, "model", None)
-    given = str(getattr(model, "name", ""))
-    hub = getattr(model, "source", None) == "transformers" and not os.path.exists(job.resolve(given))
-    return given if hub else None
+from runtime.pretrained import hub_name
 
 
 def need(job: Job) -> str | None:
     """What in the job needs a network; None if nothing does."""
-    if (given := of_hub(job)) is not None:
-        return f"model.name: {given} is not a local folder, so it is looked up on the Hugging Face hub"
+    if (given := hub_name.of_hub(job)) is not None:
+        return (
+            f"{'.'.join(hub_name.key(job))}: {given} is not a local folder, so it is looked up on the Hugging Face hub"
+        )
     if job.checkpoint.notice:
         return f"checkpoint.notice: {job.checkpoint.notice} is polled"
     return None

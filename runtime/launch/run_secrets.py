@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 from runtime.errors import SpecError
 from runtime.job import Job
 from runtime.job.environment import check_environment
-from runtime.launch import engine_traits, network
+from runtime.launch import engine_traits
+from runtime.pretrained import hub_name
 from runtime.system.secrets import AUTHORITY, FOLDER
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -76,7 +77,7 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
     values = {name: environ[name] for name in job.environment}
     if online:
         values |= {name: environ[name] for name in PROXIES if environ.get(name)}
-    if online and network.of_hub(job) is not None:
+    if online and hub_name.of_hub(job) is not None:
         values |= {name: environ[name] for name in HUB if environ.get(name)}
         if "HF_TOKEN" not in values and (token := _logged_in(environ)):
             values["HF_TOKEN"] = token

@@ -21,10 +21,10 @@ from runtime.job.model import CustomModel, EarlierRun, Freeze, ImageNetwork, Ima
 from runtime.job.series import CnnLstmSpec, SeriesJob
 from runtime.job.tables import MlpSpec, TableJob
 from runtime.job.text import TextEncoder, TextJob, TextPretrained
-from runtime.models import initial_weights
+from runtime.models import initial_weights, timm_resnet
 from runtime.models.freeze import freeze
 from runtime.models.networks import cnn, cnn_lstm, hf_vision, mlp, text_encoder, timm_vision, user_network
-from runtime.pretrained import earlier_run, families
+from runtime.pretrained import earlier_run, families, hub_name, timm_folder
 from runtime.pretrained import folder as pretrained
 
 
@@ -60,7 +60,8 @@ def build(job: Job, dataset: Dataset) -> Model:
     freeze(made.module, made.freeze, job)
     if stuck := [name for name, p in made.module.named_parameters() if name in made.anew and not p.requires_grad]:
         made.notes.append(f"model.freeze freezes {listed(stuck, 6)} with new random weights, which never learn")
-    if isinstance(spec, WithWeights | ImageTimm) and not spec.weights and made.freeze != Freeze():
+    started = getattr(spec, "weights", None) or hub_name.given(job)
+    if isinstance(spec, WithWeights | ImageTimm) and not started and made.freeze != Freeze():
         made.notes.append(
             "model.freeze freezes layers with random weights, which never learn; start from an earlier run "
             "(model: {from: runs/NAME-001}) or from a file (model.weights)"
@@ -128,8 +129,14 @@ def _image_network(job: ImageJob, dataset: Dataset) -> Model:
     if isinstance(spec, ImageTimm):
         return Model(timm_vision.from_spec(job, spec, arguments), "timm", arguments, spec.freeze)
     assert isinstance(spec, ImageNetwork)
-    arguments |= {"width": spec.width, "stem": spec.stem}
-    return Model(cnn.build(**arguments), "images", arguments, spec.freeze)
+    started = timm_folder.find(job)
+    # The large stem is that of the pretrained weights, also for small images.
+    arguments |= {"width": spec.width, "stem": "large" if started else spec.stem}
+    made = Model(cnn.build(**arguments), "images", arguments, spec.freeze)
+    if started:
+        made.anew = timm_resnet.fill(made.module, started)
+        made.notes.append(f"starts from {started.origin}; initialized anew: {listed(sorted(made.anew), 6)}")
+    return made
 
 
 def _text_network(job: TextJob, dataset: Dataset) -> Model:

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from runtime.errors import SpecError
 from runtime.job import Job
-from runtime.pretrained import hub
+from runtime.pretrained import hub, hub_name
 from runtime.pretrained.hub_error import HubError
 from runtime.system.installation import SETUP
 
 if TYPE_CHECKING:
     from torch import nn
 
-KEY = ("model", "name")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
@@ -80,11 +79,24 @@ class Pretrained:
         Raises:
             SpecError: always.
         """
-        raise SpecError([self.job.problem(KEY, given, possible, action)])
+        raise SpecError([self.job.problem(hub_name.key(self.job), given, possible, action)])
 
 
 def find(job: Job, name: str) -> Pretrained:
+    """The network of transformers in a local folder, or of a name on the hub.
+
+    Raises:
+        SpecError: if there is none, or it cannot be used.
+    """
+    folder, origin = locate(job, name)
+    return Pretrained(job, folder, _config(job, folder), origin)
+
+
+def locate(job: Job, name: str) -> tuple[Path, str]:
     """The folder of a local path, or of a name on the hub, which is contacted only for files that are not cached.
+
+    Returns:
+        A folder with config.json and safetensors, and name and commit on the hub, which are empty for a local one.
 
     Raises:
         SpecError: if there is none, or it cannot be used.
@@ -107,7 +119,7 @@ def find(job: Job, name: str) -> Pretrained:
     else:
         _refuse(job, f"{where} does not exist", _POSSIBLE, "correct the path; it is relative to the job's folder")
     _check_files(job, folder)
-    return Pretrained(job, folder, _config(job, folder), origin)
+    return folder, origin
 
 
 def fetched(job: Job, name: str) -> hub.Fetched:
@@ -212,4 +224,4 @@ def _first_line(error: BaseException) -> str:
 
 
 def _refuse(job: Job, given: str, possible: str, action: str) -> NoReturn:
-    raise SpecError([job.problem(KEY, given, possible, action)])
+    raise SpecError([job.problem(hub_name.key(job), given, possible, action)])

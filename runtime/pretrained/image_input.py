@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from runtime.errors import SpecError
 from runtime.job.data import Fit
 from runtime.job.job import ImageJob
 from runtime.job.model import ImagePretrained
 from runtime.pretrained import folder as pretrained
+from runtime.pretrained import timm_folder
+from runtime.pretrained.expected_input import Expected
 from runtime.system.files import read_json
 
 _BICUBIC = (1, 3, "bicubic", "lanczos")
@@ -18,38 +19,27 @@ _WARPED = 384
 """From this size on, ConvNeXt resizes each side by itself and crops nothing."""
 
 
-@dataclass(frozen=True)
-class Expected:
-    """The form of images that the network was trained on."""
-
-    size: int | None
-    """Side of the square in pixels; None if the folder does not say."""
-    channels: int
-    mean: tuple[float, ...] | None
-    """Per channel, for pixels from 0 to 1; None with `std` if the folder does not say."""
-    std: tuple[float, ...] | None
-    fit: Fit | None = None
-    """How an image becomes square; None if the folder does not say."""
-    interpolation: str = "bilinear"
-    share: float = 1.0
-    """Part of each side that is kept around the center."""
-
-
 def expected(job: ImageJob) -> Expected | None:
     """The expected input of the job's pretrained network; None if the job has no such network.
 
     Raises:
         SpecError: if there is no such folder, it cannot be used, or the job requests other channels.
     """
-    if not isinstance(job.model, ImagePretrained):
+    if timm := timm_folder.find(job):
+        made, folder = timm.expected(), timm.folder
+    elif isinstance(job.model, ImagePretrained):
+        found = pretrained.find(job, job.model.name)
+        folder, beside = found.folder, read_json(found.folder / "preprocessor_config.json")
+        channels = int(getattr(found.config, "num_channels", 3))
+        side = getattr(found.config, "image_size", None)
+        made = of_processor(beside if isinstance(beside, dict) else {}, channels, side)
+    else:
         return None
-    found = pretrained.find(job, job.model.name)
-    channels = int(getattr(found.config, "num_channels", 3))
-    if job.data.channels not in ("auto", channels):
-        given = f"is {job.data.channels}, and {found.folder} takes {channels}"
-        raise SpecError([job.problem(("data", "channels"), given, str(channels), f"write {channels}, or leave it out")])
-    beside = read_json(found.folder / "preprocessor_config.json")
-    return of_processor(beside if isinstance(beside, dict) else {}, channels, getattr(found.config, "image_size", None))
+    if job.data.channels not in ("auto", made.channels):
+        given = f"is {job.data.channels}, and {folder} takes {made.channels}"
+        action = f"write {made.channels}, or leave it out"
+        raise SpecError([job.problem(("data", "channels"), given, str(made.channels), action)])
+    return made
 
 
 def of_processor(beside: Mapping[str, object], channels: int, side: object) -> Expected:

@@ -27,7 +27,7 @@ from runtime.job.custom import parts
 from runtime.job.embedded import EmbeddedJob
 from runtime.job.extension import unfinished
 from runtime.job.formatting import dotted
-from runtime.pretrained import earlier_run
+from runtime.pretrained import earlier_run, hub_name
 from runtime.pretrained import folder as pretrained
 from runtime.system.files import read_json, sha256, write_json
 from runtime.training.checkpoints import checkpoint
@@ -225,8 +225,8 @@ def _places(job: Job) -> dict[str, Path]:
     """Paths that the spec names and a run reads, by key."""
     model: Any = getattr(job, "model", None)
     found = {dotted(key): job.resolve(path) for key, path in job.data_paths()}
-    if getattr(model, "source", None) == "transformers":
-        found["model.name"] = pretrained.find(job, model.name).folder
+    if name := hub_name.given(job):
+        found[dotted(hub_name.key(job))] = pretrained.locate(job, name)[0]
     if earlier := earlier_run.find(job):
         found["model.name"] = earlier.folder
     if getattr(model, "weights", None):
@@ -251,7 +251,7 @@ def _named(places: Mapping[str, Path], dataset: Dataset) -> Iterator[tuple[str, 
         names = list(dataset.files.get(key, ()))
         if os.path.isfile(place):
             names.insert(0, place.name)
-        elif key == "model.name":
+        elif key in ("model.name", "model.pretrained"):
             names = sorted(
                 path.name for path in place.iterdir() if any(fnmatch(path.name, kind) for kind in pretrained.FILES)
             )

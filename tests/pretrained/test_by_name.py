@@ -19,6 +19,7 @@ from runtime.errors import SpecError
 from runtime.launch import docker_engine
 from runtime.models import saved_model
 from runtime.pretrained import folder as pretrained
+from runtime.system.units import format_bytes
 from tests import hub_server, reports, tiny
 from tests.hub_double import COMMIT
 from tests.hub_server import NAME, Fault, Hub
@@ -160,7 +161,7 @@ def test_fetch_fills_the_cache_for_a_machine_without_a_network(
     assert first == [
         f"hub: fetching {NAME} at {COMMIT[:12]} from {hub.endpoint}: 3 files, {size:,.1f} MB",
         f"{NAME}: fetched 3 files, {size:,.1f} MB, each compared with its hash",
-        *(f"  {name}  {len(content) / 1e6:,.1f} MB" for name, content in sorted(hub.files.items())),
+        *(f"  {name}  {format_bytes(len(content))}" for name, content in sorted(hub.files.items())),
         f"revision main: commit {COMMIT}",
         f"in {tmp_path}/home/hub/models--casa--beto/snapshots/{COMMIT}",
     ]

@@ -20,6 +20,7 @@ from runtime.data.images.resize import Resize
 from runtime.data.load import load
 from runtime.models import saved_model
 from runtime.pretrained import image_input
+from runtime.pretrained.expected_input import Expected
 from tests import trained
 from tests.models.networks import test_hf_vision as vision
 
@@ -75,7 +76,7 @@ def test_pixels_are_those_of_the_image_processor(
 
 
 def test_without_a_description_nothing_is_assumed() -> None:
-    assert image_input.of_processor({}, 3, None) == image_input.Expected(None, 3, None, None)
+    assert image_input.of_processor({}, 3, None) == Expected(None, 3, None, None)
     assert image_input.of_processor({"size": {"longest_edge": 9}, "do_resize": True}, 3, 32).fit is None
     assert image_input.of_processor({"size": {"height": 8, "width": 9}}, 3, None).size is None
 

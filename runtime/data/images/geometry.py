@@ -7,7 +7,7 @@ from runtime.data.images import input_shape, npz_images, resize
 from runtime.data.images.resize import Resize
 from runtime.data.images.source import ImageSource
 from runtime.job.job import ImageJob
-from runtime.pretrained.image_input import Expected
+from runtime.pretrained.expected_input import Expected
 
 _BECOMES = {
     "crop": "the ends of the long side are cropped (data.fit: crop); pad or squash keeps them",

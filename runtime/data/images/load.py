@@ -29,7 +29,7 @@ from runtime.hardware.disk_space import DECODED
 from runtime.hardware.facts import Storage
 from runtime.job.job import ImageJob
 from runtime.pretrained import image_input
-from runtime.pretrained.image_input import Expected
+from runtime.pretrained.expected_input import Expected
 
 MEASURED = 2000
 """Number of training images from which mean and standard deviation are computed."""
@@ -200,11 +200,7 @@ def _preparer(
     if 0 in std:
         notes.append("one channel is constant; it is centered but not scaled")
     if wanted is not None:
-        where = (
-            "its preprocessor_config.json"
-            if wanted.mean
-            else "the training images, for lack of preprocessor_config.json"
-        )
+        where = wanted.source if wanted.mean else "the training images, for lack of preprocessor_config.json"
         notes.append(f"mean {_listed(mean)} and deviation {_listed(std)} are those of {where}")
     preparer = ImagePreprocessing(
         image_size=raw.shape[-1],

@@ -1,0 +1,91 @@
+"""Pretrained weights of a built-in ResNet (`model: {name: resnet18, pretrained: true}`): timm's, from the hub or a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeGuard
+
+from runtime.errors import SpecError
+from runtime.job import Job
+from runtime.job.data import Fit
+from runtime.job.job import ImageJob
+from runtime.job.model import ImageNetwork
+from runtime.pretrained import folder as pretrained
+from runtime.pretrained import hub_name
+from runtime.pretrained.expected_input import Expected
+from runtime.system.files import read_json
+
+KEY = ("model", "pretrained")
+_POSSIBLE = "a folder with config.json and model.safetensors of timm, or such a name on the hub"
+
+
+@dataclass(frozen=True)
+class TimmFolder:
+    """A folder with weights of timm for the job's network."""
+
+    job: Job
+    folder: Path
+    origin: str
+    """Name and commit on the hub, or the folder."""
+    settings: dict[str, Any]
+    """`pretrained_cfg` of timm: what the images of the training looked like."""
+
+    def expected(self) -> Expected:
+        """The input that the weights expect.
+
+        Raises:
+            SpecError: if the file does not say it.
+        """
+        size, mean, std = (self.settings.get(key) for key in ("input_size", "mean", "std"))
+        share = self.settings.get("crop_pct", 1.0)
+        if not (
+            _numbers(size) and _numbers(mean) and _numbers(std) and isinstance(share, int | float) and 0 < share <= 1
+        ):
+            self.refuse(
+                f"{self.folder / 'config.json'} does not say what its images looked like",
+                "input_size, mean, std and crop_pct under pretrained_cfg, as timm writes them",
+                "use another folder",
+            )
+        interpolation = "bicubic" if self.settings.get("interpolation") in ("bicubic", "lanczos") else "bilinear"
+        fit: Fit = "squash" if self.settings.get("crop_mode") == "squash" else "crop"
+        return Expected(
+            int(size[2]), int(size[0]), tuple(mean), tuple(std), fit, interpolation, float(share), "its config.json"
+        )
+
+    def refuse(self, given: str, possible: str, action: str) -> NoReturn:
+        """Raise an error about `model.pretrained`.
+
+        Raises:
+            SpecError: always.
+        """
+        raise SpecError([self.job.problem(KEY, given, possible, action)])
+
+
+def find(job: ImageJob) -> TimmFolder | None:
+    """The weights that the job's ResNet starts from; None if it starts from none.
+
+    Raises:
+        SpecError: if there are none, or they are of another network.
+    """
+    if not isinstance(job.model, ImageNetwork) or not (name := hub_name.given(job)):
+        return None
+    folder, origin = pretrained.locate(job, name)
+    config = read_json(folder / "config.json")
+    settings = config.get("pretrained_cfg") if isinstance(config, dict) else None
+    found = TimmFolder(job, folder, origin or str(folder), settings if isinstance(settings, dict) else {})
+    architecture = config.get("architecture") if isinstance(config, dict) else None
+    if architecture != job.model.name:
+        found.refuse(
+            f"{found.origin} is {architecture or 'no network of timm'}", _POSSIBLE, f"use one of {job.model.name}"
+        )
+    return found
+
+
+def _numbers(values: object) -> TypeGuard[list[float]]:
+    """Whether these are three numbers above 0."""
+    return (
+        isinstance(values, list)
+        and len(values) == 3
+        and all(isinstance(value, int | float) and value > 0 for value in values)
+    )

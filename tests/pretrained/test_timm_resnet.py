@@ -1,0 +1,232 @@
+"""Built-in ResNets with weights of timm: the same features as a network of timm's names, and errors in three parts.
+
+timm_resnets.json has the tensors of timm 1.0.31 with their shapes; of its three networks, ours gave the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from runtime.data import load_new
+from runtime.data.load import load
+from runtime.errors import SpecError
+from runtime.job import Job
+from runtime.job_spec import load as job_spec
+from runtime.launch import network
+from runtime.models import saved_model, timm_resnet
+from runtime.models.networks import cnn
+from runtime.training import recorded_inputs
+from tests import hub_server, tiny, trained
+from tests.hub_double import COMMIT
+from tests.hub_server import Hub
+from tests.paths import TESTS
+
+SHAPES: dict[str, dict[str, list[int]]] = json.loads((TESTS / "pretrained" / "timm_resnets.json").read_text())
+CONFIG = {
+    "architecture": "resnet18",
+    "num_classes": 1000,
+    "num_features": 512,
+    "pretrained_cfg": {
+        "tag": "a1_in1k",
+        "input_size": [3, 224, 224],
+        "interpolation": "bicubic",
+        "crop_pct": 0.95,
+        "crop_mode": "center",
+        "mean": [0.485, 0.456, 0.406],
+        "std": [0.229, 0.224, 0.225],
+        "first_conv": "conv1",
+        "classifier": "fc",
+    },
+}
+SMALL = ", image_size: 32"
+MODEL = "{name: resnet18, pretrained: true}"
+
+
+def weights(name: str) -> dict[str, Tensor]:
+    """Random tensors with the names and shapes of timm."""
+    generator = torch.Generator().manual_seed(0)
+    made = {}
+    for key, shape in SHAPES[name].items():
+        if key.endswith("num_batches_tracked"):
+            made[key] = torch.tensor(7)
+        elif "running_var" in key or (len(shape) == 1 and key.endswith("weight")):
+            made[key] = torch.rand(shape, generator=generator) + 0.5
+        else:
+            made[key] = torch.randn(shape, generator=generator) * (
+                0.1 if len(shape) < 2 else (2 / np.prod(shape[1:])) ** 0.5
+            )
+    return made
+
+
+def norm(x: Tensor, known: dict[str, Tensor], name: str) -> Tensor:
+    values = [known[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")]
+    return functional.batch_norm(x, *values)  # type: ignore[arg-type]
+
+
+def features(x: Tensor, known: dict[str, Tensor]) -> Tensor:
+    """What a ResNet computes (He et al. 2016), layer by layer, by timm's names."""
+    x = functional.conv2d(x, known["conv1.weight"], stride=2, padding=3)
+    x = functional.max_pool2d(norm(x, known, "bn1").relu(), 3, 2, 1)
+    for name in sorted({key.rpartition(".conv")[0] for key in known if key.startswith("layer") and ".conv" in key}):
+        last = 3 if f"{name}.conv3.weight" in known else 2
+        stride = 2 if name.endswith(".0") and not name.startswith("layer1") else 1
+        y = x
+        for number in range(1, last + 1):
+            kernel = known[f"{name}.conv{number}.weight"]
+            here = stride if number == last - 1 else 1
+            y = norm(
+                functional.conv2d(y, kernel, stride=here, padding=kernel.shape[2] // 2), known, f"{name}.bn{number}"
+            )
+            y = y.relu() if number < last else y
+        if f"{name}.downsample.0.weight" in known:
+            x = norm(
+                functional.conv2d(x, known[f"{name}.downsample.0.weight"], stride=stride), known, f"{name}.downsample.1"
+            )
+        x = (x + y).relu()
+    return x.mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_features_are_those_of_timm(name: str) -> None:
+    known = weights(name)
+    ours = cnn.build(name, channels=3, classes=5, image_size=224, stem="large").eval()
+    renamed = timm_resnet.renamed(known)
+    own = ours.state_dict()
+    assert own.keys() - renamed.keys() == {"classifier.weight", "classifier.bias"}
+    assert len(renamed) == len(known) - 2, "all but their classifier"
+    ours.load_state_dict(own | renamed)
+    pixels = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        wanted = features(pixels, known)
+        torch.testing.assert_close(ours.stages(ours.stem(pixels)).mean(dim=(2, 3)), wanted, rtol=1e-5, atol=1e-5)  # type: ignore[operator, union-attr]
+    assert float(wanted.std()) > 0.01
+
+
+def job(folder: Path, model: str = MODEL, data: str = SMALL) -> Job:
+    (folder / "job.yaml").write_text(
+        f"name: t\ntask: image-classification\ndata: {{train: train, validation: held{data}}}\nmodel: {model}\n"
+        "train: {epochs: 1, batch_size: 4}\n"
+    )
+    return job_spec.load(folder / "job.yaml", [])
+
+
+def saved(folder: Path, config: dict[str, Any] | None = None) -> Path:
+    place = folder / "weights"
+    place.mkdir()
+    safetensors.torch.save_file(weights("resnet18"), place / "model.safetensors")
+    (place / "config.json").write_text(json.dumps(CONFIG if config is None else config))
+    return place
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    trained.image_folders(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(folder / "home"))
+    with hub_server.serving(Hub(hub_server.files_of(saved(folder)), "timm/resnet18.a1_in1k")) as made:
+        shutil.rmtree(folder / "weights")
+        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+        yield made
+
+
+def test_a_resnet_starts_with_the_weights_of_the_hub(hub: Hub, folder: Path) -> None:
+    asked = job(folder)
+    assert network.told(asked) == (
+        True,
+        "network: on, for model.pretrained: timm/resnet18.a1_in1k is not a local folder, so it is looked up on the "
+        "Hugging Face hub",
+    )
+    made = tiny.plain(asked, folder)
+    renamed, own = timm_resnet.renamed(weights("resnet18")), made.model.state_dict()
+    assert all(torch.equal(own[name], value) for name, value in renamed.items())
+    assert made.network.notes == [
+        f"starts from timm/resnet18.a1_in1k at {COMMIT[:12]}; initialized anew: classifier.bias, classifier.weight"
+    ]
+    found = made.dataset.preprocessing
+    assert {key: found[key] for key in ("fit", "interpolation", "crop_share", "mean", "channels")} == {
+        "fit": "crop",
+        "interpolation": "bicubic",
+        "crop_share": 0.95,
+        "mean": [0.485, 0.456, 0.406],
+        "channels": 3,
+    }
+    assert any("are those of its config.json" in note for note in made.dataset.notes)
+    assert load(job(folder, data="")).preprocessing["image_size"] == 224
+    frozen = tiny.plain(job(folder, "{name: resnet18, pretrained: true, freeze: {names: ['stem*']}}"), folder)
+    assert not any("never learn" in note for note in frozen.network.notes)
+
+
+def test_a_local_folder_and_its_model_folder_alone(tmp_path: Path) -> None:
+    def files(folder: Path) -> None:
+        trained.image_folders(folder)
+        saved(folder)
+
+    spec = (
+        f"task: image-classification\ndata: {{train: train, validation: held{SMALL}}}\n"
+        "model: {name: resnet18, pretrained: weights}\n"
+    )
+    done = trained.trained(trained.Case(files, "", spec), tmp_path)
+    wanted = trained.seen(done)[""]
+    read = {key: names for key, _, names in recorded_inputs._named(recorded_inputs._places(done.job), done.readable)}
+    assert read["model.pretrained"] == ["config.json", "model.safetensors"], "a resumed run notices other weights"
+    shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "weights")
+    found = saved_model.load(tmp_path / "elsewhere")
+    new = load_new.read([tmp_path / "held"], found.preprocessing, found.heads, labelled=True)
+    ids = np.arange(len(wanted))
+    torch.testing.assert_close(
+        found.network(*new.prepare(new.split.gather(ids), ids, None)), wanted, rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "data", "words"),
+    [
+        (CONFIG | {"architecture": "resnet34"}, SMALL, ("weights is resnet34", "a folder with config.json and model.safetensors of timm", "use one of resnet18")),
+        ({}, SMALL, ("is no network of timm", "a folder with", "use one of resnet18")),
+        ({"architecture": "resnet18"}, SMALL, ("does not say what its images looked like", "input_size, mean, std", "use another folder")),
+        (CONFIG, f"{SMALL}, channels: 1", ("data.channels: is 1, and", "possible: 3", "write 3, or leave it out")),
+    ],
+)  # fmt: skip
+def test_weights_that_do_not_fit(folder: Path, config: dict[str, Any], data: str, words: tuple[str, ...]) -> None:
+    saved(folder, config)
+    with pytest.raises(SpecError) as caught:
+        load(job(folder, "{name: resnet18, pretrained: weights}", data))
+    for part in ("job.yaml:", *words):
+        assert part in str(caught.value)
+
+
+def test_tensors_that_do_not_fit(folder: Path) -> None:
+    place, known = saved(folder), weights("resnet18")
+    del known["layer1.0.conv1.weight"]
+    safetensors.torch.save_file(known | {"layer1.5.bn1.bias": torch.ones(1)}, place / "model.safetensors")
+    with pytest.raises(
+        SpecError,
+        match=r"model.pretrained: .* does not fit: 2 tensors are missing, of another shape or too many: stages.0.0.main.0.weight, stages.0.5",
+    ):
+        tiny.plain(job(folder, "{name: resnet18, pretrained: weights}"), folder)
+    (place / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(SpecError, match=r"model.pretrained: .*cannot be read(.|\n)*copy it again"):
+        tiny.plain(job(folder, "{name: resnet18, pretrained: weights}"), folder)
+
+
+def test_a_folder_that_is_nowhere(folder: Path) -> None:
+    with pytest.raises(SpecError, match=r"job.yaml:4:\d+: model.pretrained: .*nowhere does not exist"):
+        load(job(folder, "{name: resnet18, pretrained: ./nowhere}"))
