@@ -11,7 +11,8 @@ The file name is the key under `optimize:`, the row in the plan, the line in the
 
 and, for a setting that must be made before the process starts, environment(hardware, value) -> dict, with
 preloaded() -> value if it preloads a library; for one that applies to some machines or jobs only,
-lacks(job, hardware) -> str|None: what is missing here, in two or three words.
+lacks(job, hardware) -> str|None: what is missing here, in two or three words. NEEDS
+names the optimization without which it has no effect, and so is not measured.
 
 Their types are in the folder `interface`. `run` is an AssembledRun: the parts of `runtime.training.run.Run` that an
 optimization may read and change.
@@ -59,6 +60,8 @@ class Optimization:
     """What this machine or job lacks for it to apply; None if it applies."""
     preloaded: Callable[[], Value] | None
     """The effective value in a process that is already running; only for libraries that `environment` preloads."""
+    needs: str | None
+    """The optimization without which it has no effect."""
     redraws: bool
     """Whether it changes the random numbers of dropout, so that its steps can only be compared without dropout."""
 
@@ -83,6 +86,7 @@ def _from(module: ModuleType) -> Optimization:
         environment=getattr(module, "environment", lambda hardware, value: {}),
         lacks=getattr(module, "lacks", lambda job, hardware: None),
         preloaded=getattr(module, "preloaded", None),
+        needs=getattr(module, "NEEDS", None),
         redraws=getattr(module, "REDRAWS", False),
     )
 

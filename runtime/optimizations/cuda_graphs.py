@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 STAGE = Stage.COMPILE
 EFFECT = Effect.ROUNDING
 OFF = False
+NEEDS = "compile"
 Values = bool
 
 SMALL = 30_000_000

@@ -145,7 +145,8 @@ class Tuner(VariantBuilder):
         job, hardware = self.made.job, self.made.hardware
         for optimization in optimizations.every():
             settled = plan.row(optimization.name).source in SETTLED
-            if settled or optimization.stage in (Stage.PROCESS, Stage.LOADER):
+            idle = optimization.needs is not None and plan.value(optimization.needs) is False
+            if settled or idle or optimization.stage in (Stage.PROCESS, Stage.LOADER):
                 continue
             for value in optimization.candidates(job, hardware, self.facts):
                 if value != plan.value(optimization.name) and optimization.effect(self.facts) is not Effect.TRAINING:

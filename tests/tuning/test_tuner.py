@@ -23,6 +23,7 @@ from runtime.data.load import load
 from runtime.hardware.facts import Hardware
 from runtime.models import inspection
 from runtime.models.build import build
+from runtime.optimizations import cuda_graphs
 from runtime.plan import evidence, plan
 from runtime.system import timeout
 from runtime.training import run
@@ -148,6 +149,23 @@ def test_a_compiled_variant_is_compared_with_torchs_dropout(tmp_path: Path, monk
     for compiled in (False, True, True, False):
         tuner.reference(False, first.with_values({"compile": compiled}))
     assert [one.value("packed_dropout") for one in seen] == [True, False]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_value_that_needs_another_is_measured_only_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    """CUDA graphs are a mode of compile; without it the same kernels were compared with themselves."""
+    monkeypatch.setattr(cuda_graphs, "candidates", lambda *given: [False, True])
+    optimizations.every.cache_clear()
+    here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
+    network = build(asked, data)
+    first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
+    made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
+    tuner = tune.Tuner(made, data, network, lambda line: None)
+    names = {one.name for one, _ in tuner._contested(first.with_values({"compile": compiled}))}
+    optimizations.every.cache_clear()
+    assert ("cuda_graphs" in names) == compiled
 
 
 def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

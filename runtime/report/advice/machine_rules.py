@@ -18,6 +18,8 @@ CROWDED = 0.1
 """Share of the CPU time used by others that justifies advice."""
 HOT = 80
 """Degrees Celsius from which on most GPUs reduce their clock."""
+PAYS = 300.0
+"""Seconds of training from which compiling, which takes up to a minute, can pay."""
 MIB = 2**20
 
 
@@ -93,23 +95,25 @@ def _memory(record: Record, summary: Summary) -> Iterator[Advice]:
 def _idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
     """The GPU was idle for a tenth of the time or more."""
     busy = record.telemetry.get("gpu_percent")
-    plan = decided(record)
     if not busy or len(busy) < 10:
         return
     idle = 1 - sum(busy.ys) / len(busy) / 100
     seconds = idle * summary.phases.get("train", 0.0)
     if idle < 0.1 or summary.phases.get("input", 0.0) > seconds / 2:
         return
-    for name, value in (("cuda_graphs", "true"), ("compile", "true")):
-        if plan.get(name) in (False, "off"):
-            yield Advice(
-                "launch GPU kernels with less Python overhead",
-                f"the GPU was idle for {share(idle)} of the time",
-                f"up to {less_time(time_share(seconds, summary))}",
-                f"optimize: {{{name}: {value}}}",
-                seconds,
-            )
-            return
+    gain, why = less_time(time_share(seconds, summary)), f"the GPU was idle for {share(idle)} of the time"
+    if summary.phases.get("train", 0.0) >= PAYS and _unmeasured(record, "compile"):
+        what = "measure compiled kernels and CUDA graphs, which leave less work to the host"
+        yield Advice(what, why, gain, "optimize: {measure: full}", seconds)
+    elif at(record.spec, "train", "batch_size") != "auto":
+        what = "use larger batches, which need fewer kernels per sample; they change what is learned"
+        yield Advice(what, why, gain, "train: {batch_size: auto}", seconds)
+
+
+def _unmeasured(record: Record, name: str) -> bool:
+    """Whether a setting is off without having been measured or requested."""
+    rows = record.plan.decisions if record.plan else ()
+    return any(d.name == name and d.value is False and d.source == "choice" for d in rows)
 
 
 def _hot(record: Record, summary: Summary) -> Iterator[Advice]:
