@@ -79,15 +79,20 @@ def _add_plan(add: Add) -> None:
     made.add_argument("--json", action="store_true", help="print JSON, which `train --plan` reads")
 
 
-def _add_training(add: Add) -> None:
-    """Commands that train."""
-    made = _with_job(add("train", "train a job, or resume its unfinished run"))
-    made.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
-    made.add_argument(
-        "--plan", type=Path, metavar="FILE", help="use the settings of a stored plan instead of choosing them"
-    )
+def _with_runs(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    _with_job(made)
     made.add_argument(
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="parent of the run folders (default: runs)"
+    )
+    made.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
+    return made
+
+
+def _add_training(add: Add) -> None:
+    """Commands that train."""
+    made = _with_runs(add("train", "train a job, or resume its unfinished run"))
+    made.add_argument(
+        "--plan", type=Path, metavar="FILE", help="use the settings of a stored plan instead of choosing them"
     )
     _add_start(made)
     made.add_argument(
@@ -111,13 +116,12 @@ def _add_training(add: Add) -> None:
 
 def _add_repeat(add: Add) -> None:
     """The command that trains several times."""
-    made = _with_job(add("repeat", "train a job with several seeds: mean and standard deviation of every metric"))
-    made.add_argument(
-        "--seeds", type=int, default=3, metavar="N", help="number of seeds, from the job's own (default: 3)"
+    made = _with_runs(
+        add("repeat", "train a job with several seeds or folds: mean and standard deviation of every metric")
     )
-    made.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
+    made.add_argument("--seeds", type=int, metavar="N", help="number of seeds, from the job's own on (default: 3)")
     made.add_argument(
-        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="parent of the run folders (default: runs)"
+        "--folds", type=int, metavar="N", help="cross-validation: each of N parts is validation data once"
     )
     made.add_argument("--new", action="store_true", help="start new runs in place of unfinished ones")
 

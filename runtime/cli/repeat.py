@@ -10,7 +10,7 @@ from runtime.system.installation import SETUP
 
 
 def repeat(given: argparse.Namespace) -> int:
-    """Train with several seeds.
+    """Train with several seeds or folds.
 
     Raises:
         DeviceError: if torch is not installed here.
@@ -24,5 +24,7 @@ def repeat(given: argparse.Namespace) -> int:
     from runtime.supervisor import repeat as repeating
 
     return repeating.repeat(
-        repeating.RepeatRequest(given.job, tuple(given.set), given.runs, given.seeds, given.plain, given.new)
+        repeating.RepeatRequest(
+            given.job, tuple(given.set), given.runs, given.seeds, given.folds, given.plain, given.new
+        )
     )

@@ -7,6 +7,41 @@ import numpy.typing as npt
 
 from runtime.data import stateless_random
 from runtime.data.stateless_random import Ids
+from runtime.job.data import Data
+from runtime.job.values import fold_numbers
+
+
+def divide(labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, Ids]:
+    """Indices for training and for validation: a fold if the job names one, else a fraction.
+
+    Args:
+        labels: class index of each sample, shape (N,).
+        data: of the job; its `validation` is a fraction.
+        seed: the run's seed.
+    """
+    if data.fold:
+        return fold(labels, *fold_numbers(data.fold), seed)
+    assert not isinstance(data.validation, str)
+    return held_out(labels, data.validation, seed)
+
+
+def fold(labels: npt.NDArray[np.int64], number: int, count: int, seed: int) -> tuple[Ids, Ids]:
+    """Indices for training and for validation, both ascending: all folds but one, and that one.
+
+    Each class is spread evenly over the folds. Every sample is in one fold, except that of a class with one sample,
+    which is always for training.
+
+    Args:
+        labels: class index of each sample, shape (N,).
+        number: of the fold that is held out, from 1.
+        count: of folds, at least 2.
+        seed: the run's seed.
+    """
+    shuffled = stateless_random.generator(seed, "validation").permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    alone = np.bincount(labels)[labels[by_class]] == 1
+    chosen = (np.arange(len(labels)) % count == number - 1) & ~alone
+    return np.sort(by_class[~chosen]).astype(np.int64), np.sort(by_class[chosen]).astype(np.int64)
 
 
 def held_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Ids, Ids]:

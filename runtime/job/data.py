@@ -9,6 +9,7 @@ from pydantic import Field
 from runtime.job.values import (
     Count,
     FilePath,
+    Fold,
     Fraction,
     Natural,
     Positive,
@@ -32,6 +33,11 @@ class Data(Spec):
     test: FilePath | None = Field(
         None,
         description="data for a final test: evaluated once, after the training, with the best weights; no decision uses it",
+    )
+    fold: Fold | None = Field(
+        None,
+        description="such as 2/5: the training data is split into five parts, stratified by class, and the second one "
+        "is the validation data, instead of the fraction; `drivetrain repeat --folds 5` trains with each",
     )
     bad_samples: Fraction = Field(
         0.05,

@@ -29,6 +29,7 @@ _STEPS = re.compile(r"(?=[0-9]*[1-9])([0-9]{1,12}) *steps?")
 _ADDRESS = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!-\"$-~]*)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _REVISION = re.compile(r"(?=.{1,200}$)[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+_FOLD = re.compile(r"([1-9][0-9]?|100)/([2-9]|[1-9][0-9]|100)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -134,6 +135,14 @@ def interval(text: str) -> tuple[str, float]:
         raise PydanticCustomError("interval", "epoch, steps such as 200 steps, or a duration such as 5m") from None
 
 
+def fold_numbers(text: str) -> tuple[int, int]:
+    """`2/5` -> (2, 5)."""
+    match = _FOLD.fullmatch(text)
+    if not match or int(match[1]) > int(match[2]):
+        raise PydanticCustomError("fold", "one of 2 to 100 folds, such as 1/5 for the first of five")
+    return int(match[1]), int(match[2])
+
+
 def gpu_choice(value: Any) -> object:
     """Check `limits.gpus`, with one message for all its forms."""
     numbers = isinstance(value, list) and all(type(number) is int and 0 <= number < 256 for number in value)
@@ -207,6 +216,7 @@ Revision = Annotated[str, _Checked(check_revision, _REVISION.pattern)]
 Size = Annotated[str, _Checked(check_size, SIZE_PATTERN.pattern)]
 Duration = Annotated[str, _Checked(duration_seconds, _DURATION.pattern)]
 Interval = Annotated[str, _Checked(interval, f"epoch|{_STEPS.pattern}|{_DURATION.pattern}")]
+Fold = Annotated[str, _Checked(fold_numbers, _FOLD.pattern)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]

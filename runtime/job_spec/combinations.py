@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from runtime.errors import Problem, nearest
 from runtime.job import Document, Job, dotted
-from runtime.job.data import TableFileData
+from runtime.job.data import Data, TableFileData
 from runtime.job.formatting import shown
+from runtime.job.series import SeriesData
 from runtime.job.train import Plateau, Sgd
 
 
@@ -15,6 +16,7 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     """All such problems of a job: metrics, loss, range of the fp16 scale, Nesterov momentum."""
     yield from _metric_problems(job, document)
     yield from _csv_problems(job, document)
+    yield from _fold_problems(job, document)
     loss, optimizer = job.train.loss, job.train.optimizer
     if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
         path = document.nearest(("train", "loss", "name"))
@@ -44,6 +46,22 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
             "with momentum above 0 and dampening 0 only",
             "change those two, or leave it out",
         )
+
+
+def _fold_problems(job: Job, document: Document) -> Iterator[Problem]:
+    """A fold of data that is not split, or that is split by time."""
+    fold = job.data.fold if isinstance(job.data, Data) else None
+    if fold is None:
+        return
+    if isinstance(job.data.validation, str):
+        given = f"is {fold}, and data.validation is the path {job.data.validation!r}"
+        possible = "one of the two"
+    elif isinstance(job.data, SeriesData) and not job.data.arrays:
+        given = f"is {fold}, and data.train is a series, whose last part is the validation data"
+        possible = "folds of samples that do not follow each other in time: windows in an .npz"
+    else:
+        return
+    yield Problem(document.place(("data", "fold")), "data.fold", given, possible, "remove one of the two")
 
 
 def _csv_problems(job: Job, document: Document) -> Iterator[Problem]:

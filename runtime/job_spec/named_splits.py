@@ -30,11 +30,12 @@ def named(job: Job) -> Job:
         ("validation", found.validation, "for validation"),
         ("test", found.test, "for the final test"),
     ):
-        if name and key not in given:
+        decided = "fold" if key == "validation" and job.data.fold else key
+        if name and decided not in given:
             update[key] = os.path.join(root, name)
             told.append(f"{name} {use}")
         elif name:
-            told.append(f"{name} is not used, since data.{key} is {getattr(job.data, key)!r}")
+            told.append(f"{name} is not used, since data.{decided} is {getattr(job.data, decided)!r}")
     made = job.model_copy(update={"data": job.data.model_copy(update=update)})
     made._notes = (", ".join(told),)
     return made

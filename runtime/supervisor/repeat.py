@@ -1,6 +1,6 @@
-"""`drivetrain repeat`: trains a job with several seeds, one run after the other, and writes one page about all of them.
+"""`drivetrain repeat`: trains a job with several seeds or folds, one run after the other; writes a page about all of them.
 
-Every run has its own folder, named after the job and its seed. The same command skips the runs that are done with this
+Every run has its own folder, named after the job and its seed or fold. The same command skips the runs that are done with this
 spec and resumes the one that is not.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from runtime.errors import SpecError
 from runtime.job import Job
+from runtime.job.data import Data
 from runtime.job_spec.spec_source import SpecSource
 from runtime.report import repeated
 from runtime.supervisor import run_folder, supervisor
@@ -21,7 +22,7 @@ from runtime.system.console import say
 from runtime.system.files import make_folder
 
 MOST = 100
-"""Largest number of seeds."""
+"""Largest number of seeds or folds."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,10 @@ class RepeatRequest:
     spec: Path
     assignments: Sequence[str] = ()
     runs: Path = Path("runs")
-    seeds: int = 3
+    seeds: int | None = None
+    """How many seeds; 3 without folds."""
+    folds: int | None = None
+    """How many parts the training data is split into, each of which is the validation data once."""
     plain: bool = False
     new: bool = False
     """Whether unfinished runs are left, and others begun in their place."""
@@ -44,34 +48,32 @@ def repeat(request: RepeatRequest) -> int:
         SpecError: if the number of seeds is out of range.
         DrivetrainError: for every problem of a run that is found before its trainer starts.
     """
-    if not 2 <= request.seeds <= MOST:
-        raise SpecError(f"--seeds {request.seeds}", f"2 to {MOST}", "--seeds 3")
     job = SpecSource(request.spec, request.assignments).load()
+    variants = _variants(request, job)
     make_folder(request.runs)
     found: dict[str, Path] = {}
-    for number, seed in enumerate(range(job.train.seed, job.train.seed + request.seeds), 1):
-        assignments = (*request.assignments, f"train.seed={seed}", f"name={job.name}-seed{seed}")
+    for variant, changes in variants.items():
+        assignments = (*request.assignments, *changes)
         one = SpecSource(request.spec, assignments).load()
-        place = f"seed {seed} ({number} of {request.seeds})"
         done = _done(request.runs, one)
         if done:
-            say(f"{place}: {done} is done")
+            say(f"{variant}: {done} is done")
         else:
-            say(f"{place}: trains")
+            say(f"{variant}: run {len(found) + 1} of {len(variants)}")
             wanted = supervisor.TrainRequest(
                 request.spec, assignments, request.runs, plain=request.plain, new=request.new
             )
             if code := supervisor.train(wanted):
                 say(
-                    f"{place} did not finish; {number - 1} of {request.seeds} runs are done, and the same command goes on here"
+                    f"{variant} did not finish; {len(found)} of {len(variants)} runs are done; the same command resumes"
                 )
                 return code
             done = run_folder.numbered(request.runs, one.name)[-1]
-        found[f"seed {seed}"] = done
+        found[variant] = done
     folder = request.runs / f"repeat-{job.name}"
-    spreads = repeated.write(folder, job.name, found, _notes(job, found))
+    spreads = repeated.write(folder, job.name, found, _notes(request, job, found))
     for spread in spreads:
-        say(f"{spread.metric}: {spread} ({request.seeds} seeds)")
+        say(f"{spread.metric}: {spread} ({len(found)} runs)")
     say(f"repeat: {folder}/repeat.html")
     return 0
 
@@ -83,11 +85,37 @@ def _done(runs: Path, job: Job) -> Path | None:
     return last if last and finished and not difference(last, job) else None
 
 
-def _notes(job: Job, found: dict[str, Path]) -> list[str]:
-    split = (
-        "" if isinstance(job.data.validation, str) else " and, unless the data is a series, other validation samples"
-    )
+def _variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...]]:
+    """What each run changes in the spec, by what the page calls it.
+
+    Raises:
+        SpecError: if the number of seeds or folds is out of range.
+    """
+    if request.seeds is not None and request.folds is not None:
+        raise SpecError("--seeds and --folds together", "one of them", "remove one")
+    option, count = ("--folds", request.folds) if request.folds is not None else ("--seeds", request.seeds)
+    count = 3 if count is None else count
+    if not 2 <= count <= MOST:
+        raise SpecError(f"{option} {count}", f"2 to {MOST}", f"{option} {max(2, min(count, MOST))}")
+    if request.folds is not None:
+        return {
+            f"fold {fold}": (f"data.fold={fold}/{count}", f"name={job.name}-fold{fold}of{count}")
+            for fold in range(1, count + 1)
+        }
+    seeds = range(job.train.seed, job.train.seed + count)
+    return {f"seed {seed}": (f"train.seed={seed}", f"name={job.name}-seed{seed}") for seed in seeds}
+
+
+def _notes(request: RepeatRequest, job: Job, found: dict[str, Path]) -> list[str]:
+    compared = f"side by side: drivetrain compare {shlex.join(map(str, found.values()))}"
+    if request.folds is not None:
+        return [
+            f"Each run was validated on one of {request.folds} folds and trained on the others, with seed {job.train.seed}.",
+            compared,
+        ]
+    own = isinstance(job.data, Data) and not isinstance(job.data.validation, str)
+    split = " and, unless the data is a series, other validation samples" if own else ""
     return [
         f"Each seed draws other initial weights, another order of the samples, augmentation, dropout{split}.",
-        "side by side: drivetrain compare " + shlex.join(map(str, found.values())),
+        compared,
     ]

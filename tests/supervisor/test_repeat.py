@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from runtime.cli import main
+from runtime.supervisor.repeat import RepeatRequest, _notes
+from tests import own_job
 from tests.faults import trained
 from tests.paths import ROOT
 
@@ -35,7 +37,7 @@ def test_it_is_killed_resumed_and_reported(tmp_path: Path) -> None:
     job = trained.written(tmp_path)
     runs = tmp_path / "runs"
     said = repeat(job, "--seeds", "2", expected=137, FAULT="runtime.training.loop:_advance:10:kill")
-    assert "seed 0 (1 of 2) did not finish; 0 of 2 runs are done, and the same command goes on here" in said
+    assert "seed 0 did not finish; 0 of 2 runs are done; the same command resumes" in said
     said = repeat(job, "--seeds", "2")
     assert "run " + str(runs / "small-seed0-001") + " resumes" in said
     assert "run " + str(runs / "small-seed1-001") + " starts" in said
@@ -60,7 +62,11 @@ def test_it_is_killed_resumed_and_reported(tmp_path: Path) -> None:
 def test_one_seed_is_no_repetition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = trained.written(tmp_path)
     assert main.main(["repeat", str(job), "--seeds", "1"]) == 2
-    assert capsys.readouterr().err == "--seeds 1\n  possible: 2 to 100\n  do:       --seeds 3\n"
+    assert capsys.readouterr().err == "--seeds 1\n  possible: 2 to 100\n  do:       --seeds 2\n"
+    assert main.main(["repeat", str(job), "--folds", "200"]) == 2
+    assert capsys.readouterr().err == "--folds 200\n  possible: 2 to 100\n  do:       --folds 100\n"
+    assert main.main(["repeat", str(job), "--folds", "2", "--seeds", "2"]) == 2
+    assert "--seeds and --folds together" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
@@ -74,3 +80,33 @@ def test_an_unfinished_run_of_another_spec_is_refused_or_left(tmp_path: Path) ->
         row["run"] for row in json.loads((tmp_path / "runs/repeat-small/repeat.json").read_text())["runs"].values()
     ]
     assert names == ["small-seed0-002", "small-seed1-001"]
+
+
+def test_every_sample_is_validated_once_in_cross_validation(tmp_path: Path) -> None:
+    job = trained.written(tmp_path)
+    repeat(job, "--folds", "3")
+    found = trained.read(tmp_path / "runs" / "repeat-small", "repeat.json")
+    assert list(found["runs"]) == ["fold 1", "fold 2", "fold 3"]
+    runs = [tmp_path / "runs" / f"small-fold{fold}of3-001" for fold in (1, 2, 3)]
+    confusions = [trained.read(run, "result.json")["confusion"][""]["matrix"] for run in runs]
+    assert [sum(map(sum, confusion)) for confusion in confusions] == [54, 53, 53]
+    truth = [sum(sum(confusion[label]) for confusion in confusions) for label in range(3)]
+    assert truth == [54, 53, 53]
+    assert "trained on the others, with seed 0" in (tmp_path / "runs" / "repeat-small" / "repeat.md").read_text()
+
+
+def test_code_of_the_user_is_repeated_with_seeds(tmp_path: Path) -> None:
+    """Its data has no key `validation`, so nothing can be said about the split."""
+    job = own_job.job(tmp_path)
+    notes = _notes(RepeatRequest(tmp_path / "job.yaml"), job, {})
+    assert notes[0] == "Each seed draws other initial weights, another order of the samples, augmentation, dropout."
+
+
+def test_folds_of_data_that_is_not_split_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = trained.written(tmp_path, validation="images.npz")
+    assert main.main(["validate", str(job), "--set", "data.fold=1/3"]) == 2
+    assert "data.fold: is 1/3, and data.validation is the path 'images.npz'" in capsys.readouterr().err
+    job = ROOT / "jobs" / "series.yaml"
+    assert main.main(["validate", str(job), "--set", "data.fold=1/3"]) == 2
+    text = capsys.readouterr().err
+    assert "data.fold: is 1/3, and data.train is a series, whose last part is the validation data" in text

@@ -27,6 +27,7 @@ from runtime.data.stateless_random import Ids
 from runtime.errors import DataError
 from runtime.hardware.disk_space import DECODED
 from runtime.hardware.facts import Storage
+from runtime.job.data import Data
 from runtime.job.job import ImageJob
 from runtime.pretrained import image_input
 from runtime.pretrained.expected_input import Expected
@@ -80,7 +81,7 @@ def load(job: ImageJob, settled: InputRecord | None = None, files: CsvFiles | No
         notes += [*held.notes, *_shared(train, held)]
         read.append((held.key, held.images))
     else:
-        parts = _divided(train, targets, job.data.validation, job.train.seed)
+        parts = _divided(train, targets, job.data, job.train.seed)
     preparer, more = _preparer(job, parts[0], classes, wanted, shape)
     if settled:
         known = from_preprocessing(dict(settled.preprocessing))
@@ -142,13 +143,13 @@ def _classes(train: ImageSource) -> tuple[str, ...]:
 Parts = tuple[ImageSplit, ImageSplit]
 
 
-def _divided(train: ImageSource, targets: npt.NDArray[np.int64], fraction: float, seed: int) -> Parts:
+def _divided(train: ImageSource, targets: npt.NDArray[np.int64], data: Data, seed: int) -> Parts:
     """Training and validation samples from one source."""
     counts = np.bincount(targets)
     if (counts == 1).any():
         alone = sorted({label for label, target in zip(train.used(), targets, strict=True) if counts[target] == 1})
         train.notes.append(f"classes with a single image, which is used for training: {labels.listed(alone)}")
-    kept, held = stratify.held_out(targets, fraction, seed)
+    kept, held = stratify.divide(targets, data, seed)
     if not len(held):
         raise DataError(
             f"{train.key}: every class has only one image, so none is left for validation",

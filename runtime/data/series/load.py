@@ -154,7 +154,7 @@ def _arrays(job: SeriesJob, path: Path, classes: bool) -> tuple[WindowSplit, Win
     if train.goal.texts is not None:
         encoded = train.goal.texts.take(train.marks).combine_chunks().dictionary_encode()
         strata = encoded.indices.to_numpy().astype(np.int64)
-    kept, held = stratify.held_out(strata, data.validation, job.train.seed)
+    kept, held = stratify.divide(strata, data, job.train.seed)
     if not len(held):
         raise DataError(
             f"data.train: {len(strata):,} usable windows, too few to leave any for validation",

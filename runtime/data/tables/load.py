@@ -215,7 +215,7 @@ def _divided(job: TableJob, goal: TargetColumn, rows: Ids, notes: list[str]) -> 
         if len(alone):
             names = listed(encoded.dictionary.take(alone).to_pylist())
             notes.append(f"classes with a single row, which is used for training: {names}")
-    kept, held = stratify.held_out(strata, job.data.validation, job.train.seed)
+    kept, held = stratify.divide(strata, job.data, job.train.seed)
     if not len(held):
         raise DataError(
             f"data.train: {len(rows):,} usable rows, too few to leave any for validation",

@@ -16,6 +16,7 @@ from runtime.data.stateless_random import Ids
 from runtime.data.text import corpus
 from runtime.data.text.corpus import Corpus
 from runtime.errors import DataError
+from runtime.job.data import Data
 from runtime.job.text import TextJob
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def read(
         held, more = _usable(job, job.data.validation, "data.validation", files)
         parts = whole(train, classes), whole(held, indices(held, heads))
     else:
-        kept, rest, more = _divided(classes, heads, job.data.validation, job.train.seed)
+        kept, rest, more = _divided(classes, heads, job.data, job.train.seed)
         parts = _taken(train, kept, classes), _taken(train, rest, classes)
     if not len(parts[1]):
         raise DataError(
@@ -130,12 +131,12 @@ def _taken(source: Corpus, rows: Ids, classes: Classes) -> TextPart:
     return TextPart(source, rows, {name: found[rows] for name, found in classes.items()})
 
 
-def _divided(classes: Classes, heads: Heads, fraction: float, seed: int) -> tuple[Ids, Ids, list[str]]:
+def _divided(classes: Classes, heads: Heads, data: Data, seed: int) -> tuple[Ids, Ids, list[str]]:
     """Rows for training and for validation, stratified by the class of the first head.
 
     A row with a class, in any head, that would otherwise occur only in validation is moved to training.
     """
-    kept, rest = stratify.held_out(next(iter(classes.values())), fraction, seed)
+    kept, rest = stratify.divide(next(iter(classes.values())), data, seed)
     unseen = np.zeros(len(rest), np.bool_)
     for name, found in classes.items():
         seen = np.bincount(found[kept], minlength=len(heads[name].classes)) > 0

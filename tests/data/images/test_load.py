@@ -75,6 +75,20 @@ def test_validation_is_not_the_first_of_each_class() -> None:
     assert not np.array_equal(held[:100], held[100:] - 500)
 
 
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_folds_are_a_partition_that_spreads_every_class(count: int) -> None:
+    labels = np.repeat(np.arange(5), [50, 7, 2, 1, 23])
+    parts = [stratify.fold(labels, number, count, seed=3) for number in range(1, count + 1)]
+    held = np.concatenate([part[1] for part in parts])
+    assert sorted(held.tolist()) == [i for i in range(len(labels)) if labels[i] != 3]
+    for kept, one in parts:
+        assert sorted([*kept.tolist(), *one.tolist()]) == list(range(len(labels)))
+        sizes = np.bincount(labels[one], minlength=5)
+        assert (abs(sizes - np.array([50, 7, 2, 0, 23]) / count) < 1).all()
+        assert set(labels[kept]) == set(range(5))
+    assert not np.array_equal(parts[0][1], stratify.fold(labels, 1, count, seed=4)[1])
+
+
 def test_a_class_of_one_image_stays_in_training(tmp_path: Path) -> None:
     data = load(job(folder(tmp_path, a=5, b=5, rare=1)))
     assert "classes with a single image, which is used for training: rare" in data.notes
