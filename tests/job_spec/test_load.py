@@ -204,7 +204,8 @@ def test_the_schema_takes_good_specs(text: str, validator: Any) -> None:
 
 def not_for_the_schema(row: Row) -> bool:
     """What JSON schema cannot say, or sees otherwise: 3.0 is an integer, metrics depend on the task, order of pairs,
-    the larger of two numbers in a text."""
+    the larger of two numbers in a text.
+    """
     words = (
         "metric",
         "losses",
