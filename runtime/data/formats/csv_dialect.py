@@ -47,6 +47,8 @@ class CsvFiles:
     """The dialect of the first file, to be stored with the model; empty for the usual form, None before any is read."""
     notes: list[str] = field(default_factory=list)
     """What was found in the files, for the user."""
+    rewritten: set[str] = field(default_factory=set)
+    """Columns of text whose numbers were read with a decimal point, and are no longer as written."""
 
     def key(self, name: str) -> str:
         """An option, for messages."""

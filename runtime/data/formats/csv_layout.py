@@ -109,8 +109,10 @@ def _delimiter(path: Path, key: str, files: CsvFiles, readings: Mapping[str, tup
     """The separator that gives the most rows as many cells as the header; the usual one if there is one column."""
     usual = "tab" if path.suffix.lower() == ".tsv" else "comma"
     several = {name: rows for name, (rows, _) in readings.items() if len(_trimmed(rows[0])) > 1}
-    if len(several) < 2 or usual == "tab" in several:
+    if len(several) < 2:
         return next(iter(several), usual)
+    if usual == "tab" in several:
+        return usual
     fitting = {name: sum(_fits(row, rows[0]) for row in rows) / len(rows) for name, rows in several.items()}
     best = [name for name, share in fitting.items() if share == max(fitting.values())]
     if files.usual and files.usual.delimiter in best:

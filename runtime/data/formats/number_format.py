@@ -51,6 +51,8 @@ class _Column:
     cells: Any
     """Trimmed texts without percent signs and spaces between thousands; null where there is no value."""
     sign: str
+    bare: Any = None
+    """Whether a cell has a value without the sign; None if the column has no sign."""
 
 
 @dataclass
@@ -93,9 +95,11 @@ def read(table: Any, text: Sequence[str], parse: Parse, source: str, delimiter: 
         if column.name in known and decimal != "comma":
             continue
         made, note = _numbers(column, decimal or "point")
-        if made is not None:
-            table = table.set_column(table.column_names.index(column.name), column.name, made)
-            notes += [note] * bool(note)
+        _check_percent(column, made, source)
+        table = table.set_column(table.column_names.index(column.name), column.name, made)
+        notes += [note] * bool(note)
+        if types.is_string(made.type):
+            files.rewritten.add(column.name)
     return NumbersRead(table, decimal, notes)
 
 
@@ -122,6 +126,22 @@ def _looks_numeric(column: Any) -> bool:
     )
 
 
+def _check_percent(column: _Column, made: Any, source: str) -> None:
+    """Refuse numbers of which some are in percent: 50% would be 50, and 0.5 beside it 0.5."""
+    from pyarrow import compute, types
+
+    if column.sign != "%" or types.is_string(made.type):
+        return
+    row = compute.index(compute.and_(column.bare, compute.not_equal(made, 0)), True).as_py()
+    if row >= 0:
+        shown = printable(column.cells[row].as_py(), 40)
+        raise DataError(
+            f'{source}: column "{column.name}" is in percent, and row {row + 1} has `{shown}` without the sign',
+            "a percent sign in each cell of a column, or in none",
+            "write the column in one form",
+        )
+
+
 def _count(cells: Any, pattern: str) -> int:
     from pyarrow import compute
 
@@ -136,12 +156,14 @@ def _cleaned(column: Any, name: str) -> _Column:
     cells = compute.if_else(empty, None, cells)
     filled = len(cells) - cells.null_count
     sign = next((one for one in SIGNS if _count(cells, rf"^[-+]?[{one}]|[{one}]$") > MOSTLY * filled), "")
+    unsigned = None
     if sign:
+        unsigned = compute.invert(compute.match_substring_regex(cells, rf"^[-+]?[{sign}]|[{sign}]$"))
         bare = compute.utf8_trim(compute.replace_substring_regex(cells, rf"^([-+]?)[{sign}]|[{sign}]$", r"\1"), _SPACES)
         cells = compute.if_else(compute.match_substring_regex(cells, rf"^[-+]?[{sign}]|[{sign}]$"), bare, cells)
     joined = compute.replace_substring_regex(cells, _APART, "")
     cells = compute.if_else(compute.match_substring_regex(cells, _ANY_THOUSANDS), joined, cells)
-    return _Column(name, cells, sign)
+    return _Column(name, cells, sign, unsigned)
 
 
 def _decimal(

@@ -107,7 +107,7 @@ def _guessed(path: Path, key: str, files: CsvFiles, most: int | None) -> str:
             bad.append((number, line))
     if accented:
         raise _not_utf8(path, key, bad, accented)
-    if files.usual and files.usual.encoding not in ("utf-8", "utf-16"):
+    if files.usual and not files.usual.encoding.startswith("utf-"):
         return files.usual.encoding
     number, line = bad[0]
     if _is_western([line for _, line in bad]):

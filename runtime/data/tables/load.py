@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,9 @@ def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | No
     earlier = features.from_json(settled.preprocessing) if settled and not settled.same_data else None
     table = _table(path, data, classes, earlier, files)
     found = earlier.roles() if earlier else roles(table, data, str(path))
+    if changed := files.rewritten.intersection(found.categorical):
+        # New files, too, are read with the categories as written.
+        table = _table(path, data, classes, earlier, files, changed)
     goal = targets.read(table, data.target, classes=classes, option="data.target", source=str(path))
     rows, notes = usable(table, found.numeric, goal, path, "data.train", data.bad_samples)
     kept, held = _divided(job, goal, rows, notes)
@@ -158,11 +161,20 @@ def read(
     return NewSamples(TableSplit(inputs, rows, made, titles), as_it_is, [note for part in parts for note in part.notes])
 
 
-def _table(path: Path, data: TableData, classes: bool, earlier: Features | None, files: CsvFiles) -> Any:
-    """The training table, with the columns that the job uses; those of an earlier run if it starts from one."""
+def _table(
+    path: Path,
+    data: TableData,
+    classes: bool,
+    earlier: Features | None,
+    files: CsvFiles,
+    categories: Collection[str] = (),
+) -> Any:
+    """The training table, with the columns that the job uses; those of an earlier run if it starts from one.
+    `categories`: columns to keep as text, beside those that the job names.
+    """
     options = ("target", "features", "numeric", "categorical", "ignore")
     wanted = {name: f"data.{option}" for option in reversed(options) for name in getattr(data, option) or ()}
-    text = [*_classes(data.target, classes), *(data.categorical or ())]
+    text = [*_classes(data.target, classes), *(data.categorical or ()), *categories]
     if earlier:
         wanted |= dict.fromkeys(earlier.names, "model.from")
         text += [category.name for category in earlier.categories]

@@ -230,6 +230,7 @@ REFUSED: dict[str, tuple[str | bytes, list[str]]] = {
         "a;b;\n1;2;\n" + "1;2;\n" * 60_000 + "1;2;3\n",
         ["column without a name at its end", "row 60002 has `3`"],
     ),
+    "percent and shares": ("a,b\n50%,x\n12%,y\n0%,y\n0,y\n0.5,z\n", ['"a" is in percent', "row 5 has `0.5` without"]),
     "excel": (b"PK\x03\x04 and more", ["is a spreadsheet with the name of a text file", "libreoffice --headless"]),
     "gzip": (b"\x1f\x8b\x08 and more", ["is compressed with gzip", "gunzip"]),
 }
@@ -385,3 +386,26 @@ def test_series_and_texts_in_another_dialect(tmp_path: Path) -> None:
     assert made.heads[""].classes == ("no", "sí")
     assert made.train.title(0).startswith("t.csv row ")
     assert "válvula" in made.train.title(0)
+
+
+def test_a_category_with_decimal_commas_is_the_same_one_in_new_files(tmp_path: Path) -> None:
+    """Its texts were stored with decimal points, and all of them counted as unknown in an evaluation."""
+    train = tmp_path / "train.csv"
+    train.write_text("x;size;falla\n" + "96,5;1,5;sí\n89,25;2,5;no\n25,75;large;sí\n" * 20)
+    made = load(table_job(train))
+    assert made.preprocessing["categorical"][0]["values"] == ["1,5", "2,5", "large"]
+    new = load_new.read([train], made.preprocessing, made.heads, labelled=True)
+    assert not [note for note in new.notes if "unknown" in note]
+
+
+def test_a_tsv_whose_header_has_commas_is_separated_by_tabs(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("Height, cm\tWeight, kg\tlabel\n180\t80\tx\n")
+    assert table_file.read(path, "data.train").column_names == ["Height, cm", "Weight, kg", "label"]
+
+
+def test_a_new_file_is_not_read_as_the_utf_16_of_training(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("a,b\n1,año nuevo\n".encode("cp1252"))
+    read = table_file.read(path, "new", csv=CsvFiles(usual=Dialect("comma", "utf-16-le")))
+    assert read.to_pydict() == {"a": [1], "b": ["año nuevo"]}
