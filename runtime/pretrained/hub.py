@@ -66,7 +66,8 @@ def fetch(name: str, revision: str, say: Callable[[str], None] = say_line) -> Fe
         return there
     foreign = place.foreign(commit) if (commit := place.commit_of(revision)) else None
     if hub_connection.is_offline():
-        return _adopted(place, revision, foreign, HubError("", "", "unset HF_HUB_OFFLINE", offline=True))
+        closed = HubError("", "files that were fetched before", "unset HF_HUB_OFFLINE", offline=True)
+        return _adopted(place, revision, foreign, closed)
     try:
         connection = hub_connection.connect(say)
         commit, listed = _listed(connection, name, commit or revision)
@@ -76,8 +77,6 @@ def fetch(name: str, revision: str, say: Callable[[str], None] = say_line) -> Fe
                 return replace(there, revision=revision)
             return _fetched(connection, place, revision, commit, listed)
     except HubError as error:
-        if not error.offline:
-            raise
         return _adopted(place, revision, foreign, error)
 
 
@@ -87,7 +86,7 @@ def _complete(place: Repository, revision: str) -> Fetched | None:
 
 
 def _adopted(place: Repository, revision: str, foreign: Snapshot | None, error: HubError) -> Fetched:
-    """What another program has put into the cache, where the hub cannot be asked.
+    """What another program has put into the cache, where the hub gives nothing.
 
     Raises:
         HubError: if there is nothing, or a part of it.
@@ -99,6 +98,8 @@ def _adopted(place: Repository, revision: str, foreign: Snapshot | None, error: 
         plain = any(not hub_cache.HASH.fullmatch(file.hash) for file in foreign.files)
         note = "its files have no hashes that they could be compared with" if plain else ""
         return Fetched(foreign, revision, note=note)
+    if not error.offline:
+        raise error
     lacking = _lacking(foreign) if foreign else ""
     what = (
         f"incomplete in the cache: it lacks {lacking or WEIGHTS}"

@@ -122,6 +122,8 @@ class Repository:
             except BlockingIOError:
                 say(f"hub: another process is fetching {self.name}; waiting for it")
                 fcntl.flock(handle, fcntl.LOCK_EX)
+            except OSError as error:
+                say(f"hub: {self.root} cannot be locked ({error.strerror}); fetch in one process at a time")
             yield
         finally:
             os.close(handle)
@@ -136,11 +138,12 @@ class Repository:
         """
         final = self.folder(commit)
         staging = final.with_name(f".{commit}.{os.getpid()}")
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
+        for left in final.parent.glob(f".{commit}.*"):  # of a killed process; the caller holds the lock
+            shutil.rmtree(left, ignore_errors=True)
         try:
+            staging.mkdir(parents=True)
             for name, digest in files.items():
-                (staging / name).symlink_to(Path("..", "..", "blobs", digest))
+                self._link(staging / name, digest)
             yield staging
             for other in final.iterdir() if final.is_dir() else ():  # of another program, which may use it
                 if not os.path.lexists(staging / other.name):
@@ -149,8 +152,16 @@ class Repository:
                 shutil.rmtree(final)
             staging.rename(final)
             sync_folder(final.parent)
+        except OSError as error:
+            raise _unwritable(final, error) from None
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+
+    def _link(self, path: Path, digest: str) -> None:
+        try:
+            path.symlink_to(Path("..", "..", "blobs", digest))
+        except OSError:  # a file system without links
+            shutil.copyfile(self.blobs / digest, path)
 
     def keep(self, snapshot: Snapshot, revision: str) -> None:
         """Record a complete commit, and that the revision means it.

@@ -56,7 +56,7 @@ KEYS = (
         "4:51", "train.early_stopping.patients: unknown key",
         "known keys: metric, patience, min_delta", 'did you mean "patience"?'),
     Row("model: {name: resnet18, widht: 3}", "4:25", "model.widht: unknown key",
-        "known keys: freeze, weights, name, width, dropout, stem", 'did you mean "width"?'),
+        "known keys: freeze, weights, name, width, dropout, stem, pretrained, revision", 'did you mean "width"?'),
     Row("model: {name: resnet18, freeze: {layer: 3}}", "4:34", "model.freeze.layer: unknown key",
         "known keys: embeddings, layers, names, train_mode", 'did you mean "layers"?'),
     Row("model: {file: net.py, name: resnet18}", "4:23", "model.name: unknown key",

@@ -217,6 +217,8 @@ def not_for_the_schema(row: Row) -> bool:
         "write ",
         "no CSV",
         "'6/5'",
+        "pretrained weights",
+        "and weights too",
     )
     return any(word in row.possible + row.action + row.given for word in words)
 

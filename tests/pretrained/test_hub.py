@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -444,3 +448,56 @@ def test_behind_a_proxy_with_a_password_and_its_own_certificates(
         monkeypatch.setenv("SSL_CERT_FILE", str(proxied.authority))
         assert sorted(got().new) == NEEDED
         assert "pa55word" not in error.given + error.action
+
+
+FETCH = f"from runtime.pretrained.hub import fetch; print(fetch({NAME!r}, 'main').snapshot.folder)"
+
+
+def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [Fault(path="safetensors", pause=0.1)]
+    process = subprocess.Popen([sys.executable, "-c", FETCH], stdout=subprocess.DEVNULL)
+    part = root(tmp_path) / "blobs" / (hashlib.sha256(FILES["model.safetensors"]).hexdigest() + ".part")
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not (part.exists() and part.stat().st_size > 200_000):
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    have = part.stat().st_size
+    assert 200_000 < have < len(FILES["model.safetensors"])
+    assert not (root(tmp_path) / "snapshots").exists(), "nothing half-written has its name"
+    hub.faults, hub.asked[:] = [], []
+    assert got().new == ("model.safetensors",)
+    (asked,) = [headers["Range"] for path, headers in hub.asked if path.endswith("safetensors")]
+    assert asked == f"bytes={have}-"
+    assert unfinished(tmp_path) == []
+
+
+def test_what_a_killed_process_has_left(hub: Hub, tmp_path: Path) -> None:
+    left = root(tmp_path) / "snapshots" / f".{COMMIT}.99999999"
+    left.mkdir(parents=True)
+    (left / "config.json").write_text("half")
+    assert got().new
+    assert [path.name for path in (root(tmp_path) / "snapshots").iterdir()] == [COMMIT]
+
+
+def test_a_complete_network_of_another_program_is_used_when_the_hub_refuses(hub: Hub, tmp_path: Path) -> None:
+    cached(tmp_path, {name: FILES[name] for name in NEEDED})
+    hub.faults = [Fault(status=401, headers={"X-Error-Code": "GatedRepo"})]
+    assert got().snapshot.commit == COMMIT
+    (root(tmp_path) / "snapshots" / COMMIT / "model.safetensors").unlink()
+    shutil.rmtree(root(tmp_path) / "drivetrain")
+    assert "gated" in refused().given
+
+
+def test_a_file_system_without_links_and_locks(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]
+) -> None:
+    def fails(*words: object) -> None:
+        raise OSError(errno.ENOTSUP, "not supported")
+
+    monkeypatch.setattr(Path, "symlink_to", fails)
+    monkeypatch.setattr(fcntl, "flock", fails)
+    found = got(lines)
+    assert (found.snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert lines[0] == f"hub: {root(tmp_path)} cannot be locked (not supported); fetch in one process at a time"
+    assert not got(lines).new
