@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runtime.report.blocks import Headline, Section, Table, Text, Tile, Tone
 from runtime.report.formatting import clean, duration, number, plain, shown
-from runtime.report.record import Record, read
+from runtime.report.record import read
 from runtime.report.sections.compared_runs import ABSENT, ComparedRun, frames
 from runtime.report.summary import summarize
 from runtime.system.files import make_folder, write_json, write_text
@@ -67,17 +67,17 @@ def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str
     return spreads
 
 
-def _metrics(record: Record) -> dict[str, float]:
-    """All metrics of the evaluation that selected the weights."""
-    best = record.result.get("best")
+def _metrics(entry: ComparedRun) -> dict[str, float]:
+    """All metrics of the evaluation that selected the weights, and of the final test."""
+    best = entry.record.result.get("best")
     found = best.get("metrics") if isinstance(best, Mapping) else None
-    values = found.items() if isinstance(found, Mapping) else ()
-    return {str(key): float(v) for key, v in values if isinstance(v, int | float) and math.isfinite(v)}
+    values = {**(found if isinstance(found, Mapping) else {}), **entry.summary.test}
+    return {str(key): float(v) for key, v in values.items() if isinstance(v, int | float) and math.isfinite(v)}
 
 
 def _spreads(entries: Sequence[ComparedRun]) -> Iterator[Spread]:
     """Of every metric that all runs have."""
-    values = [_metrics(entry.record) for entry in entries]
+    values = [_metrics(entry) for entry in entries]
     first = {entry.summary.best.metric for entry in entries if entry.summary.best}
     for key in sorted(values[0], key=lambda key: key not in first):
         if all(key in each for each in values):
@@ -91,7 +91,7 @@ def _headline(name: str, entries: Sequence[ComparedRun], spreads: Sequence[Sprea
         what=" · ".join(entry.record.name for entry in entries),
         status=count,
         tone=Tone.PLAIN,
-        ending="mean ± standard deviation (n - 1) of the evaluation that selected the weights of each run",
+        ending="mean ± standard deviation (n - 1) of the evaluation that selected the weights of each run, and of its test",
         value=str(spreads[0]) if spreads else "no result",
         label=f"{spreads[0].metric} of {count}" if spreads else "no metric that all runs have",
         tiles=tuple(
@@ -117,7 +117,7 @@ def _sections(entries: Sequence[ComparedRun], spreads: Sequence[Spread], notes: 
 def _runs(entries: Sequence[ComparedRun], metrics: Sequence[str]) -> Table:
     rows = []
     for entry in entries:
-        best, values = entry.summary.best, _metrics(entry.record)
+        best, values = entry.summary.best, _metrics(entry)
         epoch = number(best.epoch) if best and best.epoch is not None else ABSENT
         rows.append(
             (

@@ -84,10 +84,13 @@ def test_an_unfinished_run_of_another_spec_is_refused_or_left(tmp_path: Path) ->
 
 def test_every_sample_is_validated_once_in_cross_validation(tmp_path: Path) -> None:
     job = trained.written(tmp_path)
-    repeat(job, "--folds", "3")
+    (tmp_path / "test.npz").write_bytes((tmp_path / "images.npz").read_bytes())
+    repeat(job, "--folds", "3", "--set", "data.test=test.npz")
     found = trained.read(tmp_path / "runs" / "repeat-small", "repeat.json")
     assert list(found["runs"]) == ["fold 1", "fold 2", "fold 3"]
     runs = [tmp_path / "runs" / f"small-fold{fold}of3-001" for fold in (1, 2, 3)]
+    tests = [trained.read(run, "result.json")["test"]["metrics"]["test/accuracy"] for run in runs]
+    assert found["metrics"]["test/accuracy"]["values"] == tests
     confusions = [trained.read(run, "result.json")["confusion"][""]["matrix"] for run in runs]
     assert [sum(map(sum, confusion)) for confusion in confusions] == [54, 53, 53]
     truth = [sum(sum(confusion[label]) for confusion in confusions) for label in range(3)]

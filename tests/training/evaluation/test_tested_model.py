@@ -153,6 +153,13 @@ def test_what_the_spec_names_stays(tmp_path: Path) -> None:
     )
 
 
+def test_a_fold_replaces_the_validation_folder(tmp_path: Path) -> None:
+    folders(tmp_path / "data", train=40, val=12)
+    job = images(tmp_path, ", fold: 1/4")
+    assert (job.data.train, job.data.validation, job.data.fold) == ("data/train", 0.1, "1/4")
+    assert job.notes[0].endswith("train for training, val is not used, since data.fold is '1/4'")
+
+
 @pytest.mark.parametrize(
     ("counts", "told"),
     [
