@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from runtime.errors import Problem
-from runtime.job.column_names import OneOrMore
+from runtime.job.column_names import Column, OneOrMore
 from runtime.job.data import TableFileData
 from runtime.job.job import Job
 from runtime.job.model import CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.values import Count, Fraction, named
+
+DatePart = Literal["year", "month", "day", "weekday", "hour", "minute", "days"]
 
 
 class TableData(TableFileData):
@@ -21,7 +23,7 @@ class TableData(TableFileData):
     Number and boolean columns are numeric, text is categorical. An empty number becomes the median of the training
     rows; if training rows lack it, too, a column of 0 and 1 marks it. An empty text is a category of its own. A
     category that the training rows do not have counts as unknown. Columns with a constant value are dropped. Dates are
-    refused.
+    refused, unless `dates` names the numbers to make of them.
     """
 
     target: OneOrMore = Field(
@@ -33,6 +35,14 @@ class TableData(TableFileData):
     numeric: OneOrMore | None = Field(None, description="columns to read as numbers, whatever they contain")
     categorical: OneOrMore | None = Field(
         None, description="columns that are categories, such as codes that are numbers"
+    )
+    dates: Annotated[dict[Column, Annotated[tuple[DatePart, ...], Field(strict=False, min_length=1)]], Field()] = Field(
+        {},
+        description="columns of dates, each with the numbers that are made of it: year, month, day, weekday (Monday is 0), "
+        "hour, minute, days (since 1970-01-01, with the time of day as a fraction)",
+    )
+    date_format: Annotated[str, Field(min_length=2, pattern="%")] | None = Field(
+        None, description="form of dates that are not written as 2024-05-31, such as %d.%m.%Y or %m/%d/%Y %H:%M"
     )
 
 
@@ -72,6 +82,10 @@ class TableJob(Job):
             ("numeric", "ignore"),
             ("categorical", "ignore"),
             ("numeric", "categorical"),
+            ("target", "dates"),
+            ("ignore", "dates"),
+            ("numeric", "dates"),
+            ("categorical", "dates"),
         ):
             both = [name for name in getattr(given, first) or () if name in (getattr(given, second) or ())]
             if both:
@@ -81,7 +95,11 @@ class TableJob(Job):
                     "each column in one of the two",
                     "remove it from one",
                 )
-        for option in ("numeric", "categorical"):
+        if given.date_format and not given.dates:
+            yield self.problem(
+                ("data", "date_format"), "is given without data.dates", "both", "add dates, or remove it"
+            )
+        for option in ("numeric", "categorical", "dates"):
             lost = [name for name in getattr(given, option) or () if given.features and name not in given.features]
             if lost:
                 yield self.problem(

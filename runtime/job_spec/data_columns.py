@@ -93,7 +93,7 @@ def _wanted(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
         yield ("data", "text"), job.data.text
         yield from ((("data", "labels", name), name) for name in job.data.labels)
     elif isinstance(job, TableJob):
-        options = ("target", "features", "numeric", "categorical", *(("ignore",) if trained else ()))
+        options = ("target", "features", "numeric", "categorical", "dates", *(("ignore",) if trained else ()))
         for option in options:
             yield from ((("data", option), name) for name in getattr(job.data, option) or ())
     elif isinstance(job, SeriesJob):

@@ -56,7 +56,13 @@ def _series(job: SeriesJob, earlier: EarlierModel) -> None:
 def _table(job: TableJob, earlier: EarlierModel) -> None:
     """No feature is predicted or ignored; those that are named are the same, and of the same kind."""
     data, kinds = job.data, {kind: _names(earlier.preprocessing, kind) for kind in ("numeric", "categorical")}
-    theirs = [name for names in kinds.values() for name in names]
+    dates: dict[str, list[str]] = earlier.preprocessing.get("dates", {})
+    made = {f"{name}.{part}" for name, parts in dates.items() for part in parts}
+    theirs = [*(name for names in kinds.values() for name in names if name not in made), *dates]
+    for key, known in (("dates", dates), ("date_format", earlier.preprocessing.get("date_format"))):
+        if key in job.data.model_fields_set and job.data.model_dump(mode="json")[key] not in (known, None, {}):
+            given = f"differs from the earlier run, in which it is {known or 'absent'}"
+            earlier.refuse(given, "the same", f"leave data.{key} out", ("data", key))
     _refuse_known(earlier, "target", data.target, theirs, "a column that it did not see", "use another run")
     action = "remove it from data.ignore, or use another run"
     _refuse_known(earlier, "ignore", data.ignore or (), theirs, "columns that it did not see", action)

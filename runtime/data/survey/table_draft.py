@@ -35,7 +35,7 @@ def table_draft(request: SurveyRequest, sample: TableSample) -> Draft:
     numeric = [c.name for c in features if c.numeric]
     draft = Draft(task, f"{listed(guess.names)}: {_goal(targets, task)}")
     draft.found = [sample.size, *_described(targets, task)]
-    draft.choices = [*guess.choice, *_long_texts(sample, guess), *_over_time(request, sample)]
+    draft.choices = [*guess.choice, *_long_texts(sample, guess), *_dates(ignored), *_over_time(request, sample)]
     draft.data = [
         Entry("train", scalar(request.written(sample.path)), sample.size),
         Entry("target", _names(guess.names), guess.reason),
@@ -140,6 +140,14 @@ def _long_texts(sample: TableSample, guess: TargetGuess) -> list[str]:
     if not names:
         return []
     return [f"the texts in {names[0]} are not used; to train on them: --task text-classification"]
+
+
+def _dates(ignored: dict[str, str]) -> list[str]:
+    """A line on the key that uses dates."""
+    names = [name for name, why in ignored.items() if why == DATE]
+    if not names:
+        return []
+    return [f"the dates in {names[0]} are not used; to use them: dates: {{{scalar(names[0])}: [year, month, weekday]}}"]
 
 
 def _over_time(request: SurveyRequest, sample: TableSample) -> list[str]:

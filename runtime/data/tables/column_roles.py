@@ -9,6 +9,7 @@ import numpy as np
 
 from runtime.data.formats import column_values
 from runtime.data.labels import listed
+from runtime.data.tables.date_features import DateFeatures
 from runtime.errors import DataError
 from runtime.job.tables import TableData
 
@@ -50,12 +51,14 @@ def roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
     Raises:
         DataError: for dates, identifiers, numeric columns with some text, and types that are neither number nor text.
     """
-    found = Roles()
+    found, made = Roles(), DateFeatures(data.dates).names
     for name in table.column_names:
-        if name in data.target or (data.features and name not in data.features):
+        if name in data.target or (data.features and name not in data.features and name not in made):
             continue
         column = table[name]
-        if name in (data.numeric or ()):
+        if name in made:
+            found.numeric.append(name)
+        elif name in (data.numeric or ()):
             column_values.check_kind(column, name, "data.numeric", source)
             found.numeric.append(name)
         elif name in (data.categorical or ()):
@@ -118,7 +121,7 @@ def _check_other(column: pyarrow.ChunkedArray, name: str, source: str) -> None:
         raise DataError(
             f'data.train: column "{name}" of {source} is a date ({column.type})',
             "numbers or categories",
-            f"add {name} to data.ignore, or write what matters about it as numbers: age in days, month",
+            f"add {name} to data.ignore, or name the numbers to make of it: data.dates: {{{name}: [year, month, weekday]}}",
         )
     column_values.check_kind(column, name, "data.train", source)
     if types.is_integer(column.type) and not column.null_count and len(column) > 2:

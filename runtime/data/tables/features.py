@@ -8,7 +8,7 @@ unknown category, 1 for an empty cell if training rows have empty cells.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,9 @@ from runtime.data.dataset import Inputs
 from runtime.data.formats import column_values
 from runtime.data.labels import class_names, listed
 from runtime.data.stateless_random import Ids
+from runtime.data.tables import date_features
 from runtime.data.tables.column_roles import Roles
+from runtime.data.tables.date_features import DateFeatures
 
 if TYPE_CHECKING:
     import pyarrow
@@ -77,6 +79,13 @@ class Features:
 
     numbers: tuple[Number, ...]
     categories: tuple[Category, ...]
+    dates: DateFeatures = field(default_factory=DateFeatures)
+    """How numbers are made of dates before anything else."""
+
+    @property
+    def file_columns(self) -> list[str]:
+        """Names of the columns of a file that they are made from."""
+        return self.dates.columns(self.names)
 
     @property
     def width(self) -> int:
@@ -134,22 +143,24 @@ class Features:
         return {
             "numeric": [asdict(n) for n in self.numbers],
             "categorical": [asdict(c) | {"values": list(c.values)} for c in self.categories],
+            **self.dates.to_json(),
         }
 
 
 def from_json(data: Mapping[str, Any]) -> Features:
     """Rebuild the features from `Features.to_json`."""
     categories = (Category(c["name"], tuple(c["values"]), c["missing"]) for c in data["categorical"])
-    return Features(tuple(Number(**n) for n in data["numeric"]), tuple(categories))
+    return Features(tuple(Number(**n) for n in data["numeric"]), tuple(categories), date_features.from_json(data))
 
 
-def fit(table: pyarrow.Table, roles: Roles, rows: Ids) -> tuple[Features, list[str]]:
+def fit(table: pyarrow.Table, roles: Roles, rows: Ids, dates: DateFeatures) -> tuple[Features, list[str]]:
     """Compute the features of a training table.
 
     Args:
         table: all rows.
         roles: the kind of each column.
         rows: the training rows, from which all statistics are computed.
+        dates: how numbers were made of dates.
 
     Returns:
         The features, and a note on each column that is dropped because its value is constant.
@@ -163,7 +174,7 @@ def fit(table: pyarrow.Table, roles: Roles, rows: Ids) -> tuple[Features, list[s
         category = _category(name, column_values.texts(table[name]).take(rows))
         categories += [category] if category else []
         notes += [] if category else [f"{name} is constant in the training rows, so it is not used"]
-    return Features(tuple(numbers), tuple(categories)), notes
+    return Features(tuple(numbers), tuple(categories), dates), notes
 
 
 def _number(name: str, values: column_values.Numbers) -> Number | None:

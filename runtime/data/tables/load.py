@@ -19,6 +19,7 @@ from runtime.data.labels import listed
 from runtime.data.stateless_random import Ids
 from runtime.data.tables import features
 from runtime.data.tables.column_roles import roles
+from runtime.data.tables.date_features import DateFeatures
 from runtime.data.tables.features import Features
 from runtime.data.tables.usable_rows import RowNames, taken, usable
 from runtime.data.target_columns import TargetColumn
@@ -79,11 +80,12 @@ def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | No
     data, path = job.data, job.resolve(job.data.train)
     classes = isinstance(job, TableClassificationJob)
     earlier = features.from_json(settled.preprocessing) if settled and not settled.same_data else None
-    table = _table(path, data, classes, earlier, files)
+    dates = earlier.dates if earlier else DateFeatures(data.dates, data.date_format)
+    table = dates.expand(_table(path, data, classes, earlier, files), path, "data.train")
     found = earlier.roles() if earlier else roles(table, data, str(path))
     if changed := files.rewritten.intersection(found.categorical):
         # New files, too, are read with the categories as written.
-        table = _table(path, data, classes, earlier, files, changed)
+        table = dates.expand(_table(path, data, classes, earlier, files, changed), path, "data.train")
     goal = targets.read(table, data.target, classes=classes, option="data.target", source=str(path))
     rows, notes = usable(table, found.numeric, goal, path, "data.train", data.bad_samples)
     kept, held = _divided(job, goal, rows, notes)
@@ -95,7 +97,7 @@ def load(job: TableJob, settled: InputRecord | None = None, files: CsvFiles | No
     if earlier:
         fitted, left_out = earlier, earlier.notes(taken(table, kept), path.name)
     else:
-        fitted, left_out = features.fit(table, found, kept)
+        fitted, left_out = features.fit(table, found, kept, dates)
     if settled:
         fitted = features.from_json(settled.preprocessing)
     if not fitted.names:
@@ -172,11 +174,11 @@ def _table(
     """The training table, with the columns that the job uses; those of an earlier run if it starts from one.
     `categories`: columns to keep as text, beside those that the job names.
     """
-    options = ("target", "features", "numeric", "categorical", "ignore")
+    options = ("target", "features", "numeric", "categorical", "dates", "ignore")
     wanted = {name: f"data.{option}" for option in reversed(options) for name in getattr(data, option) or ()}
     text = [*_classes(data.target, classes), *(data.categorical or ()), *categories]
     if earlier:
-        wanted |= dict.fromkeys(earlier.names, "model.from")
+        wanted |= dict.fromkeys(earlier.file_columns, "model.from")
         text += [category.name for category in earlier.categories]
     return table_file.read(
         path,
@@ -205,8 +207,9 @@ def _part(
 ) -> _TablePart:
     """Read a separate file, preprocessed as the training rows were; without a budget any number of rows may be dropped."""
     text = [*(category.name for category in fitted.categories), *_classes(target, classes)]
-    wanted = dict.fromkeys((*fitted.names, *target), key)
+    wanted = dict.fromkeys((*fitted.file_columns, *target), key)
     table = table_file.read(path, key, wanted=wanted, only=True, text=text, csv=files)
+    table = fitted.dates.expand(table, path, key)
     goal = targets.read(table, target, classes=classes, option=key, source=str(path)) if target else None
     rows, notes = usable(table, [number.name for number in fitted.numbers], goal, path, key, budget)
     return _TablePart(

@@ -63,7 +63,12 @@ CLASSES, NUMBERS = "tabular-classification", "tabular-regression"
             CLASSES,
             {"when": DAYS},
             {},
-            ['column "when"', "is a date (date32[day])", "add when to data.ignore", "age in days"],
+            [
+                'column "when"',
+                "is a date (date32[day])",
+                "add when to data.ignore",
+                "data.dates: {when: [year, month, weekday]}",
+            ],
         ),
         (
             CLASSES,

@@ -1,0 +1,126 @@
+"""Replaces columns of dates by numbers, by the rule of the job: year, month, weekday and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.data.formats import column_values
+from runtime.errors import DataError
+
+DAY = 86_400_000_000
+"""Microseconds."""
+
+
+@dataclass(frozen=True)
+class DateFeatures:
+    """Which numbers are made of which columns."""
+
+    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The parts of each column, in the words of the spec."""
+    form: str | None = None
+    """Form of dates that are text, as in strptime."""
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of numbers: `since.month`."""
+        return [f"{name}.{part}" for name, parts in self.parts.items() for part in parts]
+
+    def columns(self, names: Sequence[str]) -> list[str]:
+        """The columns of a file from which these columns are made."""
+        made = set(self.names)
+        return [*(name for name in names if name not in made), *(self.parts if made & set(names) else ())]
+
+    def expand(self, table: Any, path: Path, key: str) -> Any:
+        """The table with numbers in the place of its dates; int64, or double for `days`.
+
+        Raises:
+            DataError: if a column holds no dates, or a text that is none; names `key`.
+        """
+        for name in self.parts:
+            times = self._times(table[name], name, path, key)
+            for part in self.parts[name]:
+                table = table.append_column(f"{name}.{part}", _part(times, part))
+            table = table.drop_columns([name])
+        return table
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values, from which `from_json` rebuilds the rule; empty without one."""
+        return (
+            {"dates": {name: list(parts) for name, parts in self.parts.items()}, "date_format": self.form}
+            if self.parts
+            else {}
+        )
+
+    def _times(self, column: Any, name: str, path: Path, key: str) -> Any:
+        from pyarrow import compute, timestamp, types
+
+        if types.is_date(column.type):
+            return compute.cast(column, timestamp("us"))
+        if types.is_timestamp(column.type):
+            return compute.cast(column, timestamp("us", column.type.tz), safe=False)
+        kind = column_values.kind(column)
+        if kind == "nothing":
+            return compute.cast(column, timestamp("us"))
+        if kind != "text" or self.form is None:
+            row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
+            raise DataError(
+                f'{key}: column "{name}" of {path} is {column.type}: row {row + 1} has {column_values.shown(column, row)}',
+                "dates as 2024-05-31 or 2024-05-31 08:30:00; or text and its form in data.date_format",
+                'set data.date_format, such as "%d.%m.%Y" for 31.05.2024 or "%m/%d/%Y" for 05/31/2024',
+            )
+        texts = column_values.texts(column)
+        times = compute.strptime(texts, self.form, "us", error_is_null=True)
+        wrong = compute.and_(texts.is_valid(), compute.is_null(times)).to_numpy(zero_copy_only=False)
+        wrong |= self._impossible(texts, times)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise DataError(
+                f'{key}: {int(wrong.sum()):,} cells of column "{name}" of {path} are no dates in the form {self.form}: row '
+                f"{row + 1} has {column_values.shown(column, row)}",
+                "one form for all dates, in data.date_format",
+                "correct the cells or data.date_format; %d is the day, %m the month, %Y the year, %H:%M:%S the time",
+            )
+        return times
+
+    def _impossible(self, texts: Any, times: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which texts pyarrow reads as another day, such as 31.02. as 02.03., or as a year before 1000."""
+        from pyarrow import array, compute
+
+        assert self.form is not None
+        early = compute.fill_null(compute.less(compute.year(times), 1000), False)
+        moved = compute.fill_null(compute.less_equal(compute.day(times), 3), False)
+        strange = []
+        for text in compute.unique(texts.filter(moved)).to_pylist():
+            try:
+                datetime.strptime(text, self.form)
+            except ValueError:
+                strange.append(text)
+        found = compute.or_(early, compute.is_in(texts, array(strange, texts.type)))
+        return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def from_json(stored: Mapping[str, Any]) -> DateFeatures:
+    """Rebuild the rule from `DateFeatures.to_json`."""
+    return DateFeatures(stored.get("dates", {}), stored.get("date_format"))
+
+
+def _part(times: Any, part: str) -> Any:
+    from pyarrow import compute, float64, int64
+
+    if part == "days":
+        return compute.divide(compute.cast(compute.cast(times, int64()), float64(), safe=False), float(DAY))
+    read = {
+        "year": compute.year,
+        "month": compute.month,
+        "day": compute.day,
+        "weekday": compute.day_of_week,
+        "hour": compute.hour,
+        "minute": compute.minute,
+    }
+    return read[part](times)

@@ -1,0 +1,137 @@
+"""Dates as features: the numbers that the job names, the same for new rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyarrow import csv, parquet
+
+from runtime.data import load_new
+from runtime.data.dataset import Dataset
+from runtime.data.load import load
+from runtime.data.tables.date_features import DateFeatures
+from runtime.errors import DataError, SpecError
+from runtime.job_spec import load as job_spec
+
+SPEC = "name: a\ntask: tabular-classification\ndata: {train: %s, target: y, validation: 0.2, %s}\n"
+
+
+def rows(form: str, count: int = 60) -> str:
+    """Days of 2024 in one form, and a class."""
+    lines = [f"{form.format(d=1 + i % 28, m=1 + i % 12, y=2020 + i % 5)},{i % 7},{'ab'[i % 2]}" for i in range(count)]
+    return "\n".join(["since,x,y", *lines]) + "\n"
+
+
+def made(folder: Path, text: str, options: str) -> Dataset:
+    (folder / "rows.csv").write_text(text)
+    (folder / "job.yaml").write_text(SPEC % ("rows.csv", options))
+    return load(job_spec.load(folder / "job.yaml"))
+
+
+def names(data: Dataset) -> list[str]:
+    return [number["name"] for number in data.preprocessing["numeric"]]
+
+
+def values(data: Dataset, new: Path) -> list[float]:
+    """The numbers of the first new row, as they are before scaling."""
+    read = load_new.read([new], data.preprocessing, data.heads, labelled=False)
+    (found,) = read.split.gather(np.array([0]))
+    scales = data.preprocessing["numeric"]
+    return [round(float(v) * s["std"] + s["mean"], 3) for v, s in zip(found[0], scales, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "new"),
+    [
+        ("{y}-{m:02}-{d:02}", "", "2024-02-29"),
+        ("{y}-{m:02}-{d:02} 06:30:00", "", "2024-02-29 06:30:00"),
+        ("{d:02}.{m:02}.{y}", ', date_format: "%d.%m.%Y"', "29.02.2024"),
+        ("{m:02}/{d:02}/{y}", ', date_format: "%m/%d/%Y"', "02/29/2024"),
+        ("{d:02}.{m:02}.{y}", ', date_format: "%d.%m.%Y"', "2024-02-29"),
+    ],
+)
+def test_the_numbers_of_a_date(tmp_path: Path, form: str, options: str, new: str) -> None:
+    parts = "[year, month, day, weekday, days]"
+    data = made(tmp_path, rows(form), f"dates: {{since: {parts}}}{options}")
+    assert names(data) == ["x", "since.year", "since.month", "since.day", "since.weekday", "since.days"]
+    (tmp_path / "new.csv").write_text(f"x,since\n3,{new}\n")
+    days = 19782 + (0.271 if ":" in new else 0)
+    assert values(data, tmp_path / "new.csv") == pytest.approx([3, 2024, 2, 29, 3, days], abs=0.01)
+
+
+def test_empty_cells_and_parquet_and_the_time_of_day(tmp_path: Path) -> None:
+    text = rows("{y}-{m:02}-{d:02} {m:02}:15:00") + ",1,a\n,2,b\n,3,a\n"
+    data = made(tmp_path, text, "dates: {since: [hour, minute, month]}")
+    assert names(data) == ["x", "since.hour", "since.minute", "since.month"]
+    assert [number["missing"] for number in data.preprocessing["numeric"]] == [False, True, True, True]
+    parquet.write_table(csv.read_csv(tmp_path / "rows.csv"), tmp_path / "rows.parquet")
+    (tmp_path / "job.yaml").write_text(SPEC % ("rows.parquet", "dates: {since: [hour, minute, month]}"))
+    same = load(job_spec.load(tmp_path / "job.yaml"))
+    assert same.preprocessing == data.preprocessing
+
+
+def test_a_named_feature(tmp_path: Path) -> None:
+    data = made(tmp_path, rows("{y}-{m:02}-{d:02}"), "features: [since], dates: {since: [month]}")
+    assert names(data) == ["since.month"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "told"),
+    [
+        (rows("{y}-{m:02}-{d:02}"), "bad_samples: 0", r"data.dates: \{since: \[year, month, weekday\]\}"),
+        (
+            rows("{d:02}.{m:02}.{y}"),
+            "dates: {since: [month]}",
+            "row 1 has `01.01.2020`\n.*\n.*set data.date_format, such as",
+        ),
+        (
+            rows("{d:02}.{m:02}.{y}"),
+            'dates: {since: [month]}, date_format: "%m.%d.%Y"',
+            'cells of column "since" of .* are no dates in the form %m.%d.%Y: row 13 has `13.01.2022`',
+        ),
+        (
+            rows("{d:02}.{m:02}.{y}") + "31.02.2024,1,a\n",
+            'dates: {since: [day]}, date_format: "%d.%m.%Y"',
+            "row 61 has `31.02",
+        ),
+        (
+            rows("{d:02}.{m:02}.{y}") + "07.02.24,1,a\n",
+            'dates: {since: [day]}, date_format: "%d.%m.%Y"',
+            "row 61 has `07.02.24`",
+        ),
+        (rows("{d}"), "dates: {since: [month]}", 'column "since" of .* is int64: row 1 has `1`'),
+    ],
+)
+def test_what_is_no_date(tmp_path: Path, text: str, options: str, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        made(tmp_path, text, options)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("dates: {since: [moon]}", "data.dates.since"),
+        ("dates: {since: []}", "data.dates.since"),
+        ("dates: {since: [month]}, ignore: since", "data.dates: has 'since', which data.ignore has too"),
+        ("dates: {since: [month]}, features: x", "data.dates: has 'since', which data.features does not have"),
+        ('date_format: "%d"', "data.date_format: is given without data.dates"),
+    ],
+)
+def test_wrong_specs(tmp_path: Path, options: str, told: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        made(tmp_path, rows("{y}-{m:02}-{d:02}"), options)
+    assert told in str(caught.value)
+
+
+def test_a_column_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r'data.dates: .*rows.csv has no column "until"'):
+        made(tmp_path, rows("{y}-{m:02}-{d:02}"), "dates: {until: [month]}, ignore: since")
+
+
+def test_the_columns_of_a_file() -> None:
+    rule = DateFeatures({"since": ["month", "day"]})
+    told: dict[str, Any] = {"a": ["a"], "b": ["since.month"]}
+    assert [rule.columns(found) for found in told.values()] == [["a"], ["since"]]
