@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from runtime.cli import main
-from runtime.supervisor.repeat import RepeatRequest, _notes
+from runtime.data import fingerprint
+from runtime.errors import CheckpointError
+from runtime.job_spec.spec_source import SpecSource
+from runtime.supervisor.repeat import RepeatRequest, _changed_data, _check_same_data, _notes
 from tests import own_job
 from tests.faults import trained
 from tests.paths import ROOT
@@ -113,3 +116,24 @@ def test_folds_of_data_that_is_not_split_are_refused(tmp_path: Path, capsys: pyt
     assert main.main(["validate", str(job), "--set", "data.fold=1/3"]) == 2
     text = capsys.readouterr().err
     assert "data.fold: is 1/3, and data.train is a series, whose last part is the validation data" in text
+
+
+def test_runs_of_other_data_are_not_averaged(tmp_path: Path) -> None:
+    """Finished runs were kept, and the new seed was trained on the changed file."""
+    job = SpecSource(trained.written(tmp_path), ()).load()
+    file, runs = tmp_path / "images.npz", [tmp_path / "one", tmp_path / "two"]
+
+    def record(run: Path) -> None:
+        run.mkdir(exist_ok=True)
+        rows = fingerprint.of(tmp_path, [file.name])
+        (run / "data.json").write_text(json.dumps({"files": {"data.train": {"folder": False, "rows": rows}}}))
+
+    for run in runs:
+        record(run)
+    assert not _changed_data(runs[0], job)
+    _check_same_data({"seed 0": runs[0], "seed 1": runs[1]})
+    file.write_bytes(file.read_bytes() + b" ")
+    assert _changed_data(runs[0], job) == str(file)
+    record(runs[1])
+    with pytest.raises(CheckpointError, match="one and .*two were trained with other data"):
+        _check_same_data({"seed 0": runs[0], "seed 1": runs[1]})
