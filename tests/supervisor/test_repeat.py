@@ -135,5 +135,5 @@ def test_runs_of_other_data_are_not_averaged(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes() + b" ")
     assert _changed_data(runs[0], job) == str(file)
     record(runs[1])
-    with pytest.raises(CheckpointError, match="one and .*two were trained with other data"):
+    with pytest.raises(CheckpointError, match=r"one and .*two were trained with other data"):
         _check_same_data({"seed 0": runs[0], "seed 1": runs[1]})
