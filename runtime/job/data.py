@@ -37,7 +37,7 @@ class Data(Spec):
     fold: Fold | None = Field(
         None,
         description="such as 2/5: the training data is split into five parts, stratified by class, and the second one "
-        "is the validation data, instead of the fraction; `drivetrain repeat --folds 5` trains with each",
+        "is the validation data, instead of the fraction; `drivetrain repeat JOB --folds 5` trains with each",
     )
     bad_samples: Fraction = Field(
         0.05,
