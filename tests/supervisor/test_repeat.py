@@ -14,6 +14,7 @@ from runtime.data import fingerprint
 from runtime.errors import CheckpointError
 from runtime.job_spec.spec_source import SpecSource
 from runtime.supervisor.repeat import RepeatRequest, _changed_data, _check_same_data, _notes
+from runtime.supervisor.repeat import repeat as start
 from tests import own_job
 from tests.faults import trained
 from tests.paths import ROOT
@@ -118,7 +119,7 @@ def test_folds_of_data_that_is_not_split_are_refused(tmp_path: Path, capsys: pyt
     assert "data.fold: is 1/3, and data.train is a series, whose last part is the validation data" in text
 
 
-def test_runs_of_other_data_are_not_averaged(tmp_path: Path) -> None:
+def test_runs_of_other_data_are_not_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finished runs were kept, and the new seed was trained on the changed file."""
     job = SpecSource(trained.written(tmp_path), ()).load()
     file, runs = tmp_path / "images.npz", [tmp_path / "one", tmp_path / "two"]
@@ -134,6 +135,14 @@ def test_runs_of_other_data_are_not_averaged(tmp_path: Path) -> None:
     _check_same_data({"seed 0": runs[0], "seed 1": runs[1]})
     file.write_bytes(file.read_bytes() + b" ")
     assert _changed_data(runs[0], job) == str(file)
+    monkeypatch.setattr("runtime.supervisor.repeat._done", lambda _runs, _job: runs[0])
+    monkeypatch.setattr("runtime.supervisor.repeat.supervisor.train", lambda _request: 75)
+    monkeypatch.setattr("runtime.supervisor.repeat.repeated.write", lambda *_: [])
+    request = RepeatRequest(tmp_path / "small.yaml", runs=tmp_path / "runs", seeds=2)
+    assert start(request) == 75
+    record(runs[0])
+    assert start(request) == 0
+    file.write_bytes(file.read_bytes() + b" ")
     record(runs[1])
     with pytest.raises(CheckpointError, match=r"one and .*two were trained with other data"):
         _check_same_data({"seed 0": runs[0], "seed 1": runs[1]})
