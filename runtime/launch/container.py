@@ -71,8 +71,11 @@ def launch(request: LaunchRequest) -> int:
     word = _word(request, job)
     client = docker_engine.connect()
     if isinstance(client, docker_engine.EngineMissing):
+        # Before the lines of a setup, also where the output goes to a file.
         print(
-            f"no Docker engine ({client.why}); training without a container, so limits are not enforced. To get an engine: {client.cure}"
+            f"no Docker engine can be used ({client.why}); training without a container, so limits are not enforced. "
+            f"To use one: {client.cure}",
+            flush=True,
         )
         return _native(request, job, word)
     work_folder.check()

@@ -29,6 +29,8 @@ COMMANDS = (*WITH_JOB, "report", "compare", "evaluate", "predict", "sample", "co
 """Commands that compute, draw or decode, except training."""
 READERS = ("numpy", "pyarrow", "PIL")
 """The libraries with which `init` reads data; it needs no torch."""
+TRAINING = ("torch", "numpy", "safetensors", "PIL", "threadpoolctl")
+"""Libraries of which some are still missing while `make setup` is at work, or after it was interrupted."""
 
 
 def wanted(command: str) -> bool:
@@ -39,8 +41,8 @@ def wanted(command: str) -> bool:
 
 
 def missing() -> bool:
-    """Whether torch exists in the image only."""
-    return find_spec("torch") is None and "DRIVETRAIN_IMAGE" not in os.environ
+    """Whether torch, or a library that `make setup` installs beside it, exists in the image only."""
+    return not all(map(find_spec, TRAINING)) and "DRIVETRAIN_IMAGE" not in os.environ
 
 
 def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:

@@ -54,10 +54,12 @@ class Progress:
     def _begin(self, run: Run) -> TimeLeft:
         """Write what `watch` needs to the run folder, and start the live view."""
         batches = len(run.dataset.validation) / run.batches.batch_size
+        evaluation = batches * EVALUATION_SHARE
         ahead = {
             "steps": self.total,
             "steps_per_epoch": run.batches.per_epoch,
-            "evaluation_steps": batches * EVALUATION_SHARE,
+            "evaluation_steps": evaluation,
+            "best": run.job.best(),
         }
         try:
             write_json(run.folder / PROGRESS, ahead)
@@ -65,7 +67,7 @@ class Progress:
             say(f"storage: {error.given}; `drivetrain watch` cannot show the time left")
         if live_terminal():
             self.live = LiveView(run.folder)
-        return TimeLeft(self.total, run.batches.per_epoch, ahead["evaluation_steps"])
+        return TimeLeft(self.total, run.batches.per_epoch, evaluation)
 
     def _left(self, run: Run, now: float) -> str:
         assert self.left is not None

@@ -114,6 +114,11 @@ def _begun(run: Run) -> Saver:
     if loaded:
         run_state.restore(run, loaded)
         say(f"resumed from {loaded.path.name}, epoch {run.counters.epoch + 1}")
+    samples = len(run.dataset.train)
+    if run.job.train.batch > samples:
+        say(
+            f"train.batch_size: {run.job.train.batch:,} is more than the {samples:,} training samples: one step per epoch"
+        )
     on_gpu = run.device.type == "cuda"
     say(resume.promise(deterministic=run.job.train.is_deterministic(on_gpu=on_gpu), on_gpu=on_gpu))
     run.metrics = MetricsLog(

@@ -43,7 +43,7 @@ def test_without_permission_the_advice_is_the_docker_group(
     assert main.main(["launch", str(ROOT / "jobs" / "digits.yaml")]) == 0
     told = capsys.readouterr().out
     assert (
-        "no Docker engine (one is running, but this user has no permission to use it); training without a container"
+        "no Docker engine can be used (one is running, but this user has no permission to use it); training without "
         in told
     )
     assert "sudo usermod -aG docker $USER" in told

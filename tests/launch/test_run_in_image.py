@@ -61,6 +61,12 @@ def test_only_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch, no_torch: 
     assert not run_in_image.wanted("predict")
 
 
+def test_an_unfinished_setup_is_no_environment(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> None:
+    """`predict` beside a running `make setup` ended with No module named 'numpy'."""
+    monkeypatch.setattr(run_in_image, "find_spec", lambda name: None if name == "numpy" else object())
+    assert run_in_image.wanted("predict")
+
+
 def test_predict_runs_in_the_image(
     ran: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

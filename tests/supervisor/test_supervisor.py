@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -225,3 +226,11 @@ def children(pid: int) -> list[int]:
         if os.path.exists(f"/proc/{pid}")
         else []
     )
+
+
+def test_a_batch_larger_than_the_data_is_told(job: Path) -> None:
+    """One step an epoch: it trained to the end without a word, and learned hardly anything."""
+    done = train(job, "--set", "train.batch_size=100000")
+    assert done.returncode == 0, done.stderr
+    line = r"train\.batch_size: 100,000 is more than the [\d,]+ training samples: one step per epoch"
+    assert re.search(line, done.stdout), done.stdout

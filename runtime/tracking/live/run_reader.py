@@ -72,6 +72,8 @@ class RunView:
     score: Sparkline = field(default_factory=Sparkline)
     best: tuple[float, int] | None = None
     """The best value of the metric, and its epoch."""
+    best_values: tuple[float, float | None] = (0.0, None)
+    """The best value and the loss of its evaluation, which decides between equal values, as in the training."""
     heads: dict[str, tuple[str, Sparkline]] = field(default_factory=dict)
     """By head, if there are several: the name of its score, such as accuracy, and its values."""
     speed: Sparkline = field(default_factory=Sparkline)
@@ -114,6 +116,7 @@ class RunReader:
             self._read_plan()
         if self.left is None and isinstance(ahead := read_json(folder / PROGRESS), dict):
             view.total = int(ahead["steps"])
+            view.metric = str(ahead.get("best") or view.metric)
             self.left = TimeLeft(view.total, int(ahead["steps_per_epoch"]), float(ahead["evaluation_steps"]))
         self._read_metrics()
         for row in self.telemetry.read()[0]:
@@ -163,9 +166,10 @@ class RunReader:
         if view.metric in row and view.metric != "train/loss":
             value = row[view.metric]
             view.score.add(value)
-            sign = -1 if lower_is_better(view.metric) else 1
-            if value == value and (view.best is None or sign * (value - view.best[0]) > 0):
-                view.best = value, row["epoch"] + 1
+            loss = row.get("validation/loss")
+            lower = lower_is_better(view.metric)
+            if value == value and (view.best is None or _better(value, loss, *view.best_values, lower)):
+                view.best, view.best_values = (value, row["epoch"] + 1), (value, loss)
 
     def _head(self, name: str, value: float) -> None:
         """Record one score per head: the one that is watched in any head, else the first."""
@@ -202,3 +206,10 @@ class RunReader:
 
 def _short(name: str, value: object) -> str:
     return name if value is True else f"{name} {value}"
+
+
+def _better(value: float, loss: float | None, best: float, best_loss: float | None, lower: bool) -> bool:
+    """Whether an evaluation is better than the best one; of two equal values, the one with the lower loss."""
+    if value == best and loss is not None and best_loss is not None:
+        return loss < best_loss
+    return value < best if lower else value > best

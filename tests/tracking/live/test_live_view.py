@@ -231,7 +231,7 @@ def fake(folder: Path, epoch: int = 0) -> Run:
         counters=SimpleNamespace(epoch=epoch),
         time_left=lambda: 100.0,
         last={"validation/loss": 0.5},
-        job=SimpleNamespace(train=SimpleNamespace(epochs=4, early_stopping=None)),
+        job=SimpleNamespace(train=SimpleNamespace(epochs=4, early_stopping=None), best=lambda: "validation/accuracy"),
         dataset=SimpleNamespace(validation=range(96)),
         batches=SimpleNamespace(per_epoch=10, batch_size=32),
     )
@@ -251,7 +251,8 @@ def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[1] == "epoch 1/4  step 6/40  loss 0.1667  32 samples/s  0:38 left"  # 34 steps, 4 evaluations of 1 s
     assert lines[2] == "epoch 1/4  validation/loss 0.5000  best"
     ahead = json.loads((tmp_path / "progress.json").read_text())
-    assert ahead == {"steps": 40, "steps_per_epoch": 10, "evaluation_steps": 1.0}
+    rest = {"steps": 40, "steps_per_epoch": 10, "evaluation_steps": 1.0}
+    assert ahead == rest | {"best": "validation/accuracy"}
 
 
 @pytest.mark.parametrize(("cost", "seconds"), [(0.0, 1.0), (0.003, 1.0), (0.02, 4.0), (1.0, 10.0)])

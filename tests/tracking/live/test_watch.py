@@ -40,6 +40,19 @@ def test_watch_of_a_finished_run_in_a_log(run: Path) -> None:
     assert not CONTROL.search(done.stdout)
 
 
+def test_the_best_epoch_is_that_of_the_training(run: Path) -> None:
+    """By the metric that the training goes by, and of equal values the one with the lower loss."""
+    change(run / "progress.json", lambda p: p.update(best="validation/f1"))
+    scores = [(0.9, 0.5, 0.3), (0.9, 0.8, 0.2), (0.95, 0.8, 0.1), (0.99, 0.8, 0.4)]
+    lines = [
+        {"step": 270 + n, "epoch": n, "validation/accuracy": a, "validation/f1": f, "validation/loss": loss}
+        for n, (a, f, loss) in enumerate(scores)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    view = RunReader(run).read()
+    assert (view.metric, view.best) == ("validation/f1", (0.8, 3))
+
+
 def test_watch_loads_no_torch(run: Path) -> None:
     change(run / "state.json", lambda s: s.update(status="done"))
     code = (
