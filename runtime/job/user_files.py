@@ -97,6 +97,7 @@ def nearest_path(folders: Sequence[Path], given: str) -> str:
                 entry.name
                 for entry in itertools.islice(entries, MOST_NAMES)
                 if entry.name.startswith(".") == parts[depth].startswith(".")
+                and not entry.name.endswith((".yaml", ".yml"))  # a job file is no data, however alike its name
             ]
             for name in difflib.get_close_matches(parts[depth], names, n=1, cutoff=0.5):
                 found = Path(*parts[:depth], name, *parts[depth + 1 :])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import SpecError
+from runtime.job.user_files import nearest_path
 from runtime.job_spec import load as job_spec
 from tests.own_job import LOSS, MODEL, job, write
 from tests.paths import ROOT
@@ -254,3 +255,10 @@ def test_nothing_is_run_and_torch_is_not_loaded(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (0, f"{path}: valid (tiny, custom)\n"), done.stderr
     assert not (tmp_path / "exploded").exists()
+
+
+def test_a_job_file_is_not_offered_as_data(tmp_path: Path) -> None:
+    (tmp_path / "machines.yaml").write_text("")
+    assert nearest_path((tmp_path,), "machines.csv") == ""
+    (tmp_path / "machine.csv").write_text("")
+    assert nearest_path((tmp_path,), "machines.csv") == 'did you mean "machine.csv"?'
