@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.inference import evaluate as evaluating
-from runtime.inference import predict
+from runtime.inference import evaluation_folder, predict
 from runtime.report.confusion import Confusion
 from runtime.system import spreadsheet_cells
 
@@ -74,6 +73,6 @@ def test_json_lines_hold_everything_as_it_is() -> None:
 
 
 def test_the_confusion_matrix(tmp_path: Path) -> None:
-    evaluating._table(Confusion("", (EVIL, "-1"), ((1, 2), (3, 4))), tmp_path / "confusion.csv")
+    evaluation_folder._table(Confusion("", (EVIL, "-1"), ((1, 2), (3, 4))), tmp_path / "confusion.csv")
     rows = list(csv.reader((tmp_path / "confusion.csv").read_text().splitlines()))
     assert rows == [["truth", f"'{EVIL}", "-1"], [f"'{EVIL}", "1", "2"], ["-1", "3", "4"]]
