@@ -4,6 +4,7 @@ and neither token nor password is in any file.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import shutil
@@ -49,8 +50,10 @@ def _in_cache(image: str, *words: str) -> str:
 
 def _gateway() -> str:
     """The address of this host as containers see it."""
-    line = ["docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}"]
-    return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+    line = ["docker", "network", "inspect", "bridge", "--format", "{{json (index .IPAM.Config 0)}}"]
+    found = json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
+    # Some engines list the gateway only after a restart; it is the first address.
+    return str(found.get("Gateway") or next(ipaddress.ip_network(found["Subnet"]).hosts()))
 
 
 def _leaks(text: bytes) -> list[str]:
