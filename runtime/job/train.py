@@ -179,7 +179,7 @@ class Train(Spec):
     deterministic: bool | Literal["auto"] = Field(
         "auto",
         description="true: bit-identical results on the same image, CPU or GPU model and threads; false allows "
-        "nondeterministic kernels; auto: true on a CPU, where it costs nothing, and false on a GPU, where it is slower",
+        "nondeterministic kernels; auto: true on a CPU, where it costs nothing, and false on a GPU, where it can be slower",
     )
     optimizer: AnyOptimizer = Field(Adam(), description="the optimizer and its settings", validate_default=False)
     schedule: AnySchedule = Field(

@@ -30,9 +30,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
         )
     if job.optimize.get("cuda_graphs") is True:
         return Choice(True, "the job sets cuda_graphs, which needs compile")
-    return Choice(
-        False, "compiling takes 10 to 60 seconds; used only if measured faster over the whole run or requested"
-    )
+    return Choice(False, "compiling takes up to a minute; used only if measured faster over the whole run or requested")
 
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:

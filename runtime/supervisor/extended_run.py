@@ -22,26 +22,13 @@ from runtime.plan import effective_plan
 from runtime.plan.effective_plan import PlanRequest
 from runtime.supervisor import extension_rules, finished_run, run_folder
 from runtime.supervisor.finished_run import MAY_CHANGE, FinishedRun
-from runtime.supervisor.run_folder import RunFolder
+from runtime.supervisor.run_folder import RECORDS, RunFolder
 from runtime.supervisor.spec_difference import difference, spec_text, stored_job
 from runtime.system.console import say
 from runtime.system.files import make_folder, read_json, sha256, storage_error, sync_folder, write_json, write_text
 from runtime.tracking.event_log import EventLog
 from runtime.training.checkpoints.manifest import MANIFEST, verify
 
-HISTORY = (
-    "plan.json",
-    "batch_size.json",
-    "code.json",
-    "data.json",
-    "preprocessing.json",
-    "metrics.jsonl",
-    "events.jsonl",
-    "telemetry.jsonl",
-    "progress.json",
-    "tensorboard",
-)
-"""What an extended run takes over: what its bits depend on, and the curves so far."""
 REFUSALS = (SpecError.exit_code, DataError.exit_code, CheckpointError.exit_code)
 
 
@@ -118,7 +105,7 @@ def _begun(runs: Path, job: Job, done: FinishedRun, extension: Extension, reques
 
 
 def _copy(done: FinishedRun, to: Path, watch: dict[str, Any]) -> None:
-    for place in map(done.path.joinpath, HISTORY):
+    for place in map(done.path.joinpath, RECORDS):
         if place.exists():
             _copy_files(place, to / place.name)
     best = done.checkpoint.with_name(f"best-{done.state['watch']['best']['step']}")

@@ -18,11 +18,8 @@ from runtime.job import Job
 from runtime.supervisor.spec_difference import difference, spec_text
 from runtime.system.files import make_folder, read_json, storage_error, write_text
 
-BEGUN = (
-    "job.yaml",
-    "hardware.json",
+RECORDS = (
     "plan.json",
-    "state.json",
     "batch_size.json",
     "code.json",
     "data.json",
@@ -32,6 +29,14 @@ BEGUN = (
     "telemetry.jsonl",
     "progress.json",
     "tensorboard",
+)
+"""What the bits of a run depend on, and its curves so far: an extended run takes them over."""
+# The state is removed after the records: as long as it is there, the next start finds that nothing was trained.
+BEGUN = (
+    "job.yaml",
+    "hardware.json",
+    *RECORDS,
+    "state.json",
     "ranks",
     "report.html",
     "report.md",

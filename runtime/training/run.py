@@ -184,6 +184,7 @@ def assemble(
     if not (dataset.mixable and mixes(job)):  # mixing needs the whole batch
         batches.shard = ranks.shard
     size = len(ranks.shard(np.arange(job.train.batch)))
+    options = _options(model, ranks, size, signals, partial(_report, events, counters))
     extends = extension.read(folder)
     run = Run(
         job=job,
@@ -199,9 +200,7 @@ def assemble(
         batches=batches,
         signals=signals,
         clock=clock,
-        step=_step(
-            model, made, goal, job.train.clip_norm, device, ranks, size, signals, partial(_report, events, counters)
-        ),
+        step=Step(model, made, goal, job.train.clip_norm, device, options),
         schedule=schedules.of_job(job.train, batches.per_epoch, extends.origin if extends else 0),
         ema=Ema(model, job.train.ema) if job.train.ema else None,
         watch=BestMetric(job.best(), job.train.early_stopping, job.train.schedule),
@@ -228,21 +227,18 @@ def _report(events: EventLog, counters: Counters, kind: str, text: str) -> None:
     events.add(kind, text, counters.step)
 
 
-def _step(
-    model: nn.Module,
-    made: torch.optim.Optimizer,
-    goal: losses.Objective,
-    clip_norm: float | None,
-    device: torch.device,
-    ranks: Ranks,
-    size: int,
-    signals: Signals,
-    report: Callable[[str, str], None],
-) -> Step:
-    """The plain step; the optimizations of the plan change its options. `size`: samples of this process in a whole
-    batch; `report` takes a kind and a text.
+def _options(
+    model: nn.Module, ranks: Ranks, size: int, signals: Signals, report: Callable[[str, str], None]
+) -> StepOptions:
+    """The options of the plain step, which the optimizations of the plan change.
+
+    Args:
+        ranks: this process among those that train together.
+        size: samples of this process in a whole batch.
+        signals: interrupt the forward and the backward pass.
+        report: takes a kind and a text.
     """
-    options = StepOptions(
+    return StepOptions(
         forward=model,
         packed_forward=getattr(model, "packed", None),
         batch_size=size,
@@ -252,4 +248,3 @@ def _step(
         report_compile=partial(report, "compile"),
         report_numbers=partial(report, "numbers"),
     )
-    return Step(model, made, goal, clip_norm, device, options)

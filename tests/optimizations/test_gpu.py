@@ -62,7 +62,7 @@ TABLE: list[tuple[str, str, Workload | None, str, dict[str, str], Any, str]] = [
     ("cuda_graphs", "laptop", CNN, "", {}, False, "CUDA graphs need a GPU"),
     ("cuda_graphs", "gtx960", CNN, "", {}, False, "not possible here: NVIDIA GeForce GTX 960 has capability 5.2"),
     ("cuda_graphs", "h200", CNN, "", {}, False, "used for small networks if measured faster"),
-    ("compile", "h200", CNN, "", {}, False, "compiling takes 10 to 60 seconds; used only if measured faster"),
+    ("compile", "h200", CNN, "", {}, False, "compiling takes up to a minute; used only if measured faster"),
     ("compile", "h200", CNN, "", {"optimize": "cuda_graphs: true"}, True, "the job sets cuda_graphs"),
     ("cuda_graphs", "h200", CNN, "", {"optimize": "compile: false"}, False, "which the job turns off"),
     ("cudnn_benchmark", "laptop", CNN, "", {}, False, "cuDNN needs a GPU"),

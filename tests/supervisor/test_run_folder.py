@@ -102,24 +102,17 @@ def test_a_run_that_fails_later_because_of_its_data_resumes(tmp_path: Path, name
     os.close(again.lock)
 
 
-def test_a_run_from_before_a_key_existed_resumes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("now", "before"),
+    [("  path_column: path\n", ""), ("  deterministic: auto\n", "  deterministic: true\n")],
+    ids=["a key that did not exist", "deterministic before it could be auto"],
+)
+def test_a_run_of_an_earlier_version_resumes(tmp_path: Path, now: str, before: str) -> None:
     run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "checkpoints").mkdir()
     stored = (run.path / "job.yaml").read_text()
-    assert stored.count("  path_column: path\n") == 1
-    (run.path / "job.yaml").write_text(stored.replace("  path_column: path\n", ""))
-    end(run, "stopped")
-    again = run_folder.open_run(tmp_path / "runs", job(tmp_path))
-    os.close(again.lock)
-    assert (again.path, again.resumes) == (run.path, True)
-
-
-def test_a_run_from_before_deterministic_could_be_auto_resumes(tmp_path: Path) -> None:
-    run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
-    (run.path / "checkpoints").mkdir()
-    stored = (run.path / "job.yaml").read_text()
-    assert stored.count("  deterministic: auto\n") == 1
-    (run.path / "job.yaml").write_text(stored.replace("  deterministic: auto\n", "  deterministic: true\n"))
+    assert stored.count(now) == 1
+    (run.path / "job.yaml").write_text(stored.replace(now, before))
     end(run, "stopped")
     again = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     os.close(again.lock)

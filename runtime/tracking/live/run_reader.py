@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import CheckpointError
-from runtime.job import lower_is_better
 from runtime.job_spec.yaml_file import parse
 from runtime.system.files import parse_row, read_json
+from runtime.tracking.best_value import BestValue
 from runtime.tracking.live.sparkline import Sparkline
 from runtime.tracking.live.time_left import TimeLeft
 
@@ -72,8 +72,6 @@ class RunView:
     score: Sparkline = field(default_factory=Sparkline)
     best: tuple[float, int] | None = None
     """The best value of the metric, and its epoch."""
-    best_values: tuple[float, float | None] = (0.0, None)
-    """The best value and the loss of its evaluation, which decides between equal values, as in the training."""
     heads: dict[str, tuple[str, Sparkline]] = field(default_factory=dict)
     """By head, if there are several: the name of its score, such as accuracy, and its values."""
     speed: Sparkline = field(default_factory=Sparkline)
@@ -104,6 +102,7 @@ class RunReader:
         names = ("metrics.jsonl", "telemetry.jsonl", "events.jsonl")
         self.metrics, self.telemetry, self.events = (JsonLinesTail(folder / name) for name in names)
         self.left: TimeLeft | None = None
+        self.best: BestValue | None = None
         self.offset = self.latest = self.held = self.ready = 0.0
         self._read_spec()
 
@@ -146,7 +145,7 @@ class RunReader:
         view = self.view
         rows, anew = self.metrics.read()
         if anew:
-            view.loss, view.score, view.best = Sparkline(), Sparkline(), None
+            view.loss, view.score, view.best, self.best = Sparkline(), Sparkline(), None, None
             view.heads.clear()
         for row in rows:
             view.step = max(view.step, row["step"]) if not anew else row["step"]
@@ -166,10 +165,9 @@ class RunReader:
         if view.metric in row and view.metric != "train/loss":
             value = row[view.metric]
             view.score.add(value)
-            loss = row.get("validation/loss")
-            lower = lower_is_better(view.metric)
-            if value == value and (view.best is None or _better(value, loss, *view.best_values, lower)):
-                view.best, view.best_values = (value, row["epoch"] + 1), (value, loss)
+            self.best = self.best or BestValue(view.metric)
+            if self.best.update(value, row["step"], row["epoch"], row.get("validation/loss")):
+                view.best = value, row["epoch"] + 1
 
     def _head(self, name: str, value: float) -> None:
         """Record one score per head: the one that is watched in any head, else the first."""
@@ -206,10 +204,3 @@ class RunReader:
 
 def _short(name: str, value: object) -> str:
     return name if value is True else f"{name} {value}"
-
-
-def _better(value: float, loss: float | None, best: float, best_loss: float | None, lower: bool) -> bool:
-    """Whether an evaluation is better than the best one; of two equal values, the one with the lower loss."""
-    if value == best and loss is not None and best_loss is not None:
-        return loss < best_loss
-    return value < best if lower else value > best

@@ -33,7 +33,7 @@ def identity(hardware: Hardware, dataset: Dataset) -> dict[str, str]:
 def promise(*, deterministic: bool, on_gpu: bool) -> str:
     """What a user may expect of a resumed run."""
     if not deterministic:
-        wish = "train.deterministic: true, which is slower" if on_gpu else "train.deterministic: true"
+        wish = "train.deterministic: true, which can be slower" if on_gpu else "train.deterministic: true"
         return f"{RESUMES}; results are not bit-identical, for which set {wish}"
     return PROMISE.replace("CPU model", "CPU and GPU model") if on_gpu else PROMISE
 
