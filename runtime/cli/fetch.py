@@ -6,7 +6,7 @@ import argparse
 import os
 
 from runtime.errors import DeviceError
-from runtime.launch import docker_engine, run_in_image
+from runtime.launch import run_in_image
 from runtime.pretrained import hub_name
 from runtime.system.units import format_bytes
 
@@ -47,6 +47,8 @@ def fetch(given: argparse.Namespace) -> int:
 
 
 def _contained(given: argparse.Namespace) -> int:
+    from runtime.launch import docker_engine
+
     client = docker_engine.connect()
     if isinstance(client, docker_engine.EngineMissing):
         raise DeviceError(
