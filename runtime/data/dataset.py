@@ -33,8 +33,8 @@ class Head:
     """Scale of the numbers: the network predicts (value - mean) / std."""
     weight: float = 1.0
     """Weight of this head in the loss."""
-    class_weights: str | None = None
-    """`none` or `balanced`; None to follow the job's `train:`."""
+    class_weights: str | Mapping[str, float] | None = None
+    """`none`, `balanced`, or weights by class; None to follow the job's `train:`."""
     label_smoothing: float | None = None
     """None to follow the job's loss."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from runtime.data import class_weights
 from runtime.data.dataset import Dataset, InputRecord, head
 from runtime.data.formats import csv_dialect
 from runtime.data.formats.csv_dialect import CsvFiles
@@ -64,7 +65,7 @@ def _record(earlier: EarlierModel) -> InputRecord:
 
 
 def check_loss(job: Job, dataset: Dataset) -> None:
-    """Check that the job's loss fits the classes found in the data.
+    """Check that the job's loss and class weights fit the classes found in the data; the weights become a note.
 
     Raises:
         SpecError: if it does not.
@@ -81,6 +82,7 @@ def check_loss(job: Job, dataset: Dataset) -> None:
                 )
             ]
         )
+    dataset.notes += class_weights.check(job, dataset)
 
 
 def _read(job: Job, settled: InputRecord | None, files: CsvFiles) -> Dataset:

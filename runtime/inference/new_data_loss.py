@@ -32,10 +32,10 @@ def objective(
         return None, f"no loss is computed, since {spec} cannot be read: {str(error).splitlines()[0]}"
     if getattr(train.loss, "name", "") == "own":
         return None, "no loss is computed, since it is code of the user's"
-    equal = {name: replace(head, class_weights=None) for name, head in heads.items()}
-    weighted = any(
-        (head.class_weights or train.class_weights) == "balanced" and head.classes and not head.several
-        for head in heads.values()
-    )
-    note = "the loss is computed without class weights, which are those of the training data" if weighted else ""
-    return losses.objective(train.loss, equal, targets, "none"), note
+    weights = {name: head.class_weights or train.class_weights for name, head in heads.items()}
+    balanced = [name for name, head in heads.items() if weights[name] == "balanced" and head.classes]
+    known = {
+        name: replace(head, class_weights="none" if name in balanced else weights[name]) for name, head in heads.items()
+    }
+    note = "the loss is computed without class weights, which are those of the training data" if balanced else ""
+    return losses.objective(train.loss, known, targets, "none"), note

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 from runtime.errors import Problem
 from runtime.job import user_files
 from runtime.job.column_names import Column, different
+from runtime.job.formatting import shown
 from runtime.job.job import Job
 from runtime.job.model import CustomModel
 from runtime.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Plateau, Train
@@ -109,7 +110,7 @@ class CustomTask(Job):
         if self.has_own_loss() and self.train.class_weights != "none":
             yield self.problem(
                 ("train", "class_weights"),
-                f"is {self.train.class_weights}",
+                f"is {shown(self.train.class_weights)}",
                 "a built-in loss",
                 "remove it, and weight the classes inside your own loss",
             )

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from runtime.errors import Problem
 from runtime.job.column_names import Column, OneOrMore
 from runtime.job.data import Mixup, TableFileData
+from runtime.job.formatting import shown
 from runtime.job.job import Job
 from runtime.job.model import CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.values import Count, Fraction, Positive, Spec, named
@@ -189,5 +190,5 @@ class SeriesRegressionJob(SeriesJob):
         yield from super().problems()
         if self.train.class_weights != "none":
             yield self.problem(
-                ("train", "class_weights"), f"is {self.train.class_weights}", "a classification", "remove it"
+                ("train", "class_weights"), f"is {shown(self.train.class_weights)}", "a classification", "remove it"
             )

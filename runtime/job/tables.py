@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from runtime.errors import Problem
 from runtime.job.column_names import Column, OneOrMore
 from runtime.job.data import TableFileData
+from runtime.job.formatting import shown
 from runtime.job.job import Job
 from runtime.job.model import CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.values import Count, Fraction, named
@@ -108,9 +109,9 @@ class TableJob(Job):
                     "columns that are features",
                     "add it to data.features, or remove it",
                 )
-        if self.train.class_weights != "none" and (isinstance(self, TableRegressionJob) or len(given.target) > 1):
+        if self.train.class_weights != "none" and isinstance(self, TableRegressionJob):
             yield self.problem(
-                ("train", "class_weights"), f"is {self.train.class_weights}", "a single label column", "remove it"
+                ("train", "class_weights"), f"is {shown(self.train.class_weights)}", "a classification", "remove it"
             )
 
 

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError, core_schema
 
 from runtime.errors import Problem
+from runtime.job.class_weights import ClassWeights
 from runtime.job.data import TableFileData
 from runtime.job.job import Job
 from runtime.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, model_kind
@@ -25,8 +26,8 @@ class TextHead(Spec):
     """A label column: its weight in the loss, and settings that differ from `train:`."""
 
     weight: Positive = Field(1.0, description="weight of this column's loss in the sum")
-    class_weights: Literal["none", "balanced"] | None = Field(
-        None, description="for this column; train.class_weights if absent"
+    class_weights: ClassWeights | None = Field(
+        None, description="for this column, as train.class_weights, which holds if this is absent"
     )
     label_smoothing: Fraction | None = Field(None, description="for this column; that of train.loss if absent")
 
@@ -141,6 +142,14 @@ class TextJob(Job):
                 "is the text column too",
                 "columns that hold labels",
                 "remove it, or choose another text column",
+            )
+        if isinstance(self.train.class_weights, dict) and len(self.data.labels) > 1:
+            first = next(iter(self.data.labels))
+            yield self.problem(
+                ("train", "class_weights"),
+                f"names classes, and there are {len(self.data.labels)} label columns",
+                "classes by name in each label column",
+                f"move it: data.labels.{first}.class_weights",
             )
         if isinstance(self.model, TextEncoder) and self.model.width % self.model.heads:
             yield self.problem(

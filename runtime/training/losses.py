@@ -33,6 +33,10 @@ class HeadLoss:
     terms: Terms
     class_weights: Tensor | None
     """Shape (C,); None for equal weights and for regression."""
+    several: bool = False
+    """Whether a sample can have several classes: the weights are those of samples that have the class, and no sample
+    counts more than another, as with `pos_weight` of torch's BCEWithLogitsLoss.
+    """
 
     def weighted(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The weighted term of each sample; shape (N,)."""
@@ -42,7 +46,7 @@ class HeadLoss:
 
     def weights(self, targets: Tensor) -> Tensor:
         """The weight of each sample; shape (N,)."""
-        if self.class_weights is None:
+        if self.class_weights is None or self.several:
             return torch.ones(len(targets), dtype=torch.float32, device=targets.device)
         table = onto(targets.device, self.class_weights)
         # In float64 the sum of weights does not depend on how the batch is split.
@@ -125,9 +129,32 @@ def _focal(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, s
     return (each if weights is None else each * weights).sum(dim=1)
 
 
-def _binary(outputs: Tensor, targets: Tensor, *, smoothing: float) -> Tensor:
+def _binary(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, smoothing: float) -> Tensor:
     goal = soft(targets, outputs.shape[1], outputs.dtype) * (1 - smoothing) + smoothing / 2
-    return F.binary_cross_entropy_with_logits(outputs, goal, reduction="none").mean(dim=1)
+    return F.binary_cross_entropy_with_logits(outputs, goal, reduction="none", pos_weight=weights).mean(dim=1)
+
+
+def class_weights(requested: str | Mapping[str, float], head: Head, targets: Tensor) -> Tensor | None:
+    """The weights of a head's classes, shape (C,); None for equal weights and for regression.
+
+    Args:
+        requested: `none`, `balanced`, or weights by class; a class that it does not name has 1.
+        head: the output.
+        targets: of all training samples.
+    """
+    if requested == "none" or not head.classes:
+        return None
+    if isinstance(requested, Mapping):
+        return torch.tensor([requested.get(name, 1.0) for name in head.classes], dtype=torch.float32)
+    return balanced_labels(targets) if head.several else balanced(targets, len(head.classes))
+
+
+def balanced_labels(targets: Tensor) -> Tensor:
+    """Weights of labels that can be true beside others, of targets (N, C): samples without it / samples with it, shape
+    (C,); 1 if one of the two is none.
+    """
+    true = (targets > 0.5).sum(dim=0).double()
+    return torch.where((true > 0) & (true < len(targets)), (len(targets) - true) / true.clamp_min(1), 1.0).float()
 
 
 def balanced(targets: Tensor, classes: int) -> Tensor:
@@ -138,7 +165,11 @@ def balanced(targets: Tensor, classes: int) -> Tensor:
 
 
 def objective(
-    spec: Spec | None, heads: Mapping[str, Head], targets: Targets, weighting: str, own: Terms | None = None
+    spec: Spec | None,
+    heads: Mapping[str, Head],
+    targets: Targets,
+    weighting: str | Mapping[str, float],
+    own: Terms | None = None,
 ) -> Objective:
     """The objective of a job.
 
@@ -146,7 +177,7 @@ def objective(
         spec: the job's loss; None for cross entropy, BCE or MSE, by kind of head.
         heads: the outputs.
         targets: all training targets, for class weights.
-        weighting: `none` or `balanced`.
+        weighting: `none`, `balanced`, or weights by class, for heads that have none of their own.
         own: the terms of the user's loss, which replaces the job's.
     """
     if own is not None:
@@ -157,8 +188,6 @@ def objective(
         chosen = spec or (plain if head.classes else MeanSquaredError(name="mse"))
         if head.label_smoothing is not None:
             chosen = chosen.model_copy(update={"label_smoothing": head.label_smoothing})
-        weights = None
-        if (head.class_weights or weighting) == "balanced" and head.classes and not head.several:
-            weights = balanced(targets[name], len(head.classes))
-        losses[name] = HeadLoss(terms(chosen), weights)
+        weights = class_weights(head.class_weights or weighting, head, targets[name])
+        losses[name] = HeadLoss(terms(chosen), weights, head.several)
     return Objective(heads, losses)

@@ -170,7 +170,7 @@ BAD = {
         {},
         {"train": "loss: {file: my_loss.py}, class_weights: balanced"},
         (
-            "job.yaml:5:62: train.class_weights: is balanced",
+            "job.yaml:5:62: train.class_weights: is 'balanced'",
             "a built-in loss",
             "remove it, and weight the classes inside your own loss",
         ),

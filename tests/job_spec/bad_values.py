@@ -136,7 +136,7 @@ VALUES = (
     Row("train: {ema: 1.0}", "4:9", "train.ema: is 1.0",
         "a number < 1", "change the value"),
     Row("train: {class_weights: balance}", "4:9", "train.class_weights: is 'balance'",
-        "none or balanced", 'did you mean "balanced"?'),
+        "none, balanced or numbers above 0 by class name", 'did you mean "balanced"?'),
     Row("train: {early_stopping: true}", "4:9", "train.early_stopping: is true",
         "a mapping", "change the value"),
     Row("train: {optimizer: {lr: fast}}", "4:21", "train.optimizer.lr: is 'fast'",

@@ -221,7 +221,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "data without targets": ({"data": (torch.zeros(3, 2),)}, DataError, "train_data: is a tuple of 1"),
     "no data": ({"data": [1]}, DataError, "train_data: sample 0 is an int"),
-    "class weights": ({"loss": mean, "class_weights": "balanced"}, SpecError, "class_weights: is balanced"),
+    "class weights": ({"loss": mean, "class_weights": "balanced"}, SpecError, "class_weights: is 'balanced'"),
 }
 
 

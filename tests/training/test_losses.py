@@ -130,3 +130,29 @@ def test_micro_batches_add_up_to_the_batch(size: int, dtype: torch.dtype) -> Non
 def test_balanced_weights() -> None:
     weights = losses.balanced(torch.tensor([0, 0, 0, 1]), 3)
     torch.testing.assert_close(weights, torch.tensor([4 / 9, 4 / 3, 0.0]))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_weights_of_labels_are_torchs_pos_weight(smoothing: float) -> None:
+    torch.manual_seed(0)
+    outputs, targets, weights = torch.randn(20, 3), torch.randint(0, 2, (20, 3)).float(), torch.tensor([5.0, 1.0, 0.5])
+    head = Head("", classes=("a", "b", "c"), several=True)
+    spec = BinaryCrossEntropy(name="bce", label_smoothing=smoothing)
+    goal = losses.objective(spec, {"": head}, {"": targets}, {"c": 0.5, "a": 5.0})
+    soft = targets * (1 - smoothing) + smoothing / 2
+    expected = F.binary_cross_entropy_with_logits(outputs, soft, pos_weight=weights)
+    torch.testing.assert_close(whole(goal, outputs, targets), expected)
+
+
+def test_named_weights_are_those_of_their_classes() -> None:
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(20, 3), torch.randint(0, 3, (20,))
+    goal = losses.objective(None, {"": HEAD}, {"": targets}, {"c": 5.0})
+    expected = F.cross_entropy(outputs, targets, weight=torch.tensor([1.0, 1.0, 5.0]))
+    torch.testing.assert_close(whole(goal, outputs, targets), expected)
+
+
+def test_balanced_labels() -> None:
+    """Negatives for each positive; a label that is never or always true is not weighted."""
+    weights = losses.balanced_labels(torch.tensor([[1.0, 0, 1], [0, 0, 1], [0, 0, 1], [0, 0, 1]]))
+    torch.testing.assert_close(weights, torch.tensor([3.0, 1.0, 1.0]))

@@ -12,6 +12,7 @@ from runtime.data.dataset import Head
 from runtime.data.labels import listed
 from runtime.errors import DataError, Problem, SpecError
 from runtime.job.custom import CustomTask
+from runtime.job.formatting import shown
 from runtime.job.train import BinaryCrossEntropy
 
 LOSSES = {"classes": ("cross-entropy", "focal"), "labels": ("bce",), "numbers": ("mse", "huber"), "other": ()}
@@ -125,8 +126,8 @@ def _check_asked(job: CustomTask, kind: str, targets: Tensor) -> None:
         path = job.document.nearest(("train", "loss", "name"))
         possible = f"{what}, for which there is {', '.join(LOSSES[kind]) or 'none'}, or a loss of your own"
         found.append(job.problem(tuple(map(str, path)), f"is {loss.name}", possible, "choose one of these"))
-    if job.train.class_weights != "none" and kind != "classes":
-        found.append(job.problem(("train", "class_weights"), f"is {job.train.class_weights}", what, "remove it"))
+    if job.train.class_weights != "none" and kind not in ("classes", "labels"):
+        found.append(job.problem(("train", "class_weights"), f"is {shown(job.train.class_weights)}", what, "remove it"))
     known = ["validation/loss", *(f"validation/{name}" for name in SCORES[kind])]
     for path, metric in job.watched():
         if metric not in known:

@@ -153,7 +153,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "weights of classes": (
         {},
         {"data": "targets: numbers", "train": "class_weights: balanced"},
-        "train.class_weights: is balanced",
+        "train.class_weights: is 'balanced'",
     ),
     "a metric that is not there": (
         {},

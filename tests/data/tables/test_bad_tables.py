@@ -176,8 +176,8 @@ def test_dates_and_codes_can_be_categories(tmp_path: Path) -> None:
         ),
         ("data: {train: a.csv, target: [a, b]}\ntrain: {loss: focal}", ["train.loss: ", "bce"]),
         (
-            "data: {train: a.csv, target: [a, b]}\ntrain: {class_weights: balanced}",
-            ["train.class_weights: is balanced", "a single label column"],
+            "data: {train: a.csv, target: [a, b]}\ntrain: {class_weights: {a: 0}}",
+            ["train.class_weights: is a mapping", "numbers above 0 by class name"],
         ),
         ("data: {train: a.csv, target: y}\nmodel: {hidden: []}", ["model.hidden: "]),
     ],
