@@ -25,16 +25,21 @@ def check(job: Job, dataset: Dataset) -> list[str]:
         weights = head.class_weights or job.train.class_weights
         if not isinstance(weights, Mapping) or not head.classes:
             continue
-        for given in [given for given in weights if given not in head.classes]:
-            problems.append(
-                job.problem(
-                    (*_key(job, name, own=head.class_weights is not None), given),
-                    f'"{given}" is no class of the data',
-                    listed(head.classes, 30),
-                    nearest(given, head.classes) or "use one of these",
-                )
+        key = _key(job, name, own=head.class_weights is not None)
+        problems += [
+            job.problem(
+                (*key, given),
+                f'"{given}" is no class of the data',
+                listed(head.classes, 30),
+                nearest(given, head.classes) or "use one of these",
             )
-        of, kind = (f" of {name}" if name else ""), ("weights of samples with a label" if head.several else "class weights")
+            for given in weights
+            if given not in head.classes
+        ]
+        of, kind = (
+            (f" of {name}" if name else ""),
+            ("weights of samples with a label" if head.several else "class weights"),
+        )
         named = listed([f"{each} {weights[each]:g}" for each in head.classes if each in weights], 30)
         rest = [each for each in head.classes if each not in weights]
         notes.append(f"{kind}{of}: {named}" + (f"; 1 for {listed(rest)}, which have none in the job" if rest else ""))

@@ -20,7 +20,9 @@ TEXTS = "name: t\ntask: text-classification\ndata:\n  train: a.csv\n  text: said
 
 
 def job(folder: Path, text: str) -> Job:
-    rows = [f"{n % 5},{['benign', 'malignant', 'odd'][n % 3]},{n % 2},{int(n % 7 == 0)},word w{n % 9}" for n in range(60)]
+    rows = [
+        f"{n % 5},{['benign', 'malignant', 'odd'][n % 3]},{n % 2},{int(n % 7 == 0)},word w{n % 9}" for n in range(60)
+    ]
     (folder / "a.csv").write_text("size,kind,red,rare,said\n" + "\n".join(rows) + "\n")
     (folder / "job.yaml").write_text(text)
     return job_spec.load(folder / "job.yaml")
@@ -30,7 +32,9 @@ def weights(made: Job) -> dict[str, list[float] | None]:
     """The weights of each head's loss."""
     data = load(made)
     goal = losses.objective(made.train.loss, data.heads, data.train.targets, made.train.class_weights)
-    return {name: None if loss.class_weights is None else loss.class_weights.tolist() for name, loss in goal.losses.items()}
+    return {
+        name: None if loss.class_weights is None else loss.class_weights.tolist() for name, loss in goal.losses.items()
+    }
 
 
 def test_a_class_without_a_weight_has_one_and_it_is_said(tmp_path: Path) -> None:
