@@ -203,7 +203,8 @@ def _add_use(add: Add) -> None:
         type=Path,
         nargs="+",
         metavar="INPUT",
-        help="input files or folders, in the format of the training data",
+        help="input files or folders, in the format of the training data; - reads standard input: CSV, JSON lines, or a "
+        "path of an image in each line",
     )
     made.add_argument(
         "--format",

@@ -36,6 +36,23 @@ def read(
         CheckpointError: if this version does not know such a model.
     """
     files = csv_dialect.of_model(preprocessing, csv or {})
+    return read_as(paths, preprocessing, heads, files, labelled=labelled, bad_samples=bad_samples)
+
+
+def read_as(
+    paths: Sequence[Path],
+    preprocessing: dict[str, Any],
+    heads: dict[str, Head],
+    files: CsvFiles,
+    *,
+    labelled: bool,
+    bad_samples: float = 1.0,
+) -> NewSamples:
+    """Like `read`, for files that are written as others before them: `files` has and gets what was found.
+
+    Raises:
+        DataError, CheckpointError: as `read`.
+    """
     samples = _read(paths, preprocessing, heads, files, labelled=labelled, budget=bad_samples)
     samples.notes[:0] = files.notes
     return samples

@@ -4,6 +4,7 @@ CSV has a row per sample: `sample` (path, or file and row), then for each output
 the prefix `<head>.` for named heads. JSON lines have the same keys, those of named heads under `heads`. In CSV, text
 that a spreadsheet would run as a formula gets an apostrophe; JSON lines keep it as it is. Samples that cannot be read
 are listed on stderr and have no row. Predictions are computed in fp32, even if the training used another precision.
+The input `-` is standard input: each prediction is written as soon as it is known.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from runtime.data import notes
-from runtime.errors import StorageError
+from runtime.errors import SpecError, StorageError
 from runtime.hardware import device_check
 from runtime.inference import thread_limits
 from runtime.system import spreadsheet_cells
 from runtime.tracking.live import pass_progress
 
 if TYPE_CHECKING:
+    import torch
+
     from runtime.inference.predictions import Answer
+    from runtime.models.saved_model import SavedModel
 
 TERMINAL = "DRIVETRAIN_TERMINAL"
 """Set in a container whose stdout is a user's terminal."""
+STDIN = Path("-")
+"""Stands for standard input on the command line."""
 SEVERAL = ";"
 """Separates the classes in a CSV cell of a multi-label head."""
 
@@ -59,6 +65,7 @@ def predict(request: PredictRequest) -> int:
     Raises:
         CheckpointError: if there is no trained model.
         DataError: if no sample can be read.
+        SpecError: if standard input is named beside others, or the model's samples cannot come in lines.
         StorageError: if the output cannot be written.
     """
     machine = thread_limits.limit()
@@ -69,6 +76,8 @@ def predict(request: PredictRequest) -> int:
     from runtime.models import forward, saved_model
 
     trained = saved_model.load(request.run, consent=request.run_code)
+    if STDIN in request.inputs:
+        return _stream(request, trained, torch.device(device_check.usable_device(machine, thread_limits.tell)))
     data = load_new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False, csv=request.csv)
     for note in data.notes:
         print(notes.line(note), file=sys.stderr, flush=True)
@@ -86,6 +95,24 @@ def predict(request: PredictRequest) -> int:
     if among:
         return 0  # the line would appear among the rows
     print(f"{count:,} samples in {seconds:.2f} s ({count / max(seconds, 1e-9):,.0f} samples/s)", file=sys.stderr)
+    return 0
+
+
+def _stream(request: PredictRequest, trained: SavedModel, device: torch.device) -> int:
+    """Predict what comes from standard input, as it comes."""
+    from runtime.inference.predict_stream import PredictStream
+
+    if len(request.inputs) > 1:
+        raise SpecError("-: standard input beside other inputs", "one of them", "remove - or the others")
+    if sys.stdin.isatty():
+        print("predict: reading what you type; Ctrl-D ends it", file=sys.stderr, flush=True)
+    asked = PredictStream(trained, device, request.probabilities, request.csv)
+    # Not sys.stdin, and never closed: both would wait for the thread that reads, which may never end.
+    stream = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115
+    with _sink(request.output) as file:
+        (_csv if request.form == "csv" else _lines)(asked.answers(stream, file.flush), file)
+    left_out = f", {asked.lost:,} lines left out" if asked.lost else ""
+    print(f"{asked.count:,} samples{left_out}", file=sys.stderr)
     return 0
 
 

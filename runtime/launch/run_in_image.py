@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from runtime.errors import DeviceError, StorageError
-from runtime.inference.predict import TERMINAL
+from runtime.inference.predict import STDIN, TERMINAL
 from runtime.job import Job
 from runtime.launch import mounts
 from runtime.launch.project import PROJECT, image
@@ -92,9 +92,10 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     with run_secrets.written(values, info, int(user[0])) as secrets:
         seen += [mounts.Mount(Path(source), Path(target)) for target, source in secrets.mounts().items()]
         # The engine's command line relabels only mounts of the short form, in which no path may have a colon.
-        unlabelled = ["--security-opt", "label=disable"] if engine.selinux else []
+        options = ["--security-opt", "label=disable"] if engine.selinux else []
+        options += ["--interactive"] if STDIN in getattr(given, "inputs", ()) else []
         command = line(arguments, workdir, user, limits, mounts.together(iter(seen)), network=online)
-        return _wait([*command[:2], *unlabelled, *command[2:]])
+        return _wait([*command[:2], *options, *command[2:]])
 
 
 def line(

@@ -98,6 +98,12 @@ def test_predict_runs_in_the_image(
     assert after(line, "--memory") == after(line, "--memory-swap") == ["4g"]
 
 
+def test_standard_input_reaches_the_container_if_it_is_asked_for(ran: list[list[str]]) -> None:
+    main.main(["predict", "runs/parts-001", "-"])
+    main.main(["predict", "runs/parts-001", "runs"])
+    assert ["--interactive" in line for line in ran] == [True, False]
+
+
 def test_a_job_brings_its_limits_and_its_folder(ran: list[list[str]], tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     spec = tmp_path / "job.yaml"

@@ -64,8 +64,11 @@ class CsvReader:
             return self._parsed(csv.read_csv, columns, text)
 
         last = [f"{_NAMELESS}{i}" for i in range(self.layout.blank)]
-        table = parse([*columns, *last], text)
-        self._check_last(table)
+        # An unclosed quote shows in the last column alone; elsewhere its row is too short.
+        final = last[-1] if last else self.names()[-1]
+        more = [] if last or final in columns else [final]
+        table = parse([*columns, *last, *more], [*text, *more])
+        self._check_last(table[final])
         for name in last:
             self._check_nameless(table[name])
         table = table.select(list(columns))
@@ -172,14 +175,14 @@ class CsvReader:
                 f"put quotes around cells that contain a {name}, and add missing {name}s",
             )
 
-    def _check_last(self, table: Any) -> None:
+    def _check_last(self, column: Any) -> None:
         """Check the last row: an unclosed quote turns the rest of the file into one cell, and the parser accepts that."""
-        cell = table.column(table.num_columns - 1)[-1].as_py() if len(table) and table.num_columns else None
+        cell = column[-1].as_py() if len(column) else None
         if not isinstance(cell, str) or "\n" not in cell:
             return
         if not self._end(64).rstrip().endswith(b'"'):
             raise DataError(
-                f"{self.key}: {self.path} row {len(table):,}: a quote is not closed, so the rest of the file is read as "
+                f"{self.key}: {self.path} row {len(column):,}: a quote is not closed, so the rest of the file is read as "
                 "one cell",
                 'quotes in pairs; a quote inside of a cell is written ""',
                 "close it",

@@ -54,6 +54,14 @@ def test_only_required_columns_are_read(tmp_path: Path) -> None:
     assert table_file.read(path, "k", leave=("b",)).column_names == ["a", "c"]
 
 
+def test_a_line_break_in_a_column_before_the_last_is_no_open_quote(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.csv", 'a,b\n"two\nlines",2\n')
+    assert table_file.read(path, "k", wanted={"a": "data.text"}, only=True).to_pydict() == {"a": ["two\nlines"]}
+    path = written(tmp_path, "b.csv", 'a,b\n1,2\n3,"never closed\n4,5\n')
+    with pytest.raises(DataError, match="row 2: a quote is not closed"):
+        table_file.read(path, "k", wanted={"a": "data.text"}, only=True)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "parts"),
     [

@@ -1,0 +1,190 @@
+"""`predict RUN -` gives what the same samples give in a file, as they come, and leaves out bad lines by number."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from runtime.cli import main
+from runtime.inference import stdin_records
+from runtime.training.run import Run
+from tests.paths import ROOT
+from tests.trained import CASES, trained
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("piped")
+
+
+@pytest.fixture(scope="module")
+def images(home: Path) -> Run:
+    (home / "images").mkdir()
+    return trained(CASES["image folders"], home / "images")
+
+
+@pytest.fixture(scope="module")
+def texts(home: Path) -> Run:
+    (home / "texts").mkdir()
+    return trained(CASES["texts"], home / "texts")
+
+
+@pytest.fixture(scope="module")
+def table(home: Path) -> Run:
+    (home / "table").mkdir()
+    return trained(CASES["table"], home / "table")
+
+
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[object]:
+    """Predicts what is piped in: exit code, rows and stderr."""
+    opened: list[IO[bytes]] = []
+
+    def call(run: Run, content: str | bytes, *options: str) -> tuple[int, list[dict[str, object]], str]:
+        (tmp_path / "piped").write_bytes(content.encode() if isinstance(content, str) else content)
+        opened.append((tmp_path / "piped").open("rb"))
+        monkeypatch.setattr(sys, "stdin", opened[-1])
+        code = main.main(["predict", str(run.folder), "-", "--format", "jsonl", *options])
+        out, told = capsys.readouterr()
+        return code, [json.loads(line) for line in out.splitlines()], told
+
+    yield call
+    for file in opened:
+        file.close()
+
+
+def from_file(run: Run, path: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    assert main.main(["predict", str(run.folder), str(path), "--format", "jsonl"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def bare(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [{key: value for key, value in row.items() if key != "sample"} for row in rows]
+
+
+def test_every_task_gives_what_it_gives_for_files(
+    images: Run, texts: Run, table: Run, piped, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stdin_records, "MOST", 5)
+    folder = images.folder.parent / "held"
+    wanted = from_file(images, folder, capsys)
+    assert piped(images, "".join(f"{row['sample']}\n" for row in wanted))[1] == wanted
+    for run in (texts, table):
+        held = run.folder.parent / "held.csv"
+        wanted, content = from_file(run, held, capsys), held.read_text(encoding="utf-8")
+        code, found, _ = piped(run, content)
+        assert (code, bare(found)) == (0, bare(wanted))
+        assert [row["sample"] for row in found] == [f"line {number}" for number in range(2, 2 + len(wanted))]
+        rows = csv.DictReader(content.splitlines())
+        numbers = ("age", "price", "weight")
+        lines = [
+            json.dumps({k: (float(v) if v else None) if k in numbers else v or None for k, v in row.items()})
+            for row in rows
+        ]
+        assert bare(piped(run, "\n".join(lines))[1]) == bare(wanted)
+
+
+def test_bad_lines_are_named_and_cost_no_other(images: Run, texts: Run, table: Run, piped) -> None:
+    header, first, second, *_ = (table.folder.parent / "held.csv").read_text().splitlines()
+    bad = [header, first, "1,2,3", first.replace("20,", "abc,", 1), second]
+    code, rows, told = piped(table, "\n".join(bad))
+    assert (code, [row["sample"] for row in rows]) == (0, ["line 2", "line 5"])
+    assert "data: line 3 is left out: 3 cells, and the header has 8\n" in told
+    assert "data: line 4 is left out: age is `abc`, not a number\n" in told
+    assert told.endswith("2 samples, 2 lines left out\n")
+
+    lines = ['{"text": "fuga"}', "", '{"txt": 1}', '{"text": null}', "fuga", '{"text": "two\\nlines", "more": [1]}']
+    code, rows, told = piped(texts, "\n".join(lines))
+    assert [row["sample"] for row in rows] == ["line 1", "line 6"]
+    assert 'line 3 is left out: has no "text"; write null where there is no value\n' in told
+    assert 'line 4 is left out: column "text" of' in told
+    assert "line 5 is left out: no JSON: Expecting value" in told
+
+    _, rows, told = piped(texts, b'text,kind,urgent\r\n"two\r\nlines",x,no\r\n,x,no\r\nruido,x,no')
+    assert [row["sample"] for row in rows] == ["line 2", "line 5"]
+    assert "line 4 is left out: text is empty\n" in told
+
+    held = images.folder.parent / "held"
+    good = str(held / "a" / "0.jpg")
+    (held.parent / "broken.jpg").touch()
+    code, rows, told = piped(images, f"gone.png\n{good}\n{held}\n{held.parent / 'broken.jpg'}\n{held}.npz\n")
+    assert [row["sample"] for row in rows] == [good]
+    assert "line 1 is left out: gone.png: not there\n" in told
+    assert f"line 3 is left out: {held} is a folder" in told
+    assert f"line 4 is left out: {held.parent / 'broken.jpg'}: empty file\n" in told
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "part"),
+    [
+        (b"", 3, "standard input is empty"),
+        (b"a,b\n1,2\n", 3, 'data: standard input has no column "text"'),
+        (b"text,b\n", 3, "standard input has no rows"),
+        (b"text,b\n,2\n", 3, "none of 1 lines can be used"),
+        ("text\nx\n".encode("utf-16"), 3, "iconv -f utf-16 -t utf-8"),
+        (b'text,b\n"' + b"x\n" * 100_000, 3, "line 2: a quote is not closed"),
+    ],
+)
+def test_input_that_cannot_be_used(texts: Run, piped, content: bytes, code: int, part: str) -> None:
+    found = piped(texts, content)
+    assert found[:2] == (code, [])
+    assert part in found[2]
+
+
+def test_windows_of_a_long_table_come_at_the_end(home: Path, piped, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "series").mkdir()
+    run = trained(CASES["series"], home / "series")
+    held = run.folder.parent / "held.csv"
+    code, found, told = piped(run, held.read_bytes())
+    assert (code, bare(found)) == (0, bare(from_file(run, held, capsys)))
+    assert "reading standard input to its end" in told
+    assert str(found[0]["sample"]).startswith("standard input rows")
+
+
+def test_what_does_not_go_with_standard_input(
+    texts: Run, piped, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "arrays").mkdir()
+    run = trained(CASES["series numbers"], home / "arrays")
+    code, _, told = piped(run, b"1\n")
+    assert code == 2
+    assert "-: a model of kind `series` reads its samples from files" in told
+    assert main.main(["predict", str(texts.folder), "-", "more.csv"]) == 2
+    assert "-: standard input beside other inputs" in capsys.readouterr().err
+
+
+def test_an_answer_comes_while_the_input_is_open_and_head_ends_it_quietly(table: Run) -> None:
+    header, first, *_ = (table.folder.parent / "held.csv").read_text().splitlines()
+    command = [sys.executable, "-m", "runtime", "predict", str(table.folder), "-"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:  # type: ignore[call-overload]
+        process.stdin.write(f"{header}\n{first}\n".encode())
+        process.stdin.flush()
+        # The input is still open: these come before its end, or never.
+        assert process.stdout.readline() == b"sample,prediction,probability\n"
+        assert process.stdout.readline().startswith(b"line 2,")
+        process.stdout.close()
+        process.stdin.write(f"{first}\n".encode())
+        process.stdin.flush()
+        # It ends by itself, though the input stays open.
+        assert process.wait(60) == 0
+        assert process.stderr.read() == b""
+
+
+def test_groups_are_full_or_what_came() -> None:
+    records = stdin_records.paths(BytesIO(b"/\n" * 7), ())
+    assert [[record.line for record in group] for group in stdin_records.groups(records, most=3, wait=60)] == [
+        [1, 2, 3],
+        [4, 5, 6],
+        [7],
+    ]
