@@ -88,7 +88,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def pretrained(folder: Path, family: str = "bert", name: str = "saved") -> Path:
     """A small pretrained encoder, as save_pretrained leaves it, with a tokenizer learned from generated reports."""
     saved = folder / name
-    words = tokenizer.learn(corpus.read(write(folder / "words"), "", "descripcion", {}, "", CsvFiles()).texts, 400)
+    words = tokenizer.learn(corpus.read(write(folder / "words"), "", ["descripcion"], {}, "", CsvFiles()).texts, 400)
     with quiet() as transformers:
         torch.manual_seed(0)
         sizes = FAMILIES[family] | ({} if family == "vit" else {"vocab_size": words.vocabulary})

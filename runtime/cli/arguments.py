@@ -245,7 +245,9 @@ def _add_data(add: Add) -> None:
         metavar="COLUMN",
         help="column to predict; repeat it for several",
     )
-    made.add_argument("--text", metavar="COLUMN", help="column that holds the texts")
+    made.add_argument(
+        "--text", action="append", default=[], metavar="COLUMN", help="column that holds the texts; twice for pairs"
+    )
     _add_csv(made)
     made.add_argument(
         "--output", type=Path, metavar="FILE", help="job file to write (default: NAME.yaml, named after the data)"

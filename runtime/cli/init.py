@@ -29,7 +29,7 @@ def init(given: argparse.Namespace) -> int:
     _check_free(output)
     draft = look(
         SurveyRequest(
-            given.data, output.parent, given.task, tuple(given.target), given.text, csv_option.parse(given.csv)
+            given.data, output.parent, given.task, tuple(given.target), tuple(given.text), csv_option.parse(given.csv)
         )
     )
     _write(output, draft.text(name, _heading(given.data, output)))

@@ -24,7 +24,10 @@ def inputs(preprocessing: dict[str, Any], samples: int, seed: int) -> Inputs:
             side = preprocessing["image_size"]
             return (_normal(drawn, samples, preprocessing["channels"], side, side),)
         case "texts":
-            return _tokens(drawn, samples, preprocessing["vocabulary"], preprocessing["max_length"])
+            ids, mask = _tokens(drawn, samples, preprocessing["vocabulary"], preprocessing["max_length"])
+            # The second half of a text is the second of the pair.
+            second = (mask.cumsum(1) * 2 > mask.sum(1, keepdim=True)).to(torch.int64) * mask
+            return (ids, second, mask) if preprocessing.get("token_types") else (ids, mask)
         case "series":
             return (_normal(drawn, samples, preprocessing["length"], preprocessing["channels"]),)
         case "table":

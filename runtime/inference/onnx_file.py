@@ -28,7 +28,9 @@ class FlatOutputs(nn.Module):
 
 
 def input_names(network: nn.Module, count: int) -> list[str]:
-    """Parameter names of the network's forward; numbered names if it has none."""
+    """Names that the network has for so many inputs, or those of its forward's parameters; else numbered names."""
+    if count in (own := getattr(network, "INPUT_NAMES", {})):
+        return list(own[count])
     named = [
         p.name for p in inspect.signature(network.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
     ]

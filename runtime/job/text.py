@@ -11,10 +11,13 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from runtime.errors import Problem
 from runtime.job.class_weights import ClassWeights
+from runtime.job.column_names import OneOrMore
 from runtime.job.data import TableFileData
 from runtime.job.job import Job
 from runtime.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, model_kind
 from runtime.job.values import FilePath, Fraction, Positive, Revision, Spec, named
+
+Truncation = Literal["right", "left", "middle"]
 
 LENGTH = 4096
 """Largest `max_length`: the memory of attention grows with its square."""
@@ -66,12 +69,20 @@ def _number(value: object) -> bool:
 class TextData(TableFileData):
     """Texts and labels: a .csv, .jsonl or .parquet file with a text column and one or several label columns."""
 
-    text: Annotated[str, Field(min_length=1)] = Field(description="column that holds the texts")
+    text: OneOrMore = Field(
+        description="column that holds the texts; or a list of columns: two are encoded as a pair, more are joined, with "
+        "separator tokens between them"
+    )
     labels: Annotated[dict[str, TextHead], columns()] = Field(
         description="label columns: one name, a list of names, or a mapping of names to weights or settings"
     )
     max_length: Annotated[int, Field(ge=8, le=LENGTH)] | Literal["auto"] = Field(
         "auto", description="largest number of tokens per text; auto: chosen from the texts"
+    )
+    truncation: Truncation = Field(
+        "right",
+        description="what is left out of a longer text: its end (right), its start (left), or its middle (a quarter of "
+        "the tokens is from the start); special tokens stay, and of several columns the longest is truncated first",
     )
 
 
@@ -136,10 +147,10 @@ class TextJob(Job):
 
     def problems(self) -> Iterator[Problem]:
         """Values that are valid by themselves, but not together."""
-        if self.data.text in self.data.labels:
+        for name in set(self.data.text) & set(self.data.labels):
             yield self.problem(
-                ("data", "labels", self.data.text),
-                "is the text column too",
+                ("data", "labels", name),
+                "is a text column too",
                 "columns that hold labels",
                 "remove it, or choose another text column",
             )

@@ -90,7 +90,7 @@ def _wanted(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
         yield ("data", "path_column"), job.data.path_column
         yield ("data", "label_column"), job.data.label_column
     elif isinstance(job, TextJob):
-        yield ("data", "text"), job.data.text
+        yield from ((("data", "text"), name) for name in job.data.text)
         yield from ((("data", "labels", name), name) for name in job.data.labels)
     elif isinstance(job, TableJob):
         options = ("target", "features", "numeric", "categorical", "dates", *(("ignore",) if trained else ()))

@@ -164,7 +164,8 @@ def _pretrained_text_network(
     pooling = families.pooling(found.config) if spec.pooling == "auto" else spec.pooling
     dropout = families.dropout(found.config) if spec.dropout is None else spec.dropout
     network = text_encoder.TextNetwork(found.network(), outputs, pooling, dropout)
-    text_encoder.probe(network, found, dataset.preprocessing["max_length"])
+    types = bool(dataset.preprocessing.get("token_types"))
+    text_encoder.probe(network, found, dataset.preprocessing["max_length"], types=types)
     arguments = {"config": found.config.to_dict(), "outputs": outputs, "pooling": pooling, "dropout": dropout}
     return Model(network, "texts", arguments, spec.freeze)
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runtime.data.dataset import Inputs
+
 
 class _LayerReached(Exception):
     """Raised by a hook to stop the forward pass at a layer."""
@@ -26,7 +28,13 @@ class GivenEmbeddings(nn.Module):
         return hidden
 
 
-def untrained(encoder: nn.Module, layers: nn.ModuleList, ids: Tensor, mask: Tensor) -> int:
+def named(inputs: Inputs) -> dict[str, Tensor]:
+    """The inputs of a text network, ids, types if it gets them, and mask, by the names that transformers has for them."""
+    ids, *types, mask = inputs
+    return {"input_ids": ids, "attention_mask": mask} | ({"token_type_ids": types[0]} if types else {})
+
+
+def untrained(encoder: nn.Module, layers: nn.ModuleList, inputs: Inputs) -> int:
     """The number of layers, counted from the first, whose output needs no gradient."""
     flows: list[bool] = []
     hooks = [
@@ -37,14 +45,14 @@ def untrained(encoder: nn.Module, layers: nn.ModuleList, ids: Tensor, mask: Tens
     ]
     try:
         with torch.enable_grad():
-            last = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+            last = encoder(**named(inputs)).last_hidden_state
     finally:
         for hook in hooks:
             hook.remove()
     return [*flows[1:], last.requires_grad].index(True) if last.requires_grad else len(layers)
 
 
-def entering(encoder: nn.Module, layer: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+def entering(encoder: nn.Module, layer: nn.Module, inputs: Inputs) -> Tensor:
     """The input of a layer: hidden states (N, tokens, width). The layers above are not computed."""
 
     def reached(_: nn.Module, args: tuple[object, ...], more: dict[str, object]) -> None:
@@ -52,7 +60,7 @@ def entering(encoder: nn.Module, layer: nn.Module, ids: Tensor, mask: Tensor) ->
 
     hook = layer.register_forward_pre_hook(reached, with_kwargs=True)
     try:
-        encoder(input_ids=ids, attention_mask=mask)
+        encoder(**named(inputs))
     except _LayerReached as found:
         return found.hidden
     finally:

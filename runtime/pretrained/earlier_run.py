@@ -41,6 +41,10 @@ class EarlierModel:
         """Largest number of tokens of a text network; None if there is no limit."""
         return families.longest(SimpleNamespace(**self.arguments["config"]))
 
+    def segments(self) -> int:
+        """Number of token types of a text network."""
+        return families.segments(SimpleNamespace(**self.arguments["config"]))
+
     def refuse(self, given: str, possible: str, action: str, key: tuple[str, ...] | None = None) -> NoReturn:
         """Raise an error about the run's name in the job file, or about another key.
 

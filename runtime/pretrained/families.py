@@ -57,6 +57,11 @@ def longest(config: Any) -> int | None:
     return int(positions - config.pad_token_id - 1 if config.model_type in _POSITIONS_AFTER_PAD else positions)
 
 
+def segments(config: Any) -> int:
+    """Number of token types (segments), which tell the texts of a pair apart; 1 if the network has none."""
+    return int(getattr(config, "type_vocab_size", 0) or 1)
+
+
 def dropout(config: object) -> float:
     """Dropout before the outputs, as in the family's own classifiers."""
     values = (getattr(config, name, None) for name in _DROPOUT)

@@ -44,7 +44,7 @@ def test_sample_texts() -> None:
     sample_data.write("texts", Path("reports"), 120, 0)
     job = made("reports")
     assert job.task == "text-classification"
-    assert beginning(job)["text"] == "descripcion"
+    assert beginning(job)["text"] == ("descripcion",)
     assert list(beginning(job)["labels"]) == ["modo", "causa", "prioridad"]
     one = made("reports/reports.csv", "--target", "causa", "--output", "one.yaml")
     assert list(beginning(one)["labels"]) == ["causa"]

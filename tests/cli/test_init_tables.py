@@ -31,7 +31,7 @@ def test_a_spanish_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert told in capsys.readouterr().out
     assert f"# Found: {told}" in Path("averias-de-ano.yaml").read_text()
     assert (job.name, job.task) == ("averias-de-ano", "text-classification")
-    assert (beginning(job)["text"], list(beginning(job)["labels"])) == ("descripción", ["clase"])
+    assert (beginning(job)["text"], list(beginning(job)["labels"])) == (("descripción",), ["clase"])
 
 
 def test_numbers_that_can_be_read_in_two_ways_are_declared(capsys: pytest.CaptureFixture[str]) -> None:

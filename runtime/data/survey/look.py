@@ -97,15 +97,16 @@ def _table(request: SurveyRequest, sample: TableSample) -> Draft:
     """The draft for a table: image paths, readings over time, texts, or independent rows."""
     if request.task in (None, image_draft.TASK) and (found := _manifest(request, sample)):
         return found
-    if not request.text and (found := series_draft.series_draft(request, sample)):
+    if not request.texts and (found := series_draft.series_draft(request, sample)):
         return found
     if request.task in (None, text_draft.TASK):
-        text = text_draft.text_column(request, sample)
-        if text and (request.task or request.text or _others(sample) <= MOST_OTHERS[text.words < SHORT]):
-            found = text_draft.text_draft(request, sample, text)
+        texts = text_draft.text_columns(request, sample)
+        words = sum(column.words for column in texts)
+        if texts and (request.task or request.texts or _others(sample) <= MOST_OTHERS[words < SHORT]):
+            found = text_draft.text_draft(request, sample, texts)
             if found:
                 return found
-    if request.task not in (None, table_draft.CLASSIFICATION, table_draft.REGRESSION) or request.text:
+    if request.task not in (None, table_draft.CLASSIFICATION, table_draft.REGRESSION) or request.texts:
         raise _misfit(request, sample)
     return table_draft.table_draft(request, sample)
 
@@ -117,7 +118,7 @@ def _others(sample: TableSample) -> int:
 
 
 def _misfit(request: SurveyRequest, sample: TableSample) -> SpecError:
-    asked = f"--task {request.task}" if request.task else f"--text {request.text}"
+    asked = f"--task {request.task}" if request.task else f"--text {' --text '.join(request.texts)}"
     held = [f"{c.name} ({c.kind}, {c.different:,} different)" for c in sample.columns.values()]
     return SpecError(
         f"{asked}: {sample.path} has no columns for it: {listed(held, 12)}",

@@ -22,7 +22,7 @@ class SurveyRequest:
     """The folder of the spec."""
     task: str | None = None
     targets: tuple[str, ...] = ()
-    text: str | None = None
+    texts: tuple[str, ...] = ()
     csv: Mapping[str, str] = field(default_factory=dict)
     """How CSV files are written, with the keys of `data.csv`."""
 
@@ -56,6 +56,6 @@ class SurveyRequest:
         Raises:
             SpecError: if some are.
         """
-        named = [option for option, given in (("--target", self.targets), ("--text", self.text)) if given]
+        named = [option for option, given in (("--target", self.targets), ("--text", self.texts)) if given]
         if named:
             raise SpecError(f"{' and '.join(named)}: {what}", "columns of a table", f"leave {' and '.join(named)} out")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from runtime.data.labels import listed
@@ -12,36 +14,55 @@ from runtime.errors import DataError
 from runtime.job.draft import Draft, Entry, flow, scalar
 
 TASK = "text-classification"
+_ENDS = (("1", "2"), ("_1", "_2"), ("_a", "_b"))
 MOST_HEADS = 4
 """Columns with few values beside a text; more are a table, of which the text is one column."""
 
 
-def text_column(request: SurveyRequest, sample: TableSample) -> ColumnProfile | None:
-    """The text column: that of --text, else the one with the longest texts.
+_PAIRS: tuple[tuple[str, str], ...] = (
+    *(("premise", "hypothesis"), ("question", "answer"), ("question", "sentence"), ("question", "passage")),
+    *(("query", "passage"), ("query", "document"), ("title", "abstract"), ("title", "text"), ("title", "body")),
+    *(("title", "description"), ("subject", "body"), ("premisa", "hipótesis"), ("pregunta", "respuesta")),
+    *((f"{name}{one}", f"{name}{two}") for name in ("sentence", "question", "text") for one, two in _ENDS),
+)
+"""Names of two columns whose texts belong together."""
+
+
+def text_columns(request: SurveyRequest, sample: TableSample) -> list[ColumnProfile]:
+    """The text columns: those of --text, else the one with the longest texts, with its partner if the two are a pair.
 
     Raises:
-        DataError: if the named column contains no texts.
+        DataError: if a named column contains no texts.
     """
-    if request.text:
-        column = sample.columns.get(request.text)
+    for name in request.texts:
+        column = sample.columns.get(name)
         if column is None or column.kind != "text":
             texts = [c.name for c in sample.columns.values() if c.kind == "text"]
             raise DataError(
-                f'--text {request.text}: {sample.path} has no column "{request.text}" of texts',
+                f'--text {name}: {sample.path} has no column "{name}" of texts',
                 f"its columns of text: {listed(texts) or 'none'}",
                 "name one of these",
             )
-        return column
+    if request.texts:
+        return [sample.columns[name] for name in request.texts]
     able = [c for c in sample.columns.values() if c.name not in request.targets and _text(c, request)]
-    return max(able, key=lambda c: c.words * (c.different > c.filled / 2)) if able else None
+    if not able:
+        return []
+    longest = max(able, key=lambda c: c.words * (c.different > c.filled / 2))
+    named = {
+        c.name.casefold(): c for c in sample.columns.values() if c.kind == "text" and c.name not in request.targets
+    }
+    pairs = ([named[name] for name in pair] for pair in _PAIRS if all(name in named for name in pair))
+    return next((pair for pair in pairs if longest in pair), [longest])
 
 
-def text_draft(request: SurveyRequest, sample: TableSample, text: ColumnProfile) -> Draft | None:
-    """The draft for the texts of a column; None if no column has labels."""
-    guess = target_guess.named(request, sample) or _labels(sample, text)
-    if guess is None or text.name in guess.names:
+def text_draft(request: SurveyRequest, sample: TableSample, texts: Sequence[ColumnProfile]) -> Draft | None:
+    """The draft for the texts of one or several columns; None if no column has labels."""
+    used = [column.name for column in texts]
+    guess = target_guess.named(request, sample) or _labels(sample, used)
+    if guess is None or set(used) & set(guess.names):
         return None
-    if not (request.task or request.text or request.targets) and len(guess.names) > MOST_HEADS:
+    if not (request.task or request.texts or request.targets) and len(guess.names) > MOST_HEADS:
         return None
     columns = [sample.columns[name] for name in guess.names]
     wrong = [column for column in columns if not column.trainable]
@@ -52,7 +73,8 @@ def text_draft(request: SurveyRequest, sample: TableSample, text: ColumnProfile)
             "labels that come back: classes",
             "name a column of labels with --target",
         )
-    draft = Draft(TASK, f"column {text.name} holds texts, median {text.words:g} words")
+    held = "; ".join(f"{column.name} holds texts, median {column.words:g} words" for column in texts)
+    draft = Draft(TASK, f"column {held}")
     draft.found = [sample.size]
     for column in columns:
         draft.found.append(f"{column.name} has {first_values.counted(column.counts)}")
@@ -61,11 +83,11 @@ def text_draft(request: SurveyRequest, sample: TableSample, text: ColumnProfile)
     labels = flow(guess.names) if len(guess.names) > 1 else scalar(guess.names[0])
     draft.data = [
         Entry("train", scalar(request.written(sample.path)), sample.size),
-        Entry("text", scalar(text.name), f"median {text.words:g} words, {text.different:,} different texts"),
+        _text_entry(texts),
         Entry("labels", labels, guess.reason),
         first_values.validation(sample.rows, "texts"),
         Entry("max_length", "auto", "tokens, chosen from the texts: 99% of them fit"),
-        *first_values.bad_samples(sample.lost([text.name, *guess.names]), "lack a text or a label and are left out"),
+        *first_values.bad_samples(sample.lost([*used[:1], *guess.names]), "lack a text or a label and are left out"),
     ]
     draft.model = Entry("model", "{name: encoder, layers: 1, width: 64}", _NETWORK)
     weights = first_values.class_weights(columns[0].counts) if len(columns) == 1 and columns[0].counts else []
@@ -85,9 +107,16 @@ def _text(column: ColumnProfile, request: SurveyRequest) -> bool:
     return column.long_text or (request.task == TASK and column.kind == "text" and not column.classes)
 
 
-def _labels(sample: TableSample, text: ColumnProfile) -> target_guess.TargetGuess | None:
+def _text_entry(texts: Sequence[ColumnProfile]) -> Entry:
+    first = texts[0]
+    if len(texts) == 1:
+        return Entry("text", scalar(first.name), f"median {first.words:g} words, {first.different:,} different texts")
+    return Entry("text", flow([column.name for column in texts]), "encoded together, as a pair" * (len(texts) == 2))
+
+
+def _labels(sample: TableSample, texts: Sequence[str]) -> target_guess.TargetGuess | None:
     """A single column with a typical name, else every column with few values."""
-    columns = [c for c in sample.columns.values() if c.name != text.name]
+    columns = [c for c in sample.columns.values() if c.name not in texts]
     telling = target_guess.by_name([c for c in columns if c.trainable], target_guess.CLASS_NAMES)
     able = [c for c in columns if c.classes and not target_guess.identifier(c)]
     if telling:

@@ -34,8 +34,8 @@ class Corpus:
     paths: list[Path]
     starts: list[int]
     """Index of the first usable row of each file."""
-    texts: Any
-    """A pyarrow text column, one entry per usable row."""
+    texts: tuple[Any, ...]
+    """Pyarrow text columns, one entry per usable row."""
     labels: dict[str, list[str]]
     """By column: the label of each usable row, as written."""
     rows: Ids
@@ -44,24 +44,27 @@ class Corpus:
     """Rows that cannot be used."""
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return len(self.rows)
 
     def title(self, index: int) -> str:
         """Row and first words of one text."""
-        text = self.texts[index].as_py()
-        path = self.paths[bisect_right(self.starts, index) - 1]
-        return f"{path.name} row {self.rows[index]}: {text[:80]}{'…' if len(text) > 80 else ''}"
+        path, most = self.paths[bisect_right(self.starts, index) - 1], 80 // len(self.texts)
+        texts = (column[index].as_py() for column in self.texts)
+        shown = " | ".join(f"{text[:most]}{'…' if len(text) > most else ''}" for text in texts)
+        return f"{path.name} row {self.rows[index]}: {shown}"
 
 
-def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: str, files: CsvFiles) -> Corpus:
-    """Read the texts and labels of a file; rows without a text, or without one of the labels, are bad samples.
+def read(
+    path: Path, key: str, columns: Sequence[str], labels: Mapping[str, str], text_key: str, files: CsvFiles
+) -> Corpus:
+    """Read the texts and labels of a file; rows without any text, or without one of the labels, are bad samples.
 
     Args:
         path: a .csv, .tsv, .jsonl or .parquet file.
         key: the spec key that names the file.
-        text: the text column.
+        columns: the text columns.
         labels: the label columns, each with the spec key that names it; empty to read texts only.
-        text_key: the spec key that names the text column.
+        text_key: the spec key that names the text columns.
         files: how CSV files are written; gets what was found.
 
     Raises:
@@ -69,7 +72,7 @@ def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: s
     """
     from pyarrow import compute
 
-    wanted = {text: text_key, **labels}
+    wanted = {**dict.fromkeys(columns, text_key), **labels}
     table = table_file.read(path, key, wanted=wanted, only=True, text=wanted, csv=files)
     for name, option in wanted.items():
         _check_type(table, name, option, path)
@@ -77,12 +80,15 @@ def read(path: Path, key: str, text: str, labels: Mapping[str, str], text_key: s
     filled = {
         name: compute.fill_null(compute.not_equal(cells, ""), False).to_numpy() for name, cells in trimmed.items()
     }
+    texts = {name: filled.pop(name) for name in columns}
+    # Of several texts, some may be empty: a report without a title is a report.
+    filled = {" and ".join(columns): np.logical_or.reduce(list(texts.values())), **filled}
     good = np.logical_and.reduce(list(filled.values()))
     return Corpus(
         key,
         [path],
         [0],
-        table[text].filter(good),
+        tuple(compute.fill_null(table[name].filter(good), "") for name in columns),
         {name: trimmed[name].filter(good).to_pylist() for name in labels},
         np.flatnonzero(good) + 1,
         _bad(path, filled, good),
@@ -98,7 +104,10 @@ def joined(sources: Sequence[Corpus]) -> Corpus:
         sources[0].key,
         [path for source in sources for path in source.paths],
         starts,
-        chunked_array([chunk.cast("string") for source in sources for chunk in source.texts.chunks], "string"),
+        tuple(
+            chunked_array([chunk.cast("string") for part in column for chunk in part.chunks], "string")
+            for column in zip(*(source.texts for source in sources), strict=True)
+        ),
         {name: [label for source in sources for label in source.labels[name]] for name in sources[0].labels},
         np.concatenate([source.rows for source in sources]),
         [one for source in sources for one in source.bad],

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from runtime.data.formats.csv_dialect import CsvFiles
 from runtime.data.stateless_random import Ids
 from runtime.data.text import corpus, max_length, tokenizer
 from runtime.data.text import split as text_split
+from runtime.data.text.encoded import Encoded
 from runtime.data.text.ragged import Ragged
 from runtime.data.text.split import TextPart
 from runtime.data.text.tokenizer import Tokenizer
@@ -26,6 +27,9 @@ from runtime.job.text import TextEncoder, TextJob, TextPretrained
 from runtime.pretrained import earlier_run, families
 from runtime.pretrained import folder as pretrained
 
+if TYPE_CHECKING:
+    from runtime.data.text.tokenizer import Texts
+
 POOLED = {"cls": "first token", "mean": "mean of the tokens"}
 USUAL_VOCABULARY: int = TextEncoder.model_fields["vocabulary"].default
 
@@ -33,8 +37,8 @@ USUAL_VOCABULARY: int = TextEncoder.model_fields["vocabulary"].default
 class TextSplit:
     """Tokenized texts in memory."""
 
-    def __init__(self, part: TextPart, tokens: Ragged, pad: int) -> None:
-        self.part, self.tokens, self.pad = part, tokens, pad
+    def __init__(self, part: TextPart, tokens: Ragged, pad: int, types: Ragged | None = None) -> None:
+        self.part, self.tokens, self.pad, self.types = part, tokens, pad, types
         self.targets: Targets = {name: torch.from_numpy(found) for name, found in part.classes.items()}
 
     def __len__(self) -> int:
@@ -46,9 +50,10 @@ class TextSplit:
         return self.tokens.lengths
 
     def gather(self, ids: Ids) -> Inputs:
-        """Token ids and attention mask of these texts, both (N, longest of these) int64."""
+        """Token ids, token types if the network has them, and attention mask; all (N, longest of these) int64."""
         filled, mask = self.tokens.padded(ids, self.pad)
-        return torch.from_numpy(filled), torch.from_numpy(mask)
+        types = () if self.types is None else (torch.from_numpy(self.types.padded(ids, 0)[0]),)
+        return torch.from_numpy(filled), *types, torch.from_numpy(mask)
 
     def title(self, index: int) -> str:
         """Row and first words of one text."""
@@ -65,24 +70,28 @@ def load(job: TextJob, settled: InputRecord | None = None, files: CsvFiles | Non
     files = files or csv_dialect.of_job(job.data.csv.declared(), {})
     train, held, heads, notes = text_split.read(job, files, settled.heads if settled and settled.same_data else None)
     columns = train.texts, held.texts
-    words, most, source = _tokenizer(job, columns[0], settled)
+    words, limits, source = _tokenizer(job, columns[0], settled)
     encoded = [words.encode(texts) for texts in columns]
+    typed, side = limits.typed(encoded[0]), job.data.truncation
     if settled and settled.same_data:
         longest, why = settled.preprocessing["max_length"], list[str]()
     else:
-        longest, why = _length(job, encoded[0], most)
+        longest, why = _length(job, encoded[0], limits.tokens)
     splits = [
-        TextSplit(part, words.cut(tokens, texts, longest), words.pad)
-        for part, tokens, texts in zip((train, held), encoded, columns, strict=True)
+        TextSplit(part, tokens.sequences(longest, side), words.pad, tokens.types(longest, side) if typed else None)
+        for part, tokens in zip((train, held), encoded, strict=True)
     ]
     preprocessing = {
         "kind": "texts",
-        "text": job.data.text,
+        "text": job.data.text[0] if len(job.data.text) == 1 else list(job.data.text),
         "labels": dict(zip(heads, job.data.labels, strict=True)),
         "max_length": longest,
         "vocabulary": words.vocabulary,
-        "tokenizer": words.to_json(),
+        "tokenizer": words.to_json(longest, side),
     }
+    # Left out where they are usual, so that models of earlier versions have the same preprocessing.
+    preprocessing |= {"truncation": side} if side != "right" else {}
+    preprocessing |= {"token_types": True} if typed else {}
     padding = max_length.padding(splits[0].lengths, longest, job.train.batch, job.train.seed)
     notes = [
         f"{len(train):,} training and {len(held):,} validation texts",
@@ -98,30 +107,41 @@ def load(job: TextJob, settled: InputRecord | None = None, files: CsvFiles | Non
     )
 
 
-def _tokenizer(job: TextJob, texts: object, settled: InputRecord | None) -> tuple[Tokenizer, int | None, list[str]]:
-    """The tokenizer, the network's largest number of tokens (None: unlimited), and notes."""
+@dataclass(frozen=True)
+class _Limits:
+    """What the network takes."""
+
+    tokens: int | None = None
+    """Largest number of tokens of a text; None: unlimited."""
+    segments: int = 1
+    """Token types."""
+
+    def typed(self, encoded: Encoded) -> bool:
+        """Whether the network gets the token types of these texts."""
+        return 1 < encoded.template.segments <= self.segments
+
+
+def _tokenizer(job: TextJob, texts: Texts, settled: InputRecord | None) -> tuple[Tokenizer, _Limits, list[str]]:
+    """The tokenizer, the limits of the network, and notes."""
     if isinstance(job.model, TextPretrained):
         found = pretrained.find(job, job.model.name)
         how = families.pooling(found.config) if job.model.pooling == "auto" else job.model.pooling
         note = f"encoder {found.config.model_type} from {found.origin or found.folder}; a text is represented by its {POOLED[how]}"
-        words = _known(settled) if settled else tokenizer.of(found)
-        return words, families.longest(found.config), [note]
+        words = tokenizer.from_json(settled.preprocessing["tokenizer"]) if settled else tokenizer.of(found)
+        return words, _Limits(families.longest(found.config), families.segments(found.config)), [note]
     if settled and (earlier := earlier_run.find(job)):
-        words = _known(settled)
-        return words, earlier.longest(), [f"{words.vocabulary:,} tokens"]
+        words = tokenizer.from_json(settled.preprocessing["tokenizer"])
+        return words, _Limits(earlier.longest(), earlier.segments()), [f"{words.vocabulary:,} tokens"]
     size = job.model.vocabulary if isinstance(job.model, TextEncoder) else USUAL_VOCABULARY
-    words = _known(settled) if settled else tokenizer.learn(texts, size)
-    return words, None, [f"{words.vocabulary:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"]
+    words = tokenizer.from_json(settled.preprocessing["tokenizer"]) if settled else tokenizer.learn(texts, size)
+    return (
+        words,
+        _Limits(),
+        [f"{words.vocabulary:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"],
+    )
 
 
-def _known(settled: InputRecord) -> Tokenizer:
-    """The stored tokenizer, without truncation."""
-    words = tokenizer.from_json(settled.preprocessing["tokenizer"])
-    words.inner.no_truncation()
-    return words
-
-
-def _length(job: TextJob, tokens: Ragged, most: int | None) -> tuple[int, list[str]]:
+def _length(job: TextJob, encoded: Encoded, most: int | None) -> tuple[int, list[str]]:
     wanted = job.data.max_length
     if wanted != "auto" and most is not None and wanted > most:
         raise SpecError(
@@ -134,7 +154,7 @@ def _length(job: TextJob, tokens: Ragged, most: int | None) -> tuple[int, list[s
                 )
             ]
         )
-    return max_length.choose(wanted, tokens.lengths, most)
+    return max_length.choose(wanted, encoded.lengths, most, job.data.truncation)
 
 
 def _watched(job: TextJob) -> list[str]:
@@ -176,7 +196,7 @@ def read(
     columns = preprocessing["labels"].values() if labelled else ()
     source = corpus.joined(
         [
-            corpus.read(path, "data", preprocessing["text"], dict.fromkeys(columns, "data"), "data", files)
+            corpus.read(path, "data", text_columns(preprocessing), dict.fromkeys(columns, "data"), "data", files)
             for path in paths
         ]
     )
@@ -185,4 +205,14 @@ def read(
         raise DataError("\n    ".join(notes), "at least one row with a text", "check how the file was written")
     words = tokenizer.from_json(preprocessing["tokenizer"])
     part = text_split.whole(source, text_split.indices(source, heads) if labelled else {})
-    return NewSamples(TextSplit(part, words.encode(part.texts), words.pad), as_it_is, notes)
+    encoded = words.encode(part.texts)
+    longest, side = preprocessing["max_length"], preprocessing.get("truncation", "right")
+    types = encoded.types(longest, side) if preprocessing.get("token_types") else None
+    notes += max_length.truncated(encoded.lengths, longest, side)
+    return NewSamples(TextSplit(part, encoded.sequences(longest, side), words.pad, types), as_it_is, notes)
+
+
+def text_columns(preprocessing: Mapping[str, Any]) -> list[str]:
+    """The text columns of a model; models with a single one store its name alone."""
+    names = preprocessing["text"]
+    return [names] if isinstance(names, str) else list(names)

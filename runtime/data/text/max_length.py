@@ -10,17 +10,20 @@ import numpy.typing as npt
 
 from runtime.data import stateless_random
 from runtime.data.text import length_buckets
-from runtime.job.text import PART_TOKENS
+from runtime.job.text import PART_TOKENS, Truncation
 
 BATCHES = 500
 """Number of batches on which the share of padding is measured."""
 USUAL = 512
 """Largest length that `auto` chooses if the network has no limit."""
+_WHERE = {"right": "", "left": "at their start ", "middle": "in their middle "}
 
 Lengths = npt.NDArray[np.int64]
 
 
-def choose(wanted: int | Literal["auto"], lengths: Lengths, most: int | None) -> tuple[int, list[str]]:
+def choose(
+    wanted: int | Literal["auto"], lengths: Lengths, most: int | None, side: Truncation = "right"
+) -> tuple[int, list[str]]:
     """`max_length`, and notes with the reason.
 
     `auto` takes the 99th percentile, rounded up to a multiple of 8, within the network's limit.
@@ -29,25 +32,31 @@ def choose(wanted: int | Literal["auto"], lengths: Lengths, most: int | None) ->
         wanted: the job's value.
         lengths: tokens of each training text, special tokens included.
         most: the network's limit in tokens; None if it has none.
+        side: what is left out of a longer text.
     """
     p50, p95, p99 = (int(value) for value in np.percentile(lengths, (50, 95, 99), method="inverted_cdf"))
     spread = f"tokens per text: p50 {p50}, p95 {p95}, p99 {p99}, max {lengths.max()}"
     if wanted != "auto":
-        return wanted, [spread, f"max_length {wanted}: set by the job; {_cut(lengths, wanted)}"]
+        return wanted, [spread, f"max_length {wanted}: set by the job; {_cut(lengths, wanted, side)}"]
     rounded, limit = -(-p99 // 8) * 8, most or USUAL
     why = "p99 rounded up to a multiple of 8"
     if rounded > limit:
         whose = "the limit of this network" if most else "the most that auto uses"
         rounded, why = limit, f"{whose}, less than p99"
-    return rounded, [spread, f"max_length {rounded}: {why}; {_cut(lengths, rounded)}"]
+    return rounded, [spread, f"max_length {rounded}: {why}; {_cut(lengths, rounded, side)}"]
 
 
-def _cut(lengths: Lengths, longest: int) -> str:
+def truncated(lengths: Lengths, longest: int, side: Truncation) -> list[str]:
+    """A note on new texts that are truncated."""
+    return [f"max_length {longest}: {_cut(lengths, longest, side)}"] * bool((lengths > longest).any())
+
+
+def _cut(lengths: Lengths, longest: int, side: Truncation) -> str:
     long = lengths > longest
     if not long.any():
         return "no text is cut"
     lost = int((lengths[long] - longest).sum()) / int(lengths.sum())
-    return f"{long.mean():.1%} of the texts are cut ({int(long.sum()):,} of {len(lengths):,}), {lost:.1%} of all tokens"
+    return f"{long.mean():.1%} of the texts are cut {_WHERE[side]}({int(long.sum()):,} of {len(lengths):,}), {lost:.1%} of all tokens"
 
 
 @dataclass(frozen=True)

@@ -43,19 +43,6 @@ class Ragged:
         places = np.where(own, starts[:, None] + columns, 0)
         return np.where(own, self.flat[places], filler).astype(np.int64), own.astype(np.int64)
 
-    def cut(self, longest: int) -> Ragged:
-        """Truncate each row to `longest` numbers."""
-        kept = np.arange(len(self.flat)) - np.repeat(self.offsets[:-1], self.lengths) < longest
-        return Ragged(self.flat[kept], _offsets(np.minimum(self.lengths, longest)))
-
-    def replaced(self, rows: Ids, others: Ragged) -> Ragged:
-        """Replace `rows` by `others`, which have the same lengths."""
-        flat = self.flat.copy()
-        chosen = np.zeros(len(self), np.bool_)
-        chosen[rows] = True
-        flat[np.repeat(chosen, self.lengths)] = others.flat
-        return Ragged(flat, self.offsets)
-
 
 def of(parts: Iterable[Sequence[Sequence[int]]]) -> Ragged:
     """Build from chunks of many rows each."""

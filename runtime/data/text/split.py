@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Classes = dict[str, npt.NDArray[np.int64]]
 """By head: the class index of each row."""
 Heads = dict[str, Head]
+_BETWEEN = "\x1f"
+"""Between the texts of a row where rows are compared."""
 
 
 @dataclass
@@ -40,9 +42,9 @@ class TextPart:
         return len(self.rows)
 
     @property
-    def texts(self) -> pyarrow.ChunkedArray:
-        """A pyarrow column with the text of each row."""
-        return self.source.texts.take(self.rows)
+    def texts(self) -> tuple[pyarrow.ChunkedArray, ...]:
+        """Pyarrow columns with the texts of each row."""
+        return tuple(column.take(self.rows) for column in self.source.texts)
 
     def title(self, index: int) -> str:
         """Row and first words of one text."""
@@ -149,5 +151,6 @@ def _shared(train: TextPart, held: TextPart) -> list[str]:
     """A note on texts that are in both parts, which makes validation scores too good."""
     from pyarrow import compute
 
-    twice = compute.sum(compute.is_in(held.texts, value_set=train.texts.unique())).as_py() or 0
+    known, new = (compute.binary_join_element_wise(*part.texts, _BETWEEN) for part in (train, held))
+    twice = compute.sum(compute.is_in(new, value_set=known.unique())).as_py() or 0
     return [f"{twice:,} of {len(held):,} validation texts are identical to training texts"] * bool(twice)

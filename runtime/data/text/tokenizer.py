@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from runtime.data.text import ragged
-from runtime.data.text.ragged import Ragged
+from runtime.data.text import ragged, template
+from runtime.data.text.encoded import Encoded
 from runtime.errors import DataError
+from runtime.job.text import Truncation
 from runtime.pretrained.folder import ENCODERS, Pretrained, quiet
 
 if TYPE_CHECKING:
     import pyarrow
     import tokenizers
+
+    Texts = Sequence[pyarrow.ChunkedArray]
+    """Text columns of the same length."""
 
 PART = 10_000
 """Texts that are tokenized in one call, which distributes them over threads."""
@@ -46,30 +50,38 @@ class Tokenizer:
         name = getattr(self.inner.model, "unk_token", None)
         return self.inner.token_to_id(name) if name else None
 
-    def encode(self, texts: pyarrow.ChunkedArray) -> Ragged:
-        """The tokens of each text, special tokens included.
+    def encode(self, columns: Texts) -> Encoded:
+        """The tokens of each text of each column.
 
-        Args:
-            texts: a pyarrow text column.
+        Raises:
+            DataError: if there are several columns, and no special token that can separate them.
         """
-        return ragged.of(_rows(self.inner, texts))
+        found = template.find(self.inner, len(columns))
+        if found is None:
+            raise DataError(
+                f"data.text names {len(columns)} columns, and this tokenizer has no special token to put between them",
+                "a tokenizer with a separator, such as those of bert and roberta; or one column",
+                "use another network, or join the columns in the file",
+            )
+        return Encoded(tuple(ragged.of(_rows(self.inner, texts)) for texts in columns), found)
 
-    def cut(self, encoded: Ragged, texts: pyarrow.ChunkedArray, longest: int) -> Ragged:
-        """Truncate the result of `encode` to at most `longest` tokens; special tokens at both ends are kept."""
-        self.inner.enable_truncation(longest)
-        rows = np.flatnonzero(encoded.lengths > longest)
-        if not len(rows):
-            return encoded
-        return encoded.cut(longest).replaced(rows, self.encode(texts.take(rows)))
+    def to_json(self, longest: int, side: Truncation) -> dict[str, object]:
+        """Plain JSON values from which `from_json` rebuilds the tokenizer.
 
-    def to_json(self) -> dict[str, object]:
-        """Plain JSON values from which `from_json` rebuilds the tokenizer, truncation included."""
-        return {"json": self.inner.to_str(), "pad": self.pad}
+        They hold the truncation too, for a program that uses them without this one; `middle` is none of the library's.
+        """
+        if side != "middle":
+            self.inner.enable_truncation(longest, direction=side)
+        made = {"json": self.inner.to_str(), "pad": self.pad}
+        self.inner.no_truncation()
+        return made
 
 
 def from_json(data: dict[str, Any]) -> Tokenizer:
-    """Rebuild the tokenizer from `Tokenizer.to_json`."""
-    return Tokenizer(library().Tokenizer.from_str(data["json"]), data["pad"])
+    """Rebuild the tokenizer from `Tokenizer.to_json`, without truncation."""
+    inner = library().Tokenizer.from_str(data["json"])
+    inner.no_truncation()
+    return Tokenizer(inner, data["pad"])
 
 
 def library() -> Any:
@@ -92,13 +104,13 @@ def library() -> Any:
     return tokenizers
 
 
-def learn(texts: pyarrow.ChunkedArray, size: int) -> Tokenizer:
-    """Learn a WordPiece vocabulary (Wu et al. 2016) of at most `size` tokens from a pyarrow text column.
+def learn(columns: Texts, size: int) -> Tokenizer:
+    """Learn a WordPiece vocabulary (Wu et al. 2016) of at most `size` tokens from pyarrow text columns.
 
     The same texts give the same vocabulary in every process, with any number of threads.
     """
     inner = _blank(library())
-    alphabet = _alphabet(inner, texts, size)
+    alphabet = _alphabet(inner, columns, size)
     # The trainer numbers the letters inside words in an order that differs between processes; special tokens are
     # numbered in the given order.
     inside = [f"##{letter}" for letter in alphabet]
@@ -110,7 +122,7 @@ def learn(texts: pyarrow.ChunkedArray, size: int) -> Tokenizer:
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    inner.train_from_iterator(parts(texts), trainer)
+    inner.train_from_iterator(_every(columns), trainer)
     numbers = inner.get_vocab(with_added_tokens=True)
     # A new tokenizer, in which only the real special tokens are special.
     learned = _blank(library(), dict(sorted(numbers.items(), key=lambda item: item[1])))
@@ -169,15 +181,15 @@ def _blank(tokenizers: Any, vocabulary: dict[str, int] | None = None) -> tokeniz
     if vocabulary:
         ends = [(_CLASS, vocabulary[_CLASS]), (_SEPARATOR, vocabulary[_SEPARATOR])]
         made.post_processor = tokenizers.processors.TemplateProcessing(
-            single=f"{_CLASS} $A {_SEPARATOR}", special_tokens=ends
+            single=f"{_CLASS} $A {_SEPARATOR}", pair=f"{_CLASS} $A {_SEPARATOR} $B {_SEPARATOR}", special_tokens=ends
         )
     return made  # type: ignore[no-any-return]
 
 
-def _alphabet(inner: tokenizers.Tokenizer, texts: pyarrow.ChunkedArray, size: int) -> list[str]:
+def _alphabet(inner: tokenizers.Tokenizer, columns: Texts, size: int) -> list[str]:
     """The most frequent letters, sorted; at most a quarter of the vocabulary."""
     counts: Counter[str] = Counter()
-    for part in parts(texts):
+    for part in _every(columns):
         counts.update(inner.normalizer.normalize_str("\n".join(part)))
     letters = sorted((-count, letter) for letter, count in counts.items() if not letter.isspace())
     return sorted(letter for _, letter in letters[: size // 4])
@@ -189,6 +201,10 @@ def parts(texts: pyarrow.ChunkedArray) -> Iterator[list[str]]:
         yield texts.slice(start, PART).to_pylist()
 
 
+def _every(columns: Texts) -> Iterator[list[str]]:
+    return chain.from_iterable(map(parts, columns))
+
+
 def _rows(inner: tokenizers.Tokenizer, texts: pyarrow.ChunkedArray) -> Iterable[list[list[int]]]:
     for part in parts(texts):
-        yield [encoding.ids for encoding in inner.encode_batch_fast(part)]
+        yield [encoding.ids for encoding in inner.encode_batch_fast(part, add_special_tokens=False)]

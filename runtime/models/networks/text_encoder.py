@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,12 @@ from runtime.pretrained.folder import ENCODERS, Pretrained, quiet
 class TextNetwork(nn.Module):
     """An encoder with one linear output per head.
 
-    Inputs are token ids and attention mask, both (N, tokens) int64. The output is a dict of (N, classes) by head name,
-    or the tensor alone for a single head with the empty name.
+    Inputs are token ids, token types if the tokenizer has them for these texts, and attention mask, all (N, tokens)
+    int64. The output is a dict of (N, classes) by head name, or the tensor alone for a single head with the empty name.
     """
+
+    INPUT_NAMES: ClassVar = {2: ("ids", "mask"), 3: ("ids", "types", "mask")}
+    """By number of inputs."""
 
     def __init__(self, encoder: nn.Module, outputs: Mapping[str, int], pooling: str, dropout: float) -> None:
         super().__init__()
@@ -34,8 +37,11 @@ class TextNetwork(nn.Module):
             nn.init.normal_(head.weight, std=0.02)  # type: ignore[arg-type]
             nn.init.zeros_(head.bias)  # type: ignore[arg-type]
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
-        return self.outputs(self.pooled(self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask))
+    def forward(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
+        return self.outputs(self.pooled(self._hidden(*inputs), inputs[-1]))
+
+    def _hidden(self, *inputs: Tensor) -> Tensor:
+        return self.encoder(**encoder_tail.named(inputs)).last_hidden_state  # type: ignore[no-any-return]
 
     def pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """One vector per text, (N, width)."""
@@ -50,28 +56,28 @@ class TextNetwork(nn.Module):
         outputs: dict[str, Tensor] = {name: head(vector) for name, head in zip(self.names, self.heads, strict=True)}
         return outputs.get("", outputs)
 
-    def packed(self, ids: Tensor, mask: Tensor) -> Tensor | dict[str, Tensor]:
+    def packed(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
         """As `forward`, but the layers compute only the real tokens, without padding."""
         assert isinstance(self.layers, nn.ModuleList), "tried before, where the layers are counted"
         upper = UpperLayers(self, encoder_tail.tail(self.encoder, self.embeddings, self.layers, 0))
-        return upper.packed(encoder_tail.entering(self.encoder, self.layers[0], ids, mask), mask)
+        return upper.packed(encoder_tail.entering(self.encoder, self.layers[0], inputs), inputs[-1])
 
-    def divided(self, ids: Tensor, mask: Tensor) -> FrozenSplit | None:
+    def divided(self, *inputs: Tensor) -> FrozenSplit | None:
         """Split before the first trainable layer; if the whole encoder is frozen, behind its pooled vectors."""
         encoder, layers, embeddings = self.encoder, self.layers, self.embeddings
         if not any(p.requires_grad for p in encoder.parameters()):
             return FrozenSplit(
                 "the whole encoder",
-                lambda ids, mask: (self.pooled(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask),),
+                lambda *inputs: (self.pooled(self._hidden(*inputs), inputs[-1]),),
                 self.outputs,
             )
-        count = encoder_tail.untrained(encoder, layers, ids, mask) if isinstance(layers, nn.ModuleList) else 0
+        count = encoder_tail.untrained(encoder, layers, inputs) if isinstance(layers, nn.ModuleList) else 0
         if not count or not isinstance(layers, nn.ModuleList) or count == len(layers):
             return None
         upper = UpperLayers(self, encoder_tail.tail(encoder, embeddings, layers, count))
         return FrozenSplit(
             f"the embeddings and {count} of {len(layers)} layers",
-            lambda ids, mask: (encoder_tail.entering(encoder, layers[count], ids, mask), mask),
+            lambda *inputs: (encoder_tail.entering(encoder, layers[count], inputs), inputs[-1]),
             upper.padded,
             upper.packed,
         )
@@ -126,17 +132,17 @@ def build(*, config: Mapping[str, object], outputs: Mapping[str, int], pooling: 
     return TextNetwork(made, outputs, pooling, dropout)
 
 
-def probe(network: TextNetwork, found: Pretrained, longest: int) -> None:
-    """Run one text of the maximum length through the network.
+def probe(network: TextNetwork, found: Pretrained, longest: int, *, types: bool) -> None:
+    """Run one text of the maximum length through the network, with token types or without.
 
     Raises:
         SpecError: if the encoder cannot process it.
     """
-    ids, mask = torch.ones(1, longest, dtype=torch.int64), torch.ones(1, longest, dtype=torch.int64)
+    ones = torch.ones(1, longest, dtype=torch.int64)
     network.eval()
     try:
         with quiet(), torch.inference_mode():
-            network(ids, mask)
+            network(*[ones] * (3 if types else 2))
     except Exception as error:  # networks of the library raise anything; all of it means that the length does not fit
         found.refuse(
             f"{found.folder} is a {found.config.model_type}, which does not accept texts of {longest} tokens here: "

@@ -42,13 +42,6 @@ def test_padded_to_the_longest() -> None:
     assert own.tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
 
 
-def test_ragged_rows_are_truncated_and_replaced() -> None:
-    made = ragged.of([ROWS]).cut(2)
-    assert rows(made) == [[1, 2], [4], [], [5, 6], [10, 11]]
-    others = ragged.of([[[70, 71], [80, 81]]])
-    assert rows(made.replaced(np.array([0, 3]), others)) == [[70, 71], [4], [], [80, 81], [10, 11]]
-
-
 WORDS = ["La bomba GOTEA aceite", "el motor está caliente", "se oyó un chirrido", "mañana vibró el eje"] * 6
 
 
@@ -56,14 +49,14 @@ def test_the_same_texts_give_the_same_vocabulary(tmp_path: Path) -> None:
     """The library's own trainer numbers letters in the order of a hash table, which differs from call to call."""
     path = text.write(tmp_path, 200, 0)[0]
     texts = column([line.split(".")[0] for line in path.read_text(encoding="utf-8").splitlines()])
-    made = {tokenizer.learn(texts, 600).inner.to_str() for _ in range(4)}
+    made = {tokenizer.learn([texts], 600).inner.to_str() for _ in range(4)}
     assert len(made) == 1
 
 
 def test_lower_case_with_accents() -> None:
-    words = tokenizer.learn(column(WORDS), 200)
+    words = tokenizer.learn([column(WORDS)], 200)
     upper, lower, plain, apart = (
-        rows(words.encode(column([text, text])))[0]
+        rows(words.encode([column([text, text])]).sequences())[0]
         for text in ("MAÑANA VIBRÓ", "mañana vibró", "manana vibro", "man\u0303ana vibro\u0301")
     )
     assert upper == lower == apart
@@ -71,8 +64,8 @@ def test_lower_case_with_accents() -> None:
 
 
 def test_special_tokens_stand_at_both_ends() -> None:
-    words = tokenizer.learn(column(WORDS), 200)
-    ids = rows(words.encode(column(["la bomba", "xyz 漢"])))
+    words = tokenizer.learn([column(WORDS)], 200)
+    ids = rows(words.encode([column(["la bomba", "xyz 漢"])]).sequences())
     assert all(row[0] == 2 and row[-1] == 3 for row in ids)
     assert (words.pad, words.unknown) == (0, 1)
     assert ids[1][-2] == words.unknown
@@ -81,7 +74,7 @@ def test_special_tokens_stand_at_both_ends() -> None:
 @pytest.mark.parametrize("size", [100, 150, 400])
 def test_a_vocabulary_is_not_larger_than_requested(tmp_path: Path, size: int) -> None:
     texts = [row[0] for row in _reports(tmp_path)]
-    assert 50 < tokenizer.learn(column(texts), size).vocabulary <= size
+    assert 50 < tokenizer.learn([column(texts)], size).vocabulary <= size
 
 
 def _reports(folder: Path) -> list[list[str]]:
@@ -90,11 +83,15 @@ def _reports(folder: Path) -> list[list[str]]:
 
 
 def test_a_tokenizer_survives_json() -> None:
-    words = tokenizer.learn(column(WORDS), 200)
+    words = tokenizer.learn([column(WORDS)], 200)
     texts = column(["el motor está muy caliente hoy", "la bomba gotea"])
-    cut = words.cut(words.encode(texts), texts, 5)
-    again = tokenizer.from_json(json.loads(json.dumps(words.to_json())))
-    assert rows(again.encode(texts)) == rows(cut)
+    cut = words.encode([texts]).sequences(5)
+    stored = json.loads(json.dumps(words.to_json(5, "right")))
+    again = tokenizer.from_json(stored)
+    assert rows(again.encode([texts]).sequences(5)) == rows(cut)
+    # Alone, in another program, it truncates too.
+    other = tokenizer.library().Tokenizer.from_str(stored["json"])
+    assert [other.encode(text).ids for text in texts.to_pylist()] == rows(cut)
     assert max(map(len, rows(cut))) == 5
     assert (again.pad, again.vocabulary, again.unknown) == (words.pad, words.vocabulary, words.unknown)
 

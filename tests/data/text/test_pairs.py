@@ -1,0 +1,263 @@
+"""Several text columns: pairs as transformers encodes them, truncation at each side, and the way of a pair to a file."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow
+import pytest
+import safetensors.torch
+import torch
+from tokenizers import Tokenizer, processors
+
+from runtime.cli import main
+from runtime.data.load import load
+from runtime.data.text import ragged, template, tokenizer
+from runtime.data.text.encoded import Encoded
+from runtime.data.text.load import TextSplit
+from runtime.errors import DataError, SpecError
+from runtime.inference import dummy_inputs, onnx_file
+from runtime.job_spec import load as job_spec
+from runtime.models import frozen_split
+from runtime.models.networks.text_encoder import TextNetwork
+from runtime.pretrained.folder import quiet
+from runtime.training.run import Run
+from tests import reports, tiny
+from tests.trained import Case, seen, trained
+
+ENDS = {"bert": (("[SEP]", 3), ("[CLS]", 2)), "roberta": (("[SEP]", 3), ("[CLS]", 2))}
+PROCESSORS: dict[str, Any] = {"bert": processors.BertProcessing, "roberta": processors.RobertaProcessing}
+WORDS = [
+    "la",
+    "bomba",
+    "pierde",
+    "aceite",
+    "motor",
+    "fuga",
+    "eje",
+    "vibra",
+    "caliente",
+    "junta",
+    "sensor",
+    "falla",
+    "ruido",
+    "gotea",
+]
+
+
+def table(path: Path, rows: int = 48) -> Path:
+    """Pairs of very different lengths; the class is whether both begin alike."""
+    drawn = np.random.default_rng(7)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["first", "second", "third", "same"])
+        for row in range(rows):
+            texts = [[WORDS[i] for i in drawn.integers(0, len(WORDS), 1 + drawn.integers(0, 14))] for _ in range(3)]
+            texts[1][0] = texts[0][0] if row % 2 else "no"
+            writer.writerow([*map(" ".join, texts), "yes" if row % 2 else "no"])
+    return path
+
+
+def job(folder: Path, text: str = "[first, second]", data: str = "", model: str = reports.ENCODER) -> Any:
+    return reports.job(folder, train="pairs.csv", text=text, labels="same", data=data, model=model)
+
+
+def pretrained(folder: Path, family: str) -> Path:
+    """A small network with the family's own template: bert tells the texts by their token types, roberta does not."""
+    saved = reports.pretrained(folder, family)
+    words = Tokenizer.from_file(str(saved / "tokenizer.json"))
+    words.post_processor = PROCESSORS[family](*ENDS[family])
+    words.save(str(saved / "tokenizer.json"))
+    special = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
+    names = ["input_ids", *(["token_type_ids"] if family == "bert" else []), "attention_mask"]
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names, **special}
+    (saved / "tokenizer_config.json").write_text(json.dumps(config))
+    reports.edit(saved / "config.json", pad_token_id=0)
+    return saved
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_pair_gives_the_outputs_that_transformers_computes(tmp_path: Path, family: str, side: str) -> None:
+    saved = pretrained(tmp_path, family)
+    table(tmp_path / "pairs.csv")
+    if family == "bert":
+        # With random weights of BERT's size of 0.02, the token types would hardly be seen.
+        weights = safetensors.torch.load_file(saved / "model.safetensors")
+        weights["embeddings.token_type_embeddings.weight"] = torch.randn(2, 16, generator=torch.manual_seed(1))
+        safetensors.torch.save_file(weights, saved / "model.safetensors", {"format": "pt"})
+    data = f", max_length: 16, truncation: {side}"
+    asked = job(tmp_path, data=data, model="{source: transformers, name: saved}")
+    made = tiny.plain(asked, tmp_path)
+    network, split = made.model.eval(), made.dataset.validation
+    assert isinstance(network, TextNetwork)
+    assert isinstance(split, TextSplit)
+    ids = np.arange(len(split))
+    with quiet() as transformers, torch.no_grad():
+        words = transformers.AutoTokenizer.from_pretrained(saved, truncation_side=side)
+        theirs = transformers.AutoModel.from_pretrained(saved).eval()
+        pairs = [column.to_pylist() for column in split.part.texts]
+        given = words(*pairs, truncation="longest_first", max_length=16, padding=True, return_tensors="pt")
+        expected = network.outputs(theirs(**given).last_hidden_state[:, 0])
+        inputs = split.gather(ids)
+        ours = network(*inputs)
+    assert len(inputs) == len(given) == (3 if family == "bert" else 2)
+    assert int(split.lengths.max()) == 16
+    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(network.packed(*inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+def rows(count: int, offset: int) -> list[list[int]]:
+    return [list(range(offset, offset + length)) for length in range(count)]
+
+
+def both(side: Literal["right", "left", "middle"], room: int) -> list[tuple[list[int], list[int]]]:
+    """All pairs of 0 to 9 tokens with a separator, truncated; as the two columns."""
+    first = [row for row in rows(10, 100) for _ in range(10)]
+    second = rows(10, 200) * 10
+    special = template.SpecialTokens((1,), (0,))
+    made = Encoded(tuple(ragged.of([column]) for column in (first, second)), template.Template((special,) * 3, (0, 1)))
+    found = made.sequences(room + 3, side)
+    samples = [found.flat[a:b].tolist() for a, b in zip(found.offsets, found.offsets[1:], strict=False)]
+    types = made.types(room + 3, side)
+    assert all(sample[0] == sample[-1] == 1 and sample.count(1) == 3 for sample in samples)
+    assert types.flat[found.flat >= 200].all()
+    assert not types.flat[found.flat < 200].any()
+    return [([x for x in s if 100 <= x < 200], [x for x in s if x >= 200]) for s in samples]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_longer_text_is_truncated_first(side: Literal["right", "left"]) -> None:
+    """As the library truncates pairs, for all lengths."""
+    vocabulary = {f"t{number}": number for number in range(300)} | {"[UNK]": 300}
+    inner = Tokenizer(tokenizer.library().models.WordLevel(vocabulary, "[UNK]"))
+    inner.pre_tokenizer = tokenizer.library().pre_tokenizers.WhitespaceSplit()
+    inner.enable_truncation(7, direction=side)
+    texts = [[" ".join(f"t{x}" for x in row) for row in rows(10, offset)] for offset in (100, 200)]
+    for place, (first, second) in enumerate(both(side, 7)):
+        found = inner.encode(texts[0][place // 10], texts[1][place % 10]).ids
+        assert [x for x in found if x < 200] == first
+        assert [x for x in found if x >= 200] == second
+
+
+def test_the_middle_is_left_out() -> None:
+    """A quarter of the kept tokens is from the start: 128 of 510, as Sun et al. keep."""
+    column = ragged.of([[list(range(1000)), list(range(300)), []]])
+    special = template.SpecialTokens((5000,), (0,))
+    made = Encoded((column,), template.Template((special, special), (0,))).sequences(512, "middle")
+    first = made.flat[:512].tolist()
+    assert first == [5000, *range(128), *range(1000 - 382, 1000), 5000]
+    assert made.lengths.tolist() == [512, 302, 2]
+
+
+def columns(*texts: list[str]) -> list[Any]:
+    return [pyarrow.chunked_array([column], "string") for column in texts]
+
+
+def test_columns_are_separated() -> None:
+    words = tokenizer.learn(columns(["la bomba", "el motor"] * 5, ["fuga", "eje"] * 5, ["x", "y"] * 5), 200)
+    three = words.encode(columns(["la bomba"], ["motor"], ["fuga"])).sequences().flat.tolist()
+    names = [words.inner.id_to_token(number) for number in three]
+    assert names == ["[CLS]", "la", "bomba", "[SEP]", "motor", "[SEP]", "fuga", "[SEP]"]
+    alone = tokenizer.Tokenizer(tokenizer.library().Tokenizer(words.inner.model), 0)
+    with pytest.raises(DataError, match="2 columns, and this tokenizer has no special token to put between them"):
+        alone.encode(columns(["la"], ["bomba"]))
+
+
+def test_a_tokenizer_of_an_earlier_version_has_no_template_for_pairs() -> None:
+    words = tokenizer.learn(columns(["la bomba", "el motor"] * 5), 200)
+    single = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    words.inner.post_processor = single
+    found = words.encode(columns(["la bomba"], ["motor"])).sequences().flat.tolist()
+    assert [number for number in found if number < 5] == [2, 3, 3]
+
+
+def files(folder: Path) -> None:
+    """Training and validation pairs, and a network with token types."""
+    pretrained(folder, "bert")
+    table(folder / "train.csv")
+    table(folder / "held.csv", 11)
+
+
+CASE = Case(
+    files,
+    ".csv",
+    "task: text-classification\ndata: {train: train.csv, validation: held.csv, text: [first, second], labels: same, "
+    "max_length: 12, truncation: middle}\n"
+    "model: {source: transformers, name: saved, freeze: {embeddings: true, layers: 1}}\n",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained(CASE, tmp_path_factory.mktemp("pairs"))
+
+
+def test_a_pair_is_predicted_as_it_was_validated(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the model folder alone: both columns, their token types, and the same truncation."""
+    assert any("texts are cut in their middle" in note for note in run.dataset.notes)
+    inputs = run.dataset.validation.gather(np.arange(4))
+    assert frozen_split.of(run.model, inputs) is not None
+    found = predicted(run, tmp_path, run.folder.parent / "held.csv")
+    assert "max_length 12: " in capsys.readouterr().err
+    expected = seen(run)[""].softmax(dim=1).max(dim=1).values
+    torch.testing.assert_close(torch.tensor([row["probability"] for row in found]), expected, rtol=1e-4, atol=1e-5)
+    assert found[0]["sample"].startswith("held.csv row 1: ")
+    assert " | " in found[0]["sample"]
+
+
+def predicted(run: Run, folder: Path, data: Path) -> list[dict[str, Any]]:
+    output = folder / "out.jsonl"
+    words = ["predict", str(run.folder), str(data), "--format", "jsonl", "--probabilities", "--output", str(output)]
+    assert main.main(words) == 0
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def test_a_missing_column_is_named(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "new.csv").write_text("first,third\na b,c\n")
+    assert main.main(["predict", str(run.folder), str(tmp_path / "new.csv")]) == 3
+    assert 'new.csv has no column "second"' in capsys.readouterr().err
+
+
+def test_one_of_two_texts_may_be_empty(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("first,second\nla bomba,\n,fuga\n,\n")
+    assert len(predicted(run, tmp_path, tmp_path / "new.csv")) == 2
+
+
+def test_an_exported_file_has_the_token_types(run: Run) -> None:
+    inputs = dummy_inputs.inputs(run.dataset.preprocessing, 5, 0)
+    assert onnx_file.input_names(run.model, len(inputs)) == ["ids", "types", "mask"]
+    assert [x.shape for x in inputs] == [inputs[0].shape] * 3
+    assert inputs[1].any()
+
+
+def test_a_job_starts_from_a_run_of_pairs(run: Run) -> None:
+    path = run.folder.parent / "more.yaml"
+    path.write_text(
+        "name: more\ntask: text-classification\ndata: {train: train.csv, text: [first, second], labels: same}\n"
+        f"model: {{from: {run.folder}}}\n"
+    )
+    dataset = load(job_spec.load(path))
+    assert dataset.preprocessing["token_types"] is True
+    assert len(dataset.train.gather(np.arange(3))) == 3
+
+
+def test_a_text_column_cannot_be_a_label(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="is a text column too"):
+        reports.job(tmp_path, train="pairs.csv", text="[first, same]", labels="same")
+    with pytest.raises(SpecError, match="first appears twice"):
+        reports.job(tmp_path, train="pairs.csv", text="[first, first]", labels="same")
+
+
+def test_init_finds_a_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = table(tmp_path / "pairs.csv")
+    path.write_text(path.read_text().replace("first,second", "Premise,Hypothesis"))
+    assert main.main(["init", "pairs.csv"]) == 0
+    assert job_spec.load(Path("pairs.yaml")).data.text == ("Premise", "Hypothesis")
+    assert main.main(["init", "pairs.csv", "--text", "third", "--text", "Premise", "--output", "two.yaml"]) == 0
+    assert job_spec.load(Path("two.yaml")).data.text == ("third", "Premise")
