@@ -115,6 +115,7 @@ TRAINED = {
     "data/parts.npz": "parts",
     "data/reports.csv": "reports",
     "data/reports.jsonl": "reports",
+    "data/answers.csv": "answers",
     "data/readings.csv": "machines",
     "data/windows.npz": "windows",
     "data/machines.parquet": "failures",
