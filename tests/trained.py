@@ -174,7 +174,7 @@ def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
     done = plain(job, home)
     losses(done, steps)
     assert done.ema
-    done.ema.update(done.model)
+    done.ema.update(done.model, torch.tensor(True))
     done.last, confusion = evaluate(done)
     done.watch.update(done.last, done.counters.step, 0)
     Saver(done).best({"metrics": done.last, "confusion": confusion})

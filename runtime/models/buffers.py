@@ -86,6 +86,29 @@ class Buffers:
         filled = [pair for pair in zip(self.tensors, self.before, strict=True) if not _shares(pair[0])]
         _copy([tensor for tensor, _ in filled], [before for _, before in filled])
 
+    def are_in_place(self) -> bool:
+        """Whether the buffers are still the remembered tensors, with their shapes: then only their content differs."""
+        found = self.now()
+        return (
+            [id(b) for b in found] == [id(b) for b in self.tensors]
+            and _alike(found, self.before)
+            and not any(map(_shares, found))
+        )
+
+    @torch.no_grad()
+    def keep_if(self, keep: Tensor) -> None:
+        """Restore the remembered content unless `keep`, a boolean tensor of shape () that the host does not read.
+
+        The buffers must be `are_in_place`.
+        """
+        for dtype in dict.fromkeys(tensor.dtype for tensor in self.tensors):
+            now = [tensor for tensor in self.tensors if tensor.dtype == dtype]
+            before = [tensor for tensor in self.before if tensor.dtype == dtype]
+            # One kernel for all tensors of a dtype instead of one for each.
+            flat, old = (torch.cat([tensor.flatten() for tensor in group]) for group in (now, before))
+            chosen = torch.split(torch.where(keep, flat, old), [tensor.numel() for tensor in now])
+            torch._foreach_copy_(now, [part.view(tensor.shape) for part, tensor in zip(chosen, now, strict=True)])
+
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
         """Restore the buffers at the end of the `with` block, also after an exception."""

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from runtime.data.to_device import onto
+
 
 class Ema:
     """Average = decay * average + (1 - decay) * weights, after every step.
@@ -19,18 +21,37 @@ class Ema:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.updates = decay, 0
+        self.on_device: Tensor | None = None
+        """`updates` on the device, shape (), one step ahead of the host; None until a step needs it."""
         self.average = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        self.finite = {name for name, value in self.average.items() if _is_finite(value)}
+        """What is averaged. A mask of minus infinity is copied: between two infinities lies NaN."""
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """Update the average with the model's weights."""
-        self.updates += 1
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+    def update(self, model: nn.Module, finite: Tensor) -> None:
+        """Update the average with the model's weights if `finite`, a boolean tensor of shape () on their device.
+
+        The host need not know its value yet; call `count` once it does.
+        """
+        if self.on_device is None:
+            self.on_device = onto(finite.device, [self.updates], torch.float64)[0]
+        self.on_device = self.on_device + finite
+        decay = ((1 + self.on_device) / (10 + self.on_device)).clamp(max=self.decay)
+        weight = torch.where(finite, 1 - decay, torch.zeros_like(decay))
         for name, value in model.state_dict().items():
-            if value.is_floating_point():
-                self.average[name].lerp_(value, 1 - decay)
+            if name in self.finite:
+                self.average[name].lerp_(value, weight.to(value.dtype))
             else:
+                # A step that was not finite has left these buffers as they were.
                 self.average[name].copy_(value)
+
+    def count(self, finite: bool) -> None:
+        """Count an update that the device has made if `finite`."""
+        self.updates += finite
+
+    def restore(self, average: dict[str, Tensor], updates: int) -> None:
+        """Take the average of a checkpoint, and the number of its updates."""
+        self.average, self.updates, self.on_device = average, updates, None
 
     @contextlib.contextmanager
     def swapped_in(self, model: nn.Module) -> Iterator[None]:
@@ -41,3 +62,7 @@ class Ema:
             yield
         finally:
             model.load_state_dict(raw)
+
+
+def _is_finite(value: Tensor) -> bool:
+    return value.is_floating_point() and bool(torch.isfinite(value).all())

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 from runtime.data.dataset import Batch
 from runtime.errors import Stopped
+from runtime.system.signals import Interrupted
 from runtime.tracking import confusion_image
 from runtime.training import agreement
 from runtime.training.agreement import HalfUpdated
@@ -25,6 +26,7 @@ from runtime.training.profiling.profiler import Profiler
 from runtime.training.progress import Progress
 from runtime.training.run import Run
 from runtime.training.saver import Saver
+from runtime.training.step_records import StepRecords, TrainedStep
 
 
 def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = None) -> str:
@@ -44,24 +46,25 @@ def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = 
 
 
 def _fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) -> str:
+    records = StepRecords(run, progress)
     reason = _ended(run)
     while reason is None and run.counters.epoch < run.job.train.epochs:
         try:
-            _epoch(run, saver, progress, profiler)
+            _epoch(run, saver, records, profiler)
             with run.clock.phase("evaluate"):
                 run.last, confusion = evaluate(run)
             agreement.settle(run.ranks, _met(_record_evaluation, run, saver, progress, confusion))
         except NotFinite as why:
             with run.signals.held():
                 run.numerics.roll_back(why)
-                _go_back(run, saver, "numbers", str(why), f", skipping batches: {_left_out(run)}")
+                _go_back(run, saver, records, "numbers", str(why), f", skipping batches: {_left_out(run)}")
         except Fp16Collapse as why:
             with run.signals.held():
-                _go_back(run, saver, "precision", str(why), ", continuing in fp32 (train.fp16.fallback)")
+                _go_back(run, saver, records, "precision", str(why), ", continuing in fp32 (train.fp16.fallback)")
                 run.step.fall_back()
         except HalfUpdated as why:
             with run.signals.held():
-                _go_back(run, saver, "memory", str(why))
+                _go_back(run, saver, records, "memory", str(why))
         reason = _ended(run)
     epochs = run.job.train.epochs
     return reason or ("1 epoch trained" if epochs == 1 else f"all {epochs} epochs trained")
@@ -74,7 +77,7 @@ def _ended(run: Run) -> str | None:
     return f"{run.counters.step} steps trained" if run.steps_done() else run.watch.stop()
 
 
-def _epoch(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None) -> None:
+def _epoch(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | None) -> None:
     """Train an epoch from the present counters. A problem of one process is shared with all before the next step."""
     counters = run.counters
     run.train_mode()
@@ -83,12 +86,23 @@ def _epoch(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None
         batches = run.clock.waiting("input", run.batches.epoch(counters.epoch, counters.batch))
         while not run.steps_done():
             batch, trouble = (None, trouble) if trouble else _fetched(run, batches)
-            agreement.settle(run.ranks, trouble)
+            _settle(run, records, trouble)
             if batch is None:
                 break
-            trouble = _met(_advance, run, batch, progress)
-            trouble = trouble or run.signals.pending() or _met(_profile_and_save, run, saver, profiler)
-    agreement.settle(run.ranks, trouble or run.signals.pending() or _met(saver.check))
+            trouble = _met(_advance, run, batch, records)
+            trouble = trouble or run.signals.pending() or _met(_profile_and_save, run, saver, records, profiler)
+    _settle(run, records, trouble or run.signals.pending() or _met(records.flush) or _met(saver.check))
+
+
+def _settle(run: Run, records: StepRecords, trouble: BaseException | None) -> None:
+    """Raise the problem that counts for all processes. Before a stop, which saves, the last step is recorded; what that
+    finds comes first, and the stop is met again afterwards.
+    """
+    found = agreement.agreed(run.ranks, trouble)
+    if isinstance(found, Stopped | Interrupted):
+        found = _met(records.flush) or found
+    if found is not None:
+        raise found
 
 
 def _fetched(run: Run, batches: Iterator[Batch]) -> tuple[Batch | None, BaseException | None]:
@@ -111,51 +125,38 @@ def _met(work: Callable[..., None], *given: object) -> Exception | None:
     return None
 
 
-def _profile_and_save(run: Run, saver: Saver, profiler: Profiler | None) -> None:
+def _profile_and_save(run: Run, saver: Saver, records: StepRecords, profiler: Profiler | None) -> None:
     if profiler:
         profiler.step()
     if saver.due():
+        records.flush()
         saver.periodic()
 
 
-def _advance(run: Run, batch: Batch, progress: Progress) -> None:
+def _advance(run: Run, batch: Batch, records: StepRecords) -> None:
     """Train one step on one batch; weights, counters and records are updated together or not at all."""
     counters = run.counters
     place = (counters.epoch, counters.batch)
     with run.signals.held():
         if place not in run.numerics.skip:
-            _step(run, batch, place, progress)
+            _step(run, batch, place, records)
         counters.step += 1
         counters.batch += 1
         counters.samples += run.batches.size(place[1])
 
 
-def _step(run: Run, batch: Batch, place: tuple[int, int], progress: Progress) -> None:
-    number, scaler = run.counters.step + 1, run.step.scaler
+def _step(run: Run, batch: Batch, place: tuple[int, int], records: StepRecords) -> None:
     ready = run.mixed(run.prepared(batch, place[0]))
     rate = run.set_rate()
-    outcome = run.step(ready, run.step_seed())
-    assert run.metrics is not None
-    values = {"train/loss": outcome.loss, "lr": rate, "grad_norm": outcome.grad_norm}
-    if scaler.active:
-        values["scale"] = scaler.scale
-    run.metrics.write(number, place[0], values if outcome.finite else values | {"skipped": 1.0})
-    if outcome.finite:
-        if run.ema:
-            run.ema.update(run.model)
-        word = run.numerics.good(outcome.loss, place, lambda: run.batches.order(*place)[0])
-        if word:
-            run.events.add("numbers", word, number)
-    else:
-        text = f"step {number} skipped: loss {outcome.loss:.4g}, gradient norm {outcome.grad_norm:.4g}"
-        run.events.add("numbers", text, number)
-        ids = run.batches.order(*place)[0]
-        run.numerics.skipped(place, ids, scaler.scale if scaler.active else None)
-    progress.step(run, number, outcome.loss)
+    result = run.step(ready, run.step_seed())
+    if run.ema:
+        run.ema.update(run.model, result.device_finite)
+    records.add(TrainedStep(run.counters.step + 1, place, rate, result))
 
 
-def _go_back(run: Run, saver: Saver, kind: str, why: str, rest: str = "") -> None:
+def _go_back(run: Run, saver: Saver, records: StepRecords, kind: str, why: str, rest: str = "") -> None:
     """Roll back to the last checkpoint."""
+    records.drop()
     saver.wait()
     run.step.use_micro_batch(agreement.least(run.ranks, run.step.micro_batch))
     loaded, passed = agreement.latest(run.ranks, run.checkpoints)

@@ -215,6 +215,7 @@ def assemble(
         if value != optimization.off:
             # Here mypy checks that Run fits AssembledRun, the interface for optimizations.
             optimization.apply(run, value)
+    run.step.state.on_device = device.type == "cuda"
     run.step.state.strict = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
     run.identity = identity | {"processes": str(ranks.count), "threads": str(torch.get_num_threads())}
     run.batches.handover.processes = ranks.count

@@ -58,6 +58,8 @@ class Saver:
         self.unsaved_best: PendingCheckpoint | None = None
         self.cost = 0.0
         self.last = time.monotonic()
+        self.infinite = set(not_finite(run.model.named_buffers(remove_duplicate=False)))
+        """Buffers that the network built so, such as a mask of minus infinity; all others must stay finite."""
 
     def due(self, *, epoch_ended: bool = False) -> bool:
         """Whether a checkpoint is due now."""
@@ -75,7 +77,8 @@ class Saver:
         Raises:
             NotFinite: if one of them is not finite.
         """
-        wrong = not_finite(self.run.model.state_dict().items())
+        state = self.run.model.state_dict()
+        wrong = not_finite((name, value) for name, value in state.items() if name not in self.infinite)
         if wrong:
             raise NotFinite(f"not finite: {', '.join(wrong[:5])}")
 

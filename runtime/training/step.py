@@ -18,12 +18,12 @@ from runtime.data.dataset import Batch, Inputs
 from runtime.job.train import Fp16
 from runtime.models.buffers import Buffers
 from runtime.system import torch_compat, torch_errors, torch_settings
-from runtime.training import agreement
+from runtime.training import agreement, fused_update
 from runtime.training.compiled_forward import CompiledForward
 from runtime.training.grad_scaler import Scaler
 from runtime.training.losses import Objective
 from runtime.training.step_options import StepOptions, StepState
-from runtime.training.step_result import StepResult, outcome_of
+from runtime.training.step_result import StepResult, result_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +66,10 @@ class Step:
     def use_micro_batch(self, samples: int | None) -> None:
         """Set the micro-batch size; None for the whole batch."""
         self.state.micro_batch = samples
+
+    def forget(self) -> None:
+        """Forget the last step, whose result may not have been read: the run goes back to before it."""
+        self.state.last = None
 
     def fall_back(self) -> None:
         """Compute in fp32 without scaling from now on."""
@@ -199,15 +203,45 @@ class Step:
     def _update(self, loss: Tensor) -> StepResult:
         self.scaler.unscale(self.parameters)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or float("inf"))
-        outcome = outcome_of(loss, norm)
-        if outcome.finite:
-            with self.options.phase("optimizer"):
-                self.optimizer.step()
-        self.scaler.update(outcome.finite)
-        self.optimizer.zero_grad(set_to_none=True)
-        if not outcome.finite:
+        result = result_of(loss, norm, self._updates_on_device(), self.scaler.update)
+        if result.on_device:
+            self._update_if(result.device_finite)
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
+            self._update_now(result)
+        self.state.last = result
+        return result
+
+    def _update_now(self, result: StepResult) -> None:
+        if self.state.last:
+            self.state.last.read()
+        self.scaler.leave_device()
+        if result.finite:
+            self._optimize()
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
             self._rewind()
-        return outcome
+
+    def _optimize(self) -> None:
+        with self.options.phase("optimizer"):
+            self.optimizer.step()
+
+    def _updates_on_device(self) -> bool:
+        """Whether the device itself can leave everything as it was if numbers are not finite, so that the host need not
+        wait for them.
+        """
+        return (
+            self.state.on_device
+            and fused_update.is_possible(self.optimizer)
+            and self.buffers.are_in_place()
+        )
+
+    def _update_if(self, finite: Tensor) -> None:
+        """Update weights, buffers and scale if `finite`, else restore them, without a number read by the host."""
+        with fused_update.only_if(self.optimizer, finite):
+            self._optimize()
+        self.buffers.keep_if(finite)
+        self.scaler.update_if(finite)
 
     def _rewind(self) -> None:
         self.buffers.rewind()

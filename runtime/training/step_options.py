@@ -14,6 +14,7 @@ from runtime.data.dataset import Batch
 from runtime.distributed.ranks import ALONE, Ranks
 from runtime.training.compiled_forward import CompiledForward
 from runtime.training.grad_scaler import Scaler
+from runtime.training.step_result import StepResult
 
 
 def untimed(phase: str) -> AbstractContextManager[None]:
@@ -63,5 +64,9 @@ class StepState:
     """Samples at a time; None for the whole batch."""
     strict: bool = False
     """Whether operations without a deterministic kernel are refused in the forward and the backward pass."""
+    on_device: bool = False
+    """Whether the device decides by itself if an update is made, where it can; the host then reads the result later."""
+    last: StepResult | None = None
+    """The result of the last step, which must be read before that of the next."""
     fallen_back: bool = False
     """Whether it computes in fp32, whatever its options say."""

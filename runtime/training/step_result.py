@@ -1,25 +1,64 @@
-"""The result of a training step, read from the GPU in one transfer."""
+"""The result of a training step, read from the GPU in one transfer, at the latest possible moment."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
 class StepResult:
-    """The result of a step."""
+    """The result of a step. Its numbers stay on the device until one of them is looked at.
 
-    loss: float
-    grad_norm: float
-    finite: bool
-    """False if loss or gradient norm were not finite; the weights are then unchanged."""
+    Args:
+        values: loss and gradient norm, a tensor of shape (2,) on the device.
+        on_device: whether weights, buffers and scale depend on `finite` by the device's own arithmetic.
+        then: called once, when `finite` is known to the host.
+    """
+
+    def __init__(self, values: Tensor, finite: Tensor, on_device: bool, then: Callable[[bool], None]) -> None:
+        self.device_finite = finite
+        """Whether loss and norm are finite: a boolean tensor of shape () on the device."""
+        self.on_device = on_device
+        self._then: Callable[[bool], None] | None = then
+        # Pinned memory: a copy to ordinary memory would wait.
+        self._values = values.to("cpu", non_blocking=True) if on_device else values
+        self._ready = torch.cuda.Event() if on_device and values.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._ready:
+            self._ready.record()
+        self._read: tuple[float, float] | None = None
+
+    def read(self) -> tuple[float, float]:
+        """Loss and gradient norm; the first call waits until the device has computed them."""
+        if self._read is None:
+            if self._ready:
+                self._ready.synchronize()
+            loss, norm = self._values.tolist()
+            self._read = loss, norm
+            then, self._then = self._then, None
+            if then:
+                then(self.finite)
+        return self._read
+
+    @property
+    def loss(self) -> float:
+        """The loss of the batch before the update."""
+        return self.read()[0]
+
+    @property
+    def grad_norm(self) -> float:
+        """The norm of all gradients before clipping."""
+        return self.read()[1]
+
+    @property
+    def finite(self) -> bool:
+        """False if loss or gradient norm were not finite; the weights are then unchanged."""
+        return all(map(math.isfinite, self.read()))
 
 
-def outcome_of(loss: Tensor, norm: Tensor) -> StepResult:
-    """Read the result in a single transfer, the only synchronization with the GPU in a step."""
-    values = torch.stack([loss.double(), norm.double()]).tolist()
-    return StepResult(values[0], values[1], math.isfinite(values[0]) and math.isfinite(values[1]))
+def result_of(loss: Tensor, norm: Tensor, on_device: bool, then: Callable[[bool], None]) -> StepResult:
+    """The result of a step from its loss and gradient norm, scalars on the device."""
+    values = torch.stack([loss.double(), norm.double()])
+    return StepResult(values, torch.isfinite(values).all(), on_device, then)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.errors import Stopped
+from runtime.errors import NumericsError, Stopped
 from runtime.job.values import duration_seconds
 from runtime.models import operations
 from runtime.system.console import say
@@ -132,7 +132,14 @@ def _begun(run: Run) -> Saver:
     saver = Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
     if not loaded:
         # A full or read-only disk is found now, not after an epoch; and there is always a checkpoint to roll back to.
-        saver.final()
+        try:
+            saver.final()
+        except NotFinite as why:
+            raise NumericsError(
+                f"the network's weights before the first step are {why}",
+                "finite numbers in every parameter",
+                "initialize these parameters in the network, or look at the file that they were loaded from",
+            ) from None
     saver.foresee()
     step_phases.install(run)
     return saver

@@ -19,6 +19,7 @@ from runtime.models.recompute import RecomputedBlock
 from runtime.optimizations import Effect, Optimization, Stage
 from runtime.plan.plan import Plan
 from runtime.training.run import Run
+from runtime.training.step_result import StepResult
 from runtime.tuning.paired_timing import PairedTiming
 
 MARGIN = 1.02
@@ -47,6 +48,8 @@ class Variant:
     batches: Iterator[Batch]
     until: float = math.inf
     """Deadline for its numbers, on the monotonic clock."""
+    settled: bool = False
+    """Whether the fp16 scale fits."""
 
     def steps(self, count: int) -> float:
         """Seconds of `count` steps."""
@@ -57,19 +60,21 @@ class Variant:
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    def step(self) -> tuple[float, float]:
-        """Train one step that is not skipped; returns loss and gradient norm.
+    def step(self) -> StepResult:
+        """Train one step. Its result is not read, unless the fp16 scale is still to be found: a training does not wait
+        for it either.
 
         The initial scale of fp16 is too high; skipped steps lower it and change nothing else.
         """
         run, batch = self.run, next(self.batches)
         run.set_rate()
         for _ in range(SETTLING):
-            outcome = run.step(run.mixed(run.prepared(batch, 0)), run.step_seed())
-            if outcome.finite or not run.step.scaler.active:
+            result = run.step(run.mixed(run.prepared(batch, 0)), run.step_seed())
+            if self.settled or not run.step.scaler.active or result.finite:
                 break
+        self.settled = True
         run.counters.step += 1
-        return outcome.loss, outcome.grad_norm
+        return result
 
     def numbers(self, quiet: bool) -> Numbers:
         """Losses and gradient norms of the next steps; `quiet` without dropout, if the variants' masks would differ.
@@ -81,7 +86,7 @@ class Variant:
             hush(self.run)
         found, start = list[tuple[float, float]](), time.monotonic()
         while len(found) < CHECKED:
-            found.append(self.step())
+            found.append(self.step().read())
             if (now := time.monotonic()) > self.until and len(found) < CHECKED:
                 raise TooSlow(f"not compared: {now - start:.0f} s for the first {len(found)} of {CHECKED} steps")
         self.run.train_mode()

@@ -154,6 +154,23 @@ def test_a_buffer_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
     assert_all_finite(tmp_path)
 
 
+def test_a_mask_of_minus_infinity_is_no_fault(tmp_path: Path) -> None:
+    """Networks keep their attention masks in buffers; such a run ended with a traceback."""
+
+    def built(made: run.Run) -> None:
+        made.model.register_buffer("mask", torch.tensor([0.0, -float("inf")]))
+
+    made = tiny.assembled(tmp_path, tiny.job())
+    built(made)
+    made.metrics, saver = MetricsLog(tmp_path), Saver(made)
+    saver.final()
+    assert loop.fit(made, saver, Still()) == "all 3 epochs trained"  # type: ignore[arg-type]
+    made.metrics.close()
+    next(made.model.parameters()).data[0] = float("nan")
+    with pytest.raises(NotFinite, match=r"features\.0\.weight$"):
+        saver.check()
+
+
 def good(numerics: NonfiniteGuard, loss: float) -> str | None:
     return numerics.good(loss, (0, 7), lambda: torch.arange(2).numpy())
 

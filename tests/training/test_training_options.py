@@ -71,7 +71,7 @@ def test_ema_by_its_recurrence_in_float64(tmp_path: Path, monkeypatch: pytest.Mo
     expected, steps = state(made.model), 0
     update = Ema.update
 
-    def spied(self: Ema, model: torch.nn.Module) -> None:
+    def spied(self: Ema, model: torch.nn.Module, finite: torch.Tensor) -> None:
         nonlocal steps
         steps += 1
         assert steps == made.counters.step + 1
@@ -79,7 +79,7 @@ def test_ema_by_its_recurrence_in_float64(tmp_path: Path, monkeypatch: pytest.Mo
         for name, value in state(model).items():
             counts = name.endswith("num_batches_tracked")
             expected[name] = value if counts else decay * expected[name] + (1 - decay) * value
-        update(self, model)
+        update(self, model, finite)
 
     monkeypatch.setattr(Ema, "update", spied)
     fitted(made)
@@ -103,10 +103,31 @@ def test_ema_is_torchs_where_both_have_one_decay() -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter))
-        ours.update(model)
+        ours.update(model, torch.tensor(True))
         theirs.update_parameters(model)
     for name, value in theirs.module.state_dict().items():
         torch.testing.assert_close(ours.average[name], value)
+
+
+def test_a_skipped_step_leaves_the_average(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 5)
+    average = Ema(model, 0.9)
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    before = {name: value.clone() for name, value in average.average.items()}
+    average.update(model, torch.tensor(False))
+    assert all(torch.equal(value, before[name]) for name, value in average.average.items())
+    average.update(model, torch.tensor(True))
+    torch.testing.assert_close(average.average["weight"], before["weight"] + 9 / 11)  # 1 - (1 + 1) / (10 + 1)
+
+
+def test_the_average_of_an_infinite_buffer_is_that_buffer() -> None:
+    """A mask of an attention layer is often minus infinity; between two infinities lies NaN."""
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("mask", torch.tensor([0.0, -float("inf")]))
+    average = Ema(model, 0.9)
+    average.update(model, torch.tensor(True))
+    assert average.average["mask"].tolist() == [0.0, -float("inf")]
 
 
 def test_the_average_is_what_is_validated(tmp_path: Path) -> None:
@@ -115,7 +136,7 @@ def test_the_average_is_what_is_validated(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, asked("ema: 0.9"))
     tiny.losses(made, 8)
     assert made.ema
-    made.ema.update(made.model)
+    made.ema.update(made.model, torch.tensor(True))
     first, _ = evaluate(made)
     with torch.no_grad():  # other raw weights change nothing
         for parameter in made.model.parameters():

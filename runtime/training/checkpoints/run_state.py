@@ -46,12 +46,13 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
         run.counters.epoch, run.counters.batch = divmod(run.counters.step, run.batches.per_epoch)
     run.samples_before = run.counters.samples
     run.watch.load(state["watch"])
+    run.step.forget()
     run.step.scaler.load(state["scaler"])
     if run.step.scaler.fallen:
         run.step.fall_back()
     if run.ema:
-        run.ema.average = {name: value.to(run.device) for name, value in loaded.tensors["ema"].items()}
-        run.ema.updates = state["ema_updates"]
+        average = {name: value.to(run.device) for name, value in loaded.tensors["ema"].items()}
+        run.ema.restore(average, state["ema_updates"])
     run.last = state["last"]
     run.numerics.load(state["numerics"])
     if state["micro_batch"] is not None:

@@ -88,9 +88,9 @@ def serve(arm: Variant, answer: Callable[[dict[str, object]], None], quiet: bool
         start = time.perf_counter()
         if quiet:
             hush(run)
-        numbers = [arm.step()]
+        numbers = [arm.step().read()]
         first = time.perf_counter() - start
-        numbers += [arm.step() for _ in range(CHECKED - 1)]
+        numbers += [arm.step().read() for _ in range(CHECKED - 1)]
         run.train_mode()
         step = arm.steps(WARM) / WARM
     if run.step.compile_error:

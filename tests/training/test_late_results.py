@@ -1,0 +1,194 @@
+"""The result of a step is read after the next one has been queued, and nothing else changes.
+
+Every case trains twice on the CPU: as a CPU does, where the host knows each result before the update, and as a GPU does,
+where the device leaves weights, buffers, average and scale as they were. Weights, buffers, metrics, events and
+checkpoints must be equal, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.errors import NumericsError, Stopped
+from runtime.job.train import Fp16
+from runtime.system.signals import Interrupted
+from runtime.tracking.metrics_log import MetricsLog
+from runtime.training import loop, run
+from runtime.training.checkpoints import checkpoint
+from runtime.training.saver import Saver
+from tests import tiny
+from tests.training.test_nonfinite import BACK, Still, at_steps, nan_gradient, nan_input, outlier, rows, short_of_memory
+
+
+def nothing(made: run.Run) -> None:
+    """No fault."""
+
+
+def at(*steps: int, action: Callable[[run.Run], object]) -> Callable[[run.Run], None]:
+    """`at_steps`, anew for each run."""
+    return lambda made: at_steps(*steps, action=action)(made)  # type: ignore[arg-type]
+
+
+def replaced_buffer(made: run.Run) -> None:
+    """A network that assigns a buffer in step 6: the device cannot restore that one by itself."""
+
+    def hook(module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+        if made.counters.step == 5 and module.training:
+            module.running_mean = module.running_mean.clone()  # type: ignore[operator, union-attr]
+
+    next(m for m in made.model.modules() if isinstance(m, torch.nn.BatchNorm2d)).register_forward_hook(hook)
+
+
+def memory_in_an_update(made: run.Run) -> None:
+    """Memory that runs out in the middle of the fourth update: back to the checkpoint of step 0."""
+    plain, calls = made.optimizer.step, [0]
+
+    def step() -> None:
+        calls[0] += 1
+        if calls[0] == 4:
+            short_of_memory()
+        plain()
+
+    made.optimizer.step = step  # type: ignore[method-assign, assignment]
+
+
+SCALING = Fp16(initial_scale=3.0e4, growth_interval=2, growth_factor=1.7, backoff_factor=0.3, max_scale=40000.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job and what happens to it."""
+
+    train: str = ""
+    spoil: Callable[[run.Run], None] = nothing
+    epochs: int = 3
+    scaling: Fp16 | None = None
+    every: int = 0
+    """Steps between checkpoints; 0 for none."""
+
+
+CASES = {
+    "plain": Case(),
+    "a bad input": Case(spoil=at(5, action=nan_input)),
+    "a bad gradient": Case("ema: 0.5", spoil=at(5, 7, action=nan_gradient)),
+    "three in a row": Case("ema: 0.9", spoil=at(5, 6, 7, action=nan_input), every=2),
+    "four in a row": Case(spoil=at(6, 7, 8, 9, action=nan_input), every=1),
+    "the last of an epoch": Case("ema: 0.5", spoil=at(4, 8, 12, action=nan_gradient)),
+    "the first of all": Case("ema: 0.5", spoil=at(1, 2, action=nan_input)),
+    "momentum": Case("optimizer: {name: sgd, lr: 0.1, momentum: 0.9}", spoil=at(1, 5, action=nan_input)),
+    "no momentum": Case("optimizer: {name: sgd, lr: 0.1, momentum: 0.0}", spoil=at(2, action=nan_input)),
+    "a spike": Case(BACK, spoil=outlier((15, 2)), epochs=20),
+    "twice three in a row": Case(spoil=at(2, 3, 4, 9, 10, 11, action=nan_input)),
+    "scaled": Case("ema: 0.5", at(3, 4, 9, action=nan_gradient), scaling=SCALING, every=3),
+    "scaled, then a step that the host decides": Case(
+        spoil=lambda made: (replaced_buffer(made), at(5, action=nan_gradient)(made))[1], scaling=SCALING
+    ),
+    "scaled, then short of memory": Case("ema: 0.5", memory_in_an_update, scaling=SCALING),
+    "the scale collapses": Case(
+        spoil=at(3, 4, 5, action=nan_gradient), scaling=Fp16(initial_scale=4, min_scale=1.0, fallback="fp32")
+    ),
+}
+
+
+def trained(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
+    """All that a run leaves."""
+    folder.mkdir()
+    torch.manual_seed(0)
+    made = tiny.assembled(folder, tiny.job(train=case.train, epochs=case.epochs), settings={"fused_optimizer": True})
+    if case.scaling:
+        made.autocast_step(torch.float32, case.scaling)  # scaled as fp16 is, in a format that a CPU computes
+        made.numerics.fp16 = case.scaling
+        made.configure_step(dtype=None)
+    made.step.state.on_device = on_device
+    late: list[bool] = []
+    made.metrics, saver = MetricsLog(folder), Saver(made)
+    if case.every:
+        saver.kind, saver.every = "steps", case.every
+    saver.final()
+    case.spoil(made)
+    step = type(made.step)._update
+
+    def update(self: Any, loss: torch.Tensor) -> Any:
+        result = step(self, loss)
+        late.append(result.on_device)
+        return result
+
+    object.__setattr__(made.step, "__class__", type("Watched", (type(made.step),), {"_update": update}))
+    try:
+        ended = loop.fit(made, saver, Still())  # type: ignore[arg-type]
+        saver.final()
+    except NumericsError as error:
+        ended = str(error)
+    finally:
+        made.metrics.close()
+    # Before the first update there is no momentum that the device could leave alone.
+    assert any(late) == on_device
+    assert sum(late) >= len(late) * on_device * 0.6
+    left = {
+        "weights": {name: value.clone() for name, value in made.model.state_dict().items()},
+        "average": made.ema.average if made.ema else {},
+    }
+    # A run that numbers ended may have trained one step more, which nothing keeps.
+    return (left if "trained" in ended else {}) | {
+        "ended": ended,
+        "metrics": rows(folder, "metrics.jsonl"),
+        "events": rows(folder, "events.jsonl"),
+        "checkpoints": {path.name: saved(path) for path in checkpoint.steps(folder / "checkpoints")},
+    }
+
+
+def saved(path: Path) -> dict[str, Any]:
+    loaded = checkpoint.load(path)
+    state = {name: value for name, value in loaded.state.items() if name not in ("counters", "identity")}
+    counters = {name: value for name, value in loaded.state["counters"].items() if name != "seconds"}
+    return {"state": state, "counters": counters, "tensors": loaded.tensors}
+
+
+def plain(value: Any) -> Any:
+    """A value in which tensors are equal if their bits are."""
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items() if name not in ("time", "seconds")}
+    if isinstance(value, list):
+        return [plain(part) for part in value]
+    if isinstance(value, torch.Tensor):
+        return (str(value.dtype), value.detach().contiguous().view(-1).view(torch.uint8).tolist())
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_else_changes(tmp_path: Path, name: str) -> None:
+    now = trained(tmp_path / "now", CASES[name], on_device=False)
+    late = trained(tmp_path / "late", CASES[name], on_device=True)
+    assert late["ended"] == now["ended"]
+    for part in now:
+        assert plain(late[part]) == plain(now[part]), part
+
+
+@pytest.mark.parametrize("bad", [(), (6,), (4, 5, 6)], ids=["good", "bad", "three in a row"])
+def test_a_stop_records_the_last_step_first(tmp_path: Path, bad: tuple[int, ...]) -> None:
+    """What the last step found comes before the stop: after a rollback the run stops where it has gone back to."""
+    made = tiny.assembled(tmp_path, tiny.job(epochs=3), settings={"fused_optimizer": True})
+    made.step.state.on_device = True
+    made.metrics, saver = MetricsLog(tmp_path), Saver(made)
+    saver.final()
+    at_steps(*bad, action=nan_input)(made)
+    # The signal comes with step 6 in the queue.
+    made.model.register_forward_pre_hook(
+        lambda *_: setattr(made.signals, "received", "SIGTERM") if made.counters.step == 5 else None
+    )
+    with pytest.raises((Interrupted, Stopped)):
+        loop.fit(made, saver, Still())  # type: ignore[arg-type]
+    made.metrics.close()
+    steps = [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
+    if len(bad) == 3:
+        assert (made.counters.step, steps) == (0, [])
+        assert made.numerics.skip == {(0, 3), (1, 0), (1, 1)}
+    else:
+        assert (made.counters.step, steps) == (6, [1, 2, 3, 4, 5, 6])
