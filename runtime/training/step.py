@@ -230,11 +230,7 @@ class Step:
         """Whether the device itself can leave everything as it was if numbers are not finite, so that the host need not
         wait for them.
         """
-        return (
-            self.state.on_device
-            and fused_update.is_possible(self.optimizer)
-            and self.buffers.are_in_place()
-        )
+        return self.state.on_device and fused_update.is_possible(self.optimizer) and self.buffers.are_in_place()
 
     def _update_if(self, finite: Tensor) -> None:
         """Update weights, buffers and scale if `finite`, else restore them, without a number read by the host."""
