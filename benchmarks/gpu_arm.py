@@ -37,12 +37,13 @@ from runtime.plan import plan
 from runtime.system.signals import Signals
 from runtime.tracking.gpu_sensors import Sensors
 from runtime.training import losses, optimizer, run
+from runtime.training.step_result import StepResult
 from runtime.training.phase_timer import PhaseTimer
 
 WARM, SHOWN = 8, 60
 """Fewest steps before the clock starts, and steps whose loss is kept."""
-Steps = Iterator[tuple[float, int]]
-"""Loss and samples of each step."""
+Steps = Iterator[tuple[float | StepResult, int]]
+"""Loss, or the result that has it, and samples of each step."""
 
 
 def main() -> int:
@@ -104,12 +105,16 @@ class Samples(torch.utils.data.Dataset[Any]):
 def planned(whole: run.Run) -> Steps:
     """The steps of a run, as the runtime's own loop does them."""
     whole.train_mode()
+    before: StepResult | None = None
     while True:
         for batch in whole.batches.epoch(whole.counters.epoch):
             whole.set_rate()
-            outcome = whole.step(whole.mixed(whole.prepared(batch, whole.counters.epoch)), whole.step_seed())
+            result = whole.step(whole.mixed(whole.prepared(batch, whole.counters.epoch)), whole.step_seed())
             whole.counters.step += 1
-            yield outcome.loss, len(batch)
+            if before:
+                before.read()
+            before = result
+            yield result, len(batch)
         whole.counters.epoch += 1
 
 
@@ -137,7 +142,7 @@ def measured(steps: Steps, machine: Hardware, device: torch.device, seconds: flo
             before, samples = now, samples + count
     return {
         "samples_per_second": samples / (before - begin), "steps": len(times), "median_step": statistics.median(times),
-        "first_step": first, "losses": shown[:SHOWN], "waits_per_step": waits, "busy": busy.mean(),
+        "first_step": first, "losses": [x if isinstance(x, float) else x.loss for x in shown[:SHOWN]], "waits_per_step": waits, "busy": busy.mean(),
         "peak": torch.cuda.max_memory_allocated(device) if cuda else None,
         "reserved": torch.cuda.max_memory_reserved(device) if cuda else None,
     }
