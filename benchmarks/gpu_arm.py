@@ -37,8 +37,8 @@ from runtime.plan import plan
 from runtime.system.signals import Signals
 from runtime.tracking.gpu_sensors import Sensors
 from runtime.training import losses, optimizer, run
-from runtime.training.step_result import StepResult
 from runtime.training.phase_timer import PhaseTimer
+from runtime.training.step_result import StepResult
 
 WARM, SHOWN = 8, 60
 """Fewest steps before the clock starts, and steps whose loss is kept."""
@@ -142,7 +142,8 @@ def measured(steps: Steps, machine: Hardware, device: torch.device, seconds: flo
             before, samples = now, samples + count
     return {
         "samples_per_second": samples / (before - begin), "steps": len(times), "median_step": statistics.median(times),
-        "first_step": first, "losses": [x if isinstance(x, float) else x.loss for x in shown[:SHOWN]], "waits_per_step": waits, "busy": busy.mean(),
+        "first_step": first, "losses": [x if isinstance(x, float) else x.loss for x in shown[:SHOWN]],
+        "waits_per_step": waits, "busy": busy.mean(),
         "peak": torch.cuda.max_memory_allocated(device) if cuda else None,
         "reserved": torch.cuda.max_memory_reserved(device) if cuda else None,
     }
