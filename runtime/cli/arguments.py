@@ -219,7 +219,9 @@ def _add_use(add: Add) -> None:
     made = add("export", "export a trained model to ONNX and check it against the original")
     made.add_argument("run", type=named_run.parse, help=run)
     made.add_argument("--output", type=Path, metavar="FILE", help="output file (default: model.onnx in the run)")
-    made.add_argument("--data", type=Path, metavar="PATH", help="samples for the check (default: random inputs)")
+    made.add_argument(
+        "--data", type=Path, metavar="PATH", help="samples for the check (default: the run's validation data)"
+    )
     _add_csv(made)
     made.add_argument("--run-code", action="store_true", help=code)
 

@@ -72,20 +72,39 @@ def judge(request: EvaluateRequest) -> int:
     return 0
 
 
-def _validation(request: EvaluateRequest, trained: SavedModel, device: torch.device) -> MetricAccumulator:
-    """Evaluate on the validation data, read again as in the job, with the job's loss."""
+def validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tuple[Job, Dataset]:
+    """The job of a run and its data, read again and unchanged since the training.
+
+    Args:
+        run: the run folder.
+        trained: its model.
+        consent: whether the user agreed to run the code of a model folder that lies outside of its run.
+
+    Raises:
+        CheckpointError: if it needs code that may not be run.
+        DataError: if the data cannot be read, or has changed.
+        SpecError: if the stored job names something that is gone.
+    """
     from runtime.data.custom import user_code
     from runtime.job import custom as custom_job
-    from runtime.models import code_consent, forward
+    from runtime.models import code_consent
+
+    job = stored_job(run)
+    if any(custom_job.parts(job)):
+        # A run folder from elsewhere could name any code in job.yaml and any folder in state.json.
+        user_code.at(job.folder, code_consent.agreed(trained.folder, consent=consent))
+    data = _read(run, job)
+    _check_same(data, trained)
+    return job, data
+
+
+def _validation(request: EvaluateRequest, trained: SavedModel, device: torch.device) -> MetricAccumulator:
+    """Evaluate on the validation data, read again as in the job, with the job's loss."""
+    from runtime.models import forward
     from runtime.training import losses
     from runtime.training.evaluation.metrics import MetricAccumulator
 
-    job = stored_job(request.run)
-    if any(custom_job.parts(job)):
-        # A run folder from elsewhere could name any code in job.yaml and any folder in state.json.
-        user_code.at(job.folder, code_consent.agreed(trained.folder, consent=request.run_code))
-    data = _read(request.run, job)
-    _check_same(data, trained)
+    job, data = validation_data(request.run, trained, consent=request.run_code)
     train = job.train
     goal = losses.objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
     tally = MetricAccumulator(data.heads, goal)

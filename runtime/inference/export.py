@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.errors import CheckpointError, DeviceError
+from runtime.errors import CheckpointError, DataError, DeviceError, DrivetrainError, SpecError
 from runtime.inference import thread_limits
 from runtime.system.files import storage_error, write_json
 
 if TYPE_CHECKING:
-    from runtime.data.dataset import Head, Inputs
+    from runtime.data.dataset import Head, Inputs, Preprocessing, Split
     from runtime.models.saved_model import SavedModel
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -36,7 +37,7 @@ class ExportRequest:
     output: Path | None = None
     """model.onnx in the run if None."""
     data: Path | None = None
-    """Samples for the comparison; random ones if None."""
+    """Samples for the comparison; the validation data of the run if None."""
     run_code: bool = False
     """Whether the code of a model folder outside of its run may be run."""
     csv: Mapping[str, str] = field(default_factory=dict)
@@ -47,6 +48,7 @@ def export(request: ExportRequest) -> int:
     """Write the ONNX file and its JSON; returns 0.
 
     Raises:
+        DataError: if the named samples cannot be read.
         DeviceError: if a package is missing.
         CheckpointError: if there is no trained model, it cannot be exported, or the file computes other outputs.
         StorageError: if the output cannot be written.
@@ -58,7 +60,7 @@ def export(request: ExportRequest) -> int:
 
     trained = saved_model.load(request.run, consent=request.run_code)
     output = request.output or request.run / "model.onnx"
-    first, *others = _examples(trained, request.data, request.csv)
+    first, others, source = _examples(trained, request)
     names = onnx_file.input_names(trained.network, len(first)), [name or "output" for name in trained.heads]
     network = onnx_file.FlatOutputs(trained.network, tuple(trained.heads))
     beside = output.with_name(f".{os.getpid()}-{output.name}")
@@ -78,7 +80,7 @@ def export(request: ExportRequest) -> int:
         raise storage_error(output, error) from None
     finally:
         beside.unlink(missing_ok=True)
-    _tell(output, request.data, others, worst)
+    _tell(output, source, others, worst)
     return 0
 
 
@@ -92,22 +94,52 @@ def _check_packages() -> None:
         )
 
 
-def _examples(trained: SavedModel, data: Path | None, csv: Mapping[str, str]) -> list[Inputs]:
-    """Preprocessed inputs of several batch sizes, and for texts of several lengths."""
-    from runtime.data import load_new
+def _examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs, list[Inputs], str]:
+    """An example for the export, the batches for the comparison, of two sizes, and what they are."""
     from runtime.inference import dummy_inputs
 
-    if data is None:
-        return [dummy_inputs.inputs(trained.preprocessing, count, seed=count) for count in (TRACED, *TRIED)]
+    def made(count: int) -> Inputs:
+        return dummy_inputs.inputs(trained.preprocessing, count, seed=count)
+
+    if request.data is None and not (request.run / "job.yaml").is_file():
+        return made(TRACED), [made(count) for count in TRIED], "random samples"
+    try:
+        split, prepare, source = _samples(trained, request)
+    except (DataError, SpecError) as error:
+        if request.data is not None:
+            raise
+        print(f"export: compared with random samples, since {_joined(error)}", file=sys.stderr, flush=True)
+        return made(TRACED), [made(count) for count in TRIED], "random samples"
     import numpy as np
 
-    read = load_new.read([data], trained.preprocessing, trained.heads, labelled=False, csv=csv)
     found, start = [], 0
     for count in (TRACED, *TRIED):
-        ids = np.arange(start, start + count, dtype=np.int64) % len(read.split)
-        found.append(read.prepare(read.split.gather(ids), ids, None))
+        ids = np.arange(start, start + count, dtype=np.int64) % len(split)
+        found.append(prepare(split.gather(ids), ids, None))
         start += count
-    return found
+    try:
+        # Real texts may all have the length of the batch, and then the trace would take both for one.
+        return made(TRACED), found[1:], source
+    except CheckpointError:
+        return found[0], found[1:], source
+
+
+def _samples(trained: SavedModel, request: ExportRequest) -> tuple[Split, Preprocessing, str]:
+    """Real samples: those that the user names, or the run's own validation data."""
+    if request.data is not None:
+        from runtime.data import load_new
+
+        read = load_new.read([request.data], trained.preprocessing, trained.heads, labelled=False, csv=request.csv)
+        return read.split, read.prepare, f"samples of {request.data}"
+    from runtime.inference import evaluate
+
+    print("export: reading the run's validation data for the comparison", file=sys.stderr, flush=True)
+    _, data = evaluate.validation_data(request.run, trained, consent=request.run_code)
+    return data.validation, data.prepare, "validation samples"
+
+
+def _joined(error: DrivetrainError) -> str:
+    return str(error).splitlines()[0]
 
 
 def _description(trained: SavedModel, inputs: Inputs, names: tuple[list[str], list[str]]) -> dict[str, object]:
@@ -133,12 +165,12 @@ def _output(name: str, head: Head) -> dict[str, object]:
             "meaning": "a number is output * std + mean",
         }
     meaning = "the probability of each class is the sigmoid" if head.several else "probabilities are the softmax"
-    return {"name": name, "classes": head.classes, "meaning": meaning}
+    activation = "sigmoid" if head.several else "softmax"
+    return {"name": name, "classes": head.classes, "activation": activation, "meaning": meaning}
 
 
-def _tell(output: Path, data: Path | None, others: list[Inputs], worst: float) -> None:
+def _tell(output: Path, source: str, others: list[Inputs], worst: float) -> None:
     tried = " and ".join(str(len(inputs[0])) for inputs in others)
-    source = f"samples of {data}" if data else "random samples"
     print(
         f"{output}: {output.stat().st_size / 1e6:.2f} MB; under onnxruntime, with {tried} {source}, outputs differ "
         f"from the network's by {worst:.1g} at most"

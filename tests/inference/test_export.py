@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import json
+import re
 import shutil
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from runtime.cli import main
 from runtime.inference import export, onnx_file, thread_limits
 from runtime.models.networks import cnn, cnn_lstm, mlp, text_encoder
 from runtime.training.run import Run
+from tests.paths import ROOT
 from tests.trained import CASES, seen, trained
 
 pytest.importorskip("onnxscript", reason="the extra `export` is not installed")
@@ -43,6 +49,34 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(CASES["texts"], tmp_path_factory.mktemp("export"))
 
 
+def test_the_service_of_the_page_answers_as_predict_does(run: Run, exported: tuple[Path, str], tmp_path: Path) -> None:
+    """The code in docs/serving.md, as it stands there."""
+    pytest.importorskip("httpx", reason="httpx is not installed")
+    testclient = pytest.importorskip("fastapi.testclient", reason="fastapi is not installed")
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "serving.md").read_text(), re.DOTALL)
+    (tmp_path / "serve.py").write_text(code)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MODEL", str(exported[0]))
+        spec = importlib.util.spec_from_file_location("serve", tmp_path / "serve.py")
+        assert spec
+        assert spec.loader
+        module = importlib.util.module_from_spec(spec)
+        patch.setitem(sys.modules, "serve", module)
+        spec.loader.exec_module(module)
+    client = testclient.TestClient(module.app)
+    held = run.folder.parent / "held.csv"
+    texts = [row["text"] for row in csv.DictReader(held.read_text(encoding="utf-8").splitlines())]
+    answered = client.post("/predict", json={"texts": texts})
+    assert answered.status_code == 200
+    for name, head in run.dataset.heads.items():
+        shares = seen(run)[name].softmax(dim=1)
+        for row, share in zip(answered.json(), shares, strict=True):
+            assert row[name]["prediction"] == head.classes[int(share.argmax())]
+            assert row[name]["probability"] == pytest.approx(float(share.max()), abs=1e-5)
+    for bad in ({}, {"texts": []}, {"texts": ["  "]}, {"texts": ["x"] * 65}, {"texts": [1]}):
+        assert client.post("/predict", json=bad).status_code == 422
+
+
 def answer(file: Path, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     names = [slot.name for slot in session.get_outputs()]
@@ -50,13 +84,21 @@ def answer(file: Path, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(value) for name, value in zip(names, found, strict=True)}
 
 
-def test_the_file_gives_what_validation_computed(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def exported(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The ONNX file of a copied model folder, and what the command printed."""
+    folder, out = tmp_path_factory.mktemp("exported"), StringIO()
+    shutil.copytree(run.folder / "model", folder / "model")
+    with redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thread_limits, "limit", lambda: None)
+        assert main.main(["export", str(folder / "model"), "--output", str(folder / "out" / "net.onnx")]) == 0
+    return folder / "out" / "net.onnx", out.getvalue()
+
+
+def test_the_file_gives_what_validation_computed(run: Run, exported: tuple[Path, str]) -> None:
     """Onnxruntime alone, on texts of other lengths and batches of other sizes than those it was made with."""
-    alone, file = tmp_path / "model", tmp_path / "out" / "net.onnx"
-    shutil.copytree(run.folder / "model", alone)
-    assert main.main(["export", str(alone), "--output", str(file)]) == 0
-    out = capsys.readouterr().out
-    assert "with 1 and 5 random samples, outputs differ from the network's by" in out
+    file, out = exported
+    assert "with 1 and 5 random samples, outputs differ from the network's by" in out  # a copied model has no data
     wanted, split = seen(run), run.dataset.validation
     for ids in ([0], [3, 12], list(range(len(split)))):
         found = answer(file, split.gather(np.array(ids)))
@@ -68,6 +110,34 @@ def test_the_file_gives_what_validation_computed(run: Run, tmp_path: Path, capsy
     assert told["inputs"][0] == {"name": "ids", "type": "int64", "shape": ["batch", "length"]}
     assert [row["classes"] for row in told["outputs"]] == [["x", "y", "z"], ["no", "yes"]]
     assert told["preprocessing"] == run.dataset.preprocessing
+
+
+@pytest.mark.parametrize("name", ["image folders", "series", "table"])
+def test_every_task_is_compared_on_its_own_validation_data(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = trained(CASES[name], tmp_path)
+    file = tmp_path / "net.onnx"
+    assert main.main(["export", str(done.folder), "--output", str(file)]) == 0
+    assert "with 1 and 5 validation samples, outputs differ from the network's by" in capsys.readouterr().out
+    wanted, split, ids = seen(done), done.dataset.validation, np.arange(7)
+    found = answer(file, done.dataset.prepare(split.gather(ids), ids, None))
+    for (head, values), theirs in zip(wanted.items(), found.values(), strict=True):
+        torch.testing.assert_close(theirs, values[:7], rtol=0, atol=1e-4, msg=head)
+
+
+def test_data_that_is_gone_leaves_random_samples(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_file, "write", lambda *given: given[-1].write_bytes(b"x"))
+    monkeypatch.setattr(onnx_file, "difference", lambda *given: 0.0)
+    shutil.copytree(run.folder, tmp_path / "run")
+    (tmp_path / "run" / "state.json").write_text(json.dumps({"status": "done", "source": str(tmp_path / "job.yaml")}))
+    assert main.main(["export", str(tmp_path / "run")]) == 0
+    out, told = capsys.readouterr()
+    assert "with 1 and 5 random samples" in out
+    assert "export: compared with random samples, since " in told
+    assert "train.csv" in told
 
 
 NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
