@@ -25,13 +25,16 @@ class PlanRequest:
     def __str__(self) -> str:
         return "with --plain" if self.plain else "without --plain and --plan" if self.plan is None else "with --plan"
 
-    def resumed(self, run: Path, state: Mapping[str, Any], stored: Plan) -> PlanRequest:
+    def resumed(
+        self, run: Path, state: Mapping[str, Any], stored: Plan, instead: str = "start a new run with --new"
+    ) -> PlanRequest:
         """The request that the run was started with.
 
         Args:
             run: its folder.
             state: its state.json; older versions did not record these values.
             stored: its plan.
+            instead: what to do to train under the other plan.
 
         Raises:
             CheckpointError: if the present request differs.
@@ -43,7 +46,7 @@ class PlanRequest:
         raise CheckpointError(
             f"{run} was started {before}; this command is {self._beside(before)}",
             "one plan for the whole run",
-            f"run it {before}, or start a new run with --new",
+            f"run it {before}, or {instead}",
         )
 
     def _beside(self, before: PlanRequest) -> str:

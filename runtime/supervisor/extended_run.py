@@ -56,9 +56,14 @@ def open_extended(runs: Path, job: Job, request: ExtendRequest, asked: PlanReque
         return _resumed(runs, last, job, request)
     done = finished_run.find(request.run, job)
     state = read_json(done.path / "state.json")
-    requested = asked.resumed(done.path, state, effective_plan.plan_of(done.path))
+    requested = asked.resumed(done.path, state, effective_plan.plan_of(done.path), under_another_plan(request))
     extension = extension_rules.decide(done, job, restart=request.restart)
     return _begun(runs, job, done, extension, {"plain": requested.plain, "plan": requested.plan})
+
+
+def under_another_plan(request: ExtendRequest) -> str:
+    """What to do to train on under another plan; --new would copy the same run, with its plan, once more."""
+    return f"start a new training from its model: model: {{from: {request.run}}}"
 
 
 def _resumed(runs: Path, last: Path, job: Job, request: ExtendRequest) -> RunFolder:

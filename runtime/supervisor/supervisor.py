@@ -89,7 +89,8 @@ def train(request: TrainRequest) -> int:
         job = request.source().load()
     stored = effective_plan.plan_of(run.path) if run.resumes and effective_plan.begun(run.path) else None
     if stored:
-        asked = asked.resumed(run.path, run.state(), stored)
+        instead = [extended_run.under_another_plan(request.extend)] if request.extend else []
+        asked = asked.resumed(run.path, run.state(), stored, *instead)
     # A resumed run keeps its plan: other threads or memory formats would change the bits of the result.
     replay = stored.values() if stored else asked.plan
     plan = plans.resolve(job, machine, plain=asked.plain, replay=replay, measured=evidence.started(machine, job))

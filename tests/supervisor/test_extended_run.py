@@ -137,6 +137,9 @@ def test_what_cannot_be_extended(job: Path, capsys: pytest.CaptureFixture[str]) 
     assert "--set train.early_stopping=null" in text
     text = refused(job, capsys, *sets(LONG), "--plain", code=4)
     assert "small-001 was started without --plain and --plan; this command is with --plain" in text
+    # What the message advises must not meet the same refusal: --new with --extend does.
+    assert "--new" not in text
+    assert f"start a new training from its model: model: {{from: {first(job)}}}" in text
     state = first(job) / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"status": "stopped"}))
     text = refused(job, capsys, *sets(LONG), code=4)
